@@ -1,0 +1,37 @@
+# `make test` is the one command that a contributor needs: it makes a virtual environment and runs everything.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: test check lint types unit docs lock benchmarks clean
+
+test: lint types unit
+
+check: lint types  ## the quick part
+
+$(STAMP): requirements-dev.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/pytest -n auto
+
+docs: $(STAMP)  ## write the real output of each documented command into docs/
+	$(BIN)/python docs/refresh.py
+
+lock:  ## needs uv; no registry host goes into the file
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+		pyproject.toml requirements-dev.in -o requirements-dev.txt
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+"""Plan how to serve a large language model with vLLM, before renting a GPU."""
+
+__version__ = "0.1.0"

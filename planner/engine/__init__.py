@@ -1,0 +1,1 @@
+"""What each vLLM version accepts and defaults to."""

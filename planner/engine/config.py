@@ -1,0 +1,62 @@
+"""The settings of one vLLM engine, in vLLM's own words.
+
+``EngineArgs`` is what somebody asks for, ``None`` meaning the default of the version at hand.
+``EngineConfig`` is what the engine then runs with: it is what memory is computed for, what is simulated
+and what is launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.engine.version import EngineVersion
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """Flags of ``vllm serve`` that change memory or time. None: vLLM's default."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    dtype: str = "auto"
+    quantization: str | None = None  #: ``fp8`` quantises a 16-bit checkpoint at load time
+    kv_cache_dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    block_size: int | None = None
+    enforce_eager: bool = False
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    allow_unvalidated: bool = False  #: plan what one source documents and another reports broken
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The settings that one engine runs with; nothing left open."""
+
+    version: EngineVersion
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    enable_expert_parallel: bool
+    dtype: str  #: bf16, fp16 or fp32: activations and everything not quantised
+    weight_dtype: str  #: of the linear weights, as in the contract: bf16, fp8, mxfp4, ...
+    kv_cache_dtype: str  #: element type of the cache, resolved: bf16, fp16, fp8, ...
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    block_size: int
+    enforce_eager: bool
+    enable_prefix_caching: bool
+    async_scheduling: bool
+    defaults_taken: tuple[str, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs (or partitions) of all replicas together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size

@@ -1,0 +1,56 @@
+"""Every error that a user can cause.
+
+::
+
+    PlannerError               one cause line, one hint line, an exit status
+    ├── InputError             2   a flag, a file or a name is wrong
+    │   ├── UnknownNameError   2   no such GPU or model; nearest names offered
+    │   └── IllegalPlanError   2   the settings contradict the model, the GPU or the engine version
+    ├── UnsupportedModelError  2   the architecture is not understood; nothing is guessed
+    └── HubError               3   the hub could not be reached, or refused
+
+Anything else that escapes is a bug (exit status 70).
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PlannerError(Exception):
+    """An error with a cause (one line) and a hint (what to do about it)."""
+
+    exit_status = 2
+
+    def __init__(self, cause: str, *, hint: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.hint = hint
+
+
+class InputError(PlannerError):
+    """A flag, a file or a name given by the user is wrong."""
+
+
+class UnknownNameError(InputError):
+    """A name that is not in a known list."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], *, see: str) -> None:
+        """``what`` is the kind of thing ("GPU"), ``see`` the command that lists the known names."""
+        near = get_close_matches(name.lower(), {k.lower(): k for k in known}, n=3, cutoff=0.5)
+        nearest = f"nearest: {', '.join(near)}; " if near else ""
+        super().__init__(f"unknown {what} {name!r}", hint=f"{nearest}see {see}")
+        self.nearest = near
+
+
+class IllegalPlanError(InputError):
+    """The settings contradict the model, the GPU or the engine version."""
+
+
+class UnsupportedModelError(PlannerError):
+    """The model's architecture or quantisation is not understood, so nothing is said about it."""
+
+
+class HubError(PlannerError):
+    """The hub could not be reached, or refused."""
+
+    exit_status = 3

@@ -1,0 +1,1 @@
+"""GPU profiles: facts with unit, source and kind."""

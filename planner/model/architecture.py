@@ -1,0 +1,251 @@
+"""What a model is made of: every weight, every token mixer, layer by layer.
+
+One list of weights is the single source of parameter counts, of bytes in memory, of what each rank of a
+tensor-parallel group holds, and of the FLOP of a step. So a count that is exact makes the rest exact::
+
+    parameters  = sum over weights of copies x product(shape)
+    bytes       = the same, in the precision that the quantisation gives each weight
+    FLOP/token  = 2 x out x in, for each linear weight that the token passes through
+
+Shapes are as stored in the checkpoint: ``(out_features, in_features)`` for linear weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+
+from planner.model.precision import Quantization
+
+
+class Component(StrEnum):
+    """What a weight is for. Parameter counts are reported by component."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    STATE = "state"  # linear attention and state-space mixers
+    MLP = "mlp"
+    ROUTER = "router"
+    SHARED_EXPERT = "shared_expert"
+    ROUTED_EXPERT = "routed_expert"
+    NORM = "norm"
+    LM_HEAD = "lm_head"
+    VISION = "vision"
+    MTP = "mtp"  # multi-token-prediction modules: loaded only for speculative decoding
+
+
+class Shard(StrEnum):
+    """How tensor parallelism splits a weight."""
+
+    NONE = "none"  # a full copy on every rank
+    COLUMN = "column"  # along the output features
+    ROW = "row"  # along the input features
+    VOCAB = "vocab"  # along the vocabulary, which vLLM pads to a multiple of 64
+    EXPERT = "expert"  # routed experts: split within each expert, or whole experts with EP; column or row alike
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter tensor, or ``copies`` identical ones (the experts of a layer)."""
+
+    name: str  #: module path inside its layer, as in the checkpoint: ``self_attn.q_proj``
+    component: Component
+    shape: tuple[int, ...]
+    copies: int = 1
+    shard: Shard = Shard.NONE
+    max_shards: int | None = None  #: pieces it can be cut into; beyond, ranks hold replicas (KV heads)
+    linear: bool = False  #: a matrix multiplied with every token routed to it; what quantisation applies to
+
+    @property
+    def params(self) -> int:
+        """Number of parameters, all copies."""
+        return self.copies * prod(self.shape)
+
+    def shards(self, tensor_parallel_size: int) -> int:
+        """Into how many pieces a tensor-parallel group cuts this weight."""
+        if self.shard is Shard.NONE:
+            return 1
+        return min(tensor_parallel_size, self.max_shards or tensor_parallel_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Softmax attention with its own KV heads: MHA, GQA or MQA."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None  #: sliding window, tokens
+    chunk: int | None = None  #: chunked attention (Llama 4), tokens
+    cross: bool = False  #: keys and values come from the encoder, not from the text
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Cached elements per token, all KV heads, keys and values."""
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
+    @property
+    def span_tokens(self) -> int | None:
+        """Tokens that a query can see at most; None means all."""
+        return self.window or self.chunk
+
+
+@dataclass(frozen=True, slots=True)
+class SparseIndexer:
+    """DeepSeek sparse attention: a light scorer that picks the ``top_k`` tokens that attention reads."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): one compressed row per token, the same on every rank."""
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+    indexer: SparseIndexer | None = None
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Cached elements per token: the latent and the rotary key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """DeepSeek-V4: one shared KV head, a sliding window, and beyond it one row per ``compress_ratio`` tokens."""
+
+    num_heads: int
+    head_dim: int
+    window: int
+    compress_ratio: int  #: 0 keeps the window only
+    indexer: SparseIndexer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateMixer:
+    """Linear attention or a state-space layer: a state of fixed size per sequence instead of a KV cache."""
+
+    kind: str  #: ``mamba``, ``mamba2``, ``gdn`` (gated delta net), ``kda``, ``lightning``
+    conv_elements: int  #: convolution state per sequence, elements
+    recurrent_elements: int  #: recurrent state per sequence, elements
+    num_heads: int  #: heads of the recurrent state; tensor parallelism divides them
+
+
+Mixer = Attention | LatentAttention | CompressedAttention | StateMixer
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Routing of a mixture-of-experts layer. The weights are in the layer's list."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int  #: of one routed expert
+    num_shared_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One decoder layer: at most one token mixer, at most one MoE, and all weights. Identical layers are one object."""
+
+    weights: tuple[Weight, ...]
+    mixer: Mixer | None = None
+    moe: Moe | None = None
+
+    @property
+    def params(self) -> int:
+        """Parameters of this layer."""
+        return sum(w.params for w in self.weights)
+
+    @property
+    def active_params(self) -> float:
+        """Parameters that one token passes through."""
+        return sum(self.active_share(w) * w.params for w in self.weights)
+
+    def active_share(self, weight: Weight) -> float:
+        """Share of a weight's copies that one token uses: top-k of the experts for routed experts, else all."""
+        if weight.component is Component.ROUTED_EXPERT and self.moe:
+            return self.moe.top_k / self.moe.num_experts
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's architecture, with everything that memory and time are computed from."""
+
+    id: str  #: hub id or path that the facts belong to
+    architecture: str  #: class name in ``config.json``, such as ``LlamaForCausalLM``
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int  #: the model's own context, tokens
+    dtype: str  #: ``bf16``, ``fp16`` or ``fp32``: of everything that is not quantised
+    layers: tuple[Layer, ...]
+    outer: tuple[Weight, ...]  #: embeddings, final norm, lm_head; a tied lm_head appears once, as the embedding
+    quantization: Quantization
+    tied_embeddings: bool = False
+    vision: tuple[Weight, ...] = ()
+    mtp: tuple[Weight, ...] = ()
+    layer_prefix: str = "model.layers."  #: what quantisation ignore lists call a layer: prefix + index
+    requires_remote_code: bool = False
+    gated: bool | None = None
+    notes: tuple[str, ...] = ()
+    facts: dict[str, object] = field(default_factory=dict, compare=False)  #: odd facts that one consumer needs
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers, MTP modules not counted."""
+        return len(self.layers)
+
+    @property
+    def total_params(self) -> int:
+        """All parameters that the main model holds: vision towers included, MTP modules not."""
+        return (
+            sum(layer.params for layer in self.layers)
+            + sum(w.params for w in self.outer)
+            + sum(w.params for w in self.vision)
+        )
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one text token passes through: embeddings and lm_head counted, vision not."""
+        return round(sum(layer.active_params for layer in self.layers)) + sum(w.params for w in self.outer)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any layer routes tokens to experts."""
+        return any(layer.moe for layer in self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of the attention layers (0 for a pure state-space model)."""
+        return max((m.num_heads for m in self.mixers() if not isinstance(m, StateMixer)), default=0)
+
+    def mixers(self) -> Iterable[Mixer]:
+        """The token mixers, layer by layer; layers without one are passed over."""
+        return (layer.mixer for layer in self.layers if layer.mixer is not None)
+
+    def params_by_component(self) -> dict[Component, int]:
+        """Parameters by component, MTP modules among them."""
+        counts = dict.fromkeys(Component, 0)
+        for weight in self.all_weights():
+            counts[weight.component] += weight.params
+        return counts
+
+    def all_weights(self) -> Iterable[Weight]:
+        """Every weight: outer, layers, vision, MTP."""
+        yield from self.outer
+        for layer in self.layers:
+            yield from layer.weights
+        yield from self.vision
+        yield from self.mtp

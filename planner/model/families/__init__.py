@@ -1,0 +1,1 @@
+"""One module per kind of architecture; importing this package registers every family."""

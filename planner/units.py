@@ -1,0 +1,59 @@
+"""Units, and the conversions at the edge.
+
+Inside the package every quantity is in bytes, seconds, FLOP and tokens; names carry the unit
+(``_bytes``, ``_s``, ``_flop``, ``_flop_per_s``, ``_bytes_per_s``). GB is 10^9 bytes, GiB is 2^30 bytes.
+"""
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+KB = 10**3
+MB = 10**6
+GB = 10**9
+TB = 10**12
+
+US = 1e-6
+MS = 1e-3
+
+GFLOP = 1e9
+TFLOP = 1e12
+
+#: Factor from a unit, as written in a profile, to the unit used inside.
+FACTORS: dict[str, float] = {
+    "B": 1,
+    "KB": KB,
+    "MB": MB,
+    "GB": GB,
+    "TB": TB,
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": GIB,
+    "B/s": 1,
+    "GB/s": GB,
+    "TB/s": TB,
+    "FLOP/s": 1,
+    "TFLOP/s": TFLOP,
+    "TOP/s": TFLOP,
+    "us": US,
+    "ms": MS,
+    "s": 1,
+    "W": 1,
+    "MHz": 1e6,
+    "USD/h": 1,
+    "1": 1,
+}
+
+
+def to_base(value: float, unit: str) -> float:
+    """Convert ``value`` in ``unit`` to the unit used inside. Raises KeyError for an unknown unit."""
+    return value * FACTORS[unit]
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes for people, in GiB: ``24.24 GiB``. The sign is kept."""
+    return f"{num_bytes / GIB:,.2f} GiB"
+
+
+def format_gb(num_bytes: float) -> str:
+    """Bytes for people, in decimal GB: ``26.03 GB``."""
+    return f"{num_bytes / GB:,.2f} GB"
