@@ -36,7 +36,8 @@ class UnknownNameError(InputError):
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, see: str) -> None:
         """``what`` is the kind of thing ("GPU"), ``see`` the command that lists the known names."""
-        near = get_close_matches(name.lower(), {k.lower(): k for k in known}, n=3, cutoff=0.5)
+        spelled = {k.lower(): k for k in known}
+        near = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)]
         nearest = f"nearest: {', '.join(near)}; " if near else ""
         super().__init__(f"unknown {what} {name!r}", hint=f"{nearest}see {see}")
         self.nearest = near

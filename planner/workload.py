@@ -1,20 +1,67 @@
-"""The load: what is sent, how long, and how it arrives. The words are those of ``vllm bench``."""
+"""The load: what is sent, how long, and how it arrives. The words are those of ``vllm bench``.
+
+``Workload.sample`` draws the very lengths and arrival times that ``vllm bench serve --dataset-name random``
+draws for the same seed, so that what is replayed is what will be sent.
+
+>>> Workload(input_len=1000, output_len=130, num_prompts=2, range_ratio=0.25, seed=7).sample().input_len
+array([1223, 1063])
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, floor, inf, isfinite, log
+from typing import TYPE_CHECKING, Literal
 
 from planner.errors import InputError
+
+if TYPE_CHECKING:  # numpy is slow to import, and the command line only needs the record
+    import numpy as np
+    from numpy.typing import NDArray
+
+LengthDistribution = Literal["symmetric", "below", "lognormal"]
+
+#: The names that tables of measured runs use, as (length_distribution, range_ratio).
+NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
+    "fixed": ("symmetric", 0.0),
+    "uniform-0.8-1": ("below", 0.8),
+    "sharegpt": ("lognormal", 0.0),
+}
+
+#: Standard deviation over mean, of prompts and of answers in conversations. An assumption: the published runs
+#: give means only, and the ShareGPT filter of vLLM leaves lengths about as wide as an exponential.
+CONVERSATION_SPREAD = 1.0
+#: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
+CONVERSATION_MIN_TOK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What the client sends, in order. Arrays of shape (num_prompts,)."""
+
+    input_len: NDArray[np.int64]  #: tokens
+    output_len: NDArray[np.int64]  #: tokens
+    arrival_s: NDArray[np.float64]  #: when each may be sent at the earliest, non-decreasing
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Requests of ``input_len`` and ``output_len`` tokens.
 
-    Closed loop when ``max_concurrency`` is given (at most so many in flight), open loop when only
-    ``request_rate`` is (requests per second; infinite means all at once). ``range_ratio`` r draws each
-    length uniformly from [(1 - r) L, (1 + r) L], as ``--random-range-ratio`` does.
+    Closed loop when ``max_concurrency`` is given (at most so many in flight, opened by a burst), open loop
+    when only ``request_rate`` is (requests per second; infinite means all at once), and with both each
+    request waits for its arrival and for a free place. ``burstiness`` is the shape of the gamma-distributed
+    gaps: 1 is Poisson, less is burstier, infinity is a metronome.
+
+    ``length_distribution`` says what ``range_ratio`` r does to a length L:
+
+    ============  ==============================================================================
+    ``symmetric``  uniform in [floor((1 - r) L), ceil((1 + r) L)]: vLLM since 0.8.5
+    ``below``      uniform in [int(r L), L]: vLLM up to 0.8.4, SGLang, InferenceX
+    ``lognormal``  only the means are known, as for ShareGPT; r is not used
+    ============  ==============================================================================
+
+    Raises InputError, naming the flag of ``vllm bench``, for values that it would not accept.
     """
 
     input_len: int
@@ -25,18 +72,109 @@ class Workload:
     burstiness: float = 1.0
     range_ratio: float = 0.0
     seed: int = 0
+    length_distribution: LengthDistribution = "symmetric"
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "num_prompts"):
             if getattr(self, name) < 1:
                 flag = "--" + name.replace("_", "-")
-                raise InputError(f"{flag} must be at least 1, got {getattr(self, name)}", hint=f"give {flag} a positive number")
+                raise InputError(
+                    f"{flag} must be at least 1, got {getattr(self, name)}",
+                    hint=f"give {flag} a positive number",
+                )
         if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise InputError("--max-concurrency must be at least 1", hint="leave it out for an open loop")
+            raise InputError(
+                f"--max-concurrency must be at least 1, got {self.max_concurrency}",
+                hint="leave it out for an open loop",
+            )
         if not self.request_rate > 0:
-            raise InputError("--request-rate must be positive", hint="use inf to send everything at once")
+            raise InputError(
+                f"--request-rate must be positive, got {self.request_rate:g}",
+                hint="use inf to send everything at once",
+            )
+        if not self.burstiness > 0:
+            raise InputError(
+                f"--burstiness must be positive, got {self.burstiness:g}", hint="1 is a Poisson process"
+            )
+        if self.seed < 0:
+            raise InputError(f"--seed must not be negative, got {self.seed}", hint="0 is the default")
+        self._check_range_ratio()
+
+    def _check_range_ratio(self) -> None:
+        below = self.length_distribution == "below"
+        if not 0 <= self.range_ratio <= 1 or (self.range_ratio == 1 and not below):
+            raise InputError(
+                f"--random-range-ratio must be in [0, 1), got {self.range_ratio:g}",
+                hint="0 sends requests of equal length",
+            )
+        if floor(self.input_len * (1 - self.range_ratio)) < 1 and not below:
+            raise InputError(
+                f"--random-range-ratio {self.range_ratio:g} of {self.input_len} tokens allows empty prompts",
+                hint="give a longer input or a smaller ratio",
+            )
 
     @property
     def total_len(self) -> int:
-        """Tokens of one request, input and output."""
+        """Tokens of one request of the nominal lengths, input and output."""
         return self.input_len + self.output_len
+
+    @property
+    def max_total_len(self) -> int:
+        """Tokens, input and output, of the longest request that may be drawn: what max_model_len must hold.
+
+        A log-normal has no longest request; there the longest of ``sample`` is given.
+        """
+        if self.length_distribution == "lognormal":
+            requests = self.sample()
+            return int((requests.input_len + requests.output_len).max())
+        return self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
+
+    @property
+    def all_at_once(self) -> bool:
+        """Whether every request is sent at time zero."""
+        unlimited = self.max_concurrency is None or self.max_concurrency >= self.num_prompts
+        return unlimited and self.request_rate == inf
+
+    def sample(self) -> Requests:
+        """Draw lengths and arrival times; the same for the same seed, and the same as vLLM draws.
+
+        The generators are those of ``vllm bench``: numpy's default generator for lengths (inputs first),
+        its legacy global one for arrivals. Tokens that the tokeniser adds are part of ``input_len``.
+        """
+        import numpy as np
+
+        rng = np.random.default_rng(self.seed)
+        return Requests(
+            input_len=self._draw_lengths(self.input_len, rng),
+            output_len=self._draw_lengths(self.output_len, rng),
+            arrival_s=self._draw_arrivals(),
+        )
+
+    def _bounds(self, length: int) -> tuple[int, int]:
+        if self.length_distribution == "below":
+            return max(int(length * self.range_ratio), 1), length
+        return max(floor(length * (1 - self.range_ratio)), 1), ceil(length * (1 + self.range_ratio))
+
+    def _draw_lengths(self, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        import numpy as np
+
+        if self.length_distribution != "lognormal":
+            low, high = self._bounds(length)
+            return rng.integers(low, high + 1, size=self.num_prompts)
+        sigma = log(1 + CONVERSATION_SPREAD**2) ** 0.5
+        drawn = rng.lognormal(mean=0.0, sigma=sigma, size=self.num_prompts)
+        shortest = min(CONVERSATION_MIN_TOK, length)
+        return np.maximum(np.rint(drawn * (length / drawn.mean())), shortest).astype(np.int64)
+
+    def _draw_arrivals(self) -> NDArray[np.float64]:
+        """Arrival times in s: cumulated gamma gaps, stretched so that the last falls on num_prompts / rate."""
+        import numpy as np
+
+        if self.request_rate == inf:
+            return np.zeros(self.num_prompts)
+        if not isfinite(self.burstiness):
+            return np.arange(1, self.num_prompts + 1) / self.request_rate
+        scale = 1 / (self.request_rate * self.burstiness)
+        gaps = np.random.RandomState(self.seed).gamma(self.burstiness, scale, size=self.num_prompts)
+        times = gaps.cumsum()
+        return times * (self.num_prompts / self.request_rate / times[-1])

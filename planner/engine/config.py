@@ -8,8 +8,12 @@ and what is launched.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.engine.version import EngineVersion
+
+#: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
+Engine = Literal["V0", "V1"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class EngineArgs:
     gpu_memory_utilization: float | None = None
     block_size: int | None = None
     enforce_eager: bool = False
+    enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
     allow_unvalidated: bool = False  #: plan what one source documents and another reports broken
@@ -54,6 +59,10 @@ class EngineConfig:
     enforce_eager: bool
     enable_prefix_caching: bool
     async_scheduling: bool
+    enable_chunked_prefill: bool = True
+    engine: Engine = "V1"
+    quantization: str | None = None  #: what the checkpoint is quantised to at load time; None: served as it is
+    kv_cache_dtype_flag: str | None = None  #: value of ``--kv-cache-dtype`` that gives ``kv_cache_dtype``
     defaults_taken: tuple[str, ...] = ()
 
     @property

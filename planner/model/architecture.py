@@ -81,6 +81,7 @@ class Attention:
     window: int | None = None  #: sliding window, tokens
     chunk: int | None = None  #: chunked attention (Llama 4), tokens
     cross: bool = False  #: keys and values come from the encoder, not from the text
+    indexer: SparseIndexer | None = None  #: sparse attention (MiniMax-M3): what picks the blocks that are read
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -139,6 +140,7 @@ class StateMixer:
     conv_elements: int  #: convolution state per sequence, elements
     recurrent_elements: int  #: recurrent state per sequence, elements
     num_heads: int  #: heads of the recurrent state; tensor parallelism divides them
+    recurrent_dtype: str | None = None  #: of the recurrent state, where the checkpoint asks for one; None: the model's
 
 
 Mixer = Attention | LatentAttention | CompressedAttention | StateMixer

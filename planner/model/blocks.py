@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from planner.model.architecture import Attention, Component, Shard, Weight
+from planner.model.architecture import Attention, Component, Moe, Shard, Weight
+
+GATED = ("gate_proj", "up_proj", "down_proj")
 
 
 def linear(
@@ -45,27 +47,28 @@ def attention_weights(
     hidden_size: int,
     *,
     prefix: str = "self_attn.",
+    names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
     qkv_bias: bool = False,
     out_bias: bool = False,
-    qk_norm: int | None = None,
+    qk_norm: int | tuple[int, int] | None = None,
 ) -> tuple[Weight, ...]:
-    """Separate q, k, v and o projections; ``qk_norm`` is the size of the q and k norms, where there are any."""
-    part = Component.ATTENTION
+    """Projections q, k, v and o; a matrix that fuses some of them is given as its parts, all under its name.
+
+    ``qk_norm`` is the size of the q and of the k norm, where there are any.
+    """
+    part, column = Component.ATTENTION, Shard.COLUMN
+    q, k, v, o = (prefix + name for name in names)
     heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    k_size, v_size = kv_heads * attention.head_dim, kv_heads * attention.v_head_dim
     weights = (
-        *linear(f"{prefix}q_proj", heads * attention.head_dim, hidden_size, part, Shard.COLUMN, bias=qkv_bias),
-        *linear(
-            f"{prefix}k_proj", kv_heads * attention.head_dim, hidden_size, part, Shard.COLUMN,
-            bias=qkv_bias, max_shards=kv_heads,
-        ),
-        *linear(
-            f"{prefix}v_proj", kv_heads * attention.v_head_dim, hidden_size, part, Shard.COLUMN,
-            bias=qkv_bias, max_shards=kv_heads,
-        ),
-        *linear(f"{prefix}o_proj", hidden_size, heads * attention.v_head_dim, part, Shard.ROW, bias=out_bias),
-    )  # fmt: skip
+        *linear(q, heads * attention.head_dim, hidden_size, part, column, bias=qkv_bias),
+        *linear(k, k_size, hidden_size, part, column, bias=qkv_bias, max_shards=kv_heads),
+        *linear(v, v_size, hidden_size, part, column, bias=qkv_bias, max_shards=kv_heads),
+        *linear(o, hidden_size, heads * attention.v_head_dim, part, Shard.ROW, bias=out_bias),
+    )
     if qk_norm:
-        weights += vector(f"{prefix}q_norm", qk_norm) + vector(f"{prefix}k_norm", qk_norm)
+        q_norm, k_norm = (qk_norm, qk_norm) if isinstance(qk_norm, int) else qk_norm
+        weights += vector(f"{prefix}q_norm", q_norm) + vector(f"{prefix}k_norm", k_norm)
     return weights
 
 
@@ -74,18 +77,44 @@ def gated_mlp(
     intermediate_size: int,
     *,
     prefix: str = "mlp.",
+    names: tuple[str, str, str] = GATED,
     component: Component = Component.MLP,
     bias: bool = False,
     copies: int = 1,
 ) -> tuple[Weight, ...]:
-    """SwiGLU and its like: gate, up and down projections."""
-    column = Shard.EXPERT if component is Component.ROUTED_EXPERT else Shard.COLUMN
-    row = Shard.EXPERT if component is Component.ROUTED_EXPERT else Shard.ROW
+    """SwiGLU and its like: gate, up and down projections; fused gate and up are two weights under one name."""
+    routed = component is Component.ROUTED_EXPERT
+    column, row = (Shard.EXPERT, Shard.EXPERT) if routed else (Shard.COLUMN, Shard.ROW)
+    gate, up, down = (prefix + name for name in names)
     return (
-        *linear(f"{prefix}gate_proj", intermediate_size, hidden_size, component, column, bias=bias, copies=copies),
-        *linear(f"{prefix}up_proj", intermediate_size, hidden_size, component, column, bias=bias, copies=copies),
-        *linear(f"{prefix}down_proj", hidden_size, intermediate_size, component, row, bias=bias, copies=copies),
+        *linear(gate, intermediate_size, hidden_size, component, column, bias=bias, copies=copies),
+        *linear(up, intermediate_size, hidden_size, component, column, bias=bias, copies=copies),
+        *linear(down, hidden_size, intermediate_size, component, row, bias=bias, copies=copies),
     )
+
+
+def moe_mlp(
+    hidden_size: int,
+    moe: Moe,
+    *,
+    prefix: str = "mlp.",
+    router: str = "gate",
+    experts: str = "experts.0.",
+    names: tuple[str, str, str] = GATED,
+    router_bias: bool = False,
+    expert_bias: bool = False,
+) -> tuple[Weight, ...]:
+    """Router and routed experts. One expert stands for all: ``copies`` says how many there are.
+
+    Buffers that only correct the routing (one number per expert) are not counted, as nowhere in the literature.
+    """
+    return (
+        *linear(f"{prefix}{router}", moe.num_experts, hidden_size, Component.ROUTER, bias=router_bias),
+        *gated_mlp(
+            hidden_size, moe.intermediate_size, prefix=f"{prefix}{experts}", names=names,
+            component=Component.ROUTED_EXPERT, bias=expert_bias, copies=moe.num_experts,
+        ),
+    )  # fmt: skip
 
 
 def plain_mlp(

@@ -1,25 +1,43 @@
-"""From ``config.json`` to a ``Model``: read the keys, let the family build its layers, add the quantisation.
+"""Reading ``config.json``: typed values under any of their names, and the registry of families that build from them.
 
 A new family is one function in ``planner/model/families``::
 
     @family("LlamaForCausalLM")
     def llama(config: Config) -> Parts: ...
 
-An architecture that no family claims is refused by name.
+Whatever is read here is checked as it is read, so that a family never meets a string where a number belongs.
+``planner.model.build`` puts it together; an architecture that no family claims is refused by name there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from reprlib import repr as brief
 from typing import Any
 
 from planner.errors import UnsupportedModelError
-from planner.model.architecture import Layer, Weight
+from planner.model.architecture import Layer, Model, Weight
+
+MAX_SIZE = 2**31  #: beyond any size in a real model; a guard against damaged files
+MAX_LAYERS = 10_000
+#: Older names of keys, tried after the present one.
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model", "n_embed"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+}
+COMPLETE = "check that the file is the model's own and complete"
 
 
 class Config:
-    """A model's ``config.json``: read by key or by any of its aliases; a missing key is refused by name."""
+    """A model's ``config.json``: read by key or by any of its aliases; a missing key is refused by name.
+
+    Every reader takes the first of ``keys`` that is given and not null. All raise UnsupportedModelError, with
+    the key and the value, when what is there is not what the reader is for.
+    """
 
     def __init__(self, values: Mapping[str, Any], *, model_id: str, outer: Config | None = None) -> None:
         self.values = values
@@ -28,40 +46,90 @@ class Config:
 
     @property
     def architecture(self) -> str:
-        """Class name of the model, from the outermost level."""
-        names = self.outer.values.get("architectures") or ["(none)"]
-        return str(names[0])
+        """Class name of the model, from the outermost level; empty where none is given."""
+        names = self.outer.values.get("architectures")
+        return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
     def has(self, key: str) -> bool:
-        """Whether ``key`` is given and not null."""
-        return self.values.get(key) is not None
+        """Whether ``key``, or an older name of it, is given and not null."""
+        return self.values.get(self._given((key,))) is not None
 
     def get(self, *keys: str, default: Any = None) -> Any:
-        """The first of ``keys`` that is given and not null, else ``default``."""
-        for key in keys:
-            if self.values.get(key) is not None:
-                return self.values[key]
-        return default
+        """The value as it stands, unchecked, else ``default``."""
+        key = self._given(keys)
+        value = self.values.get(key)
+        return default if value is None else value
 
     def need(self, *keys: str) -> Any:
-        """The first of ``keys`` that is given. Raises UnsupportedModelError naming the first when none is."""
+        """The value as it stands, unchecked. Raises UnsupportedModelError naming the first key when there is none."""
         value = self.get(*keys)
         if value is None:
             raise UnsupportedModelError(
-                f"{self.model_id}: config.json of {self.architecture} lacks {keys[0]!r}",
-                hint="check that the file is the model's own and complete",
+                f"{self.model_id}: config.json of {self.architecture} lacks {keys[0]!r}", hint=COMPLETE
             )
         return value
 
-    def size(self, *keys: str, default: int | None = None) -> int:
-        """A positive integer. Raises UnsupportedModelError when it is missing, or is not one."""
-        value = self.get(*keys, default=default) if default is not None else self.need(*keys)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
-            raise UnsupportedModelError(
-                f"{self.model_id}: {keys[0]} in config.json is {value!r}, not a whole number",
-                hint="check that the file is the model's own and complete",
-            )
+    def refuse(self, key: str, wanted: str) -> UnsupportedModelError:
+        """The error to raise when the value of ``key`` is not ``wanted``."""
+        return UnsupportedModelError(
+            f"{self.model_id}: {key} in config.json is {brief(self.values.get(key))}, not {wanted}", hint=COMPLETE
+        )
+
+    def _given(self, keys: tuple[str, ...]) -> str:
+        """The first of ``keys`` and their older names that is given; the first of all where none is."""
+        names = (name for key in keys for name in (key, *ALIASES.get(key, ())))
+        return next((name for name in names if self.values.get(name) is not None), keys[0])
+
+    def size(self, *keys: str, default: int | None = None, at_most: int = MAX_SIZE) -> int:
+        """A whole number of at least 1; 0 is a size only where it is the default, so where it means absence."""
+        value = self.need(*keys) if default is None else self.get(*keys, default=default)
+        least = 0 if default == 0 else 1
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= at_most or value != int(value):
+            raise self.refuse(self._given(keys), f"a whole number from {least} to {at_most}")
         return int(value)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self.size("num_hidden_layers", at_most=MAX_LAYERS)
+
+    def flag(self, *keys: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(*keys, default=default)
+        if not isinstance(value, bool):
+            raise self.refuse(self._given(keys), "true or false")
+        return value
+
+    def text(self, *keys: str, default: str | None = None) -> str:
+        """A string."""
+        value = self.need(*keys) if default is None else self.get(*keys, default=default)
+        if not isinstance(value, str):
+            raise self.refuse(self._given(keys), "a string")
+        return value
+
+    def sizes(self, *keys: str, count: int | None = None) -> list[int]:
+        """A list of whole numbers, 0 included, of ``count`` entries where that is given; empty when absent."""
+        values = self.get(*keys, default=[])
+        fits = isinstance(values, list) and count in (None, len(values))
+        if not fits or not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
+            raise self.refuse(self._given(keys), "a list of whole numbers" + (f", {count} of them" if count else ""))
+        return list(values)
+
+    def names(self, *keys: str, count: int | None = None) -> list[str]:
+        """A list of strings, of ``count`` entries where that is given; empty when absent."""
+        values = self.get(*keys)
+        if values is None:
+            return []
+        fits = isinstance(values, list) and count in (None, len(values))
+        if not fits or not all(isinstance(value, str) for value in values):
+            raise self.refuse(self._given(keys), "a list of strings" + (f", {count} of them" if count else ""))
+        return list(values)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
+        """The same, with the values that the model's class takes for keys that are not given."""
+        given = {key: value for key, value in self.values.items() if value is not None}
+        return Config({**defaults, **given}, model_id=self.model_id, outer=None if self.outer is self else self.outer)
 
     def nested(self, key: str) -> Config:
         """The dictionary under ``key`` (``text_config``, ``vision_config``) as a Config; itself where there is none."""
@@ -99,3 +167,10 @@ def family(*architectures: str) -> Callable[[Builder], Builder]:
         return builder
 
     return register
+
+
+def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[str, Any] | None = None) -> Model:
+    """See ``planner.model.build.model_from_config``."""
+    from planner.model.build import model_from_config as build
+
+    return build(config, model_id=model_id, sidecar=sidecar)

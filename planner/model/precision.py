@@ -2,7 +2,7 @@
 
 A quantised matrix is stored as its packed values plus scales::
 
-    bytes = out x in x bits / 8  +  scales x scale_bytes (+ zero points)
+    bytes  = out x in x bits / 8  +  scales x scale_bytes (+ zero points, + one index per input feature)
     scales = one per tensor, per output channel, per group along the input, or per block
 
 Sources of the forms: the checkpoints' own ``quantization_config`` and the OCP microscaling (MX) and NVFP4
@@ -13,8 +13,10 @@ and one 32-bit scale per tensor.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from math import ceil, prod
 
 
@@ -28,7 +30,8 @@ class Precision:
     scale_bytes: int = 0  #: of one scale
     group: tuple[int, int] | None = None  #: (rows, columns) that share a scale; 0 means the whole extent
     zero_bits: int = 0  #: of one packed zero point per scale
-    tensor_scales: int = 0  #: further 4-byte scales per matrix (weight, input, KV)
+    tensor_scales: int = 0  #: further 4-byte scales per matrix (second-level weight scale, input scale)
+    index_bytes: int = 0  #: per input feature and matrix (``g_idx`` of GPTQ)
 
     def scales(self, shape: tuple[int, ...]) -> int:
         """Number of scales of one matrix of ``shape`` (out, in)."""
@@ -40,9 +43,10 @@ class Precision:
 
     def stored_bytes(self, shape: tuple[int, ...], copies: int = 1) -> int:
         """Bytes of ``copies`` matrices of ``shape``, scales and zero points included."""
-        values = ceil(prod(shape) * self.bits / 8)
         scales = self.scales(shape)
-        return copies * (values + scales * self.scale_bytes + ceil(scales * self.zero_bits / 8) + 4 * self.tensor_scales)
+        values_bytes = ceil(prod(shape) * self.bits / 8)
+        scales_bytes = scales * self.scale_bytes + ceil(scales * self.zero_bits / 8) + 4 * self.tensor_scales
+        return copies * (values_bytes + scales_bytes + shape[-1] * self.index_bytes)
 
 
 FP32 = Precision("fp32", 32, "fp32")
@@ -56,6 +60,80 @@ KV_ELEMENT_BYTES: dict[str, float] = {
     "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1,
 }  # fmt: skip
 
+#: Tensors that vLLM holds in 32 bits whatever the model's dtype: routing biases, decay rates of state-space layers.
+HELD_IN_FP32 = frozenset(
+    ["e_score_correction_bias", "A_log", "attn_sink", "ape", "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "hc_attn_base", "hc_ffn_base"]
+)
+#: Matrices that no quantisation touches unless it names them: output heads, routers and indexers' weights, the
+#: pooling of DeepSeek-V4, vision towers. vLLM builds them without a quantisation.
+KEPT_UNLESS_NAMED = frozenset(
+    ["lm_head", "embed_out", "head", "output_layer", "gate", "router", "shared_expert_gate", "weights_proj", "compressor", "visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens", "multi_modal_projector", "mm_projector", "embed_vision"]
+)
+_WRAPPERS = re.compile(r"(?:(?:model|language_model|backbone|transformer|text_model|llm|gpt_neox)\.)+")
+_EXPERT_INDEX = re.compile(r"\bexperts\.(?:\d+|\*)(?=\.|\*|$)")
+_INDEX = re.compile(r"(?:^|(?<=\.))(\d+|\*(?=\.))(?=\.|\*|$)")
+
+
+def canonical(path: str) -> tuple[str, int | None]:
+    """A module path without its wrappers and expert number, the layer's index replaced by ``#`` and given apart.
+
+    ``model.language_model.layers.7.mlp.experts.3.up_proj`` becomes ``("layers.#.mlp.experts.up_proj", 7)``:
+    checkpoints of one model disagree on the wrappers, and a list that names each layer is one rule.
+    """
+    path = _EXPERT_INDEX.sub("experts", _WRAPPERS.sub("", path, count=1) if _WRAPPERS.match(path) else path)
+    found = _INDEX.search(path)
+    if found is None:
+        return path, None
+    return f"{path[: found.start()]}#{path[found.end() :]}", None if found[1] == "*" else int(found[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Modules that a checkpoint's configuration names, and their precision (None: not quantised)."""
+
+    pattern: re.Pattern[str]  #: searched in the canonical path, or in the whole path where ``raw``
+    precision: Precision | None
+    layers: frozenset[int] | None = None  #: of which layers; None means all
+    raw: bool = False  #: a regular expression of the checkpoint's own, on paths as they are
+
+    @property
+    def depends_on_layer(self) -> bool:
+        """Whether layers that are otherwise the same may differ under this rule."""
+        return self.layers is not None or (self.raw and re.search(r"\d", self.pattern.pattern) is not None)
+
+    def matches(self, path: str, template: str, index: int | None) -> bool:
+        """Whether the module at ``path``, whose canonical form is (``template``, ``index``), is meant."""
+        if self.raw:
+            return self.pattern.match(path) is not None
+        return (self.layers is None or index in self.layers) and self.pattern.search(template) is not None
+
+
+def rules(names: Iterable[str], precision: Precision | None) -> tuple[Rule, ...]:
+    """Rules for the modules that ``names`` list: paths, parts of paths, globs, and ``re:`` expressions.
+
+    A name means that module and everything below it, wherever it occurs as whole parts of a path: ``gate``
+    means ``model.layers.0.mlp.gate`` and not ``gate_proj``. Names that differ in the layer's index only become
+    one rule.
+    """
+    everywhere: list[Rule] = []
+    layers: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        if name.startswith("re:"):
+            everywhere.append(Rule(re.compile(name.removeprefix("re:")), precision, raw=True))
+            continue
+        template, index = canonical(name)
+        if index is None:
+            everywhere.append(Rule(_template_pattern(template), precision))
+        else:
+            layers[template].add(index)
+    return *everywhere, *(Rule(_template_pattern(t), precision, frozenset(found)) for t, found in layers.items())
+
+
+def _template_pattern(template: str) -> re.Pattern[str]:
+    whole = "*" in template or "#" in template  # from the start of the path; a plain name may occur anywhere
+    glob = re.escape(template).replace(r"\*", ".*").replace(r"\#", "#")
+    return re.compile(rf"{'^' if whole else '(?:^|[.])'}(?:{glob})(?:[.]|$)")
+
 
 @dataclass(frozen=True)
 class Quantization:
@@ -66,19 +144,40 @@ class Quantization:
     method: str | None = None  #: ``quant_method`` of the checkpoint; None when it is not quantised
     linear: Precision | None = None  #: of linear weights inside layers; None means ``base``
     expert: Precision | None = None  #: of routed experts, where it differs from ``linear``
-    keep: tuple[str, ...] = ()  #: regular expressions, matched at the start of a weight's full path: kept in ``base``
-    overrides: tuple[tuple[str, Precision], ...] = ()  #: (regular expression, precision), first match wins
+    rules: tuple[Rule, ...] = ()  #: exceptions, first match wins
     kv_cache_dtype: str | None = None  #: that the checkpoint carries scales for, such as ``fp8``
     notes: tuple[str, ...] = field(default=())
 
-    @lru_cache(maxsize=65536)  # noqa: B019  (frozen, and few live at a time)
     def precision_of(self, path: str, *, linear: bool, routed_expert: bool = False) -> Precision:
         """Precision of the weight at ``path`` (``model.layers.3.self_attn.q_proj``)."""
-        for pattern, precision in self.overrides:
-            if re.match(pattern, path):
-                return precision
-        if not linear or any(re.match(pattern, path) for pattern in self.keep):
+        key = (path, linear, routed_expert)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._decide(path, linear, routed_expert)
+        return found
+
+    def variant(self, index: int) -> Hashable:
+        """Equal for two layers exactly when no rule tells them apart: identical layers then take identical bytes."""
+        return tuple(index if rule.layers is None else index in rule.layers for rule in self._by_layer)
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, bool, bool], Precision]:
+        return {}
+
+    @cached_property
+    def _by_layer(self) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.depends_on_layer)
+
+    def _decide(self, path: str, linear: bool, routed_expert: bool) -> Precision:
+        if not linear:
+            return FP32 if path.rpartition(".")[2] in HELD_IN_FP32 else self.base
+        if self.method is None:
             return self.base
-        if routed_expert and self.expert:
-            return self.expert
-        return self.linear or self.base
+        template, index = canonical(path)
+        for rule in self.rules:
+            if rule.matches(path, template, index):
+                return rule.precision or self.base
+        parts = template.split(".")
+        if not KEPT_UNLESS_NAMED.isdisjoint(parts):
+            return self.base
+        return (self.expert if routed_expert or "experts" in parts else None) or self.linear or self.base

@@ -1,0 +1,82 @@
+"""Parameter counts of every known checkpoint beside those of its own implementation.
+
+    python benchmarks/params.py PATH/TO/models
+
+PATH holds ``configs/ORG--NAME.json`` and ``params.csv``, whose ``computed_params`` and further counts come from
+building each model without storage. Prints every mismatch and a summary; exits 1 when one is not explained below.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.model.architecture import Component, Model, Shard
+from planner.model.build import model_from_config
+
+#: (model, column): why the table is not the truth there.
+EXPLAINED = {
+    ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "lm_head_params"): "the total counts the lm_head, the column does not",
+    ("microsoft/Phi-3.5-MoE-instruct", "lm_head_params"): "the column leaves out the lm_head's bias",
+}
+
+
+def counts(model: Model) -> dict[str, int]:
+    """Our figures, under the table's column names."""
+    parts = model.params_by_component()
+    tables = [w for w in model.outer if w.component is Component.EMBEDDING and w.shard is Shard.VOCAB]
+    return {
+        "computed_params": model.total_params,
+        "embedding_params": sum(w.params for w in tables),
+        "lm_head_params": parts[Component.LM_HEAD],
+        "vision_params": parts[Component.VISION],
+        "routed_expert_params": parts[Component.ROUTED_EXPERT],
+        "active_params": model.active_params,
+        "n_layers": model.num_layers,
+    }
+
+
+def read_json(path: Path) -> dict[str, object] | None:
+    """The content of a JSON file, None where there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def main(folder: Path) -> int:
+    """Compare, print, and say with the exit status whether all is equal or explained."""
+    with (folder / "params.csv").open() as file:
+        table = {row["model"]: row for row in csv.DictReader(file)}
+    wrong = refused = compared = 0
+    slowest = (0.0, "")
+    for path in sorted((folder / "configs").glob("*.json")):
+        name = path.stem.replace("--", "/", 1)
+        start = time.perf_counter()
+        try:
+            model = model_from_config(
+                read_json(path), model_id=name, sidecar=read_json(folder / "hf_quant" / path.name)
+            )
+        except PlannerError as error:
+            refused += 1
+            print(f"refused  {error.cause}")
+            continue
+        slowest = max(slowest, (time.perf_counter() - start, name))
+        ours = counts(model)
+        for column, ours_value in ours.items():
+            theirs = table.get(name, {}).get(column)
+            if not theirs:
+                continue
+            compared += 1
+            if round(float(theirs)) != ours_value:
+                why = EXPLAINED.get((name, column))
+                wrong += why is None
+                difference = ours_value - round(float(theirs))
+                print(f"{'differs' if why is None else 'explained'}  {name} {column}: ours {ours_value:,}, {difference:+,}; {why or ''}")
+    print(f"{compared} figures compared, {wrong} differ, {refused} configs refused; slowest build {slowest[0] * 1e3:.1f} ms ({slowest[1]})")
+    return 1 if wrong or refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

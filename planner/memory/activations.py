@@ -1,0 +1,83 @@
+"""What the profile run needs at its peak: one forward pass of the whole token budget, then the sampler.
+
+vLLM runs the model once with ``max_num_batched_tokens`` dummy tokens before it has a KV cache, then computes
+logits for ``min(max_num_seqs, max_num_batched_tokens)`` rows and samples. The larger of the two peaks is taken
+from the cache::
+
+    sampler  = copies x rows x vocabulary x 4 bytes + hidden states     logits are gathered: TP does not shrink them
+    forward  = tokens x 2 bytes x (residuals x hidden + widest part of a layer on the rank)
+
+The widest part is the MLP (gate, up and their product), attention (q, k, v and its output) or the buffers of the
+routed experts: ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate for every token. How many
+copies of the logits live at once depends on the sampler and is fitted (``hardware/calibration/memory.toml``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planner.memory.per_model import PerModel
+from planner.model.architecture import Component, LatentAttention, Layer, Model, Shard, Weight
+from planner.parallelism import Layout, held_shape
+
+LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
+#: Hidden vectors of a token alive at the widest point: residual, normed input, output and its reduced copy.
+RESIDUALS = 4
+
+
+def logits_bytes(model: Model, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """One copy of the logits that the profile run samples from: rows x vocabulary in 32 bits, on every rank."""
+    return min(max_num_seqs, max_num_batched_tokens) * model.vocab_size * LOGIT_BYTES
+
+
+def hidden_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:
+    """One hidden vector for each of ``num_tokens``."""
+    return num_tokens * model.hidden_size * element_bytes
+
+
+def forward_bytes(model: Model, layout: Layout, num_tokens: int, element_bytes: int) -> int:
+    """Peak of a forward pass over ``num_tokens`` on one rank, weights not counted."""
+    return num_tokens * element_bytes * (RESIDUALS * model.hidden_size + _widest(model, layout))
+
+
+@PerModel
+def _widest(model: Model, layout: Layout) -> int:
+    """Elements per token of the widest part of any layer on one rank."""
+    return max((_layer_width(layer, layout) for layer in dict.fromkeys(model.layers)), default=0)
+
+
+def _layer_width(layer: Layer, layout: Layout) -> int:
+    parts = {component: [w for w in layer.weights if w.component is component] for component in _PARTS}
+    widths = [_flow(weights, layout) for component, weights in parts.items() if component in _DENSE]
+    widths.append(_expert_width(layer, layout) + _flow(parts[Component.SHARED_EXPERT], layout))
+    if isinstance(layer.mixer, LatentAttention):
+        mixer = layer.mixer
+        per_head = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + 2 * mixer.v_head_dim
+        widths.append(-(-mixer.num_heads // layout.tensor_parallel_size) * per_head)
+    return max(widths)
+
+
+def _flow(weights: Iterable[Weight], layout: Layout) -> int:
+    """Elements per token that go through these matrices on one rank: outputs, and the inputs of row-cut ones."""
+    return sum(
+        held_shape(w, layout)[-1 if w.shard is Shard.ROW else 0]
+        for w in weights
+        if w.linear and len(w.shape) == 2
+    )
+
+
+def _expert_width(layer: Layer, layout: Layout) -> int:
+    """Elements per token of the buffers around the routed experts."""
+    experts = [w for w in layer.weights if w.component is Component.ROUTED_EXPERT and len(w.shape) == 2]
+    if layer.moe is None or not experts:
+        return 0
+    shapes = [held_shape(w, layout) for w in experts]
+    inner = layer.moe.intermediate_size
+    if not layout.enable_expert_parallel:
+        inner = -(-inner // layout.expert_ranks)
+    outer = max(max(shape) for shape in shapes)
+    return layer.moe.top_k * (max(2 * inner, outer) + inner)
+
+
+_DENSE = (Component.ATTENTION, Component.STATE, Component.MLP)
+_PARTS = (*_DENSE, Component.SHARED_EXPERT)

@@ -1,0 +1,188 @@
+"""What vLLM finds for its KV cache when it starts, by version.
+
+::
+
+    requested  = ceil(total x gpu_memory_utilization)         total: what the driver reports, not what is free
+    available  = requested - weights - activation peak - memory outside torch [- CUDA graphs]
+
+Graphs are captured after the cache was made, outside the budget, up to 0.19; from 0.20.0 their estimate is taken
+from it. Weights and the cache are arithmetic; the rest is fitted, so ``available`` is an
+interval. Pipeline stages differ: the stage whose cache holds the fewest blocks binds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from planner.engine.config import EngineConfig
+from planner.engine.features import SORTING_SAMPLER, Features, features_of, graph_batches
+from planner.hardware.schema import GpuProfile
+from planner.memory import activations, rules
+from planner.memory.kv_blocks import BlockPool, block_pool
+from planner.memory.kv_cache import CacheSettings, element_bytes, layer_specs
+from planner.memory.overheads import Interval, constant, non_torch_bytes, total
+from planner.memory.per_model import PerModel
+from planner.memory.weights import RankWeights, stage_weights
+from planner.model.architecture import Model
+from planner.parallelism import Layout
+
+
+@dataclass(frozen=True)
+class StageBudget:
+    """Memory of one GPU of one pipeline stage, bytes."""
+
+    weights: RankWeights
+    requested_bytes: int
+    activation: Interval
+    non_torch: Interval
+    graphs: Interval
+    graphs_in_budget: bool
+    block_bytes: int  #: of one KV block on this GPU
+
+    @cached_property
+    def available(self) -> Interval:
+        """Left for the KV cache; negative when there is nothing left."""
+        taken = [self.activation, self.non_torch]
+        if self.graphs_in_budget:
+            taken.append(self.graphs)
+        overhead = total(taken)
+        room = self.requested_bytes - self.weights.loaded_bytes
+        return Interval(room - overhead.mid, room - overhead.high, room - overhead.low)
+
+    def num_blocks(self, available_bytes: float) -> int:
+        """KV blocks in ``available_bytes``; 0 where the model keeps nothing."""
+        return max(0, int(available_bytes // self.block_bytes)) if self.block_bytes else 0
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Memory of one engine: every stage, the pool of KV blocks over them, and the stage that binds."""
+
+    model: Model
+    config: EngineConfig
+    features: Features
+    memory_bytes: int  #: that the engine sees on each GPU
+    start_up: Interval  #: taken before vLLM looks how much is free
+    stages: tuple[StageBudget, ...]
+    pool: BlockPool
+
+    @cached_property
+    def binding(self) -> StageBudget:
+        """The stage with the fewest KV blocks; without a cache, the one with the least memory left."""
+        return min(self.stages, key=lambda s: (s.num_blocks(s.available.mid), s.available.mid))
+
+    @cached_property
+    def num_blocks(self) -> Interval:
+        """KV blocks of the engine: the least of all stages."""
+        return Interval(
+            min(s.num_blocks(s.available.mid) for s in self.stages),
+            min(s.num_blocks(s.available.low) for s in self.stages),
+            min(s.num_blocks(s.available.high) for s in self.stages),
+        )
+
+    def needed_bytes(self, stage: StageBudget, num_tokens: int) -> int:
+        """KV cache that one request of ``num_tokens`` needs on a GPU of ``stage``, and the block that vLLM keeps back."""
+        return (self.pool.blocks_per_request(num_tokens) + 1) * stage.block_bytes
+
+    def logged_tokens(self, num_blocks: float) -> int:
+        """What "GPU KV cache size" would print for this version."""
+        if not num_blocks or not self.pool.groups:
+            return 0
+        return self.pool.logged_tokens(
+            int(num_blocks),
+            self.config.max_model_len,
+            by_concurrency=self.features.kv_tokens == "concurrency",
+        )
+
+    def capacity_tokens(self, num_blocks: float) -> int:
+        """Tokens that requests of ``max_model_len`` can hold at once."""
+        return int(self.concurrency(num_blocks) * self.config.max_model_len)
+
+    def concurrency(self, num_blocks: float) -> float:
+        """Requests of ``max_model_len`` that fit at once."""
+        if not self.pool.groups:
+            return float(self.config.max_num_seqs)
+        return self.pool.max_concurrency(int(num_blocks), self.config.max_model_len)
+
+
+def memory_budget(model: Model, profile: GpuProfile, config: EngineConfig) -> MemoryBudget:
+    """How the memory of each GPU is divided. Raises InputError for a KV cache type whose layout is not known."""
+    version, layout, found = config.version, Layout.of(config), features_of(config, profile)
+    requested = ceil(profile.memory_bytes * config.gpu_memory_utilization)
+    pool = _pool(
+        model,
+        CacheSettings(
+            config.tensor_parallel_size,
+            config.dtype,
+            config.kv_cache_dtype,
+            config.block_size,
+            config.max_num_batched_tokens,
+        ),
+        rules.keeps_windows(config, model),
+        config.max_num_batched_tokens * rules.batches_in_flight(config, found),
+        rules.states_per_request(config),
+    )
+    activation = activation_peak(model, config, found)
+    non_torch = non_torch_bytes(version, profile.vendor, config.tensor_parallel_size)
+    graphs = graph_bytes(model, profile, config, found)
+    weights = stage_weights(
+        model,
+        layout,
+        config.dtype,
+        architecture=profile.architecture,
+        remainder_last=rules.remainder_last(version),
+    )
+    stages = tuple(
+        StageBudget(
+            stage,
+            requested,
+            activation,
+            non_torch,
+            graphs,
+            found.graphs_in_budget,
+            pool.block_bytes(stage.layers),
+        )
+        for stage in weights
+    )
+    start_up = constant("start_up", version, vendor=profile.vendor)
+    return MemoryBudget(model, config, found, profile.memory_bytes, start_up, stages, pool)
+
+
+@PerModel
+def _pool(
+    model: Model, settings: CacheSettings, hybrid: bool, in_flight_tokens: int, states_per_request: int
+) -> BlockPool:
+    return block_pool(
+        layer_specs(model, settings),
+        hybrid=hybrid,
+        in_flight_tokens=in_flight_tokens,
+        states_per_request=states_per_request,
+    )
+
+
+def activation_peak(model: Model, config: EngineConfig, found: Features) -> Interval:
+    """Peak of the profile run beyond the weights: the sampler, the forward pass or the vision encoder."""
+    version, num_tokens = config.version, config.max_num_batched_tokens
+    width = element_bytes(config.dtype)
+    logits = activations.logits_bytes(model, config.max_num_seqs, num_tokens)
+    hidden = activations.hidden_bytes(model, num_tokens, width)
+    sampler = "sorting" if found.sampler_factor == SORTING_SAMPLER else "sort-free"
+    sampling = total((constant("sampler", version, sampler=sampler).scaled(logits), Interval.exact(hidden)))
+    forward = constant("forward", version, layers="moe" if model.is_moe else "dense").scaled(
+        activations.forward_bytes(model, Layout.of(config), num_tokens, width)
+    )
+    peak = sampling.larger(forward)
+    return total((peak, constant("encoder", version))) if model.vision else peak
+
+
+def graph_bytes(model: Model, profile: GpuProfile, config: EngineConfig, found: Features) -> Interval:
+    """CUDA or HIP graphs: a fixed part, and a part for each layer of each graph; nothing in eager mode."""
+    graphs = len(graph_batches(config, found))
+    if not graphs:
+        return Interval.exact(0)
+    version, ranks = config.version, 1 if config.tensor_parallel_size == 1 else 2
+    fixed = constant("graphs", version, vendor=profile.vendor, architecture=profile.architecture)
+    return total((fixed, constant("graph_each", version).scaled(ranks * graphs * model.num_layers)))

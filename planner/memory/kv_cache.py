@@ -1,0 +1,217 @@
+"""What each layer keeps of a request: bytes of a token, a window, or a state of fixed size, on one rank.
+
+::
+
+    MHA, GQA, MQA    KV heads on the rank x (key + value elements) x element bytes, per token
+    MLA              (latent + rotary key) x element bytes, per token; every rank holds all of it
+    sparse indexer   one 8-bit key and a 4-byte scale per 128 elements, per token
+    window, chunk    as above, but only for the tokens that a query can still see
+    state            convolution and recurrent state, once per request; TP divides it
+    DeepSeek-V4      a window of 584-byte rows, and one row per ``compress_ratio`` tokens beyond it
+
+Rules and figures are vLLM's own (``vllm/v1/kv_cache_interface.py`` and the models of 0.32.0), checked against
+the block counts that start-up logs print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.errors import InputError
+from planner.model.architecture import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    Mixer,
+    Model,
+    SparseIndexer,
+    StateMixer,
+)
+from planner.model.precision import KV_ELEMENT_BYTES
+from planner.parallelism import held_kv_heads
+
+Kind = Literal["full", "window", "chunk", "cross", "state"]
+
+#: Bytes of one MLA token and layer in formats that pack latent, rotary key and scales into one row.
+PACKED_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+#: DeepSeek-V4: 448 bytes of 8-bit latent, 128 of rotary key, 8 of scales. Pages are aligned to 576 bytes.
+COMPRESSED_ROW_BYTES, COMPRESSED_ALIGNMENT = 584, 576
+#: Tokens of a block of DeepSeek-V4's compressed caches and of its window cache.
+COMPRESSED_BLOCK, COMPRESSED_WINDOW_BLOCK = 256, 64
+#: Image tokens that a cross-attention layer of Llama-3.2-Vision keeps for one image: 4 tiles of 1,601.
+MLLAMA_ENCODER_TOKENS = 4 * 1601
+#: Mixers and architectures whose recurrent state vLLM holds in 32 bits where the checkpoint does not say.
+FP32_STATE_KINDS, FP32_STATE_ARCHITECTURES = ("kda",), ("NemotronH",)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What one layer keeps on one rank. Two layers with equal specs can share a block table."""
+
+    kind: Kind
+    block_size: int  #: tokens of one page
+    token_bytes: int = 0  #: of one stored row
+    span_tokens: int = 0  #: of a window, a chunk, or the encoder's output
+    tokens_per_row: int = 1  #: tokens that one stored row stands for
+    state_bytes: int = 0  #: of one request's state
+    alignment: int = 1  #: a page is rounded up to a multiple of this
+    padded_bytes: int = 0  #: size that a page is padded to, so that layers of several kinds share blocks
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page: ``block_size`` tokens, or one state."""
+        rows = max(1, self.block_size // self.tokens_per_row)
+        content = self.state_bytes if self.kind == "state" else rows * self.token_bytes
+        return max(-(-content // self.alignment) * self.alignment, self.padded_bytes)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that one more token adds while it is kept; 0 for a state."""
+        return 0.0 if self.kind == "state" else self.token_bytes / self.tokens_per_row
+
+    def pages_per_request(self, num_tokens: int, in_flight_tokens: int, *, states: int = 1) -> int:
+        """Pages that a request of ``num_tokens`` holds at most, as vLLM counts when it admits one.
+
+        ``in_flight_tokens`` are scheduled and not yet settled: a window keeps them besides its own tokens.
+        ``states`` is the number of states per request (2 with prefix caching).
+        """
+        if self.kind == "state":
+            return states
+        if self.kind == "cross":
+            return -(-self.span_tokens // self.block_size)
+        if self.kind == "window":  # the window need not begin where a block does: one more
+            kept = min(self.span_tokens - 1 + in_flight_tokens, num_tokens)
+            return -(-kept // self.block_size) + 1
+        if self.kind == "chunk":
+            num_tokens = min(self.span_tokens + in_flight_tokens, num_tokens)
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The engine's settings that decide what a layer keeps."""
+
+    tensor_parallel_size: int
+    dtype: str  #: of the model in the engine: bf16, fp16 or fp32
+    kv_cache_dtype: str
+    block_size: int
+    encoder_tokens: int  #: of cross attention, where the architecture does not say
+
+
+def element_bytes(kv_cache_dtype: str) -> int:
+    """Bytes of one cached element. Raises InputError for a type whose layout is not known."""
+    known = KV_ELEMENT_BYTES.get(kv_cache_dtype)
+    if known is None:
+        names = ", ".join((*KV_ELEMENT_BYTES, *PACKED_MLA_BYTES))
+        raise InputError(f"--kv-cache-dtype {kv_cache_dtype}: bytes per token not known", hint=f"one of: {names}")
+    return int(known)
+
+
+def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[int, CacheSpec], ...]:
+    """(layer, spec) of every cache of the model, in vLLM's order; a layer can keep several.
+
+    Pages of attention and of states are made equal, as hybrid models need it (``align_states``).
+    """
+    known: dict[Mixer, tuple[CacheSpec, ...]] = {}
+    found: list[tuple[int, CacheSpec]] = []
+    for index, layer in enumerate(model.layers):
+        if layer.mixer is None:
+            continue
+        specs = known.get(layer.mixer)
+        if specs is None:
+            specs = known[layer.mixer] = tuple(_mixer_specs(model, layer.mixer, settings))
+        found += [(index, spec) for spec in specs]
+    aligned = align_states({spec for _, spec in found})
+    return tuple((index, aligned.get(spec, spec)) for index, spec in found)
+
+
+def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterator[CacheSpec]:
+    if isinstance(mixer, StateMixer):
+        yield CacheSpec("state", settings.block_size, state_bytes=state_bytes(model, mixer, settings))
+    elif isinstance(mixer, LatentAttention):
+        yield CacheSpec("full", settings.block_size, latent_bytes(mixer, settings.kv_cache_dtype))
+        if mixer.indexer:
+            yield CacheSpec("full", settings.block_size, indexer_bytes(mixer.indexer))
+    elif isinstance(mixer, CompressedAttention):
+        yield from _compressed_specs(mixer)
+    else:
+        yield _attention_spec(model, mixer, settings)
+        if mixer.indexer:
+            yield CacheSpec("full", settings.block_size, mixer.indexer.head_dim * element_bytes(settings.dtype))
+
+
+def _attention_spec(model: Model, mixer: Attention, settings: CacheSettings) -> CacheSpec:
+    heads = held_kv_heads(mixer.num_kv_heads, settings.tensor_parallel_size)
+    token_bytes = heads * (mixer.head_dim + mixer.v_head_dim) * element_bytes(settings.kv_cache_dtype)
+    if mixer.cross:
+        tokens = MLLAMA_ENCODER_TOKENS if model.model_type == "mllama" else settings.encoder_tokens
+        return CacheSpec("cross", settings.block_size, token_bytes, tokens)
+    if mixer.window:
+        return CacheSpec("window", settings.block_size, token_bytes, mixer.window)
+    if mixer.chunk:
+        return CacheSpec("chunk", settings.block_size, token_bytes, mixer.chunk)
+    return CacheSpec("full", settings.block_size, token_bytes)
+
+
+def latent_bytes(mixer: LatentAttention, kv_cache_dtype: str) -> int:
+    """Bytes of one token in one MLA layer: the same on every rank, whatever TP is."""
+    packed = PACKED_MLA_BYTES.get(kv_cache_dtype)
+    return packed or mixer.kv_elements_per_token * element_bytes(kv_cache_dtype)
+
+
+def indexer_bytes(indexer: SparseIndexer) -> int:
+    """Bytes of one token in the cache of a sparse-attention indexer: 8-bit key, 4-byte scale per 128 elements."""
+    return indexer.head_dim + 4 * -(-indexer.head_dim // 128)
+
+
+def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int:
+    """Bytes of one request's state in one layer on one rank. The convolution state is in the engine's dtype."""
+    held_in_fp32 = mixer.kind in FP32_STATE_KINDS or model.architecture.startswith(FP32_STATE_ARCHITECTURES)
+    dtype = mixer.recurrent_dtype or ("fp32" if held_in_fp32 else settings.dtype)
+    whole = mixer.conv_elements * element_bytes(settings.dtype) + mixer.recurrent_elements * element_bytes(dtype)
+    return -(-whole // settings.tensor_parallel_size)
+
+
+def _compressed_specs(mixer: CompressedAttention) -> Iterator[CacheSpec]:
+    """DeepSeek-V4: the window, the compressed rows, the indexer's, and the half-finished groups in 32 bits."""
+    aligned = COMPRESSED_ALIGNMENT
+    yield CacheSpec(
+        "window", COMPRESSED_WINDOW_BLOCK, COMPRESSED_ROW_BYTES, mixer.window, alignment=aligned
+    )
+    ratio = mixer.compress_ratio
+    if not ratio:
+        return
+    overlap = 2 if ratio == 4 else 1
+    unfinished = CacheSpec(
+        "window", 4 if ratio == 4 else 8, overlap * mixer.head_dim * 2 * 4, overlap * ratio, alignment=aligned
+    )
+    yield CacheSpec(
+        "full", COMPRESSED_BLOCK, COMPRESSED_ROW_BYTES, tokens_per_row=ratio, alignment=aligned
+    )
+    yield unfinished
+    if mixer.indexer:
+        row = indexer_bytes(mixer.indexer)
+        yield CacheSpec("full", COMPRESSED_BLOCK, row, tokens_per_row=ratio, alignment=aligned)
+        yield replace(unfinished, token_bytes=overlap * mixer.indexer.head_dim * 2 * 4)
+
+
+def align_states(specs: set[CacheSpec]) -> dict[CacheSpec, CacheSpec]:
+    """Larger attention blocks and padded states, so that a page of attention equals a page of state.
+
+    vLLM raises the block size of hybrid models until one attention page holds at least one state, then pads
+    the state to the page ("Setting attention block size to 1072 tokens", "Padding mamba page size by ...").
+    Empty for models that do not mix the two.
+    """
+    states = [spec for spec in specs if spec.kind == "state"]
+    others = [spec for spec in specs if spec.kind != "state"]
+    if not states or not others:
+        return {}
+    state = max(spec.page_bytes for spec in states)
+    unit = max(spec.block_size for spec in others)
+    widest = max(spec.token_bytes for spec in others)
+    block_size = unit * max(1, -(-state // (unit * widest)))
+    page = block_size * widest
+    aligned = {spec: replace(spec, block_size=block_size) for spec in others}
+    return aligned | {spec: replace(spec, block_size=block_size, padded_bytes=page) for spec in states}

@@ -1,0 +1,210 @@
+"""Bytes of weights on each rank as vLLM loads them ("Model loading took N GiB").
+
+::
+
+    bytes of a stage = sum over its weights of  copies on the rank x stored bytes of the rank's piece
+
+To these comes the table of rotary cosines and sines, one row for each position of the model's own context (vLLM
+makes it while it loads, so its figure holds it). Stored bytes count scales and zero points; the vocabulary is padded to 64 rows; KV heads are repeated where there
+are more ranks than heads; MTP modules are not loaded unless speculative decoding asks for them; a tied lm_head
+costs nothing on one stage and a second embedding on the last of several. Re-packing at load time is left out
+except for MXFP4 experts, whose kernels pad every shard.
+
+A model's weights are put in a table once; every layout then costs one pass over the kinds of layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.memory.per_model import PerModel
+from planner.model.architecture import Attention, Component, LatentAttention, Model, Shard, Weight
+from planner.model.precision import UNQUANTIZED, Precision
+from planner.parallelism import Layout, cut_axis, held_copies, held_shape, stage_sizes
+
+#: (intermediate, hidden) multiples that the kernels of MXFP4 experts pad a shard to, by the GPU's architecture.
+#: From vLLM 0.32's ``mxfp4_round_up_hidden_size_and_intermediate_size``; Hopper's from gpt-oss-120b's logged
+#: 64.38 GiB, where the layout pads the output features. Elsewhere Marlin runs: logged 65.97 GiB.
+EXPERT_PADDING = {"sm_90": (256, 1), "sm_90a": (256, 1), "gfx942": (256, 256), "gfx950": (256, 256)}
+MARLIN_PADDING = (128, 256)
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """Weights on each rank of one pipeline stage, bytes."""
+
+    layers: range  #: of this stage
+    by_component: dict[Component, int]
+    by_dtype: dict[str, int]
+    rotary_bytes: int  #: the table of rotary cosines and sines
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Parameters and scales of the rank."""
+        return sum(self.by_component.values())
+
+    @cached_property
+    def loaded_bytes(self) -> int:
+        """What "Model loading took" counts: weights and rotary table."""
+        return self.weight_bytes + self.rotary_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A weight, the precision it is stored in (None: the engine's dtype) and whether MXFP4 kernels pad it."""
+
+    weight: Weight
+    precision: Precision | None
+    padded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A model's weights with their precisions: identical layers once."""
+
+    kinds: list[tuple[_Held, ...]]
+    kind_of_layer: list[int]
+    first: tuple[_Held, ...]  #: on the first stage only: embedding, vision tower
+    last: tuple[_Held, ...]  #: on the last stage only: final norm, lm_head
+    tied: tuple[_Held, ...]  #: on the last of several stages again: the embedding that is also the lm_head
+
+
+@PerModel
+def _all_stages(
+    model: Model, layout: Layout, dtype: str, architecture: str, remainder_last: bool
+) -> tuple[RankWeights, ...]:
+    rotary = rotary_bytes(model, UNQUANTIZED[dtype])
+    return tuple(_stages(_table(model), layout, UNQUANTIZED[dtype], architecture, remainder_last, rotary))
+
+
+def stage_weights(
+    model: Model, layout: Layout, dtype: str, *, architecture: str = "", remainder_last: bool = False
+) -> tuple[RankWeights, ...]:
+    """Weights on each rank, stage by stage, bytes.
+
+    ``dtype`` (bf16, fp16, fp32) is the engine's, of everything that is not quantised; ``architecture`` is the
+    GPU's (``sm_90``, ``gfx942``), which decides how MXFP4 experts are padded; ``remainder_last`` splits layers
+    as vLLM did before 0.8.0.
+    """
+    return _all_stages(model, layout, dtype, architecture, remainder_last)
+
+
+def rotary_bytes(model: Model, dtype: Precision) -> int:
+    """The table of cosines and sines: one row of rotary elements for each position of the model's context."""
+    widths = [
+        mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
+        for mixer in dict.fromkeys(model.mixers())
+        if isinstance(mixer, Attention | LatentAttention)
+    ]
+    return model.max_position_embeddings * max(widths, default=0) * dtype.bits // 8
+
+
+def weight_bytes(
+    weight: Weight,
+    precision: Precision,
+    layout: Layout,
+    *,
+    padding: tuple[int, int] = (1, 1),
+) -> int:
+    """Bytes of ``weight`` on the rank that holds most of it; ``padding`` rounds an expert's (intermediate, hidden)."""
+    shape = held_shape(weight, layout)
+    if padding != (1, 1):
+        shape = _padded(shape, padding, down=cut_axis(weight, Layout(2)) in (-1, None))
+    return precision.stored_bytes(shape, held_copies(weight, layout))
+
+
+def _padded(shape: tuple[int, ...], padding: tuple[int, int], *, down: bool) -> tuple[int, ...]:
+    intermediate, hidden = padding
+    if len(shape) < 2:
+        return (_round_up(shape[0], hidden if down else intermediate),)
+    rows, columns = (hidden, intermediate) if down else (intermediate, hidden)
+    return (*shape[:-2], _round_up(shape[-2], rows), _round_up(shape[-1], columns))
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+@PerModel
+def _table(model: Model) -> _Table:
+    kinds: dict[Hashable, int] = {}
+    held: list[tuple[_Held, ...]] = []
+    kind_of_layer: list[int] = []
+    for index, layer in enumerate(model.layers):
+        key = (id(layer), model.quantization.variant(index))
+        if key not in kinds:
+            kinds[key] = len(held)
+            held.append(tuple(_hold(model, layer.weights, f"{model.layer_prefix}{index}.")))
+        kind_of_layer.append(kinds[key])
+    embedding = [w for w in model.outer if w.component is Component.EMBEDDING]
+    rest = [w for w in model.outer if w.component is not Component.EMBEDDING]
+    vocabulary = [w for w in embedding if w.shard is Shard.VOCAB]
+    return _Table(
+        kinds=held,
+        kind_of_layer=kind_of_layer,
+        first=tuple(_hold(model, (*embedding, *model.vision))),
+        last=tuple(_hold(model, rest)),
+        tied=tuple(_hold(model, vocabulary)) if model.tied_embeddings else (),
+    )
+
+
+def _hold(model: Model, weights: Iterable[Weight], prefix: str = "") -> Iterator[_Held]:
+    quantization = model.quantization
+    for weight in weights:
+        if weight.component is Component.MTP:
+            continue
+        expert = weight.component is Component.ROUTED_EXPERT
+        precision = quantization.precision_of(prefix + weight.name, linear=weight.linear, routed_expert=expert)
+        padded = expert and quantization.method == "mxfp4"
+        yield _Held(weight, None if precision is quantization.base else precision, padded)
+
+
+# --- the sums -----------------------------------------------------------------------------------------------------
+
+
+def _stages(
+    table: _Table, layout: Layout, dtype: Precision, architecture: str, remainder_last: bool, rotary: int
+) -> Iterator[RankWeights]:
+    padding = EXPERT_PADDING.get(architecture, MARLIN_PADDING)
+
+    def sums(held: Iterable[_Held]) -> Counter[tuple[Component, str]]:
+        found: Counter[tuple[Component, str]] = Counter()
+        for one in held:
+            precision = one.precision or dtype
+            num_bytes = weight_bytes(
+                one.weight, precision, layout, padding=padding if one.padded and architecture else (1, 1)
+            )
+            found[one.weight.component, precision.name] += num_bytes
+        return found
+
+    per_kind = [sums(kind) for kind in table.kinds]
+    sizes = stage_sizes(
+        len(table.kind_of_layer), layout.pipeline_parallel_size, remainder_last=remainder_last
+    )
+    start = 0
+    for stage, size in enumerate(sizes):
+        layers = range(start, start + size)
+        start += size
+        total: Counter[tuple[Component, str]] = Counter()
+        for kind, count in Counter(table.kind_of_layer[i] for i in layers).items():
+            for key, num_bytes in per_kind[kind].items():
+                total[key] += count * num_bytes
+        if stage == 0:
+            total += sums(table.first)
+        if stage == len(sizes) - 1:
+            total += sums(table.last)
+            total += sums(table.tied) if stage > 0 else Counter()
+        yield RankWeights(layers, _summed(total, 0), _summed(total, 1), rotary)
+
+
+def _summed(total: Counter[tuple[Component, str]], part: int) -> dict[object, int]:
+    found: Counter[object] = Counter()
+    for key, num_bytes in total.items():
+        found[key[part]] += num_bytes
+    return dict(found)

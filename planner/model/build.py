@@ -1,0 +1,106 @@
+"""From ``config.json`` to a ``Model``: the family builds the layers, dtype and quantisation are added, all is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from planner.errors import UnsupportedModelError
+from planner.model.architecture import Attention, CompressedAttention, LatentAttention, Mixer, Model
+from planner.model.config import COMPLETE, Config
+from planner.model.families import BUILDERS
+from planner.model.precision import UNQUANTIZED
+from planner.model.quantization import read_quantization
+
+__all__ = ["architectures", "model_from_config"]
+
+#: Names of dtypes in ``torch_dtype`` or ``dtype``, to the words of ``weight_dtype``.
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+
+
+def architectures() -> list[str]:
+    """Class names that are understood."""
+    return sorted(BUILDERS)
+
+
+def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[str, Any] | None = None) -> Model:
+    """The model that ``config`` (``config.json`` as read) describes.
+
+    ``model_id`` names it in messages. ``sidecar`` is the content of ``hf_quant_config.json``, where the
+    checkpoint keeps its quantisation there. Raises UnsupportedModelError, never another error, for any content.
+    """
+    if not isinstance(config, Mapping):
+        raise UnsupportedModelError(f"{model_id}: config.json is not an object", hint=COMPLETE)
+    outer = Config(config, model_id=model_id)
+    builder = BUILDERS.get(outer.architecture)
+    if builder is None:
+        raise _unknown(outer)
+    parts = builder(outer)
+    dtype, notes = _dtype(outer)
+    model = Model(
+        id=model_id,
+        architecture=outer.architecture,
+        model_type=outer.text("model_type", default=""),
+        dtype=dtype,
+        quantization=read_quantization(outer, base=UNQUANTIZED[dtype], sidecar=sidecar),
+        hidden_size=parts.hidden_size,
+        vocab_size=parts.vocab_size,
+        max_position_embeddings=parts.max_position_embeddings,
+        layers=parts.layers,
+        outer=parts.outer,
+        tied_embeddings=parts.tied_embeddings,
+        vision=parts.vision,
+        mtp=parts.mtp,
+        layer_prefix=parts.layer_prefix,
+        requires_remote_code=parts.requires_remote_code,
+        notes=parts.notes + notes,
+    )
+    _check(model)
+    return model
+
+
+def _unknown(config: Config) -> UnsupportedModelError:
+    """Why no family takes this config."""
+    name = config.architecture
+    if not name:
+        return UnsupportedModelError(
+            f"{config.model_id}: config.json names no architecture ('architectures' is missing or empty)",
+            hint="give the config.json of a language model in Hugging Face format",
+        )
+    near = get_close_matches(name, BUILDERS, n=3, cutoff=0.75)
+    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    return UnsupportedModelError(
+        f"{config.model_id}: the architecture {name} is not understood, so its weights and KV cache are unknown",
+        hint=f"{nearest}a family for it belongs in planner/model/families",
+    )
+
+
+def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
+    """dtype of what is not quantised, from the outer or the text level; and a note where it is assumed."""
+    for level in (outer, outer.nested("text_config")):
+        name = level.text("torch_dtype", "dtype", default="").removeprefix("torch.")
+        if name in DTYPES:
+            return DTYPES[name], ()
+        if name not in ("", "auto"):
+            raise level.refuse("torch_dtype" if level.has("torch_dtype") else "dtype", f"one of {', '.join(DTYPES)}")
+    return "bf16", ("config.json gives no dtype: bf16 is assumed",)
+
+
+def _check(model: Model) -> None:
+    """Refuse what no engine could run: heads that do not divide, more experts per token than experts."""
+    for layer in dict.fromkeys(model.layers):
+        wrong = _wrong_mixer(layer.mixer)
+        if layer.moe and layer.moe.top_k > layer.moe.num_experts:
+            wrong = f"{layer.moe.top_k} experts per token of {layer.moe.num_experts}"
+        if wrong:
+            raise UnsupportedModelError(f"{model.id}: config.json asks for {wrong}", hint=COMPLETE)
+
+
+def _wrong_mixer(mixer: Mixer | None) -> str:
+    """What is impossible about a token mixer; empty when nothing is."""
+    if isinstance(mixer, Attention) and mixer.num_heads % mixer.num_kv_heads:
+        return f"{mixer.num_heads} query heads over {mixer.num_kv_heads} KV heads, which do not divide"
+    if isinstance(mixer, LatentAttention | CompressedAttention) and mixer.num_heads < 1:
+        return "attention without heads"
+    return ""

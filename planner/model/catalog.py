@@ -1,0 +1,239 @@
+"""The bundled catalog: architecture facts of well-known models, so that nothing needs the network.
+
+One JSON file per organisation in ``planner/catalog``, one entry per hub id. An entry holds the keys of
+``config.json`` that decide shapes, context, dtype and quantisation, and nothing else::
+
+    "org/model":          {"kind": "verbatim", "from": SOURCE, "config": {...}}
+    "org/model-instruct": {"kind": "verbatim", "from": SOURCE, "like": "org/model", "config": {what differs}}
+    "org/model-FP8":      {"kind": "trimmed", "from": SOURCE, "base": "org/model", "weight_dtype": "fp8",
+                           "config": {"quantization_config": {...}}}
+    "org/model-AWQ":      {"kind": "form", "base": "org/model", "weight_dtype": "int4-awq"}
+    "org/old-name":       {"alias_of": "org/model", "why": "the model was renamed"}
+
+``like`` copies another entry, ``base`` copies all of it but the quantisation and says whose quantised checkpoint
+this is; a null in ``config`` removes a key. In lists of modules ``layers.{0-3,7}.mlp`` stands for five names.
+``KINDS`` says what the kinds are worth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.model.architecture import Model
+from planner.resources import package_dir
+
+Record = dict[str, Any]
+
+#: What an entry was made from, and what is said about it when it is used.
+KINDS = {
+    "verbatim": "",  # a published copy of the repository's own config.json
+    "trimmed": "",  # the same, of which only some keys were published
+    "assembled": "the catalog's facts are put together from published values, not read from its own config.json",
+    "form": "its own quantisation settings are not in the catalog: the usual form of {dtype} is assumed",
+}
+
+#: Whose GPUs the checkpoints of a publisher are made for; those of others run on both.
+_MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
+#: A format that only one vendor's engine builds serve.
+_SERVED_ON: dict[str, tuple[str, ...]] = {"nvfp4": ("nvidia",)}
+
+_RANGES = re.compile(r"\{([\d,-]+)\}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The facts that the catalog holds of one hub id."""
+
+    id: str  #: as the hub spells it
+    kind: str  #: a key of ``KINDS``
+    source: str  #: where the facts were read
+    config: Record  #: the keys of ``config.json`` that matter
+    base: str | None = None  #: whose quantised checkpoint this is
+    weight_dtype: str | None = None  #: of a quantised checkpoint
+    kv_cache_dtype: str | None = None  #: that a quantised checkpoint carries scales for
+    gated: bool | None = None  #: whether the hub asks to accept a licence; None where that is not known
+    notes: tuple[str, ...] = ()
+
+    def model(self) -> Model:
+        """The model, built from the facts. Raises UnsupportedModelError for an architecture without a family."""
+        from planner.model.build import model_from_config
+
+        model = model_from_config(self.config, model_id=self.id)
+        if self.kind == "form" and self.weight_dtype:
+            from planner.model.quantization import as_quantized
+
+            model = as_quantized(model, self.weight_dtype)
+            model = replace(model, quantization=replace(model.quantization, kv_cache_dtype=self.kv_cache_dtype))
+        return replace(model, gated=self.gated)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A quantised checkpoint of a base model."""
+
+    id: str
+    weight_dtype: str
+    kv_cache_dtype: str | None  #: that it carries scales for
+    publisher: str  #: organisation on the hub
+    platforms: tuple[str, ...]  #: vendors of the GPUs that serve it: ``amd``, ``nvidia``
+
+
+def ids() -> list[str]:
+    """Every hub id of the catalog, sorted; other names of the same models are left out."""
+    return sorted((record["id"] for record in _everything() if "alias_of" not in record), key=str.lower)
+
+
+def find(name: str) -> Entry | None:
+    """The entry of a hub id, in any case; of another name of it; or of its last part alone where that is unique."""
+    record = _record(name) if "/" in name else _only(name)
+    if record is None:
+        return None
+    notes = () if "/" in name else (f"{name!r} is taken for {record['id']}",)
+    if "alias_of" in record:
+        notes = (f"{record['id']}: {record['why']}; the facts are those of {record['alias_of']}",)
+        record = _known(record["alias_of"])
+    return _entry(record, notes)
+
+
+def nearest(name: str, n: int = 3) -> list[str]:
+    """Up to ``n`` ids that look like ``name``, best first; a name without organisation is compared with last parts."""
+    spelled = {(i if "/" in name else i.partition("/")[2]).lower(): i for i in ids()}
+    return [spelled[match] for match in get_close_matches(name.lower(), spelled, n=n, cutoff=0.6)]
+
+
+def checkpoints_of(base_id: str) -> list[Checkpoint]:
+    """The quantised checkpoints of a model that the catalog knows, sorted by id; empty where there are none."""
+    base = find(base_id)
+    if base is None:
+        return []
+    found = (record for record in _everything() if record.get("base") == base.id)
+    return sorted((_checkpoint(record) for record in found), key=lambda checkpoint: checkpoint.id.lower())
+
+
+def _checkpoint(record: Record) -> Checkpoint:
+    publisher, _, _ = record["id"].partition("/")
+    dtype = record["weight_dtype"]
+    platforms = _SERVED_ON.get(dtype) or _MADE_FOR.get(publisher.lower(), ("amd", "nvidia"))
+    return Checkpoint(record["id"], dtype, record.get("kv_cache_dtype"), publisher, platforms)
+
+
+def _entry(record: Record, notes: tuple[str, ...]) -> Entry:
+    kind = record["kind"]
+    if KINDS[kind]:
+        notes += (f"{record['id']}: {KINDS[kind].format(dtype=record.get('weight_dtype'))}",)
+    return Entry(
+        id=record["id"],
+        kind=kind,
+        source=record.get("from", ""),
+        config=_config(record),
+        base=record.get("base"),
+        weight_dtype=record.get("weight_dtype"),
+        kv_cache_dtype=record.get("kv_cache_dtype"),
+        gated=record.get("gated"),
+        notes=notes,
+    )
+
+
+# --- what an entry takes from another ------------------------------------------------------------------------------
+
+
+def _config(record: Record) -> Record:
+    """The whole config of a record: what it takes from another one, and its own keys over that."""
+    own = record.get("config", {})
+    if "base" in record:
+        inherited = _unquantized(_config(_known(record["like"] if "like" in record else record["base"])))
+    elif "like" in record:
+        inherited = _config(_known(record["like"]))
+    else:
+        inherited = {}
+    return _overlaid(inherited, {key: _spread(v) if key == "quantization_config" else v for key, v in own.items()})
+
+
+def _overlaid(under: Record, over: Record) -> Record:
+    """``over`` on top of ``under``: text_config and its like key by key, all else whole; null removes."""
+    merged = dict(under)
+    for key, value in over.items():
+        nested = key.endswith("_config") and key != "quantization_config"
+        if nested and isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _overlaid(merged[key], value)
+        elif value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _unquantized(config: Record) -> Record:
+    """A config without what it says about quantisation, on either level."""
+    kept = {key: value for key, value in config.items() if key not in ("quantization_config", "expert_dtype")}
+    if isinstance(kept.get("text_config"), dict):
+        kept["text_config"] = _unquantized(kept["text_config"])
+    return kept
+
+
+def _spread(value: Any) -> Any:
+    """A quantization_config with every ``{0-3,7}`` in a module's name written out."""
+    if isinstance(value, dict):
+        return {name: _spread(inner) for key, inner in value.items() for name in _names(key)}
+    if isinstance(value, list):
+        return [name for item in value for name in (_names(item) if isinstance(item, str) else [_spread(item)])]
+    return value
+
+
+def _names(text: str) -> list[str]:
+    found = None if text.startswith("re:") else _RANGES.search(text)
+    if found is None:
+        return [text]
+    ends = (part.partition("-") for part in found[1].split(","))
+    numbers = (n for low, _, high in ends for n in range(int(low), int(high or low) + 1))
+    return [f"{text[: found.start()]}{number}{text[found.end() :]}" for number in numbers]
+
+
+# --- the files -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _files() -> dict[str, Path]:
+    """Organisation in lower case -> its file. A name asked for is only ever looked up here, never made a path."""
+    return {path.stem: path for path in package_dir("catalog").glob("*.json")}
+
+
+@cache
+def _organisation(name: str) -> dict[str, Record]:
+    """The records of one organisation by lower-case id."""
+    path = _files().get(name)
+    if path is None:
+        return {}
+    records: dict[str, Record] = json.loads(path.read_text(encoding="utf-8"))
+    return {key.lower(): {"id": key, **record} for key, record in records.items()}
+
+
+def _record(name: str) -> Record | None:
+    organisation, _, _ = name.lower().partition("/")
+    return _organisation(organisation).get(name.lower())
+
+
+def _known(name: str) -> Record:
+    """The record that another one refers to. A test holds every reference."""
+    record = _record(name)
+    if record is None:
+        raise KeyError(name)
+    return record
+
+
+def _everything() -> Iterator[Record]:
+    for organisation in sorted(_files()):
+        yield from _organisation(organisation).values()
+
+
+def _only(last_part: str) -> Record | None:
+    """The record whose id ends in ``/last_part``, where there is just one."""
+    found = [record for record in _everything() if record["id"].lower().partition("/")[2] == last_part.lower()]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,155 @@
+"""Text models beside a vision tower. The text sits under ``text_config``; Qwen2-VL and Qwen2.5-VL keep it flat."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.model.architecture import Component, Layer, Moe
+from planner.model.blocks import attention_weights, gated_mlp, moe_mlp, norms, vector
+from planner.model.config import Config, Parts, family
+from planner.model.families.dense import llama, qwen2, qwen3
+from planner.model.families.latent import deepseek
+from planner.model.families.moe import FUSED_EXPERTS, qwen3_moe, shared_expert
+from planner.model.reading import PRE_NORMS, decoder, layers_by_kind, read_attention
+from planner.model.vision import (
+    llama4_vision,
+    matrix,
+    mllama_vision,
+    moonvit_vision,
+    norm,
+    pixtral_vision,
+    qwen2_5_vision,
+    qwen2_vision,
+    qwen3_vision,
+    with_vision,
+)
+
+
+@family("Qwen2VLForConditionalGeneration")
+def qwen2_vl(config: Config) -> Parts:
+    """Qwen2-VL: Qwen2 and its tower."""
+    return with_vision(
+        qwen2(config.nested("text_config")), qwen2_vision(config.nested("vision_config"), "visual."), text=""
+    )
+
+
+@family("Qwen2_5_VLForConditionalGeneration")
+def qwen2_5_vl(config: Config) -> Parts:
+    """Qwen2.5-VL: Qwen2.5 and its tower."""
+    return with_vision(
+        qwen2(config.nested("text_config")), qwen2_5_vision(config.nested("vision_config"), "visual."), text=""
+    )
+
+
+@family("Qwen3VLForConditionalGeneration")
+def qwen3_vl(config: Config) -> Parts:
+    """Qwen3-VL: Qwen3 and a tower with DeepStack."""
+    tower = qwen3_vision(config.nested("vision_config"), "model.visual.")
+    return with_vision(qwen3(config.nested("text_config")), tower, text="model.language_model.")
+
+
+@family("Qwen3VLMoeForConditionalGeneration")
+def qwen3_vl_moe(config: Config) -> Parts:
+    """Qwen3-VL with experts."""
+    tower = qwen3_vision(config.nested("vision_config"), "model.visual.")
+    return with_vision(qwen3_moe(config.nested("text_config")), tower, text="model.language_model.")
+
+
+@family("Mistral3ForConditionalGeneration")
+def mistral3(config: Config) -> Parts:
+    """Mistral Small 3.1 and 3.2, Ministral 3: Mistral, Pixtral's tower, a patch merger. Text only where no tower is given."""
+    parts = llama(config.nested("text_config"))
+    if not config.has("vision_config"):
+        return replace(parts, notes=(*parts.notes, "config.json gives no vision_config: text only"))
+    vision = config.nested("vision_config")
+    width, hidden = vision.size("hidden_size"), parts.hidden_size
+    merge = config.size("spatial_merge_size", default=2) ** 2
+    bias = config.flag("multimodal_projector_bias", default=False)
+    stem = "multi_modal_projector."
+    projector = (
+        *norm(f"{stem}norm", width, bias=False),
+        *matrix(f"{stem}patch_merger.merging_layer", width, merge * width, bias=False),
+        *matrix(f"{stem}linear_1", hidden, width, bias=bias),
+        *matrix(f"{stem}linear_2", hidden, hidden, bias=bias),
+    )
+    return with_vision(parts, (*pixtral_vision(vision, "vision_tower."), *projector), text="language_model.")
+
+
+@family("KimiK25ForConditionalGeneration")
+def kimi_k25(config: Config) -> Parts:
+    """Kimi-K2.5: Kimi K2 and MoonViT."""
+    parts = deepseek(config.nested("text_config"))
+    tower = moonvit_vision(config.nested("vision_config"), parts.hidden_size)
+    return replace(with_vision(parts, tower, text="language_model."), requires_remote_code=True)
+
+
+# --- Llama 4 -----------------------------------------------------------------------------------------------------
+
+
+@family("Llama4ForCausalLM")
+def llama4_text(config: Config) -> Parts:
+    """Llama 4: three of four layers see only their chunk of 8192 tokens; a shared expert in each MoE layer."""
+    count = config.num_layers
+    chunked = [bool(flag) for flag in config.sizes("no_rope_layers")] or [(i + 1) % 4 != 0 for i in range(count)]
+    if len(chunked) != count:
+        raise config.refuse("no_rope_layers", f"empty or a list of {count}")
+    step = config.size("interleave_moe_layer_step", default=1)
+    sparse = set(config.sizes("moe_layers")) or set(range(step - 1, count, step))
+    kinds = [(chunked[i], i in sparse) for i in range(count)]
+    return decoder(config, layers_by_kind(kinds, lambda kind: _llama4_layer(config, *kind)))
+
+
+def _llama4_layer(config: Config, chunked: bool, sparse: bool) -> Layer:
+    hidden, bias = config.size("hidden_size"), config.flag("attention_bias", default=False)
+    attention = read_attention(config)
+    if chunked:
+        attention = replace(attention, chunk=config.size("attention_chunk_size", default=8192))
+    weights = attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias) + norms(hidden, *PRE_NORMS)
+    if not sparse:
+        mlp = gated_mlp(hidden, config.size("intermediate_size_mlp"), prefix="feed_forward.")
+        return Layer(weights + mlp, attention)
+    size = config.size("intermediate_size")
+    moe = Moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), size, num_shared_experts=1)
+    weights += moe_mlp(hidden, moe, prefix="feed_forward.", router="router", experts="experts.", names=FUSED_EXPERTS)
+    return Layer(weights + shared_expert(hidden, size, prefix="feed_forward.shared_expert."), attention, moe)
+
+
+@family("Llama4ForConditionalGeneration")
+def llama4(config: Config) -> Parts:
+    """Llama 4 Scout and Maverick with their tower."""
+    parts = llama4_text(config.nested("text_config"))
+    vision = config.nested("vision_config")
+    projector = matrix(
+        "multi_modal_projector.linear_1", parts.hidden_size, vision.size("vision_output_dim"), bias=False
+    )
+    return with_vision(parts, (*llama4_vision(vision, "vision_model."), *projector), text="language_model.")
+
+
+# --- Llama 3.2 vision ----------------------------------------------------------------------------------------------
+
+
+@family("MllamaForConditionalGeneration")
+def mllama(config: Config) -> Parts:
+    """Llama 3.2 Vision: Llama 3.1 with gated cross-attention layers among its layers; eight rows more to embed."""
+    text, vision = config.nested("text_config"), config.nested("vision_config")
+    crossed = set(text.sizes("cross_attention_layers"))
+    layers = layers_by_kind([i in crossed for i in range(text.num_layers)], lambda cross: _mllama_layer(text, cross))
+    parts = decoder(text, layers)
+    embedding, *others = parts.outer
+    embedding = replace(embedding, shape=(parts.vocab_size + 8, parts.hidden_size))
+    projector = matrix("multi_modal_projector", parts.hidden_size, vision.size("vision_output_dim"))
+    tower = (*mllama_vision(vision, "vision_model."), *projector)
+    return with_vision(replace(parts, outer=(embedding, *others)), tower, text="language_model.")
+
+
+def _mllama_layer(config: Config, cross: bool) -> Layer:
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    mlp = gated_mlp(hidden, config.size("intermediate_size")) + norms(hidden, *PRE_NORMS)
+    if not cross:
+        return Layer(attention_weights(attention, hidden) + mlp, attention)
+    weights = (
+        *attention_weights(attention, hidden, prefix="cross_attn.", qk_norm=attention.head_dim),
+        *vector("cross_attn_attn_gate", 1, Component.ATTENTION),
+        *vector("cross_attn_mlp_gate", 1, Component.MLP),
+    )
+    return Layer(weights + mlp, replace(attention, cross=True))

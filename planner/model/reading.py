@@ -1,0 +1,136 @@
+"""What many families read alike from ``config.json``, and how they put a decoder together.
+
+``Parts`` of a usual decoder are its layers, one embedding, one final norm and one lm_head. Layers that are alike
+are one object: ``layers_by_kind`` builds each kind once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from planner.model.architecture import Attention, Layer, Weight
+from planner.model.blocks import embeddings
+from planner.model.config import Config, Parts
+
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+#: Rotary forms that stretch the context beyond ``max_position_embeddings``, by their ``factor``.
+STRETCHING = {"linear", "dynamic", "ntk"}
+
+
+def read_attention(config: Config, *, kv_heads: int | None = None) -> Attention:
+    """Shape of softmax attention: an explicit ``head_dim`` before hidden / heads, MHA where KV heads are not given."""
+    heads = config.size("num_attention_heads")
+    if not config.has("head_dim") and config.size("hidden_size") < heads:
+        raise config.refuse("num_attention_heads", f"at most hidden_size = {config.size('hidden_size')}")
+    head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
+    return Attention(heads, kv_heads or config.size("num_key_value_heads", default=heads), head_dim, head_dim)
+
+
+def is_tied(config: Config, *, default: bool) -> bool:
+    """Whether lm_head is the embedding: the outer level decides, then the text level, then the class's default."""
+    inner = config.flag("tie_word_embeddings", default=default)
+    return config.outer.flag("tie_word_embeddings", default=inner)
+
+
+def context_tokens(config: Config) -> int:
+    """The model's own context, as vLLM derives it: ``model_max_length`` first, stretched by the rotary factor.
+
+    Source: ``derive_max_model_len_and_key`` and ``_get_and_verify_max_len`` of vLLM 0.32; without any key it
+    takes 2048. YaRN counts where it goes beyond ``max_position_embeddings``.
+    """
+    tokens = config.size("model_max_length", "max_position_embeddings", default=2048)
+    rope = config.get("rope_scaling", "rope_parameters")
+    factor = rope.get("factor") if isinstance(rope, Mapping) else None
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or not 1 <= factor <= 10_000:
+        return tokens
+    kind = rope.get("rope_type", rope.get("type"))
+    original = rope.get("original_max_position_embeddings")
+    if kind == "yarn" and isinstance(original, int) and 1 <= original <= tokens:
+        return max(tokens, int(original * factor))
+    stretched = (
+        isinstance(kind, str) and kind in STRETCHING and not config.text("model_type", default="").startswith("gemma3")
+    )
+    return int(tokens * factor) if stretched else tokens
+
+
+def windows(config: Config, *, full_every: int = 0, full_before: int = 0) -> list[int | None]:
+    """Sliding window of each layer, None where a layer sees all tokens.
+
+    ``layer_types`` decides where it is given; else every ``full_every``-th layer (0: none) and the first
+    ``full_before`` layers see all. ``use_sliding_window: false`` and a null ``sliding_window`` switch windows off.
+    """
+    count = config.num_layers
+    types = config.names("layer_types", count=count)
+    if not config.flag("use_sliding_window", default=True) or not config.has("sliding_window"):
+        return [None] * count
+    window = config.size("sliding_window")
+    if types:
+        return [window if kind == "sliding_attention" else None for kind in types]
+    full = [i < full_before or (full_every > 0 and (i + 1) % full_every == 0) for i in range(count)]
+    return [None if sees_all else window for sees_all in full]
+
+
+def sparse_layers(config: Config) -> list[bool]:
+    """Which layers have experts: by ``mlp_layer_types``, else by DeepSeek's or by Qwen's keys; all, without any."""
+    count = config.num_layers
+    types = config.names("mlp_layer_types", count=count)
+    if types:
+        return [kind == "sparse" for kind in types]
+    first = config.size("first_k_dense_replace", default=0)
+    every = config.size("moe_layer_freq", "decoder_sparse_step", default=1)
+    dense = set(config.sizes("mlp_only_layers"))
+    offset = 0 if config.has("moe_layer_freq") else 1
+    return [i >= first and (i + offset) % every == 0 and i not in dense for i in range(count)]
+
+
+def layers_by_kind(kinds: Sequence[Kind], make: Callable[[Kind], Layer]) -> tuple[Layer, ...]:
+    """One layer for each of ``kinds``, in order; layers of one kind are one object."""
+    made = {kind: make(kind) for kind in dict.fromkeys(kinds)}
+    return tuple(made[kind] for kind in kinds)
+
+
+def sliding(weights: tuple[Weight, ...], attention: Attention, spans: list[int | None]) -> tuple[Layer, ...]:
+    """Layers of the same weights, each with its own sliding window."""
+    return layers_by_kind(spans, lambda window: Layer(weights, replace(attention, window=window)))
+
+
+def decoder(
+    config: Config,
+    layers: tuple[Layer, ...],
+    *,
+    tied: bool = False,
+    embed: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    head: str = "lm_head",
+    norm_bias: bool = False,
+    head_bias: bool = False,
+    extra: tuple[Weight, ...] = (),
+    mtp: tuple[Weight, ...] = (),
+    layer_prefix: str = "model.layers.",
+    notes: tuple[str, ...] = (),
+) -> Parts:
+    """Layers between one embedding and one lm_head; ``tied`` is what the class does when the config does not say.
+
+    ``extra`` are further outer weights: learned positions, a norm of the embedding.
+    """
+    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
+    tied = is_tied(config, default=tied)
+    outer = embeddings(
+        vocab, hidden, tied=tied, embed=embed, norm=norm, head=head, norm_bias=norm_bias, head_bias=head_bias
+    )
+    return Parts(
+        layers=layers,
+        outer=outer + extra,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        max_position_embeddings=context_tokens(config),
+        tied_embeddings=tied,
+        mtp=mtp,
+        layer_prefix=layer_prefix,
+        notes=notes,
+    )

@@ -1,0 +1,232 @@
+"""From a name on the command line to a model: a path, the bundled catalog, the local hub cache, the hub."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from planner import hub
+from planner.errors import HubError, InputError, UnknownNameError
+from planner.model import catalog
+from planner.model.architecture import Model
+
+Source = Literal["path", "catalog", "cache", "hub"]
+
+INDEX = "model.safetensors.index.json"
+MAX_JSON_BYTES = 64 * 2**20  #: the largest sidecars list every expert of every layer, in 3 MB
+MAX_HEADER_BYTES = 100_000_000  #: the limit of the safetensors format itself
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """What the tensors of a checkpoint's safetensors files take, as the files themselves say."""
+
+    total: int
+    by_dtype: dict[str, int] | None  #: by dtype as in the headers (``BF16``, ``F8_E4M3``, ``U8``); None: only the total
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model, and how the name that was asked for led to it."""
+
+    requested: str
+    resolved: str  #: hub id, or path
+    model: Model
+    source: Source
+    notes: tuple[str, ...] = ()
+    checkpoint: StoredBytes | None = None  #: where the files or their headers were at hand
+
+
+def load_model(name: str, *, revision: str | None = None, refresh: bool = False, network: bool = True) -> ResolvedModel:
+    """The model that ``name`` means: a folder with a config.json, such a file, or a hub id.
+
+    Tried in this order: path, bundled catalog, local hub cache, the hub. The catalog holds facts of the main
+    revision, so ``revision`` passes it over; ``refresh`` passes over both it and the cache.
+
+    Raises InputError for a path without a readable config.json or a malformed name, UnsupportedModelError for an
+    architecture or quantisation that is not understood, HubError when the hub is needed and cannot be had.
+    """
+    hub.check_revision(revision)
+    path = _existing(name)
+    if path is not None and (path.is_file() or (path / hub.CONFIG).is_file()):
+        return _from_path(name, path)
+    entry = catalog.find(name)
+    if entry is not None and revision is None and not refresh:
+        return ResolvedModel(name, entry.id, entry.model(), "catalog", entry.notes)
+    if entry is None:
+        _refuse_unless_hub_id(name, path)
+    repo_id, notes = (entry.id, entry.notes[:-1]) if entry else (name, ())
+    return _from_hub(name, repo_id, revision, refresh, network, notes)
+
+
+# --- paths -------------------------------------------------------------------------------------------------------
+
+
+def _existing(name: str) -> Path | None:
+    """The path that ``name`` is, where it exists. Raises InputError where that cannot be told."""
+    if not name.strip():
+        raise InputError("the model's name is empty", hint="give a hub id, or a folder with a config.json")
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, no permission, no such user
+        raise InputError(f"{name[:200]!r} is no path: {error}", hint="give a hub id or a readable folder") from error
+
+
+def _from_path(name: str, path: Path) -> ResolvedModel:
+    folder, config = (path, path / hub.CONFIG) if path.is_dir() else (path.parent, path)
+    beside = config.name == hub.CONFIG  # a file of another name may lie among strangers
+    model = _read_model(folder if beside else None, config, model_id=name)
+    return ResolvedModel(name, str(path), model, "path", checkpoint=stored_bytes(folder) if beside else None)
+
+
+def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
+    """Say what is wrong with a name that is neither a model on disk nor in the catalog, unless it may be a hub id."""
+    if path is not None and path.is_dir():
+        raise InputError(f"{name}: {_what_is_in(path)}", hint="give a folder with a config.json in Hugging Face format")
+    if path is not None:
+        raise InputError(f"{name} is neither a file nor a folder", hint="give a folder with a config.json")
+    if name.startswith(("/", "./", "../", "~")) or name.endswith((".json", ".gguf")):
+        raise InputError(f"{name[:200]!r}: no such file or folder", hint="check the path, or give a hub id")
+    if "/" not in name and hub.is_repo_id(f"organisation/{name}"):
+        raise UnknownNameError("model", name, catalog.nearest(name), see="planner models list")
+    hub.check_repo_id(name)
+
+
+def _what_is_in(folder: Path) -> str:
+    """Why a folder without config.json is no model."""
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError as error:
+        return f"the folder cannot be read ({error.strerror})"
+    if any(name.endswith(".gguf") for name in names):
+        return "a folder of GGUF files, without a config.json"
+    if "adapter_config.json" in names:
+        return "an adapter, not a model: it has no config.json of its own"
+    if "params.json" in names:
+        return "the original format (params.json), without a config.json"
+    return "the folder has no config.json"
+
+
+def _read_model(folder: Path | None, config: Path, *, model_id: str) -> Model:
+    """The model of a config.json and, beside it, hf_quant_config.json."""
+    from planner.model.build import model_from_config
+
+    sidecar = folder / hub.SIDECAR if folder else None
+    return model_from_config(
+        read_json(config), model_id=model_id, sidecar=read_json(sidecar) if sidecar and sidecar.is_file() else None
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises InputError when it cannot be read, is too large, or is something else."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise InputError(f"{path}: {size:,} bytes are no config.json", hint="give the model's own config.json")
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint="check the path and its permissions") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, endless digits or nesting
+        reason = str(error).partition("\n")[0][:120]
+        raise InputError(f"{path} is not valid JSON: {reason}", hint="give the model's own, complete file") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no JSON object", hint="give the model's own config.json")
+    return values
+
+
+# --- cache and hub -------------------------------------------------------------------------------------------------
+
+
+def _from_hub(
+    name: str, repo_id: str, revision: str | None, refresh: bool, network: bool, notes: tuple[str, ...]
+) -> ResolvedModel:
+    """The model of a hub id that the catalog does not answer for: from the local hub cache, else from the hub."""
+    cached = None if refresh else hub.cached_snapshot(repo_id, revision)
+    if cached is not None and cached.complete:
+        return _from_snapshot(name, repo_id, cached, "cache", notes)
+    try:
+        if not network:
+            raise HubError(
+                f"{repo_id} is neither in the bundled catalog nor in the local hub cache",
+                hint="allow the network, or give a folder with the model's config.json",
+            )
+        fetched = hub.fetch_snapshot(repo_id, revision)
+    except HubError as error:
+        if cached is None:
+            raise _with_nearest(error, name) from error
+        notes += (f"{hub.SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not seen",)
+        return _from_snapshot(name, repo_id, cached, "cache", notes)
+    return _from_snapshot(name, repo_id, fetched, "hub", notes)
+
+
+def _from_snapshot(
+    name: str, repo_id: str, snapshot: hub.Snapshot, source: Source, notes: tuple[str, ...]
+) -> ResolvedModel:
+    folder = snapshot.folder
+    model = _read_model(folder, folder / hub.CONFIG, model_id=repo_id)
+    stored = stored_bytes(folder)
+    if stored is None or stored.by_dtype is None:
+        try:
+            by_dtype = hub.stored_bytes(repo_id, snapshot.commit, network=source == "hub")
+            stored = StoredBytes(sum(by_dtype.values()), by_dtype) if by_dtype else stored
+        except HubError as error:
+            notes += (f"the stored bytes are not known: {error.cause}",)
+    return ResolvedModel(name, repo_id, model, source, notes, stored)
+
+
+def _with_nearest(error: HubError, name: str) -> HubError:
+    """The same error, with what the catalog has to offer instead."""
+    if catalog.find(name):
+        return HubError(error.cause, hint=f"{error.hint}; without --revision and --refresh the bundled catalog answers")
+    near = catalog.nearest(name)
+    return HubError(error.cause, hint=f"{error.hint}; in the bundled catalog: {', '.join(near)}") if near else error
+
+
+# --- what the safetensors files hold -------------------------------------------------------------------------------
+
+
+def stored_bytes(folder: Path) -> StoredBytes | None:
+    """Bytes of the tensors stored in a folder: from the headers of its safetensors files where all are there, else the
+    total that the index states, else None. Files that are no safetensors (Git LFS pointers) count as not there."""
+    weight_map, total = _index(folder)
+    names = weight_map or {path.name for path in folder.glob("*.safetensors") if "consolidated" not in path.name}
+    headers = [_header_bytes(folder / name) for name in sorted(names)]
+    by_dtype: Counter[str] = Counter()
+    for header in headers:
+        by_dtype.update(header or {})
+    if headers and None not in headers:
+        return StoredBytes(by_dtype.total(), dict(by_dtype))
+    return StoredBytes(total, None) if total else None
+
+
+def _index(folder: Path) -> tuple[set[str], int | None]:
+    """Names of the shards and the stated total of an index; nothing where there is none, or no sound one."""
+    path = folder / INDEX
+    if not path.is_file():
+        return set(), None
+    values = read_json(path)
+    weight_map, metadata = values.get("weight_map"), values.get("metadata")
+    names = {Path(name).name for name in weight_map.values()} if isinstance(weight_map, dict) else set()
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return names, int(total) if isinstance(total, int | float) else None
+
+
+def _header_bytes(path: Path) -> dict[str, int] | None:
+    """Bytes by dtype of one file: an 8-byte little-endian length, then a JSON header with each tensor's offsets."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else {}
+        by_dtype: Counter[str] = Counter()
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                begin, end = tensor["data_offsets"]
+                by_dtype[str(tensor["dtype"])] += end - begin
+    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return dict(by_dtype)

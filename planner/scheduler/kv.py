@@ -1,0 +1,60 @@
+"""KV blocks of one engine, counted without walking over the running requests.
+
+A decoding request needs a new block whenever its context has filled the last one. Its context grows by one
+token with every tick of the decode clock, so the tick at which it next needs a block is known, modulo the
+block size, from the moment it starts to decode. Counting requests by that phase gives the need of any tick at
+once, and any ``block_size`` ticks in a row need exactly one block for each request.
+"""
+
+from __future__ import annotations
+
+
+class KvBlocks:
+    """Free blocks, and the decoding requests by the phase of their contexts."""
+
+    __slots__ = ("_phase", "block_size", "free", "seqs", "total")
+
+    def __init__(self, total: int, block_size: int) -> None:
+        self.total = total
+        self.free = total
+        self.block_size = block_size
+        self.seqs = 0  #: decoding requests
+        self._phase = [0] * block_size
+
+    def blocks(self, tok: int) -> int:
+        """Blocks that hold ``tok`` tokens."""
+        return -(-tok // self.block_size)
+
+    def join(self, context_tok: int, clock: int) -> None:
+        """A request with ``context_tok`` tokens computed, whose blocks are taken, decodes from ``clock`` on."""
+        self._phase[(context_tok - clock) % self.block_size] += 1
+        self.seqs += 1
+
+    def leave(self, context_tok: int, clock: int) -> None:
+        """A decoding request ends, or is preempted, before tick ``clock``; its blocks become free."""
+        self._phase[(context_tok - clock) % self.block_size] -= 1
+        self.seqs -= 1
+        self.free += self.blocks(context_tok)
+
+    def need(self, clock: int) -> int:
+        """Blocks that the decoding requests need at tick ``clock``."""
+        return self._phase[-clock % self.block_size]
+
+    def need_of(self, clock: int, ticks: int) -> int:
+        """Blocks that the decoding requests need in ``ticks`` ticks from ``clock`` on."""
+        periods, rest = divmod(ticks, self.block_size)
+        return periods * self.seqs + sum(self.need(clock + tick) for tick in range(rest))
+
+    def ticks_that_fit(self, clock: int, ticks: int) -> int:
+        """How many of ``ticks`` ticks from ``clock`` on find enough free blocks."""
+        if (ticks // self.block_size + 1) * self.seqs <= self.free:
+            return ticks
+        periods = min(self.free // self.seqs, ticks // self.block_size)
+        free = self.free - periods * self.seqs
+        fit = periods * self.block_size
+        while fit < ticks:
+            free -= self.need(clock + fit)
+            if free < 0:
+                break
+            fit += 1
+        return fit

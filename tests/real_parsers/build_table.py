@@ -1,0 +1,79 @@
+"""Merge what ``dump_parsers.py`` wrote for every version into ``planner/engine/flags.json``.
+
+::
+
+    python tests/real_parsers/build_table.py DUMPS planner/engine/flags.json
+
+Names are grouped by the versions that know them, so that the file stays small and its differences readable::
+
+    "0.6.3..0.17.0": "--num-lookahead-slots --swap-space"
+
+Options shared by every command that builds an engine are listed once, under ``engine``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
+COMMANDS = (*ENGINE_COMMANDS, "bench serve", "benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
+LISTS = ("env", "kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config")
+SOURCE = "options of the real parsers of each version, and its own lists; tests/real_parsers/dump_parsers.py"
+
+Known = dict[str, list[int]]  # name -> indices of the versions that know it
+
+
+def ranges(indices: list[int], versions: list[str]) -> str:
+    """``0.6.3..0.8.5``, open at the end when the newest version is in it; several are joined by commas."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index - 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    newest = len(versions) - 1
+    return ",".join(f"{versions[a]}..{versions[b] if b < newest else ''}" for a, b in runs)
+
+
+def grouped(known: Known, versions: list[str]) -> dict[str, str]:
+    """Names by the range of versions that know them."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(known):
+        groups[ranges(known[name], versions)].append(name)
+    return {key: " ".join(groups[key]) for key in sorted(groups, key=lambda k: tuple(map(int, k.split("..")[0].split("."))))}
+
+
+def collect(names: Iterable[Iterable[str]]) -> Known:
+    """From the names of each version, in order, to the versions of each name."""
+    known: Known = defaultdict(list)
+    for index, found in enumerate(names):
+        for name in set(found) - {"-h", "--help"}:
+            known[name].append(index)
+    return known
+
+
+def main(folder: Path, target: Path) -> None:
+    dumps = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    dumps.sort(key=lambda dump: tuple(map(int, dump["version"].split("."))))
+    versions = [dump["version"] for dump in dumps]
+    tables = {}
+    engine = [set.intersection(*(set(d[c]) for c in ENGINE_COMMANDS if c in d)) if len(d.keys() & set(ENGINE_COMMANDS)) == 3 else set() for d in dumps]
+    tables["engine"] = grouped(collect(engine), versions)
+    for command in COMMANDS:
+        shared = engine if command in ENGINE_COMMANDS else [set()] * len(dumps)
+        own = [set(d.get(command, ())) - s for d, s in zip(dumps, shared, strict=True)]
+        tables[command] = grouped(collect(own), versions)
+    switches = [{n for c in COMMANDS for n, takes in d.get(c, {}).items() if takes == "switch"} for d in dumps]
+    tables["switches"] = grouped(collect(switches), versions)
+    for name in LISTS:
+        found = [[n for n in d.get(name, ()) if name != "env" or n.startswith("VLLM_")] for d in dumps]
+        tables[name] = grouped(collect(found), versions)
+    target.write_text(json.dumps({"source": SOURCE, "versions": " ".join(versions), **tables}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,139 @@
+"""Write down what one real vLLM accepts: every option of its parsers, its variables, its value lists.
+
+Run it with an interpreter that can import the vLLM in question (an installed one, or an unpacked wheel or source
+distribution on ``PYTHONPATH``; compiled parts are not needed), then merge the files of all versions::
+
+    PYTHONPATH=vllm-0.11.0 python dump_parsers.py 0.11.0 vllm-0.11.0 > dumps/0.11.0.json
+    python build_table.py dumps planner/engine/flags.json
+
+What cannot be imported is left out and named under ``errors``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import json
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARG_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
+PARSER_CLASSES = ("vllm.utils.argparse_utils", "vllm.utils")
+SCRIPTS = ("benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
+
+
+def first(modules: tuple[str, ...], name: str) -> Any:
+    """Attribute ``name`` of the first module that has it."""
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"none of {modules} has {name}")
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Option strings of a parser: ``switch`` takes no value, ``maybe`` may take one, ``value`` needs one."""
+    found = {}
+    for action in parser._actions:
+        takes = "switch" if action.nargs == 0 else "maybe" if action.nargs == "?" else "value"
+        found.update(dict.fromkeys(action.option_strings, takes))
+    return found
+
+
+def serve() -> dict[str, str]:
+    new_parser = first(PARSER_CLASSES, "FlexibleArgumentParser")
+    found = {"--config": "value"} | options(first(ARG_PARSERS, "make_arg_parser")(new_parser(prog="vllm serve")))
+    try:  # options that only the sub-command of the installed program has
+        command = first(("vllm.entrypoints.cli.serve",), "ServeSubcommand")()
+        return found | options(command.subparser_init(new_parser(prog="vllm").add_subparsers()))
+    except (ImportError, TypeError):
+        return found
+
+
+def bench(name: str, tree: Path) -> dict[str, str]:
+    parser = first(PARSER_CLASSES, "FlexibleArgumentParser")(prog="vllm bench")
+    try:
+        benchmark = importlib.import_module(f"vllm.benchmarks.{name}")
+    except ImportError:  # something that only a GPU build has
+        return script(tree / "vllm" / "benchmarks" / f"{name}.py")
+    return options(benchmark.add_cli_args(parser) or parser)
+
+
+def script(path: Path) -> dict[str, str]:
+    """Options of a script of the ``benchmarks`` folder, which builds its parser only when it runs: read off its source."""
+    source = path.read_text()
+    found = {"--help": "switch"}
+    for call in ast.walk(ast.parse(source)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            names = [a.value for a in call.args if isinstance(a, ast.Constant) and str(a.value).startswith("-")]
+            action = next((k.value.value for k in call.keywords if k.arg == "action" and isinstance(k.value, ast.Constant)), "")
+            found.update(dict.fromkeys(names, "switch" if action == "store_true" else "value"))
+    if "--model" not in found and "add_cli_args" not in source:
+        raise LookupError(f"{path.name} only points to its successor")
+    engine = next((n for n in ("AsyncEngineArgs", "EngineArgs") if f" {n}.add_cli_args" in source), None)
+    if engine:
+        parser = first(PARSER_CLASSES, "FlexibleArgumentParser")()
+        arguments = importlib.import_module("vllm.engine.arg_utils")
+        found |= options(getattr(arguments, engine).add_cli_args(parser))
+    return found
+
+
+def keys(name: str) -> list[str]:
+    """Keys that a configuration class takes."""
+    module = importlib.import_module("vllm.config")
+    config = getattr(module, name, None) or getattr(module.CompilationConfig, name, None)
+    if config is None:
+        config = getattr(importlib.import_module("vllm.config.compilation"), name)
+    if dataclasses.is_dataclass(config):
+        return [f.name for f in dataclasses.fields(config) if f.init]
+    return list(config.model_fields)
+
+
+def kv_cache_dtypes() -> list[str]:
+    try:
+        return list(typing.get_args(first(("vllm.config.cache", "vllm.config"), "CacheDType")))
+    except ImportError:
+        new_parser = first(PARSER_CLASSES, "FlexibleArgumentParser")
+        parser = first(ARG_PARSERS, "make_arg_parser")(new_parser())
+        return list(next(a.choices for a in parser._actions if "--kv-cache-dtype" in a.option_strings))
+
+
+def variables() -> list[str]:
+    return list(importlib.import_module("vllm.envs").environment_variables)
+
+
+def quantizations() -> list[str]:
+    return list(importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS)
+
+
+def main(version: str, tree: Path) -> None:
+    readers: dict[str, Callable[[], Any]] = {
+        "serve": serve,
+        "bench serve": lambda: bench("serve", tree),
+        "bench throughput": lambda: bench("throughput", tree),
+        "bench latency": lambda: bench("latency", tree),
+        **{name: lambda name=name: script(tree / "benchmarks" / name) for name in SCRIPTS},
+        "env": variables,
+        "kv_cache_dtype": kv_cache_dtypes,
+        "quantization": quantizations,
+        "compilation_config": lambda: keys("CompilationConfig"),
+        "pass_config": lambda: keys("PassConfig"),
+        "speculative_config": lambda: keys("SpeculativeConfig"),
+    }
+    found: dict[str, Any] = {"version": version, "errors": {}}
+    for name, read in readers.items():
+        try:
+            found[name] = read()
+        except Exception as error:  # whatever an old tree throws is part of the record
+            found["errors"][name] = f"{type(error).__name__}: {error}"
+    json.dump(found, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

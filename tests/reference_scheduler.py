@@ -1,0 +1,227 @@
+"""Continuous batching written out token by token and step by step: slow, obvious, and only for tests.
+
+Every request keeps the list of its token times and of its blocks; every step walks over the running queue as
+vLLM's scheduler does. Nothing is shared with ``planner.scheduler`` but the records of limits and batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+from planner.scheduler import Client, Limits, StepTimer
+from planner.step import Batch
+from planner.workload import Requests
+
+MOMENT_S = 1e-9  # what happens within a nanosecond happens at once
+
+
+@dataclass(eq=False)
+class Request:
+    index: int
+    prompt: int
+    output: int
+    ready_s: float
+    computed: int = 0
+    blocks: int = 0
+    preemptions: int = 0
+    decoding: bool = False  #: its prompt, or all it had before a preemption, is computed
+    token_times_s: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that exist: all but the newest must be computed before the next can be sampled."""
+        return self.prompt + len(self.token_times_s)
+
+
+class Engine:
+    def __init__(self, timer: StepTimer, limits: Limits) -> None:
+        self.timer = timer
+        self.limits = limits
+        self.inbox: list[Request] = []
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.free = limits.kv_cache_tokens // limits.block_size
+        self.smallest_free = self.free
+        self.scheduled: list[tuple[Request, int]] = []
+        self.start_s = 0.0
+        self.last_start_s = 0.0
+        self.end_s = inf  # of the step under way
+        self.idle_until_s = inf  # no step under way: when the next begins
+
+    def next_event(self) -> tuple[float, int]:
+        return (self.end_s, 0) if self.scheduled else (self.idle_until_s, 1)
+
+    def submit(self, request: Request) -> None:
+        self.inbox.append(request)
+        if not self.scheduled:
+            self.idle_until_s = min(self.idle_until_s, request.ready_s)
+
+    def allocate(self, request: Request, new: int) -> bool:
+        missing = ceil((request.computed + new) / self.limits.block_size) - request.blocks
+        if missing > self.free:
+            return False
+        self.free -= missing
+        request.blocks += missing
+        return True
+
+    def release(self, request: Request) -> None:
+        self.free += request.blocks
+        request.blocks = 0
+
+    def begin(self) -> None:
+        now_s = self.idle_until_s
+        deadline_s = self.last_start_s if self.limits.async_scheduling else now_s
+        while self.inbox and self.inbox[0].ready_s < deadline_s - MOMENT_S:
+            self.waiting.append(self.inbox.pop(0))
+        if not self.running and not self.waiting:  # idle: start with whatever is there now
+            while self.inbox and self.inbox[0].ready_s < now_s + MOMENT_S:
+                self.waiting.append(self.inbox.pop(0))
+        if self.limits.prefill_first:
+            self.admit(self.limits.max_num_batched_tokens)
+            if not self.scheduled:
+                self.schedule_running()
+        else:
+            budget, preempted = self.schedule_running()
+            if not preempted:
+                self.admit(budget)
+        self.smallest_free = min(self.smallest_free, self.free)
+        self.last_start_s = self.start_s = now_s
+        self.end_s = now_s + self.timer.step_s(self.batch())
+
+    def schedule_running(self) -> tuple[int, bool]:
+        budget, preempted, position = self.limits.max_num_batched_tokens, False, 0
+        while position < len(self.running):
+            request = self.running[position]
+            new = min(request.tokens - request.computed, budget)
+            fits = self.allocate(request, new)
+            while not fits:
+                victim = self.running.pop()
+                self.release(victim)
+                victim.computed, victim.decoding = 0, False
+                victim.preemptions += 1
+                self.waiting.insert(0, victim)
+                preempted = True
+                if victim is request:
+                    break
+                fits = self.allocate(request, new)
+            if not fits:
+                break
+            self.scheduled.append((request, new))
+            budget -= new
+            position += 1
+        return budget, preempted
+
+    def admit(self, budget: int) -> None:
+        limits = self.limits
+        watermark = int(0.01 * (limits.kv_cache_tokens // limits.block_size)) if limits.prefill_first else 0
+        while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
+            request = self.waiting[0]
+            cached = min(int(limits.prefix_cache_hit_rate * request.prompt), request.prompt - 1)
+            cached = cached // limits.block_size * limits.block_size
+            new = request.tokens - cached
+            if new > budget:
+                if limits.prefill_first or not limits.enable_chunked_prefill:
+                    break
+                new = budget
+            whole = ceil(request.tokens / limits.block_size)
+            first = ceil((cached + new) / limits.block_size)
+            if (whole if limits.scheduler_reserve_full_isl else first) > self.free - watermark:
+                break
+            request.computed = cached
+            self.allocate(request, new)
+            self.running.append(self.waiting.pop(0))
+            self.scheduled.append((request, new))
+            budget -= new
+
+    def batch(self) -> Batch:
+        decode = [r for r, new in self.scheduled if r.decoding]
+        prefill = [(r, new) for r, new in self.scheduled if not r.decoding]
+        return Batch(
+            decode_seqs=len(decode),
+            decode_context_tok=float(sum(r.tokens for r in decode)),
+            prefill_seqs=len(prefill),
+            prefill_tok=sum(new for _, new in prefill),
+            prefill_pair_tok=float(sum(r.computed + k + 1 for r, new in prefill for k in range(new))),
+            prefill_finishing=sum(r.computed + new == r.tokens for r, new in prefill),
+        )
+
+    def end(self) -> list[Request]:
+        done = []
+        for request, new in self.scheduled:
+            finishes = request.computed + new == request.tokens
+            request.computed += new
+            if finishes:
+                request.token_times_s.append(self.end_s)
+                request.decoding = True
+            if len(request.token_times_s) == request.output:
+                self.release(request)
+                self.running.remove(request)
+                done.append(request)
+        self.scheduled = []
+        if self.running or self.waiting:
+            self.idle_until_s = self.end_s
+        else:
+            self.idle_until_s = max(self.end_s, self.inbox[0].ready_s) if self.inbox else inf
+        return done
+
+
+@dataclass
+class Outcome:
+    """Times as the client sees them, one entry per request."""
+
+    sent_s: list[float]
+    token_times_s: list[list[float]]
+    preemptions: list[int]
+    kv_cache_usage_peak: float
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for times in self.token_times_s for a, b in zip(times, times[1:], strict=False)]
+
+
+def reference_replay(
+    timer: StepTimer,
+    requests: Requests,
+    limits: Limits,
+    max_concurrency: int | None = None,
+    client: Client | None = None,
+) -> Outcome:
+    client = client or Client()
+    engines = [Engine(timer, limits) for _ in range(limits.data_parallel_size)]
+    everything: list[Request] = []
+    sent_s: list[float] = []
+    count = len(requests.input_len)
+
+    def send(place_s: float) -> None:
+        index = len(sent_s)
+        sent_s.append(max(place_s, float(requests.arrival_s[index])))
+        request = Request(
+            index,
+            int(requests.input_len[index]),
+            int(requests.output_len[index]),
+            sent_s[-1] + client.request_s,
+        )
+        everything.append(request)
+        engines[index % len(engines)].submit(request)
+
+    for _ in range(min(max_concurrency or count, count)):
+        send(0.0)
+    while True:
+        engine = min(engines, key=Engine.next_event)
+        if engine.next_event()[0] == inf:
+            break
+        if not engine.scheduled:
+            engine.begin()
+            continue
+        now_s = engine.end_s
+        for _ in engine.end():
+            if len(sent_s) < count:
+                send(now_s + client.response_s)
+    total = limits.kv_cache_tokens // limits.block_size
+    return Outcome(
+        sent_s,
+        [[t + client.response_s for t in request.token_times_s] for request in everything],
+        [request.preemptions for request in everything],
+        max(1 - engine.smallest_free / total for engine in engines),
+    )
