@@ -299,9 +299,7 @@ def _expert_problems(model: Model, layout: Layout) -> Iterator[Problem]:
         return
     experts = min((layer.moe.num_experts for layer in model.layers if layer.moe), default=0)
     if not experts:
-        yield Problem(
-            f"--enable-expert-parallel: {model.id} has no experts", "leave out --enable-expert-parallel"
-        )
+        yield Problem(f"--enable-expert-parallel: {model.id} has no experts", "leave out --enable-expert-parallel")
     elif layout.expert_ranks > experts:
         yield Problem(
             f"--enable-expert-parallel: {layout.expert_ranks} ranks (TP x DP) for {experts} experts of {model.id}",

@@ -1,10 +1,10 @@
 """How fast one engine is: the replay for an answer, a closed form for a ranking.
 
 The closed form is the steady state of a closed loop of C requests: while one request lives, it decodes its
-output in a batch of C and sits through the prefill of each of the C requests once::
+output in a batch of C and sits through the prefill of the other requests once each::
 
-    E2EL = (output - 1) x decode step of C  +  C x what one prefill adds
-    TTFT = half a step + its own prefill    TPOT = (E2EL - TTFT) / (output - 1)
+    E2EL = own prefill + (output - 1) x decode step of C + (C - 1) x what one prefill adds
+    TTFT = half a step + own prefill        TPOT = (E2EL - TTFT) / (output - 1)
     throughput = C x output / E2EL
 
 The replay knows the burst at the start, the token budget, KV blocks and percentiles; the closed form does not,
@@ -14,21 +14,97 @@ and costs a few steps instead of thousands.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Any
 
-from planner.bench import serve_result
-from planner.engine.config import EngineConfig
+from planner.bench import latency_result, serve_result, throughput_result
+from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.resolve import resolve
+from planner.engine.version import EngineVersion
+from planner.fit import served_model
 from planner.hardware import GpuProfile
+from planner.memory.budget import MemoryBudget, memory_budget
 from planner.model.architecture import Model
-from planner.scheduler import Limits, replay
+from planner.scheduler import Client, Limits, Replay, replay
 from planner.step import Batch, StepModel
 from planner.workload import Workload
 
 
+@dataclass(frozen=True)
+class Deployment:
+    """One model served by one engine: what it is made of, what it holds, how long its steps take."""
+
+    model: Model
+    profile: GpuProfile
+    config: EngineConfig
+
+    @cached_property
+    def budget(self) -> MemoryBudget:
+        """How the memory is divided."""
+        return memory_budget(self.model, self.profile, self.config)
+
+    @cached_property
+    def timer(self) -> StepModel:
+        """Seconds of a step."""
+        return StepModel(self.model, self.profile, self.config)
+
+    def requests_held(self, total_len: int, *, pessimistic: bool = False) -> float:
+        """Requests of ``total_len`` tokens that the KV cache holds at once; 0 when there is no cache."""
+        blocks = self.budget.num_blocks.low if pessimistic else self.budget.num_blocks.mid
+        if not self.budget.pool.groups:
+            return float(self.config.max_num_seqs)
+        return self.budget.pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+
+    def limits(self, total_len: int) -> Limits:
+        """What the scheduler is bound by; the KV cache counts tokens of requests of ``total_len``.
+
+        Raises InputError where not one such request fits.
+        """
+        config = self.config
+        return Limits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            kv_cache_tokens=int(self.requests_held(total_len) * total_len),
+            block_size=config.block_size,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
+            async_scheduling=config.async_scheduling,
+            data_parallel_size=config.data_parallel_size,
+        )
+
+    def replay(self, workload: Workload) -> Replay:
+        """Serve ``workload``. Raises InputError where a request can never be scheduled."""
+        client = Client(request_s=self.timer.efficiency.request_s)
+        return replay(self.timer, workload, self.limits(workload.max_total_len), client)
+
+
+def deploy(
+    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, *, offline: bool = False
+) -> Deployment:
+    """The engine that ``args`` describe. Raises IllegalPlanError for what vLLM refuses."""
+    config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
+    return Deployment(served_model(model, args), profile, config)
+
+
+def predict_serve(deployment: Deployment, workload: Workload, **asked: Any) -> dict[str, Any]:
+    """The result file of ``vllm bench serve``; ``asked`` as for ``bench.serve_result``."""
+    return serve_result(deployment.replay(workload), workload, model_id=deployment.model.id, **asked)
+
+
+def predict_throughput(deployment: Deployment, workload: Workload) -> dict[str, Any]:
+    """The result file of ``vllm bench throughput``: all prompts at once."""
+    return throughput_result(deployment.replay(workload), model_id=deployment.model.id)
+
+
+def predict_latency(deployment: Deployment, workload: Workload) -> dict[str, Any]:
+    """The result file of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
+    return latency_result(deployment.replay(workload), model_id=deployment.model.id)
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Steady state of a closed loop on one replica. Seconds and tokens per second."""
+    """Steady state of a closed loop on one replica. Seconds, and tokens per second."""
 
     concurrency: int
     ttft_s: float
@@ -42,50 +118,24 @@ class Estimate:
         return self.output_tok_per_s / self.concurrency
 
 
-def estimate(timer: StepModel, config: EngineConfig, input_len: int, output_len: int, concurrency: int) -> Estimate:
+def estimate(deployment: Deployment, input_len: int, output_len: int, concurrency: int) -> Estimate:
     """Closed form of a closed loop of ``concurrency`` requests of ``input_len`` and ``output_len`` tokens."""
-    decoding = max(concurrency - 1, 0)
+    others = concurrency - 1
     context_tok = input_len + output_len / 2
-    step_s = timer.step_s(Batch(decode_seqs=concurrency, decode_context_tok=concurrency * context_tok))
-    own_s, added_s = _prefill_s(timer, config, input_len, decoding, context_tok)
+    step_s = deployment.timer.step_s(Batch(decode_seqs=concurrency, decode_context_tok=concurrency * context_tok))
+    own_s, added_s = _prefill_s(deployment, input_len, others, context_tok)
     ttft_s = own_s + step_s / 2
-    e2el_s = own_s + (output_len - 1) * step_s + decoding * added_s
+    e2el_s = own_s + (output_len - 1) * step_s + others * added_s
     tpot_s = (e2el_s - ttft_s) / max(output_len - 1, 1)
     return Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
 
 
-def _prefill_s(
-    timer: StepModel, config: EngineConfig, input_len: int, decoding: int, context_tok: float
-) -> tuple[float, float]:
+def _prefill_s(deployment: Deployment, input_len: int, decoding: int, context_tok: float) -> tuple[float, float]:
     """Seconds of one prompt's prefill among ``decoding`` requests, and how much of that it adds to their steps."""
-    decodes = Batch(decode_seqs=decoding, decode_context_tok=decoding * context_tok)
-    chunk = max(config.max_num_batched_tokens - decoding, 1)
+    context = decoding * context_tok
+    chunk = max(deployment.config.max_num_batched_tokens - decoding, 1)
     steps = ceil(input_len / chunk)
-    new = input_len / steps
     # all chunks together attend to input x (input + 1) / 2 pairs; a step of average size stands for each
-    step_s = timer.step_s(
-        Batch(decoding, decodes.decode_context_tok, 1, ceil(new), new * (input_len + 1) / 2, 1)
-    )
-    return steps * step_s, steps * (step_s - timer.step_s(decodes))
-
-
-def limits_of(config: EngineConfig, kv_cache_tokens: int) -> Limits:
-    """What the scheduler of one engine is bound by."""
-    return Limits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        kv_cache_tokens=kv_cache_tokens,
-        block_size=config.block_size,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
-        async_scheduling=config.async_scheduling,
-        data_parallel_size=config.data_parallel_size,
-    )
-
-
-def serve(
-    model: Model, profile: GpuProfile, config: EngineConfig, workload: Workload, kv_cache_tokens: int
-) -> dict[str, Any]:
-    """Replay ``workload`` and return the keys of the result file of ``vllm bench serve``."""
-    timer = StepModel(model, profile, config)
-    return serve_result(replay(timer, workload, limits_of(config, kv_cache_tokens)), workload)
+    new_tok, pairs_tok = ceil(input_len / steps), input_len * (input_len + 1) / 2 / steps
+    step_s = deployment.timer.step_s(Batch(decoding, context, 1, new_tok, pairs_tok, 1))
+    return steps * step_s, steps * (step_s - deployment.timer.step_s(Batch(decoding, context)))

@@ -16,7 +16,7 @@ it. ``step_s`` is called for every step of a replay: all that does not depend on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 
 from planner.collectives import collective_rates, collectives
 from planner.efficiency import Efficiency, captured, efficiency_for
@@ -80,6 +80,11 @@ def hottest_rows(rows: float, ranks: int) -> float:
     """Rows on the busiest of ``ranks`` that share ``rows`` at random: m + sqrt(2 m ln ranks) with m the mean."""
     mean = rows / ranks
     return mean if ranks == 1 else mean + sqrt(2 * mean * log(ranks))
+
+
+def _seen(rows: float, queries: float, span: float) -> float:
+    """Rows that ``queries`` see in all, ``span`` each at most; whole where there is no limit."""
+    return rows if span == inf else min(rows, queries * span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +203,9 @@ class StepModel:
                 case Driver.SAMPLED:
                     drivers.append((sampled, 0.0))
                 case Driver.CONTEXT:
-                    drivers.append((min(context / load.ratio, decodes * load.span), 0.0))
+                    drivers.append((_seen(context / load.ratio, decodes, load.span), 0.0))
                 case Driver.PAIRS:
-                    drivers.append((min(pairs / load.ratio, prefill * load.span), 0.0))
+                    drivers.append((_seen(pairs / load.ratio, prefill, load.span), 0.0))
                 case Driver.EXPERTS:
                     drivers.append(self._experts(load, tokens))
                 case Driver.DECODES:

@@ -93,9 +93,7 @@ class Workload:
                 hint="use inf to send everything at once",
             )
         if not self.burstiness > 0:
-            raise InputError(
-                f"--burstiness must be positive, got {self.burstiness:g}", hint="1 is a Poisson process"
-            )
+            raise InputError(f"--burstiness must be positive, got {self.burstiness:g}", hint="1 is a Poisson process")
         if self.seed < 0:
             raise InputError(f"--seed must not be negative, got {self.seed}", hint="0 is the default")
         self._check_range_ratio()
@@ -158,13 +156,16 @@ class Workload:
     def _draw_lengths(self, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
         import numpy as np
 
-        if self.length_distribution != "lognormal":
+        lengths: NDArray[np.int64]
+        if self.length_distribution == "lognormal":
+            sigma = log(1 + CONVERSATION_SPREAD**2) ** 0.5
+            drawn = rng.lognormal(mean=0.0, sigma=sigma, size=self.num_prompts)
+            shortest = min(CONVERSATION_MIN_TOK, length)
+            lengths = np.maximum(np.rint(drawn * (length / drawn.mean())), shortest).astype(np.int64)
+        else:
             low, high = self._bounds(length)
-            return rng.integers(low, high + 1, size=self.num_prompts)
-        sigma = log(1 + CONVERSATION_SPREAD**2) ** 0.5
-        drawn = rng.lognormal(mean=0.0, sigma=sigma, size=self.num_prompts)
-        shortest = min(CONVERSATION_MIN_TOK, length)
-        return np.maximum(np.rint(drawn * (length / drawn.mean())), shortest).astype(np.int64)
+            lengths = rng.integers(low, high + 1, size=self.num_prompts)
+        return lengths
 
     def _draw_arrivals(self) -> NDArray[np.float64]:
         """Arrival times in s: cumulated gamma gaps, stretched so that the last falls on num_prompts / rate."""
@@ -176,5 +177,6 @@ class Workload:
             return np.arange(1, self.num_prompts + 1) / self.request_rate
         scale = 1 / (self.request_rate * self.burstiness)
         gaps = np.random.RandomState(self.seed).gamma(self.burstiness, scale, size=self.num_prompts)
-        times = gaps.cumsum()
-        return times * (self.num_prompts / self.request_rate / times[-1])
+        times: NDArray[np.float64] = gaps.cumsum()
+        times *= self.num_prompts / self.request_rate / times[-1]
+        return times

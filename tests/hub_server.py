@@ -54,6 +54,7 @@ class HubServer:
 
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, bytes]] = {}
+        self.commits: dict[str, str] = {}
         self.gated: set[str] = set()
         self.delay_s = 0.0  #: before every answer
         self.status: int | None = None  #: answer everything with this status
@@ -71,7 +72,8 @@ class HubServer:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def add(self, repo: str, files: dict[str, bytes]) -> None:
-        """Add a repository; its only revisions are ``main`` and ``COMMIT``."""
+        """Add a repository, whose revisions are ``main`` and ``COMMIT``; or a new commit to one that is there."""
+        self.commits[repo] = hashlib.sha1(repr(files).encode()).hexdigest() if repo in self.repos else COMMIT
         self.repos[repo] = files
 
     def gate(self, repo: str) -> None:
@@ -124,25 +126,23 @@ class _Handler(BaseHTTPRequestHandler):
             self.refuse(403 if self.headers.get("Authorization") else 401, "GatedRepo")
         elif route["repo"] not in repos:
             self.refuse(404, "RepoNotFound")
-        elif route["revision"] not in ("main", COMMIT):
+        elif route["revision"] not in ("main", self.hub.commits[route["repo"]]):
             self.refuse(404, "RevisionNotFound")
         elif route["file"] not in repos[route["repo"]]:
-            self.refuse(404, "EntryNotFound")
+            self.refuse(404, "EntryNotFound", self.hub.commits[route["repo"]])
         else:
-            self.send_file(repos[route["repo"]][route["file"]])
+            self.send_file(repos[route["repo"]][route["file"]], self.hub.commits[route["repo"]])
 
-    def refuse(self, status: int, code: str) -> None:
+    def refuse(self, status: int, code: str, commit: str | None = None) -> None:
         """An error of the hub: the code is in a header."""
         headers = {"X-Error-Code": code, "X-Error-Message": code}
-        if code == "EntryNotFound":
-            headers["X-Repo-Commit"] = COMMIT
-        self.reply(status, b"", headers)
+        self.reply(status, b"", headers | ({"X-Repo-Commit": commit} if commit else {}))
 
-    def send_file(self, content: bytes) -> None:
+    def send_file(self, content: bytes, commit: str) -> None:
         """The file, or the range of it that was asked for."""
         headers = {
             "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": commit,
             "Accept-Ranges": "bytes",
         }
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")

@@ -7,6 +7,7 @@ vLLM's scheduler does. Nothing is shared with ``planner.scheduler`` but the reco
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil, inf
 
 from planner.scheduler import Client, Limits, StepTimer
@@ -44,7 +45,7 @@ class Engine:
         self.free = limits.kv_cache_tokens // limits.block_size
         self.smallest_free = self.free
         self.scheduled: list[tuple[Request, int]] = []
-        self.start_s = 0.0
+        self.ended: list[Request] = []  # asynchronous: still in the way of the next step
         self.last_start_s = 0.0
         self.end_s = inf  # of the step under way
         self.idle_until_s = inf  # no step under way: when the next begins
@@ -71,12 +72,29 @@ class Engine:
 
     def begin(self) -> None:
         now_s = self.idle_until_s
-        deadline_s = self.last_start_s if self.limits.async_scheduling else now_s
-        while self.inbox and self.inbox[0].ready_s < deadline_s - MOMENT_S:
+        self.receive((self.last_start_s if self.limits.async_scheduling else now_s) - MOMENT_S)
+        self.schedule()
+        if not self.scheduled:  # idle: start with whatever is there now
+            self.clear_ended()
+            self.receive(now_s - MOMENT_S)
+            if not self.waiting:
+                self.receive(now_s + MOMENT_S)
+            self.schedule()
+        self.smallest_free = min(self.smallest_free, self.free)
+        self.clear_ended()
+        self.last_start_s = now_s
+        self.end_s = now_s + self.timer.step_s(self.batch())
+
+    def receive(self, before_s: float) -> None:
+        while self.inbox and self.inbox[0].ready_s < before_s:
             self.waiting.append(self.inbox.pop(0))
-        if not self.running and not self.waiting:  # idle: start with whatever is there now
-            while self.inbox and self.inbox[0].ready_s < now_s + MOMENT_S:
-                self.waiting.append(self.inbox.pop(0))
+
+    def clear_ended(self) -> None:
+        for request in self.ended:
+            self.release(request)
+        self.ended = []
+
+    def schedule(self) -> None:
         if self.limits.prefill_first:
             self.admit(self.limits.max_num_batched_tokens)
             if not self.scheduled:
@@ -85,9 +103,6 @@ class Engine:
             budget, preempted = self.schedule_running()
             if not preempted:
                 self.admit(budget)
-        self.smallest_free = min(self.smallest_free, self.free)
-        self.last_start_s = self.start_s = now_s
-        self.end_s = now_s + self.timer.step_s(self.batch())
 
     def schedule_running(self) -> tuple[int, bool]:
         budget, preempted, position = self.limits.max_num_batched_tokens, False, 0
@@ -115,7 +130,7 @@ class Engine:
     def admit(self, budget: int) -> None:
         limits = self.limits
         watermark = int(0.01 * (limits.kv_cache_tokens // limits.block_size)) if limits.prefill_first else 0
-        while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) + len(self.ended) < limits.max_num_seqs:
             request = self.waiting[0]
             cached = min(int(limits.prefix_cache_hit_rate * request.prompt), request.prompt - 1)
             cached = cached // limits.block_size * limits.block_size
@@ -155,10 +170,12 @@ class Engine:
                 request.token_times_s.append(self.end_s)
                 request.decoding = True
             if len(request.token_times_s) == request.output:
-                self.release(request)
                 self.running.remove(request)
+                self.ended.append(request)
                 done.append(request)
         self.scheduled = []
+        if not self.limits.async_scheduling:
+            self.clear_ended()
         if self.running or self.waiting:
             self.idle_until_s = self.end_s
         else:
@@ -177,7 +194,7 @@ class Outcome:
 
     @property
     def gaps_s(self) -> list[float]:
-        return [b - a for times in self.token_times_s for a, b in zip(times, times[1:], strict=False)]
+        return [b - a for times in self.token_times_s for a, b in pairwise(times)]
 
 
 def reference_replay(

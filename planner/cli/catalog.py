@@ -26,7 +26,7 @@ def hardware_list(output: OutputFormat = Format.table) -> None:
     from planner import report
     from planner.hardware import load_all
 
-    report.print_rows([report.hardware_row(profile) for profile in load_all()], output)
+    report.print_hardware(load_all(), output)
 
 
 def hardware_show(

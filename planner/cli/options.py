@@ -88,3 +88,7 @@ AllowUnvalidated = Annotated[
     bool,
     typer.Option("--allow-unvalidated", help="Plan what one source documents and another reports broken."),
 ]
+WeightDtype = Annotated[
+    str | None,
+    typer.Option("--weight-dtype", help="Plan the usual checkpoint of this precision: fp8, mxfp4, nvfp4, int4-awq, ..."),
+]

@@ -62,8 +62,7 @@ def features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | No
         hybrid_prefix_caching=release >= (0, 28),
         async_scheduling=asynchronous,  # config/scheduler.py: False to 0.13, None (on where possible) from 0.14.0
         async_scheduling_exists=v1 and release >= (0, 10),
-        # config/vllm.py: refused or switched off from 0.11.1 to 0.14, free again in 0.16.0; 0.15 taken as 0.14
-        async_scheduling_with_pipeline=not (0, 11, 1) <= release < (0, 16),
+        async_scheduling_with_pipeline=release >= (0, 15),  # arg_utils.py to 0.11, config/vllm.py to 0.14: refused
         multi_step=release < (0, 10, 1),
         graph_mode=_graph_mode(version, engine),
         max_graph_batch=_max_graph_batch(version, profile, engine),
@@ -118,8 +117,7 @@ def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
         limit = next((size for size in (1, 2, 4) if size >= seqs), 8 * ceil(seqs / 8))
     else:
         limit = min(found.max_graph_batch, config.max_num_batched_tokens)
-    if release >= (0, 10, 2):
-        limit = min(limit, 2 * seqs)
+        limit = min(limit, 2 * seqs) if release >= (0, 10) else limit
     coarse = 256 if release >= (0, 11, 1) else limit + 8
     sizes = (1, 2, 4, *range(8, min(limit + 1, coarse), 8), *range(coarse, limit + 1, 16))
     return tuple(size for size in sizes if size <= limit)

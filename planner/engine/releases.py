@@ -24,6 +24,7 @@ _DATES = """
 0.27.0 2026-08-10  0.27.1 2026-08-11  0.28.0 2026-08-26  0.29.0 2026-09-09  0.30.0 2026-09-22  0.31.0 2026-10-05
 0.32.0 2026-10-18  0.33.0 2026-11-02
 """
+_DAYS = _DATES.split()
 
 
 def release_of(text: str) -> Release:
@@ -34,7 +35,7 @@ def release_of(text: str) -> Release:
 
 #: Upload date of every release from 0.4.0 on, and of a few before; post-releases count as their release.
 RELEASES: dict[Release, datetime.date] = {
-    release_of(name): datetime.date.fromisoformat(day) for name, day in zip(_DATES[::2], _DATES[1::2], strict=True)
+    release_of(name): datetime.date.fromisoformat(day) for name, day in zip(_DAYS[::2], _DAYS[1::2], strict=True)
 }
 
 NEWEST: Release = max(RELEASES)

@@ -60,9 +60,7 @@ def _layer_width(layer: Layer, layout: Layout) -> int:
 def _flow(weights: Iterable[Weight], layout: Layout) -> int:
     """Elements per token that go through these matrices on one rank: outputs, and the inputs of row-cut ones."""
     return sum(
-        held_shape(w, layout)[-1 if w.shard is Shard.ROW else 0]
-        for w in weights
-        if w.linear and len(w.shape) == 2
+        held_shape(w, layout)[-1 if w.shard is Shard.ROW else 0] for w in weights if w.linear and len(w.shape) == 2
     )
 
 

@@ -36,6 +36,7 @@ class StageBudget:
 
     weights: RankWeights
     requested_bytes: int
+    uncertain: Interval  #: how far the budget itself may be off, because GPUs of one name report different totals
     activation: Interval
     non_torch: Interval
     graphs: Interval
@@ -45,7 +46,7 @@ class StageBudget:
     @cached_property
     def available(self) -> Interval:
         """Left for the KV cache; negative when there is nothing left."""
-        taken = [self.activation, self.non_torch]
+        taken = [self.activation, self.non_torch, self.uncertain]
         if self.graphs_in_budget:
             taken.append(self.graphs)
         overhead = total(taken)
@@ -120,14 +121,16 @@ def memory_budget(model: Model, profile: GpuProfile, config: EngineConfig) -> Me
             config.kv_cache_dtype,
             config.block_size,
             config.max_num_batched_tokens,
+            rules.packs_sparse_latents(profile),
         ),
         rules.keeps_windows(config, model),
         config.max_num_batched_tokens * rules.batches_in_flight(config, found),
         rules.states_per_request(config),
     )
     activation = activation_peak(model, config, found)
-    non_torch = non_torch_bytes(version, profile.vendor, config.tensor_parallel_size)
+    non_torch = non_torch_bytes(version, profile.vendor, config.tensor_parallel_size, profile.interconnect.kind)
     graphs = graph_bytes(model, profile, config, found)
+    uncertain = constant("reported_memory", version).scaled(requested)
     weights = stage_weights(
         model,
         layout,
@@ -139,6 +142,7 @@ def memory_budget(model: Model, profile: GpuProfile, config: EngineConfig) -> Me
         StageBudget(
             stage,
             requested,
+            uncertain,
             activation,
             non_torch,
             graphs,

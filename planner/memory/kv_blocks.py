@@ -43,9 +43,7 @@ class CacheGroup:
 
     def blocks(self, num_tokens: int, in_flight_tokens: int, states: int) -> int:
         """Blocks that one request of ``num_tokens`` takes from the pool."""
-        return max(
-            spec.pages_per_request(num_tokens, in_flight_tokens, states=states) for spec in self.specs
-        )
+        return max(spec.pages_per_request(num_tokens, in_flight_tokens, states=states) for spec in self.specs)
 
     @cached_property
     def specs(self) -> frozenset[CacheSpec]:
@@ -75,9 +73,7 @@ class BlockPool:
     def blocks_per_request(self, num_tokens: int) -> int:
         """Blocks that one request of ``num_tokens`` needs."""
         held = -(-num_tokens // self.context_shards)
-        return sum(
-            group.blocks(held, self.in_flight_tokens, self.states_per_request) for group in self.groups
-        )
+        return sum(group.blocks(held, self.in_flight_tokens, self.states_per_request) for group in self.groups)
 
     def max_concurrency(self, num_blocks: int, num_tokens: int) -> float:
         """Requests of ``num_tokens`` that the pool holds at once ("Maximum concurrency")."""
@@ -94,9 +90,7 @@ class BlockPool:
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (
-                (middle, high) if self.blocks_per_request(middle) <= num_blocks else (low, middle - 1)
-            )
+            low, high = (middle, high) if self.blocks_per_request(middle) <= num_blocks else (low, middle - 1)
         return low
 
 
@@ -121,9 +115,7 @@ def _promoted(layers: LayerSpecs) -> tuple[Member, ...]:
     if not any(spec.kind == "full" for _, spec in layers):
         return tuple(layers)
     local = ("window", "chunk")
-    return tuple(
-        (i, replace(spec, kind="full", span_tokens=0) if spec.kind in local else spec) for i, spec in layers
-    )
+    return tuple((i, replace(spec, kind="full", span_tokens=0) if spec.kind in local else spec) for i, spec in layers)
 
 
 def _groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:

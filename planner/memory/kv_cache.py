@@ -98,6 +98,7 @@ class CacheSettings:
     kv_cache_dtype: str
     block_size: int
     encoder_tokens: int  #: of cross attention, where the architecture does not say
+    packs_sparse_latents: bool = True  #: an 8-bit cache of sparse MLA is kept in packed rows of 656 bytes
 
 
 def element_bytes(kv_cache_dtype: str) -> int:
@@ -131,7 +132,10 @@ def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterato
     if isinstance(mixer, StateMixer):
         yield CacheSpec("state", settings.block_size, state_bytes=state_bytes(model, mixer, settings))
     elif isinstance(mixer, LatentAttention):
-        yield CacheSpec("full", settings.block_size, latent_bytes(mixer, settings.kv_cache_dtype))
+        eight_bits = settings.kv_cache_dtype.startswith("fp8")
+        packed = mixer.indexer and eight_bits and settings.packs_sparse_latents
+        dtype = "fp8_ds_mla" if packed else settings.kv_cache_dtype
+        yield CacheSpec("full", settings.block_size, latent_bytes(mixer, dtype))
         if mixer.indexer:
             yield CacheSpec("full", settings.block_size, indexer_bytes(mixer.indexer))
     elif isinstance(mixer, CompressedAttention):
@@ -177,9 +181,7 @@ def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int
 def _compressed_specs(mixer: CompressedAttention) -> Iterator[CacheSpec]:
     """DeepSeek-V4: the window, the compressed rows, the indexer's, and the half-finished groups in 32 bits."""
     aligned = COMPRESSED_ALIGNMENT
-    yield CacheSpec(
-        "window", COMPRESSED_WINDOW_BLOCK, COMPRESSED_ROW_BYTES, mixer.window, alignment=aligned
-    )
+    yield CacheSpec("window", COMPRESSED_WINDOW_BLOCK, COMPRESSED_ROW_BYTES, mixer.window, alignment=aligned)
     ratio = mixer.compress_ratio
     if not ratio:
         return
@@ -187,9 +189,7 @@ def _compressed_specs(mixer: CompressedAttention) -> Iterator[CacheSpec]:
     unfinished = CacheSpec(
         "window", 4 if ratio == 4 else 8, overlap * mixer.head_dim * 2 * 4, overlap * ratio, alignment=aligned
     )
-    yield CacheSpec(
-        "full", COMPRESSED_BLOCK, COMPRESSED_ROW_BYTES, tokens_per_row=ratio, alignment=aligned
-    )
+    yield CacheSpec("full", COMPRESSED_BLOCK, COMPRESSED_ROW_BYTES, tokens_per_row=ratio, alignment=aligned)
     yield unfinished
     if mixer.indexer:
         row = indexer_bytes(mixer.indexer)

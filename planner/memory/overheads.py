@@ -104,21 +104,23 @@ def constant(name: str, version: EngineVersion, **where: Any) -> Interval:
     raise KeyError(f"memory.toml has no {name} for vLLM {version} and {where}")
 
 
-def non_torch_bytes(version: EngineVersion, vendor: str, tensor_parallel_size: int) -> Interval:
-    """Memory outside torch: communicators, kernels' code and workspaces, by TP; straight in log2(TP) between sizes."""
-    known = {
-        fit.where["tensor_parallel_size"]: fit.interval
-        for fit in reversed(fits())
-        if fit.name == "non_torch"
-        and fit.holds(version, {"vendor": vendor, "tensor_parallel_size": fit.where["tensor_parallel_size"]})
-    }
+def non_torch_bytes(version: EngineVersion, vendor: str, tensor_parallel_size: int, link: str) -> Interval:
+    """Memory outside torch: communicators, kernels' code and workspaces; straight in log2(TP) between known sizes.
+
+    ``link`` is the kind of interconnect: buffers over PCIe are smaller than over NVLink.
+    """
+    known: dict[int, Interval] = {}
+    for fit in fits():
+        size = fit.where.get("tensor_parallel_size")
+        where = {"vendor": vendor, "tensor_parallel_size": size, "link": link}
+        if fit.name == "non_torch" and size not in known and fit.holds(version, where):
+            known[size] = fit.interval
     below = max(size for size in known if size <= tensor_parallel_size)
     above = min((size for size in known if size >= tensor_parallel_size), default=below)
-    low, high = known[below], known[above]
     share = 0.0 if below == above else log2(tensor_parallel_size / below) / log2(above / below)
-    return Interval(
-        *(
-            (1 - share) * a + share * b
-            for a, b in zip((low.mid, low.low, low.high), (high.mid, high.low, high.high), strict=True)
-        )
-    )
+    return total_of(known[below].scaled(1 - share), known[above].scaled(share))
+
+
+def total_of(one: Interval, other: Interval) -> Interval:
+    """The sum of parts that err together."""
+    return Interval(one.mid + other.mid, one.low + other.low, one.high + other.high)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.engine.config import EngineConfig
 from planner.engine.features import Features
 from planner.engine.version import EngineVersion
+from planner.hardware.schema import GpuProfile
 from planner.model.architecture import Attention, Model
 
 
@@ -34,6 +35,14 @@ def batches_in_flight(config: EngineConfig, found: Features) -> int:
 def states_per_request(config: EngineConfig) -> int:
     """Recurrent states of one request: two with prefix caching (mode "align": the last block's and the current one)."""
     return 2 if config.enable_prefix_caching else 1
+
+
+def packs_sparse_latents(profile: GpuProfile) -> bool:
+    """Whether sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576.
+
+    FlashInfer's kernels for SM 10.x keep plain rows: a B200 logged 78 x 576 + 21 x 132 bytes per token.
+    """
+    return profile.vendor == "nvidia" and (profile.compute_capability or (0, 0))[0] != 10
 
 
 def refines_fp8_blocks(version: EngineVersion) -> bool:

@@ -184,9 +184,7 @@ def _stages(
         return found
 
     per_kind = [sums(kind) for kind in table.kinds]
-    sizes = stage_sizes(
-        len(table.kind_of_layer), layout.pipeline_parallel_size, remainder_last=remainder_last
-    )
+    sizes = stage_sizes(len(table.kind_of_layer), layout.pipeline_parallel_size, remainder_last=remainder_last)
     start = 0
     for stage, size in enumerate(sizes):
         layers = range(start, start + size)

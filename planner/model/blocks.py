@@ -106,7 +106,7 @@ def moe_mlp(
 ) -> tuple[Weight, ...]:
     """Router and routed experts. One expert stands for all: ``copies`` says how many there are.
 
-    Buffers that only correct the routing (one number per expert) are not counted, as nowhere in the literature.
+    A buffer that only corrects the routing (one number per expert) is not a parameter and is left out.
     """
     return (
         *linear(f"{prefix}{router}", moe.num_experts, hidden_size, Component.ROUTER, bias=router_bias),

@@ -1,4 +1,4 @@
-"""From ``config.json`` to a ``Model``: the family builds the layers, dtype and quantisation are added, all is checked."""
+"""From ``config.json`` to a ``Model``: the family builds, dtype and quantisation are added, all is checked."""
 
 from __future__ import annotations
 

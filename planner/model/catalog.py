@@ -8,11 +8,12 @@ One JSON file per organisation in ``planner/catalog``, one entry per hub id. An 
     "org/model-FP8":      {"kind": "trimmed", "from": SOURCE, "base": "org/model", "weight_dtype": "fp8",
                            "config": {"quantization_config": {...}}}
     "org/model-AWQ":      {"kind": "form", "base": "org/model", "weight_dtype": "int4-awq"}
+    "org/model-FP8-new":  {"kind": "form", "base": "org/model", "weight_dtype": "fp8", "form_of": "org/model-FP8"}
     "org/old-name":       {"alias_of": "org/model", "why": "the model was renamed"}
 
-``like`` copies another entry, ``base`` copies all of it but the quantisation and says whose quantised checkpoint
-this is; a null in ``config`` removes a key. In lists of modules ``layers.{0-3,7}.mlp`` stands for five names.
-``KINDS`` says what the kinds are worth.
+``like`` copies another entry; ``base`` copies all of it but the quantisation, and says whose quantised checkpoint
+this is; ``form_of`` takes the quantisation of another checkpoint. A null in ``config`` removes a key. In lists of
+modules ``layers.{0-3,7}.mlp`` stands for five names. ``KINDS`` says what the kinds are worth.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ Record = dict[str, Any]
 KINDS = {
     "verbatim": "",  # a published copy of the repository's own config.json
     "trimmed": "",  # the same, of which only some keys were published
+    "sibling": "",  # that of a sibling which differs in training only
     "assembled": "the catalog's facts are put together from published values, not read from its own config.json",
-    "form": "its own quantisation settings are not in the catalog: the usual form of {dtype} is assumed",
+    "form": "its own quantisation settings are not in the catalog: {form} is assumed",
 }
 
 #: Whose GPUs the checkpoints of a publisher are made for; those of others run on both.
@@ -57,16 +59,24 @@ class Entry:
     config: Record  #: the keys of ``config.json`` that matter
     base: str | None = None  #: whose quantised checkpoint this is
     weight_dtype: str | None = None  #: of a quantised checkpoint
+    form_of: str | None = None  #: the checkpoint whose quantisation is assumed for this one
     kv_cache_dtype: str | None = None  #: that a quantised checkpoint carries scales for
     gated: bool | None = None  #: whether the hub asks to accept a licence; None where that is not known
-    notes: tuple[str, ...] = ()
+    renamed: tuple[str, ...] = ()  #: how the name that was asked for led here, where it is another one
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know before trusting the facts."""
+        form = f"that of {self.form_of}" if self.form_of else f"the usual form of {self.weight_dtype}"
+        caveat = KINDS[self.kind].format(form=form)
+        return (*self.renamed, f"{self.id}: {caveat}") if caveat else self.renamed
 
     def model(self) -> Model:
         """The model, built from the facts. Raises UnsupportedModelError for an architecture without a family."""
         from planner.model.build import model_from_config
 
         model = model_from_config(self.config, model_id=self.id)
-        if self.kind == "form" and self.weight_dtype:
+        if self.kind == "form" and self.weight_dtype and not self.form_of:
             from planner.model.quantization import as_quantized
 
             model = as_quantized(model, self.weight_dtype)
@@ -95,11 +105,11 @@ def find(name: str) -> Entry | None:
     record = _record(name) if "/" in name else _only(name)
     if record is None:
         return None
-    notes = () if "/" in name else (f"{name!r} is taken for {record['id']}",)
+    renamed = () if "/" in name else (f"{name} is taken for {record['id']}",)
     if "alias_of" in record:
-        notes = (f"{record['id']}: {record['why']}; the facts are those of {record['alias_of']}",)
+        renamed = (f"{record['id']} {record['why']}: {record['alias_of']} is taken",)
         record = _known(record["alias_of"])
-    return _entry(record, notes)
+    return _entry(record, renamed)
 
 
 def nearest(name: str, n: int = 3) -> list[str]:
@@ -124,20 +134,15 @@ def _checkpoint(record: Record) -> Checkpoint:
     return Checkpoint(record["id"], dtype, record.get("kv_cache_dtype"), publisher, platforms)
 
 
-def _entry(record: Record, notes: tuple[str, ...]) -> Entry:
-    kind = record["kind"]
-    if KINDS[kind]:
-        notes += (f"{record['id']}: {KINDS[kind].format(dtype=record.get('weight_dtype'))}",)
+def _entry(record: Record, renamed: tuple[str, ...]) -> Entry:
+    optional = {key: record.get(key) for key in ("base", "weight_dtype", "form_of", "kv_cache_dtype", "gated")}
     return Entry(
         id=record["id"],
-        kind=kind,
+        kind=record["kind"],
         source=record.get("from", ""),
         config=_config(record),
-        base=record.get("base"),
-        weight_dtype=record.get("weight_dtype"),
-        kv_cache_dtype=record.get("kv_cache_dtype"),
-        gated=record.get("gated"),
-        notes=notes,
+        renamed=renamed,
+        **optional,
     )
 
 
@@ -153,6 +158,8 @@ def _config(record: Record) -> Record:
         inherited = _config(_known(record["like"]))
     else:
         inherited = {}
+    if "form_of" in record:
+        inherited["quantization_config"] = _config(_known(record["form_of"]))["quantization_config"]
     return _overlaid(inherited, {key: _spread(v) if key == "quantization_config" else v for key, v in own.items()})
 
 
@@ -171,11 +178,8 @@ def _overlaid(under: Record, over: Record) -> Record:
 
 
 def _unquantized(config: Record) -> Record:
-    """A config without what it says about quantisation, on either level."""
-    kept = {key: value for key, value in config.items() if key not in ("quantization_config", "expert_dtype")}
-    if isinstance(kept.get("text_config"), dict):
-        kept["text_config"] = _unquantized(kept["text_config"])
-    return kept
+    """A config without what it says about quantisation."""
+    return {key: value for key, value in config.items() if key not in ("quantization_config", "expert_dtype")}
 
 
 def _spread(value: Any) -> Any:

@@ -131,6 +131,12 @@ class Config:
         given = {key: value for key, value in self.values.items() if value is not None}
         return Config({**defaults, **given}, model_id=self.model_id, outer=None if self.outer is self else self.outer)
 
+    def section(self, key: str) -> Config:
+        """The dictionary under ``key`` as a Config. Raises UnsupportedModelError when there is none."""
+        if not isinstance(self.values.get(key), Mapping):
+            raise self.refuse(key, "an object")
+        return self.nested(key)
+
     def nested(self, key: str) -> Config:
         """The dictionary under ``key`` (``text_config``, ``vision_config``) as a Config; itself where there is none."""
         inner = self.values.get(key)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, prod
 
@@ -54,6 +54,36 @@ BF16 = Precision("bf16", 16, "bf16")
 FP16 = Precision("fp16", 16, "fp16")
 UNQUANTIZED = {p.name: p for p in (FP32, BF16, FP16)}
 
+PER_TENSOR, PER_CHANNEL = (0, 0), (1, 0)
+FP8_TENSOR = Precision("fp8", 8, "fp8", 4, PER_TENSOR)
+FP8_STATIC = Precision("fp8", 8, "fp8", 4, PER_TENSOR, tensor_scales=1)
+FP8_CHANNEL = Precision("fp8", 8, "fp8", 4, PER_CHANNEL)
+FP8_DYNAMIC = Precision("fp8", 8, "fp8", 2, PER_CHANNEL)  #: of llm-compressor: scales are stored in 16 bits
+FP8_BLOCK = Precision("fp8", 8, "fp8", 4, (128, 128))
+MXFP8 = Precision("mxfp8", 8, "fp8", 1, (1, 32))
+MXFP4 = Precision("mxfp4", 4, "fp4", 1, (1, 32))
+NVFP4 = Precision("nvfp4", 4, "fp4", 1, (1, 16), tensor_scales=2)
+
+#: What ``weight_dtype`` may say.
+WEIGHT_DTYPES = (
+    "fp32", "bf16", "fp16", "fp8", "mxfp8", "mxfp4", "nvfp4",
+    "int8-gptq", "int4-gptq", "int4-awq", "int4", "fp4-experts+fp8",
+)  # fmt: skip
+
+
+def weight_only(precision: Precision, base: Precision) -> Precision:
+    """The same storage, multiplied with activations of ``base`` that nothing quantises."""
+    tensor_scales = 1 if precision.name == "nvfp4" else 0
+    return replace(precision, compute_dtype=base.name, tensor_scales=tensor_scales)
+
+
+def int4(
+    name: str, base: Precision, group: int = 128, *, zero_bits: int = 0, bits: int = 4, index_bytes: int = 0
+) -> Precision:
+    """Integers of ``bits`` with a 16-bit scale per ``group`` inputs (0: per output channel), weight-only."""
+    return Precision(name, bits, base.name, 2, (1, group), zero_bits=zero_bits, index_bytes=index_bytes)
+
+
 #: Bytes of one cached element, by vLLM's ``--kv-cache-dtype``; ``auto`` is resolved before this is asked.
 KV_ELEMENT_BYTES: dict[str, float] = {
     "fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2,
@@ -61,15 +91,26 @@ KV_ELEMENT_BYTES: dict[str, float] = {
 }  # fmt: skip
 
 #: Tensors that vLLM holds in 32 bits whatever the model's dtype: routing biases, decay rates of state-space layers.
-HELD_IN_FP32 = frozenset(
-    ["e_score_correction_bias", "A_log", "attn_sink", "ape", "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "hc_attn_base", "hc_ffn_base"]
-)
-#: Matrices that no quantisation touches unless it names them: output heads, routers and indexers' weights, the
-#: pooling of DeepSeek-V4, vision towers. vLLM builds them without a quantisation.
-KEPT_UNLESS_NAMED = frozenset(
-    ["lm_head", "embed_out", "head", "output_layer", "gate", "router", "shared_expert_gate", "weights_proj", "compressor", "visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens", "multi_modal_projector", "mm_projector", "embed_vision"]
-)
-_WRAPPERS = re.compile(r"(?:(?:model|language_model|backbone|transformer|text_model|llm|gpt_neox)\.)+")
+HELD_IN_FP32 = {
+    "e_score_correction_bias", "A_log",
+    "attn_sink", "ape", "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "hc_attn_base", "hc_ffn_base",  # DeepSeek-V4
+}  # fmt: skip
+#: Parts that no quantisation touches unless it names them, since vLLM builds them without one: output heads,
+#: routers, the projection of MTP modules, the indexer's weights, the pooling of DeepSeek-V4, vision towers.
+KEPT_UNLESS_NAMED = {
+    "lm_head", "embed_out", "head", "output_layer", "eh_proj", "gate", "router", "shared_expert_gate", "weights_proj",
+    "compressor", "visual", "vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "embed_vision",
+}  # fmt: skip
+#: Names of vLLM's fused matrices, which some configurations list, and those of their parts.
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "fused_a": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+_WRAPPERS = re.compile(r"^(?:(?:model|language_model|backbone|transformer|text_model|llm|gpt_neox)\.)+")
 _EXPERT_INDEX = re.compile(r"\bexperts\.(?:\d+|\*)(?=\.|\*|$)")
 _INDEX = re.compile(r"(?:^|(?<=\.))(\d+|\*(?=\.))(?=\.|\*|$)")
 
@@ -80,7 +121,7 @@ def canonical(path: str) -> tuple[str, int | None]:
     ``model.language_model.layers.7.mlp.experts.3.up_proj`` becomes ``("layers.#.mlp.experts.up_proj", 7)``:
     checkpoints of one model disagree on the wrappers, and a list that names each layer is one rule.
     """
-    path = _EXPERT_INDEX.sub("experts", _WRAPPERS.sub("", path, count=1) if _WRAPPERS.match(path) else path)
+    path = _EXPERT_INDEX.sub("experts", _WRAPPERS.sub("", path))
     found = _INDEX.search(path)
     if found is None:
         return path, None
@@ -99,7 +140,10 @@ class Rule:
     @property
     def depends_on_layer(self) -> bool:
         """Whether layers that are otherwise the same may differ under this rule."""
-        return self.layers is not None or (self.raw and re.search(r"\d", self.pattern.pattern) is not None)
+        if self.raw:  # one that starts anywhere and names neither layers nor digits cannot tell layers apart
+            text = self.pattern.pattern
+            return not text.startswith(".*") or re.search(r"layers|[0-9]|\\d", text) is not None
+        return self.layers is not None
 
     def matches(self, path: str, template: str, index: int | None) -> bool:
         """Whether the module at ``path``, whose canonical form is (``template``, ``index``), is meant."""
@@ -117,16 +161,27 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[Rule, ...]
     """
     everywhere: list[Rule] = []
     layers: dict[str, set[int]] = defaultdict(set)
-    for name in names:
+    for name in _unfused(names):
         if name.startswith("re:"):
             everywhere.append(Rule(re.compile(name.removeprefix("re:")), precision, raw=True))
             continue
         template, index = canonical(name)
         if index is None:
             everywhere.append(Rule(_template_pattern(template), precision))
+        elif "#*" in template:  # a glob: layers.1* means 1, 10, 11, ...
+            layers[template].update(i for i in range(1000) if str(i).startswith(str(index)))
         else:
             layers[template].add(index)
     return *everywhere, *(Rule(_template_pattern(t), precision, frozenset(found)) for t, found in layers.items())
+
+
+def _unfused(names: Iterable[str]) -> Iterator[str]:
+    """``names`` with experts taken as one, and beside the name of a fused matrix those of its parts."""
+    for name in dict.fromkeys(n if n.startswith("re:") else _EXPERT_INDEX.sub("experts", n) for n in names):
+        yield name
+        stem, _, last = name.rpartition(".")
+        for part in FUSED.get(last, ()):
+            yield f"{stem}.{part}" if stem else part
 
 
 def _template_pattern(template: str) -> re.Pattern[str]:

@@ -19,7 +19,7 @@ PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 Kind = TypeVar("Kind", bound=Hashable)
 
 #: Rotary forms that stretch the context beyond ``max_position_embeddings``, by their ``factor``.
-STRETCHING = {"linear", "dynamic", "ntk"}
+STRETCHING = ("linear", "dynamic", "ntk")
 
 
 def read_attention(config: Config, *, kv_heads: int | None = None) -> Attention:
@@ -29,6 +29,11 @@ def read_attention(config: Config, *, kv_heads: int | None = None) -> Attention:
         raise config.refuse("num_attention_heads", f"at most hidden_size = {config.size('hidden_size')}")
     head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
     return Attention(heads, kv_heads or config.size("num_key_value_heads", default=heads), head_dim, head_dim)
+
+
+def whole_qk_norm(attention: Attention) -> tuple[int, int]:
+    """Sizes of q and k norms that span all heads together."""
+    return attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
 
 
 def is_tied(config: Config, *, default: bool) -> bool:
@@ -52,23 +57,24 @@ def context_tokens(config: Config) -> int:
     original = rope.get("original_max_position_embeddings")
     if kind == "yarn" and isinstance(original, int) and 1 <= original <= tokens:
         return max(tokens, int(original * factor))
-    stretched = (
-        isinstance(kind, str) and kind in STRETCHING and not config.text("model_type", default="").startswith("gemma3")
-    )
-    return int(tokens * factor) if stretched else tokens
+    already_counted = config.text("model_type", default="").startswith("gemma3")
+    return int(tokens * factor) if kind in STRETCHING and not already_counted else tokens
 
 
 def windows(config: Config, *, full_every: int = 0, full_before: int = 0) -> list[int | None]:
     """Sliding window of each layer, None where a layer sees all tokens.
 
     ``layer_types`` decides where it is given; else every ``full_every``-th layer (0: none) and the first
-    ``full_before`` layers see all. ``use_sliding_window: false`` and a null ``sliding_window`` switch windows off.
+    ``full_before`` layers see all. ``use_sliding_window: false``, a null ``sliding_window`` and one as wide as the
+    context switch windows off.
     """
     count = config.num_layers
     types = config.names("layer_types", count=count)
     if not config.flag("use_sliding_window", default=True) or not config.has("sliding_window"):
         return [None] * count
     window = config.size("sliding_window")
+    if window >= context_tokens(config):
+        return [None] * count
     if types:
         return [window if kind == "sliding_attention" else None for kind in types]
     full = [i < full_before or (full_every > 0 and (i + 1) % full_every == 0) for i in range(count)]

@@ -59,7 +59,7 @@ def load_model(name: str, *, revision: str | None = None, refresh: bool = False,
         return ResolvedModel(name, entry.id, entry.model(), "catalog", entry.notes)
     if entry is None:
         _refuse_unless_hub_id(name, path)
-    repo_id, notes = (entry.id, entry.notes[:-1]) if entry else (name, ())
+    repo_id, notes = (entry.id, entry.renamed) if entry else (name, ())
     return _from_hub(name, repo_id, revision, refresh, network, notes)
 
 
@@ -74,7 +74,8 @@ def _existing(name: str) -> Path | None:
         path = Path(name).expanduser()
         return path if path.exists() else None
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, no permission, no such user
-        raise InputError(f"{name[:200]!r} is no path: {error}", hint="give a hub id or a readable folder") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{name[:200]!r} is no path: {reason}", hint="give a hub id or a readable folder") from error
 
 
 def _from_path(name: str, path: Path) -> ResolvedModel:
@@ -221,7 +222,7 @@ def _header_bytes(path: Path) -> dict[str, int] | None:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else {}
+            header = json.loads(file.read(min(length, MAX_HEADER_BYTES)))
         by_dtype: Counter[str] = Counter()
         for name, tensor in header.items():
             if name != "__metadata__":

@@ -87,11 +87,16 @@ def patches(config: Config) -> int:
     return (config.size("image_size") // config.size("patch_size")) ** 2
 
 
-def patch_embedding(name: str, config: Config, hidden: int, *, frames: int = 0) -> Weight:
-    """The convolution that turns a patch, of ``frames`` frames for video towers, into a vector."""
+def patch_embedding(name: str, config: Config, hidden: int, *, depth: int = 0) -> Weight:
+    """The convolution that turns a patch, of ``depth`` frames for video towers, into a vector."""
     channels = config.size("num_channels", "in_channels", "in_chans", default=3)
     side = config.size("patch_size")
-    return tensor(name, hidden, channels, *((frames,) if frames else ()), side, side)
+    return tensor(name, hidden, channels, *((depth,) if depth else ()), side, side)
+
+
+def frames(config: Config) -> int:
+    """Frames of a video that share one patch."""
+    return config.size("temporal_patch_size", default=2)
 
 
 def siglip_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
@@ -165,7 +170,10 @@ def mllama_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Llama 3.2's tower: positions for each tile and each aspect ratio, then global layers with gates."""
     hidden, inner = config.size("hidden_size"), config.size("intermediate_size")
     rows, tiles = patches(config) + 1, config.size("max_num_tiles")
-    ratios = len(config.get("supported_aspect_ratios", default=())) + 1
+    shapes = config.get("supported_aspect_ratios")
+    if not isinstance(shapes, list):
+        raise config.refuse("supported_aspect_ratios", "a list")
+    ratios = len(shapes) + 1
     embeddings = (
         tensor(f"{prefix}class_embedding", hidden),
         patch_embedding(f"{prefix}patch_embedding", config, hidden),
@@ -198,7 +206,7 @@ def qwen2_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     hidden, merge = config.size("embed_dim"), config.size("spatial_merge_size", default=2) ** 2
     inner = config.size("mlp_ratio", default=4) * hidden
     return (
-        patch_embedding(f"{prefix}patch_embed.proj", config, hidden, frames=config.size("temporal_patch_size", default=2)),
+        patch_embedding(f"{prefix}patch_embed.proj", config, hidden, depth=frames(config)),
         *blocks(
             f"{prefix}blocks.0.", hidden, inner, config.size("depth"),
             qkv=("attn.qkv",), out="attn.proj", norm_names=("norm1", "norm2"),
@@ -212,7 +220,7 @@ def qwen2_5_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Qwen2.5-VL's tower and merger: RMSNorm and a gated MLP with biases."""
     hidden, merge = config.size("hidden_size"), config.size("spatial_merge_size", default=2) ** 2
     return (
-        patch_embedding(f"{prefix}patch_embed.proj", config, hidden, frames=config.size("temporal_patch_size", default=2)),
+        patch_embedding(f"{prefix}patch_embed.proj", config, hidden, depth=frames(config)),
         *blocks(
             f"{prefix}blocks.0.", hidden, config.size("intermediate_size"), config.size("depth"),
             qkv=("attn.qkv",), out="attn.proj", up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj",
@@ -239,7 +247,7 @@ def qwen3_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
         *merger_mlp(f"{prefix}deepstack_merger_list.0.", wide, out, names, copies=taps),
     )
     return (
-        patch_embedding(patch, config, hidden, frames=config.size("temporal_patch_size", default=2)),
+        patch_embedding(patch, config, hidden, depth=frames(config)),
         tensor(f"{patch}.bias", hidden),
         tensor(f"{prefix}pos_embed", config.size("num_position_embeddings"), hidden),
         *blocks(

@@ -1,5 +1,7 @@
 """Printing: tables for people, JSON and CSV for programs. Data goes to stdout, everything else to stderr."""
 
+from planner.report.facts import print_hardware, print_models, print_profile
+from planner.report.fit import print_fit
 from planner.report.render import note, print_json, print_rows
 
-__all__ = ["note", "print_json", "print_rows"]
+__all__ = ["note", "print_fit", "print_hardware", "print_json", "print_models", "print_profile", "print_rows"]

@@ -13,6 +13,7 @@ contexts that grow by one token each, so those steps are jumped together.
 """
 
 from planner.scheduler.limits import Client, Limits, StepTimer
-from planner.scheduler.replay import Replay, replay
+from planner.scheduler.record import Replay
+from planner.scheduler.replay import replay
 
 __all__ = ["Client", "Limits", "Replay", "StepTimer", "replay"]

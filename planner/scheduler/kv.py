@@ -30,11 +30,11 @@ class KvBlocks:
         self._phase[(context_tok - clock) % self.block_size] += 1
         self.seqs += 1
 
-    def leave(self, context_tok: int, clock: int) -> None:
-        """A decoding request ends, or is preempted, before tick ``clock``; its blocks become free."""
+    def leave(self, context_tok: int, clock: int) -> int:
+        """A decoding request ends, or is preempted, before tick ``clock``; how many blocks it had."""
         self._phase[(context_tok - clock) % self.block_size] -= 1
         self.seqs -= 1
-        self.free += self.blocks(context_tok)
+        return self.blocks(context_tok)
 
     def need(self, clock: int) -> int:
         """Blocks that the decoding requests need at tick ``clock``."""

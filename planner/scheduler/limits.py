@@ -29,9 +29,10 @@ class Limits:
     the same. ``scheduler_reserve_full_isl`` (on since 0.19) admits a prompt only when all of it fits into the
     free blocks, not just its first chunk. ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole
     blocks, that is found in the prefix cache; its blocks are counted for each request, shared or not.
+    ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
+    and a request that has ended keeps its place and blocks for one step more.
 
-    Not modelled: ``long_prefill_token_threshold`` (off by default), LoRA, speculative decoding, priorities,
-    and the step for which asynchronous scheduling keeps the place of a request that has just ended.
+    Not modelled: ``long_prefill_token_threshold`` (off by default), LoRA, speculative decoding, priorities.
 
     Raises InputError for limits that vLLM refuses too.
     """
@@ -51,9 +52,7 @@ class Limits:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):
             if getattr(self, name) < 1:
                 flag = "--" + name.replace("_", "-")
-                raise InputError(
-                    f"{flag} must be at least 1, got {getattr(self, name)}", hint=f"leave {flag} out"
-                )
+                raise InputError(f"{flag} must be at least 1, got {getattr(self, name)}", hint=f"leave {flag} out")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InputError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "

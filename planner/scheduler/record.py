@@ -95,11 +95,10 @@ class TokenRuns:
     tokens: NDArray[np.int64]
 
     @classmethod
-    def of(cls, runs: list[Run]) -> TokenRuns:
-        """Columns of ``runs``."""
-        table = np.array(runs, dtype=np.float64).reshape(-1, 5)
-        start_s, steps, gap_s, growth_s, tokens = table.T
-        return cls(start_s, steps.astype(np.int64), gap_s, growth_s, tokens.astype(np.int64))
+    def of(cls, runs: list[Run], *, delay_s: float = 0.0) -> TokenRuns:
+        """Columns of ``runs``, seen ``delay_s`` later."""
+        start_s, steps, gap_s, growth_s, tokens = np.array(runs, dtype=np.float64).reshape(-1, 5).T
+        return cls(start_s + delay_s, steps.astype(np.int64), gap_s, growth_s, tokens.astype(np.int64))
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The gap of every single step in s, and how many tokens came after that gap."""

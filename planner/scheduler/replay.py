@@ -81,7 +81,6 @@ class _Sender:
     def result(self) -> Replay:
         """The log as the client sees it."""
         log = self.log
-        runs = [(start_s + self.client.response_s, *rest) for start_s, *rest in log.runs if rest[0]]
         peak_blocks = max(replica.kv_peak_blocks for replica in self.replicas)
         return Replay(
             input_len=self.requests.input_len,
@@ -91,7 +90,7 @@ class _Sender:
             first_token_s=np.array(log.first_token_s) + self.client.response_s,
             end_s=np.array(log.end_s) + self.client.response_s,
             preemptions=np.array(log.preemptions),
-            token_runs=TokenRuns.of(runs),
+            token_runs=TokenRuns.of(log.runs, delay_s=self.client.response_s),
             kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
             decode_steps=log.decode.steps,
             decode_time_s=log.decode.time_s,

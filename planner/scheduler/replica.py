@@ -82,6 +82,8 @@ class Replica:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # in order of admission
         self._partial: Sequence | None = None  # the last of them, when its prompt is not finished
+        self._leaving_seqs = 0  # ended, but still in the way of the next step
+        self._leaving_blocks = 0
         self._endings: dict[int, list[Sequence]] = {}  # by the decode clock
         self._ending_clocks: list[int] = []  # heap
         self._context_tok = 0  # sum over decoding requests
@@ -101,36 +103,43 @@ class Replica:
             self.event = (ready_s, BEGINS)
 
     def begin(self) -> None:
-        """Schedule what starts now, and set ``event`` to its end."""
-        start_s = self.event[0]
-        self._look_into_inbox(start_s)
-        if self.limits.prefill_first:
-            chunks = self._admit(self.limits.max_num_batched_tokens)
-            calm = bool(chunks) or self._make_room()
-        else:
-            calm = self._make_room()
-            budget_tok = self.limits.max_num_batched_tokens - self.kv.seqs
-            chunks = []
-            if self._partial is not None:
-                chunks = self._continue_prompt(self._partial, budget_tok)
-                calm = bool(chunks)
-            if calm:  # nobody is admitted in a step that preempts
-                chunks += self._admit(budget_tok - sum(new_tok for _, new_tok in chunks))
-        if chunks:
-            self._begin_prefill(start_s, chunks)
-        else:
-            self._begin_decode(start_s, calm)
-
-    def _look_into_inbox(self, start_s: float) -> None:
-        """Move the requests that the scheduler sees by now into the waiting queue.
+        """Schedule what starts now, and set ``event`` to its end.
 
         A step is scheduled just before it starts, or with asynchronous scheduling one step earlier; what is
         sent later, even in answer to the very tokens of the last step, has to wait. An idle engine starts with
         what wakes it.
         """
+        start_s = self.event[0]
         self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
-        if not self._running and not self._waiting:
-            self._receive(start_s + 2 * MOMENT_S)
+        chunks, calm = self._schedule()
+        if not chunks and not self.kv.seqs:  # nothing was known in time: the engine pauses and looks again
+            self._vacate()
+            self._receive(start_s)
+            if not self._waiting:
+                self._receive(start_s + 2 * MOMENT_S)
+            chunks, calm = self._schedule()
+        expecting = bool(self._leaving_seqs and self._waiting)
+        self._note_peak()
+        self._vacate()
+        if chunks:
+            self._begin_prefill(start_s, chunks)
+        else:
+            self._begin_decode(start_s, once=not calm or expecting)
+
+    def _schedule(self) -> tuple[list[tuple[Sequence, int]], bool]:
+        """Chunks of prompts for the step to come, and whether nobody was preempted for it."""
+        if self.limits.prefill_first:
+            chunks = self._admit(self.limits.max_num_batched_tokens)
+            return chunks, bool(chunks) or self._make_room()
+        calm = self._make_room()
+        budget_tok = self.limits.max_num_batched_tokens - self.kv.seqs
+        chunks = []
+        if self._partial is not None:
+            chunks = self._continue_prompt(self._partial, budget_tok)
+            calm = bool(chunks)
+        if calm:  # nobody is admitted in a step that preempts
+            chunks += self._admit(budget_tok - sum(new_tok for _, new_tok in chunks))
+        return chunks, calm
 
     def _receive(self, before_s: float) -> None:
         while self._inbox and self._inbox[0][0] + MOMENT_S < before_s:
@@ -153,7 +162,7 @@ class Replica:
             self.kv.free += self.kv.blocks(sequence.done_tok)
         else:
             context_tok = sequence.context_tok(self._clock)
-            self.kv.leave(context_tok, self._clock)
+            self.kv.free += self.kv.leave(context_tok, self._clock)
             self._context_tok -= context_tok
             self._endings[sequence.ends].remove(sequence)
             sampled_tok = 1 + self._clock - sequence.joined
@@ -179,7 +188,8 @@ class Replica:
         """First chunks of waiting requests, first come first served, until something runs out."""
         limits, kv = self.limits, self.kv
         chunks: list[tuple[Sequence, int]] = []
-        while budget_tok > 0 and self._waiting and len(self._running) < limits.max_num_seqs:
+        places = limits.max_num_seqs - self._leaving_seqs
+        while budget_tok > 0 and self._waiting and len(self._running) < places:
             sequence = self._waiting[0]
             rest_tok = sequence.prompt_tok - sequence.cached_tok
             new_tok = min(rest_tok, budget_tok)
@@ -215,14 +225,14 @@ class Replica:
         self._step = Step(start_s, time_s, ticks=0 if self.limits.prefill_first else 1, chunks=chunks)
         self.event = (start_s + time_s, ENDS)
 
-    def _begin_decode(self, start_s: float, calm: bool) -> None:
-        """As many decode steps as are alike: to the next ending, lack of blocks or admission.
+    def _begin_decode(self, start_s: float, once: bool) -> None:
+        """As many decode steps as are alike, to the next ending, lack of blocks or admission; or just one.
 
         A step is timed with the new token counted as context. Times between the first and the last step are
         interpolated, which is exact where the time of a step is linear in the context.
         """
         seqs = self.kv.seqs
-        ticks = self._ticks_to_next_ending() if calm else 1
+        ticks = 1 if once else self._ticks_to_next_ending()
         if ticks > 1:
             ticks = 1 + self.kv.ticks_that_fit(self._clock + 1, ticks - 1)
         context_tok = self._context_tok + seqs
@@ -263,19 +273,34 @@ class Replica:
             self._tick(step, end_s)
         elif self.kv.seqs and not self._stalled:
             self._stalled[self._ticked_s] = self.kv.seqs
-        self.kv_peak_blocks = max(self.kv_peak_blocks, self.kv.total - self.kv.free)
+        self._note_peak()
         done = [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
         for sequence in self._endings.pop(self._clock, ()):
             context_tok = sequence.context_tok(self._clock)
-            self.kv.leave(context_tok, self._clock)
             self._context_tok -= context_tok
-            del self._running[sequence.index]
+            self._leave(sequence, self.kv.leave(context_tok, self._clock))
             done.append(sequence.index)
         if self._running or self._waiting:
             self.event = (end_s, BEGINS)
         else:
             self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
         return done
+
+    def _leave(self, sequence: Sequence, blocks: int) -> None:
+        """End a request. With asynchronous scheduling the next step has been scheduled around it already."""
+        del self._running[sequence.index]
+        self._leaving_seqs += 1
+        self._leaving_blocks += blocks
+        if not self.limits.async_scheduling:
+            self._vacate()
+
+    def _vacate(self) -> None:
+        """Let go of the places and blocks of the requests that have ended."""
+        self.kv.free += self._leaving_blocks
+        self._leaving_seqs = self._leaving_blocks = 0
+
+    def _note_peak(self) -> None:
+        self.kv_peak_blocks = max(self.kv_peak_blocks, self.kv.total - self.kv.free)
 
     def _tick(self, step: Step, end_s: float) -> None:
         """Every decoding request got ``step.ticks`` tokens."""
@@ -298,7 +323,8 @@ class Replica:
         for since_s, waited in self._stalled.items():
             runs.append((since_s, 1, first_end_s - since_s, 0.0, waited))
         self._stalled.clear()
-        runs.append((first_end_s, step.ticks - 1, step.first_s + step.growth_s, step.growth_s, seqs))
+        if step.ticks > 1:
+            runs.append((first_end_s, step.ticks - 1, step.first_s + step.growth_s, step.growth_s, seqs))
 
     def _computed(self, sequence: Sequence, new_tok: int, end_s: float) -> bool:
         """A chunk of a prompt was computed; whether that was the end of the request."""
@@ -313,8 +339,7 @@ class Replica:
             gap_s = end_s - sequence.last_token_s
             self.log.runs.append((sequence.last_token_s, 1, gap_s, 0.0, 1))
         if sequence.remaining_tok == 1:
-            self.kv.free += self.kv.blocks(sequence.prompt_tok)
-            del self._running[sequence.index]
+            self._leave(sequence, self.kv.blocks(sequence.prompt_tok))
             return True
         self._join(sequence, end_s)
         return False

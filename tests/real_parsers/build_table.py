@@ -44,7 +44,9 @@ def grouped(known: Known, versions: list[str]) -> dict[str, str]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(known):
         groups[ranges(known[name], versions)].append(name)
-    return {key: " ".join(groups[key]) for key in sorted(groups, key=lambda k: tuple(map(int, k.split("..")[0].split("."))))}
+    return {
+        key: " ".join(groups[key]) for key in sorted(groups, key=lambda k: tuple(map(int, k.split("..")[0].split("."))))
+    }
 
 
 def collect(names: Iterable[Iterable[str]]) -> Known:
@@ -61,7 +63,12 @@ def main(folder: Path, target: Path) -> None:
     dumps.sort(key=lambda dump: tuple(map(int, dump["version"].split("."))))
     versions = [dump["version"] for dump in dumps]
     tables = {}
-    engine = [set.intersection(*(set(d[c]) for c in ENGINE_COMMANDS if c in d)) if len(d.keys() & set(ENGINE_COMMANDS)) == 3 else set() for d in dumps]
+    engine = [
+        set.intersection(*(set(d[c]) for c in ENGINE_COMMANDS if c in d))
+        if len(d.keys() & set(ENGINE_COMMANDS)) == 3
+        else set()
+        for d in dumps
+    ]
     tables["engine"] = grouped(collect(engine), versions)
     for command in COMMANDS:
         shared = engine if command in ENGINE_COMMANDS else [set()] * len(dumps)

@@ -22,7 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ARG_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
+ARG_PARSERS = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+)
 PARSER_CLASSES = ("vllm.utils.argparse_utils", "vllm.utils")
 SCRIPTS = ("benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
 
@@ -38,12 +42,11 @@ def first(modules: tuple[str, ...], name: str) -> Any:
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Option strings of a parser: ``switch`` takes no value, ``maybe`` may take one, ``value`` needs one."""
-    found = {}
-    for action in parser._actions:
-        takes = "switch" if action.nargs == 0 else "maybe" if action.nargs == "?" else "value"
-        found.update(dict.fromkeys(action.option_strings, takes))
-    return found
+    """Option strings of a parser, hidden ones too: ``switch`` takes no value, ``maybe`` may, ``value`` needs one."""
+    return {
+        name: "switch" if action.nargs == 0 else "maybe" if action.nargs == "?" else "value"
+        for name, action in parser._option_string_actions.items()
+    }
 
 
 def serve() -> dict[str, str]:
@@ -66,13 +69,15 @@ def bench(name: str, tree: Path) -> dict[str, str]:
 
 
 def script(path: Path) -> dict[str, str]:
-    """Options of a script of the ``benchmarks`` folder, which builds its parser only when it runs: read off its source."""
+    """Options of a script that builds its parser only when it runs: read off its source."""
     source = path.read_text()
     found = {"--help": "switch"}
     for call in ast.walk(ast.parse(source)):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             names = [a.value for a in call.args if isinstance(a, ast.Constant) and str(a.value).startswith("-")]
-            action = next((k.value.value for k in call.keywords if k.arg == "action" and isinstance(k.value, ast.Constant)), "")
+            action = next(
+                (k.value.value for k in call.keywords if k.arg == "action" and isinstance(k.value, ast.Constant)), ""
+            )
             found.update(dict.fromkeys(names, "switch" if action == "store_true" else "value"))
     if "--model" not in found and "add_cli_args" not in source:
         raise LookupError(f"{path.name} only points to its successor")

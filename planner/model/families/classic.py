@@ -26,7 +26,11 @@ def fused(qkv: str, out: str) -> tuple[str, str, str, str]:
 @family("GPT2LMHeadModel")
 def gpt2(config: Config) -> Parts:
     """GPT-2: everything has a bias; tied."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    return _gpt2(config, kv_heads=None)
+
+
+def _gpt2(config: Config, *, kv_heads: int | None) -> Parts:
+    hidden, attention = config.size("hidden_size"), read_attention(config, kv_heads=kv_heads)
     names = fused("c_attn", "c_proj")
     weights = (
         *attention_weights(attention, hidden, prefix="attn.", names=names, qkv_bias=True, out_bias=True),
@@ -43,19 +47,7 @@ def gpt2(config: Config) -> Parts:
 @family("GPTBigCodeForCausalLM")
 def gpt_bigcode(config: Config) -> Parts:
     """SantaCoder, StarCoder: GPT-2 with one KV head."""
-    hidden = config.size("hidden_size")
-    attention = read_attention(config, kv_heads=1 if config.flag("multi_query", default=True) else None)
-    names = fused("c_attn", "c_proj")
-    weights = (
-        *attention_weights(attention, hidden, prefix="attn.", names=names, qkv_bias=True, out_bias=True),
-        *plain_mlp(hidden, mlp_size(config), up="mlp.c_fc", down="mlp.c_proj", bias=True),
-        *norms(hidden, "ln_1", "ln_2", bias=True),
-    )
-    return decoder(
-        config, (Layer(weights, attention),) * config.num_layers, tied=True, layer_prefix="transformer.h.",
-        embed="transformer.wte", norm="transformer.ln_f", norm_bias=True,
-        extra=(positions("transformer.wpe", config.size("max_position_embeddings"), hidden),),
-    )  # fmt: skip
+    return _gpt2(config, kv_heads=1 if config.flag("multi_query", default=True) else None)
 
 
 @family("GPTJForCausalLM")
@@ -149,9 +141,9 @@ def mpt(config: Config) -> Parts:
 
 @family("FalconForCausalLM", "RWForCausalLM")
 def falcon(config: Config) -> Parts:
-    """Falcon: 7B has one KV head and one norm; 40B and 180B have KV groups and two norms; 1B has two in series. Tied."""
+    """Falcon: 7B has one KV head and one norm, 40B and 180B have KV groups and two norms; tied."""
     hidden = config.size("hidden_size")
-    new = config.flag("new_decoder_architecture", default=False)
+    new = config.flag("new_decoder_architecture", default=config.has("n_head_kv"))
     grouped = config.size("num_kv_heads", "n_head_kv", default=config.size("num_attention_heads"))
     one_head = config.flag("multi_query", default=True) and not new
     attention = read_attention(config, kv_heads=1 if one_head else grouped)
@@ -181,10 +173,11 @@ def _falcon_norms(config: Config, new: bool) -> tuple[str, ...]:
 def phi(config: Config) -> Parts:
     """Phi-1, Phi-1.5, Phi-2: attention and MLP side by side behind one norm, biases everywhere."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
-    norm = attention.head_dim if config.flag("qk_layernorm", default=False) else None
+    normed = config.flag("qk_layernorm", default=False)
     names = ("q_proj", "k_proj", "v_proj", "dense")
     weights = (
-        *attention_weights(attention, hidden, names=names, qkv_bias=True, out_bias=True, qk_norm=norm),
+        *attention_weights(attention, hidden, names=names, qkv_bias=True, out_bias=True),
+        *(norms(attention.head_dim, "self_attn.q_layernorm", "self_attn.k_layernorm", bias=True) if normed else ()),
         *plain_mlp(hidden, mlp_size(config), up="mlp.fc1", down="mlp.fc2", bias=True),
         *norms(hidden, "input_layernorm", bias=True),
     )

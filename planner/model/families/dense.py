@@ -8,7 +8,7 @@ from planner.model.architecture import Weight
 from planner.model.blocks import attention_weights, gated_mlp, norms, plain_mlp
 from planner.model.config import Config, Parts, family
 from planner.model.mtp import mtp_module
-from planner.model.reading import PRE_NORMS, decoder, read_attention, sliding, windows
+from planner.model.reading import PRE_NORMS, decoder, read_attention, sliding, whole_qk_norm, windows
 
 FUSED_QKV = ("qkv_proj", "qkv_proj", "qkv_proj", "o_proj")
 FUSED_GATE_UP = ("gate_up_proj", "gate_up_proj", "down_proj")
@@ -39,30 +39,18 @@ def llama_like(
     return decoder(config, sliding(weights, attention, spans), norm_bias=norm_bias, tied=tied)
 
 
-def whole_qk_norm(config: Config) -> tuple[int, int]:
-    """Sizes of q and k norms that span all heads."""
-    attention = read_attention(config)
-    return attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-
-
 @family("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
-        "AquilaForCausalLM", "AquilaModel", "CwmForCausalLM")  # fmt: skip
+        "AquilaForCausalLM", "AquilaModel", "CwmForCausalLM", "GraniteForCausalLM")  # fmt: skip
 def llama(config: Config) -> Parts:
-    """Llama, Mistral, Yi, SmolLM, Vicuna, ...: GQA and SwiGLU."""
+    """Llama, Mistral, Yi, SmolLM, Vicuna, Granite, ...: GQA and SwiGLU."""
     bias = config.flag("attention_bias", "bias", default=False)
     return llama_like(config, qkv_bias=config.flag("qkv_bias", default=bias), out_bias=bias)
 
 
-@family("GraniteForCausalLM", "ArceeForCausalLM")
-def granite(config: Config) -> Parts:
-    """Granite: Llama's weights under other multipliers."""
-    return llama(config)
-
-
-@family("SmolLM3ForCausalLM")
-def smollm3(config: Config) -> Parts:
-    """SmolLM3: Llama's weights, tied; some layers go without rotary embeddings."""
-    bias = config.flag("attention_bias", default=False)
+@family("SmolLM3ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
+def llama_tied(config: Config) -> Parts:
+    """SmolLM3 (some layers go without rotary embeddings) and ERNIE 4.5: Llama's weights, tied."""
+    bias = config.flag("attention_bias", "use_bias", default=False)
     return llama_like(config, qkv_bias=bias, out_bias=bias, tied=True)
 
 
@@ -107,7 +95,12 @@ def olmo(config: Config) -> Parts:
     """OLMo 2 and 3: norms after attention and MLP, q and k normalised over all heads; 3 slides in 3 of 4 layers."""
     bias = config.flag("attention_bias", default=False)
     return llama_like(
-        config, qkv_bias=bias, out_bias=bias, qk_norm=whole_qk_norm(config), norm_names=POST_NORMS, full_every=4
+        config,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=whole_qk_norm(read_attention(config)),
+        norm_names=POST_NORMS,
+        full_every=4,
     )
 
 
@@ -119,13 +112,37 @@ def exaone4(config: Config) -> Parts:
     return llama_like(config, qk_norm=read_attention(config).head_dim, norm_names=POST_NORMS, full_every=full_every)
 
 
+@family("ExaoneForCausalLM")
+def exaone(config: Config) -> Parts:
+    """EXAONE 3 and 3.5: Llama under GPT-2's names."""
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    weights = (
+        *attention_weights(attention, hidden, prefix="attn.attention.", names=names),
+        *gated_mlp(hidden, config.size("intermediate_size"), names=("c_fc_0", "c_fc_1", "c_proj")),
+        *norms(hidden, "ln_1", "ln_2"),
+    )
+    return decoder(
+        config, sliding(weights, attention, windows(config)), layer_prefix="transformer.h.",
+        embed="transformer.wte", norm="transformer.ln_f",
+    )  # fmt: skip
+
+
+@family("HunYuanDenseV1ForCausalLM")
+def hunyuan(config: Config) -> Parts:
+    """Hunyuan dense: Llama with q and k normalised, each head by itself."""
+    bias = config.flag("attention_bias", default=False)
+    qk_norm = read_attention(config).head_dim if config.flag("use_qk_norm", default=True) else None
+    return llama_like(config, qkv_bias=bias, out_bias=bias, qk_norm=qk_norm)
+
+
 @family("CohereForCausalLM", "Cohere2ForCausalLM")
 def cohere(config: Config) -> Parts:
     """Command R, Aya: attention and MLP side by side behind one norm; tied. The second generation slides in 3 of 4."""
     bias = config.flag("attention_bias", default=False)
     return llama_like(
         config, qkv_bias=bias, out_bias=bias, norm_names=("input_layernorm",), tied=True,
-        qk_norm=whole_qk_norm(config) if config.flag("use_qk_norm", default=False) else None,
+        qk_norm=whole_qk_norm(read_attention(config)) if config.flag("use_qk_norm", default=False) else None,
         full_every=config.size("sliding_window_pattern", default=4),
     )  # fmt: skip
 
@@ -147,7 +164,7 @@ def longrope_notes(config: Config) -> tuple[str, ...]:
     original = config.size("original_max_position_embeddings", default=0)
     if not original or original >= config.size("max_position_embeddings"):
         return ()
-    return (f"LongRoPE: vLLM 0.11 and later serve {original} tokens unless max_model_len asks for more",)
+    return (f"LongRoPE: vLLM (0.32 at least) takes max_model_len {original} where none is given",)
 
 
 @family("Phi3SmallForCausalLM")
@@ -229,17 +246,18 @@ def chatglm(config: Config) -> Parts:
     )  # fmt: skip
 
 
-@family("NemotronForCausalLM")
-def nemotron(config: Config) -> Parts:
-    """Nemotron-3 and -4, Minitron: LayerNorm with bias and a plain MLP of squared ReLU."""
+@family("NemotronForCausalLM", "ArceeForCausalLM")
+def squared_relu(config: Config) -> Parts:
+    """Nemotron-3 and -4, Minitron, Arcee: a plain MLP of squared ReLU; Nvidia's have LayerNorm with bias."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     bias = config.flag("attention_bias", default=False)
+    norm_bias = config.architecture == "NemotronForCausalLM"
     weights = (
         *attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias),
         *plain_mlp(hidden, config.size("intermediate_size"), bias=config.flag("mlp_bias", default=False)),
-        *norms(hidden, *PRE_NORMS, bias=True),
+        *norms(hidden, *PRE_NORMS, bias=norm_bias),
     )
-    return decoder(config, sliding(weights, attention, windows(config)), norm_bias=True)
+    return decoder(config, sliding(weights, attention, windows(config)), norm_bias=norm_bias)
 
 
 @family("Starcoder2ForCausalLM")
@@ -258,14 +276,12 @@ def starcoder2(config: Config) -> Parts:
 @family("StableLmForCausalLM", "StableLMEpochForCausalLM")
 def stablelm(config: Config) -> Parts:
     """StableLM: Llama with LayerNorm; the 12B has one norm for both parts and norms each head of q and k."""
-    attention = read_attention(config)
-    parallel = config.flag("use_parallel_residual", default=False)
-    if config.flag("qk_layernorm", default=False):
-        head_dim = attention.head_dim
-        qk_norm: tuple[int, int] | None = (attention.num_heads * head_dim, attention.num_kv_heads * head_dim)
-    else:
-        qk_norm = None
+    qk_norm = whole_qk_norm(read_attention(config)) if config.flag("qk_layernorm", default=False) else None
+    norm_names = PRE_NORMS[:1] if config.flag("use_parallel_residual", default=False) else PRE_NORMS
     return llama_like(
-        config, qkv_bias=config.flag("use_qkv_bias", default=False), qk_norm=qk_norm, norm_bias=True,
-        norm_names=PRE_NORMS[:1] if parallel else PRE_NORMS,
-    )  # fmt: skip
+        config,
+        qkv_bias=config.flag("use_qkv_bias", default=False),
+        qk_norm=qk_norm,
+        norm_bias=True,
+        norm_names=norm_names,
+    )

@@ -20,7 +20,7 @@ from planner.model.config import Config, Parts, family
 from planner.model.families.hybrid import W1_W3_W2
 from planner.model.mtp import mtp_module
 from planner.model.reading import decoder, layers_by_kind, read_attention, windows
-from planner.model.vision import matrix, norm, tensor, with_vision
+from planner.model.vision import blocks, matrix, norm, tensor, with_vision
 
 ATTENTION, SHARED = Component.ATTENTION, Component.SHARED_EXPERT
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -309,18 +309,16 @@ def _step_vision(text_hidden: int) -> tuple[Weight, ...]:
         tensor(f"{tower}conv1", hidden, 3, patch, patch),
         tensor(f"{tower}positional_embedding", positions, hidden),
         *norm(f"{tower}ln_pre", hidden),
-        *norm(f"{block}ln_1", hidden, copies=depth),
-        *norm(f"{block}ln_2", hidden, copies=depth),
+        *blocks(
+            block, hidden, size, depth, qkv=("attn.in_proj",), out="attn.out_proj", up=("mlp.c_fc",),
+            down="mlp.c_proj", norm_names=("ln_1", "ln_2"),
+        ),
         *norm(f"{block}ls_1", hidden, bias=False, copies=depth),
         *norm(f"{block}ls_2", hidden, bias=False, copies=depth),
-        *matrix(f"{block}attn.in_proj", 3 * hidden, hidden, Shard.COLUMN, copies=depth),
-        *matrix(f"{block}attn.out_proj", hidden, hidden, Shard.ROW, copies=depth),
-        *matrix(f"{block}mlp.c_fc", size, hidden, Shard.COLUMN, copies=depth),
-        *matrix(f"{block}mlp.c_proj", hidden, size, Shard.ROW, copies=depth),
         *matrix(f"{tower}vit_downsampler1", 2 * hidden, 9 * hidden),
         *matrix(f"{tower}vit_downsampler2", 4 * hidden, 18 * hidden),
         *matrix("vit_large_projector", text_hidden, 4 * hidden, bias=False),
-    )
+    )  # fmt: skip
 
 
 # --- MiniMax-M3 --------------------------------------------------------------------------------------------------
@@ -384,12 +382,7 @@ def _m3_vision(config: Config, outer: Config, text_hidden: int) -> tuple[Weight,
     return (
         tensor(f"{tower}embeddings.patch_embedding", hidden, 3, frames, patch, patch),
         *norm(f"{tower}pre_layrnorm", hidden),
-        *norm(f"{block}layer_norm1", hidden, copies=depth),
-        *norm(f"{block}layer_norm2", hidden, copies=depth),
-        *matrix(f"{block}self_attn.qkv_proj", 3 * hidden, hidden, Shard.COLUMN, copies=depth),
-        *matrix(f"{block}self_attn.out_proj", hidden, hidden, Shard.ROW, copies=depth),
-        *matrix(f"{block}mlp.fc1", size, hidden, Shard.COLUMN, copies=depth),
-        *matrix(f"{block}mlp.fc2", hidden, size, Shard.ROW, copies=depth),
+        *blocks(block, hidden, size, depth, out="self_attn.out_proj", norm_names=("layer_norm1", "layer_norm2")),
         *matrix("multi_modal_projector.linear_1", project, hidden),
         *matrix("multi_modal_projector.linear_2", text_hidden, project),
         *matrix("patch_merge_mlp.linear_1", project, merged),

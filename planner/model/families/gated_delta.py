@@ -1,4 +1,4 @@
-"""Gated delta networks, a linear attention with a matrix per head as its state: Qwen3-Next, Qwen3.5, Kimi Linear and K3.
+"""Gated delta networks, linear attention whose state is a matrix per head: Qwen3-Next, Qwen3.5, Kimi Linear and K3.
 
 Shapes of the state are those of vLLM's ``MambaStateShapeCalculator``, for k key heads, v value heads::
 
@@ -17,7 +17,7 @@ from planner.model.families.hybrid import W1_W3_W2
 from planner.model.families.state import Mixing, column, convolution, state_dtype
 from planner.model.mtp import mtp_module
 from planner.model.reading import decoder, layers_by_kind, read_attention
-from planner.model.vision import matrix, norm, tensor, with_vision
+from planner.model.vision import matrix, norm, qwen3_vision, tensor, with_vision
 
 ATTENTION, STATE, SHARED, ROUTER = Component.ATTENTION, Component.STATE, Component.SHARED_EXPERT, Component.ROUTER
 
@@ -52,7 +52,9 @@ def qwen3_5(config: Config) -> Parts:
     parts = decoder(text, layers, mtp=_qwen_mtp(text, full) if text.size("mtp_num_hidden_layers", default=0) else ())
     if not config.has("vision_config"):
         return parts
-    return with_vision(parts, _qwen_vision(config.nested("vision_config")), text="model.language_model.")
+    return with_vision(
+        parts, qwen3_vision(config.nested("vision_config"), "model.visual."), text="model.language_model."
+    )
 
 
 def _kinds(config: Config) -> list[str]:
@@ -74,7 +76,7 @@ def _full_layer(config: Config) -> Layer:
 
 
 def _delta_layer(config: Config, *, fused: bool) -> Layer:
-    """A gated delta layer; ``fused`` is how Qwen3-Next stores the input projections, in two matrices instead of four."""
+    """A gated delta layer; ``fused``: Qwen3-Next stores the input projections as two matrices, Qwen3.5 as four."""
     hidden = config.size("hidden_size")
     key_heads, value_heads = config.size("linear_num_key_heads"), config.size("linear_num_value_heads")
     key_dim, value_dim = config.size("linear_key_head_dim"), config.size("linear_value_head_dim")
@@ -131,33 +133,6 @@ def _qwen_mtp(config: Config, full: Layer) -> tuple[Weight, ...]:
     layer = Layer(tuple(replace(w, name=f"layers.0.{w.name}") for w in full.weights))
     names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     return mtp_module(layer, config.size("hidden_size"), "mtp.", projection="fc", norm_names=names)
-
-
-def _qwen_vision(config: Config) -> tuple[Weight, ...]:
-    """Vision tower of Qwen3-VL without its deep-stack mergers: patches of two frames, learned positions, ViT, one merger."""
-    hidden, depth, size = config.size("hidden_size"), config.size("depth"), config.size("intermediate_size")
-    patch = (
-        config.size("in_channels", default=3)
-        * config.size("temporal_patch_size", default=2)
-        * config.size("patch_size") ** 2
-    )
-    merged = hidden * config.size("spatial_merge_size", default=2) ** 2
-    if config.sizes("deepstack_visual_indexes"):
-        raise config.refuse("deepstack_visual_indexes", "empty")
-    tower, block = "model.visual.", "model.visual.blocks.0."
-    return (
-        *matrix(f"{tower}patch_embed.proj", hidden, patch),
-        tensor(f"{tower}pos_embed", config.size("num_position_embeddings"), hidden),
-        *norm(f"{block}norm1", hidden, copies=depth),
-        *norm(f"{block}norm2", hidden, copies=depth),
-        *matrix(f"{block}attn.qkv", 3 * hidden, hidden, Shard.COLUMN, copies=depth),
-        *matrix(f"{block}attn.proj", hidden, hidden, Shard.ROW, copies=depth),
-        *matrix(f"{block}mlp.linear_fc1", size, hidden, Shard.COLUMN, copies=depth),
-        *matrix(f"{block}mlp.linear_fc2", hidden, size, Shard.ROW, copies=depth),
-        *norm(f"{tower}merger.norm", hidden),
-        *matrix(f"{tower}merger.linear_fc1", merged, merged, Shard.COLUMN),
-        *matrix(f"{tower}merger.linear_fc2", config.size("out_hidden_size"), merged, Shard.ROW),
-    )
 
 
 # --- Kimi Linear and Kimi K3 -------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def gemma3(config: Config) -> Parts:
 def gemma3_vision(config: Config) -> Parts:
     """Gemma 3 from 4B on: a SigLIP tower, pooled and projected."""
     parts = gemma3(config.nested("text_config"))
-    vision = config.nested("vision_config")
+    vision = config.section("vision_config")
     width = vision.size("hidden_size")
     projector = (
         Weight("multi_modal_projector.mm_input_projection_weight", Component.VISION, (width, parts.hidden_size)),
@@ -104,7 +104,7 @@ def gemma4_multimodal(config: Config) -> Parts:
     if config.has("audio_config"):
         raise config.refuse("audio_config", "null: the audio tower is not supported")
     parts = gemma4(config.nested("text_config"))
-    vision = config.nested("vision_config")
+    vision = config.section("vision_config")
     projection = Weight(
         "model.embed_vision.embedding_projection", Component.VISION, (parts.hidden_size, vision.size("hidden_size"))
     )

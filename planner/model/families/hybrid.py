@@ -1,4 +1,4 @@
-"""Attention in a few layers, state-space or linear attention in the others: Jamba, Nemotron-H, Granite 4, MiniMax-M1."""
+"""Attention in a few layers, a recurrent state in the others: Jamba, Nemotron-H, Granite 4, MiniMax-M1."""
 
 from __future__ import annotations
 
@@ -36,12 +36,16 @@ def jamba(config: Config) -> Parts:
             (*mixing, *ffn, *norms(hidden, "input_layernorm", "pre_ff_layernorm")), mixer, moe if is_moe else None
         )
 
-    def picks(name: str, i: int, period: int, offset: int) -> bool:
-        period = config.size(f"{name}_layer_period", default=period)
-        return i % period == config.get(f"{name}_layer_offset", default=offset)
-
-    kinds = [(picks("attn", i, 8, 4), experts > 1 and picks("expert", i, 2, 1)) for i in range(config.num_layers)]
+    attention, routed = _jamba_picks(config, "attn", 8, 4), _jamba_picks(config, "expert", 2, 1)
+    kinds = [(i in attention, experts > 1 and i in routed) for i in range(config.num_layers)]
     return decoder(config, layers_by_kind(kinds, make), norm="model.final_layernorm")
+
+
+def _jamba_picks(config: Config, name: str, period: int, offset: int) -> range:
+    """Layers of one kind: every ``period``-th, from ``offset`` on."""
+    key = f"{name}_layer_offset"
+    first = config.size(key, default=0) if config.has(key) else offset
+    return range(first, config.num_layers, config.size(f"{name}_layer_period", default=period))
 
 
 def _jamba_attention(config: Config) -> tuple[Attention, tuple[Weight, ...]]:
@@ -74,6 +78,8 @@ BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 def nemotron_h(config: Config) -> Parts:
     """Nemotron-H, Nano 2 and Nemotron 3: each layer is one of Mamba-2, attention, MLP or MoE, as the pattern says."""
     kinds = _nemotron_blocks(config, "layers_block_type", "hybrid_override_pattern")
+    if config.size("num_hidden_layers", default=len(kinds)) != len(kinds):
+        raise config.refuse("num_hidden_layers", f"{len(kinds)}, the number of blocks in the pattern")
     return decoder(
         config,
         layers_by_kind(kinds, lambda kind: _nemotron_layer(config, kind)),
@@ -222,7 +228,7 @@ def _granite_mlp(prefix: str, hidden: int, size: int, component: Component, copi
 
 @family("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM")
 def minimax_m1(config: Config) -> Parts:
-    """MiniMax-Text-01 and M1: lightning (linear) attention in seven of eight layers, softmax attention in the eighth."""
+    """MiniMax-Text-01 and M1: lightning (linear) attention in seven of eight layers, softmax in the eighth."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     inner = attention.num_heads * attention.head_dim
     moe = Moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), config.size("intermediate_size"))

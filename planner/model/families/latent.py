@@ -69,7 +69,7 @@ def read_indexers(config: Config) -> list[SparseIndexer | None]:
 
 
 @family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM",
-        "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "DeepseekForCausalLMV2")  # fmt: skip
+        "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "Mistral4ForCausalLM")  # fmt: skip
 def deepseek(config: Config) -> Parts:
     """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5: MLA, the first layers dense, shared experts in the others."""
     hidden = config.size("hidden_size")

@@ -8,7 +8,15 @@ from planner.model.architecture import Attention, Component, Layer, Moe, Weight
 from planner.model.blocks import GATED, attention_weights, gated_mlp, linear, moe_mlp, norms, vector
 from planner.model.config import Config, Parts, family
 from planner.model.mtp import mtp_layers
-from planner.model.reading import PRE_NORMS, decoder, layers_by_kind, read_attention, sparse_layers, windows
+from planner.model.reading import (
+    PRE_NORMS,
+    decoder,
+    layers_by_kind,
+    read_attention,
+    sparse_layers,
+    whole_qk_norm,
+    windows,
+)
 
 W123 = ("w1", "w3", "w2")
 FUSED_EXPERTS = ("gate_up_proj", "gate_up_proj", "down_proj")
@@ -34,11 +42,8 @@ def uniform(config: Config, weights: tuple[Weight, ...], attention: Attention, m
 @family("MixtralForCausalLM")
 def mixtral(config: Config) -> Parts:
     """Mixtral: Mistral with experts; ``intermediate_size`` is one expert's."""
-    hidden, attention, moe = (
-        config.size("hidden_size"),
-        read_attention(config),
-        read_moe(config, size="intermediate_size"),
-    )
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    moe = read_moe(config, size="intermediate_size")
     weights = (
         *attention_weights(attention, hidden),
         *moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W123),
@@ -50,11 +55,8 @@ def mixtral(config: Config) -> Parts:
 @family("PhiMoEForCausalLM", "PhimoeForCausalLM")
 def phi_moe(config: Config) -> Parts:
     """Phi-3.5-MoE: Mixtral with LayerNorm and biases, in the lm_head too."""
-    hidden, attention, moe = (
-        config.size("hidden_size"),
-        read_attention(config),
-        read_moe(config, size="intermediate_size"),
-    )
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    moe = read_moe(config, size="intermediate_size")
     bias = config.flag("attention_bias", default=False)
     weights = (
         *attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias),
@@ -70,15 +72,11 @@ def phi_moe(config: Config) -> Parts:
 @family("OlmoeForCausalLM")
 def olmoe(config: Config) -> Parts:
     """OLMoE: small experts in every layer, q and k normalised over all heads."""
-    hidden, attention, moe = (
-        config.size("hidden_size"),
-        read_attention(config),
-        read_moe(config, size="intermediate_size"),
-    )
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    moe = read_moe(config, size="intermediate_size")
     bias = config.flag("attention_bias", default=False)
-    sizes = (attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim)
     weights = (
-        *attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias, qk_norm=sizes),
+        *attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias, qk_norm=whole_qk_norm(attention)),
         *moe_mlp(hidden, moe),
         *norms(hidden, *PRE_NORMS),
     )
@@ -88,14 +86,11 @@ def olmoe(config: Config) -> Parts:
 @family("MiniMaxM2ForCausalLM")
 def minimax_m2(config: Config) -> Parts:
     """MiniMax-M2: Mixtral's names, q and k normalised over all heads. Its MTP modules are not published."""
-    hidden, attention, moe = (
-        config.size("hidden_size"),
-        read_attention(config),
-        read_moe(config, size="intermediate_size"),
-    )
-    sizes = (attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim)
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    moe = read_moe(config, size="intermediate_size")
+    qk_norm = whole_qk_norm(attention) if config.flag("use_qk_norm", default=True) else None
     weights = (
-        *attention_weights(attention, hidden, qk_norm=sizes if config.flag("use_qk_norm", default=True) else None),
+        *attention_weights(attention, hidden, qk_norm=qk_norm),
         *moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W123),
         *norms(hidden, *PRE_NORMS),
     )
@@ -105,11 +100,8 @@ def minimax_m2(config: Config) -> Parts:
 @family("GptOssForCausalLM")
 def gpt_oss(config: Config) -> Parts:
     """gpt-oss: biases everywhere, a learned sink for each head, every other layer slides over 128 tokens."""
-    hidden, attention, moe = (
-        config.size("hidden_size"),
-        read_attention(config),
-        read_moe(config, size="intermediate_size"),
-    )
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    moe = read_moe(config, size="intermediate_size")
     bias = config.flag("attention_bias", default=True)
     weights = (
         *attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias),
@@ -192,6 +184,26 @@ def mixed(
     return layers_by_kind(list(zip(spans, sparse_layers(config), strict=True)), make)
 
 
+@family("Ernie4_5_MoeForCausalLM")
+def ernie_moe(config: Config) -> Parts:
+    """ERNIE 4.5 with experts: shared ones as one wide MLP, MoE between a first and a last layer; tied."""
+    hidden, attention = config.size("hidden_size"), read_attention(config)
+    shared, bias = config.size("moe_num_shared_experts", default=0), config.flag("use_bias", default=False)
+    moe = Moe(config.size("moe_num_experts"), config.size("moe_k"), config.size("moe_intermediate_size"), shared)
+    common = attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias) + norms(hidden, *PRE_NORMS)
+    sparse = (
+        *moe_mlp(hidden, moe),
+        *vector("mlp.moe_statics.e_score_correction_bias", moe.num_experts, Component.ROUTER),
+        *shared_expert(hidden, shared * moe.intermediate_size, prefix="mlp.shared_experts."),
+    )
+    count, every = config.num_layers, config.size("moe_layer_interval", default=1)
+    first, last = config.size("moe_layer_start_index", default=0), config.size("moe_layer_end_index", default=count - 1)
+    dense = common + gated_mlp(hidden, config.size("intermediate_size"))
+    kinds = [first <= i <= last and (i + 1) % every == 0 for i in range(count)]
+    layers = layers_by_kind(kinds, lambda s: Layer(common + sparse, attention, moe) if s else Layer(dense, attention))
+    return decoder(config, layers, tied=True)
+
+
 @family("Qwen2MoeForCausalLM")
 def qwen2_moe(config: Config) -> Parts:
     """Qwen1.5-MoE, Qwen2-57B-A14B: experts beside a gated shared one."""
@@ -218,9 +230,9 @@ def qwen3_moe(config: Config) -> Parts:
     return decoder(config, mixed(config, attention, common, moe_mlp(hidden, moe), moe))
 
 
-@family("Glm4MoeForCausalLM", "Dots1ForCausalLM")
+@family("Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM")
 def glm4_moe(config: Config) -> Parts:
-    """GLM-4.5 to 4.7, dots.llm1: the first layers dense, a shared expert in the others, MTP stored as further layers."""
+    """GLM-4.5 to 4.7, dots.llm1, Solar Open: the first layers dense, a shared expert in the others."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     shared = config.size("n_shared_experts", default=0)
     moe = read_moe(config, shared=shared)

@@ -24,44 +24,50 @@ from planner.model.vision import (
     with_vision,
 )
 
+#: The tower that the class builds where a config leaves keys, or all of it, out.
+MISTRAL3_VISION = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+}
+
 
 @family("Qwen2VLForConditionalGeneration")
 def qwen2_vl(config: Config) -> Parts:
     """Qwen2-VL: Qwen2 and its tower."""
-    return with_vision(
-        qwen2(config.nested("text_config")), qwen2_vision(config.nested("vision_config"), "visual."), text=""
-    )
+    tower = qwen2_vision(config.section("vision_config"), "visual.")
+    return with_vision(qwen2(config.nested("text_config")), tower, text="")
 
 
 @family("Qwen2_5_VLForConditionalGeneration")
 def qwen2_5_vl(config: Config) -> Parts:
     """Qwen2.5-VL: Qwen2.5 and its tower."""
-    return with_vision(
-        qwen2(config.nested("text_config")), qwen2_5_vision(config.nested("vision_config"), "visual."), text=""
-    )
+    tower = qwen2_5_vision(config.section("vision_config"), "visual.")
+    return with_vision(qwen2(config.nested("text_config")), tower, text="")
 
 
 @family("Qwen3VLForConditionalGeneration")
 def qwen3_vl(config: Config) -> Parts:
     """Qwen3-VL: Qwen3 and a tower with DeepStack."""
-    tower = qwen3_vision(config.nested("vision_config"), "model.visual.")
+    tower = qwen3_vision(config.section("vision_config"), "model.visual.")
     return with_vision(qwen3(config.nested("text_config")), tower, text="model.language_model.")
 
 
 @family("Qwen3VLMoeForConditionalGeneration")
 def qwen3_vl_moe(config: Config) -> Parts:
     """Qwen3-VL with experts."""
-    tower = qwen3_vision(config.nested("vision_config"), "model.visual.")
+    tower = qwen3_vision(config.section("vision_config"), "model.visual.")
     return with_vision(qwen3_moe(config.nested("text_config")), tower, text="model.language_model.")
 
 
 @family("Mistral3ForConditionalGeneration")
 def mistral3(config: Config) -> Parts:
-    """Mistral Small 3.1 and 3.2, Ministral 3: Mistral, Pixtral's tower, a patch merger. Text only where no tower is given."""
+    """Mistral Small 3.1 and 3.2, Ministral 3: Mistral, Pixtral's tower, a patch merger."""
     parts = llama(config.nested("text_config"))
-    if not config.has("vision_config"):
-        return replace(parts, notes=(*parts.notes, "config.json gives no vision_config: text only"))
-    vision = config.nested("vision_config")
+    given = config.section("vision_config") if config.has("vision_config") else Config({}, model_id=config.model_id)
+    vision = given.with_defaults(MISTRAL3_VISION)
     width, hidden = vision.size("hidden_size"), parts.hidden_size
     merge = config.size("spatial_merge_size", default=2) ** 2
     bias = config.flag("multimodal_projector_bias", default=False)
@@ -79,7 +85,7 @@ def mistral3(config: Config) -> Parts:
 def kimi_k25(config: Config) -> Parts:
     """Kimi-K2.5: Kimi K2 and MoonViT."""
     parts = deepseek(config.nested("text_config"))
-    tower = moonvit_vision(config.nested("vision_config"), parts.hidden_size)
+    tower = moonvit_vision(config.section("vision_config"), parts.hidden_size)
     return replace(with_vision(parts, tower, text="language_model."), requires_remote_code=True)
 
 
@@ -118,7 +124,7 @@ def _llama4_layer(config: Config, chunked: bool, sparse: bool) -> Layer:
 def llama4(config: Config) -> Parts:
     """Llama 4 Scout and Maverick with their tower."""
     parts = llama4_text(config.nested("text_config"))
-    vision = config.nested("vision_config")
+    vision = config.section("vision_config")
     projector = matrix(
         "multi_modal_projector.linear_1", parts.hidden_size, vision.size("vision_output_dim"), bias=False
     )
@@ -131,7 +137,7 @@ def llama4(config: Config) -> Parts:
 @family("MllamaForConditionalGeneration")
 def mllama(config: Config) -> Parts:
     """Llama 3.2 Vision: Llama 3.1 with gated cross-attention layers among its layers; eight rows more to embed."""
-    text, vision = config.nested("text_config"), config.nested("vision_config")
+    text, vision = config.nested("text_config"), config.section("vision_config")
     crossed = set(text.sizes("cross_attention_layers"))
     layers = layers_by_kind([i in crossed for i in range(text.num_layers)], lambda cross: _mllama_layer(text, cross))
     parts = decoder(text, layers)

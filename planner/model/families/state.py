@@ -84,7 +84,7 @@ def mamba2(
 
 @family("MambaForCausalLM", "FalconMambaForCausalLM")
 def mamba_lm(config: Config) -> Parts:
-    """Mamba and Falcon-Mamba: every layer one norm and one state-space mixer. Mamba ties its lm_head, Falcon's does not."""
+    """Every layer is one norm and one state-space mixer. Mamba ties its lm_head, Falcon-Mamba does not."""
     hidden = config.size("hidden_size")
     inner = config.size("intermediate_size", default=hidden * config.size("expand", default=2))
     rank = config.get("time_step_rank")

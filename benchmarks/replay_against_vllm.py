@@ -1,0 +1,294 @@
+"""The replay beside vLLM's own scheduler, on random small workloads.
+
+Run it with a Python that has vLLM (0.32 was used; no GPU is needed) and see that every token of every request
+comes at the same moment. vLLM's ``Scheduler`` decides, a linear timer says how long each step takes, and a
+client like the benchmark's sends the requests::
+
+    PYTHONPATH=. python benchmarks/replay_against_vllm.py --cases 300
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from planner.errors import InputError
+from planner.scheduler import Client, Limits, replay
+from planner.step import Batch
+from planner.workload import Requests, Workload
+
+MOMENT_S = 1e-9
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 128,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+
+
+class LinearTimer:
+    """A step time with a term for everything in a batch."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.base_s = dice.uniform(1e-3, 1e-2)
+        self.rates_s = [dice.uniform(0, rate) for rate in (1e-3, 1e-4, 1e-3, 1e-3, 1e-4, 1e-3)]
+
+    def step_s(self, batch: Batch) -> float:
+        counts = (
+            batch.decode_seqs,
+            batch.decode_context_tok,
+            batch.prefill_seqs,
+            batch.prefill_tok,
+            batch.prefill_pair_tok,
+            batch.prefill_finishing,
+        )
+        return self.base_s + sum(rate * count for rate, count in zip(self.rates_s, counts, strict=True))
+
+
+def vllm_scheduler(folder: str, limits: Limits) -> Scheduler:
+    """vLLM's scheduler with the blocks of ``limits`` and the null block it keeps beside them."""
+    args: dict[str, Any] = {
+        "model": folder,
+        "skip_tokenizer_init": True,
+        "max_model_len": 4096 if limits.enable_chunked_prefill else limits.max_num_batched_tokens,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "enable_chunked_prefill": limits.enable_chunked_prefill,
+        "enable_prefix_caching": False,
+        "block_size": limits.block_size,
+        "scheduler_reserve_full_isl": limits.scheduler_reserve_full_isl,
+    }
+    config = EngineArgs(**args).create_engine_config()
+    config.scheduler_config.async_scheduling = limits.async_scheduling
+    config.cache_config.num_gpu_blocks = limits.num_blocks + 1
+    spec = FullAttentionSpec(
+        block_size=limits.block_size, num_kv_heads=1, head_size=64, dtype=torch.bfloat16
+    )
+    return (AsyncScheduler if limits.async_scheduling else Scheduler)(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=limits.num_blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=limits.block_size,
+        hash_block_size=limits.block_size,
+    )
+
+
+class Bench:
+    """One engine around vLLM's scheduler, and the client of the benchmark."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        timer: LinearTimer,
+        requests: Requests,
+        limits: Limits,
+        places: int,
+        client: Client,
+    ) -> None:
+        self.scheduler, self.timer, self.requests, self.client = scheduler, timer, requests, client
+        self.depth = 2 if limits.async_scheduling else 1
+        self.inbox: deque[tuple[float, int]] = deque()
+        self.sent_s: list[float] = []
+        self.times_s: list[list[float]] = [[] for _ in requests.input_len]
+        self.computed: dict[str, int] = {}
+        self.prefilling: set[str] = set()
+        self.live: dict[str, Request] = {}
+        for _ in range(min(places, len(requests.input_len))):
+            self.send(0.0)
+
+    def send(self, place_s: float) -> None:
+        if len(self.sent_s) < len(self.requests.input_len):
+            index = len(self.sent_s)
+            self.sent_s.append(max(place_s, float(self.requests.arrival_s[index])))
+            self.inbox.append((self.sent_s[-1] + self.client.request_s, index))
+
+    def receive(self, before_s: float) -> None:
+        while self.inbox and self.inbox[0][0] < before_s:
+            index = self.inbox.popleft()[1]
+            request = Request(
+                request_id=str(index),
+                prompt_token_ids=[5] * int(self.requests.input_len[index]),
+                sampling_params=SamplingParams(
+                    max_tokens=int(self.requests.output_len[index]), ignore_eos=True
+                ),
+                pooling_params=None,
+            )
+            self.live[str(index)] = request
+            self.scheduler.add_request(request)
+
+    def batch(self, scheduled: dict[str, int], resumed: set[str]) -> tuple[Batch, list[str]]:
+        """What a step computes, and which requests sample a token in it."""
+        decode_tok, chunks, sampling = [], [], []
+        for name, new in scheduled.items():
+            if name not in self.computed or name in resumed:
+                self.computed[name] = 0
+                self.prefilling.add(name)
+            before = self.computed[name]
+            tokens = int(self.requests.input_len[int(name)]) + self.tokens_by(name)
+            if name in self.prefilling:
+                chunks.append((before, new, before + new == tokens))
+            else:
+                decode_tok.append(before + 1)
+            self.computed[name] += new
+            if self.computed[name] == tokens:
+                sampling.append(name)
+                self.prefilling.discard(name)
+        return (
+            Batch(
+                decode_seqs=len(decode_tok),
+                decode_context_tok=float(sum(decode_tok)),
+                prefill_seqs=len(chunks),
+                prefill_tok=sum(new for _, new, _ in chunks),
+                prefill_pair_tok=sum(new * (before + (new + 1) / 2) for before, new, _ in chunks),
+                prefill_finishing=sum(ends for _, _, ends in chunks),
+            ),
+            sampling,
+        )
+
+    def tokens_by(self, name: str) -> int:
+        """Output tokens that exist once the steps under way have ended."""
+        return len(self.times_s[int(name)]) + self.pending.get(name, 0)
+
+    def run(self) -> None:
+        """Steps in a queue of ``depth``: the next is scheduled while the last runs, or when it has ended."""
+        self.pending: dict[str, int] = {}
+        queue: deque[tuple[Any, list[str], float]] = deque()  # scheduled, with the time of the step
+        now_s = 0.0  # start of the step at the head of the queue
+        while self.inbox or queue or self.scheduler.has_unfinished_requests():
+            self.receive(now_s - MOMENT_S)
+            if not queue and not self.scheduler.has_unfinished_requests():
+                now_s = max(now_s, self.inbox[0][0])
+                self.receive(now_s + MOMENT_S)
+            while len(queue) < self.depth:
+                output = self.scheduler.schedule()
+                if not output.total_num_scheduled_tokens:
+                    break
+                resumed = set(output.scheduled_cached_reqs.resumed_req_ids)
+                resumed |= {r.req_id for r in output.scheduled_new_reqs}
+                batch, sampling = self.batch(output.num_scheduled_tokens, resumed)
+                for name in sampling:
+                    self.pending[name] = self.pending.get(name, 0) + 1
+                queue.append((output, sampling, self.timer.step_s(batch)))
+            output, sampling, time_s = queue.popleft()
+            now_s += time_s
+            self.deliver(output, sampling, now_s)
+
+    def deliver(self, output: Any, sampling: list[str], now_s: float) -> None:
+        names = list(output.num_scheduled_tokens)
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: i for i, name in enumerate(names)},
+                sampled_token_ids=[[7] if name in sampling else [] for name in names],
+            ),
+        )
+        for name in sampling:
+            self.pending[name] -= 1
+            self.times_s[int(name)].append(now_s)
+        for name in sampling:
+            if len(self.times_s[int(name)]) == self.requests.output_len[int(name)]:
+                self.send(now_s + self.client.response_s)
+
+
+def random_case(dice: random.Random) -> tuple[Workload, Limits, Client]:
+    """A small workload on an engine that is short of something."""
+    input_len, output_len = dice.randint(1, 40), dice.randint(1, 30)
+    workload = Workload(
+        input_len,
+        output_len,
+        num_prompts=dice.randint(1, 20),
+        max_concurrency=dice.choice([None, 1, 2, 5, 9]),
+        request_rate=dice.choice([float("inf"), dice.uniform(1, 500)]),
+        range_ratio=0.8,
+        length_distribution="below",
+        seed=dice.randrange(1000),
+    )
+    longest = input_len + output_len
+    seqs = dice.randint(1, 8)
+    chunked = dice.random() < 0.8
+    block_size = dice.choice([16, 32])
+    limits = Limits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(seqs + dice.randint(0, 40), 1 if chunked else longest),
+        kv_cache_tokens=longest + block_size + dice.choice([0, 32, 64, 128, 10_000]),
+        block_size=block_size,
+        enable_chunked_prefill=chunked,
+        scheduler_reserve_full_isl=dice.random() < 0.7,
+        async_scheduling=dice.random() < 0.3,
+    )
+    delays = (0.0, 0.0) if dice.random() < 0.5 else (dice.uniform(0, 0.02), dice.uniform(0, 0.02))
+    return workload, limits, Client(*delays)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    same = {False: 0, True: 0}
+    count = {False: 0, True: 0}
+    preemptions = 0
+    worst = {False: 0.0, True: 0.0}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(LLAMA))
+        for case in range(options.first, options.first + options.cases):
+            dice = random.Random(case)
+            timer = LinearTimer(dice)
+            workload, limits, client = random_case(dice)
+            try:
+                ours = replay(timer, workload, limits, client)
+            except InputError:
+                continue
+            bench = Bench(
+                vllm_scheduler(folder, limits),
+                timer,
+                workload.sample(),
+                limits,
+                workload.max_concurrency or workload.num_prompts,
+                client,
+            )
+            bench.run()
+            first_s = np.array([times[0] for times in bench.times_s]) + client.response_s
+            end_s = np.array([times[-1] for times in bench.times_s]) + client.response_s
+            error = max(np.abs(ours.first_token_s / first_s - 1).max(), np.abs(ours.end_s / end_s - 1).max())
+            mode = limits.async_scheduling
+            count[mode] += 1
+            same[mode] += error < MOMENT_S
+            worst[mode] = max(worst[mode], error)
+            preemptions += int(ours.preemptions.sum())
+            if error >= MOMENT_S:
+                print(f"case {case}: off by {error:.2%} {limits} {workload} {client}")
+    for mode, name in ((False, "synchronous"), (True, "asynchronous")):
+        print(f"{name}: {same[mode]} of {count[mode]} alike, largest relative error {worst[mode]:.2g}")
+    print(f"{preemptions} preemptions")
+
+
+if __name__ == "__main__":
+    main()

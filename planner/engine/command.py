@@ -1,0 +1,290 @@
+"""Command lines in the spelling of one vLLM version.
+
+Everything that was simulated is said outright, so that a default that moves between versions cannot change what is
+measured. An option that the version does not take is refused with the version where it appeared or went.
+
+>>> from planner.engine.version import parse_version
+>>> from planner.workload import Workload
+>>> load = Workload(input_len=128, output_len=32, num_prompts=8, max_concurrency=4)
+>>> bench_serve_argv(load, "m", parse_version("0.7.3"))[:4]
+['python3', '/app/vllm/benchmarks/benchmark_serving.py', '--backend', 'vllm']
+>>> bench_serve_argv(load, "m", parse_version("0.33.0"))[:5]
+['vllm', 'bench', 'serve', '--backend', 'vllm']
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isinf
+
+from planner.engine.config import EngineConfig
+from planner.engine.flags import Command, command_status, flag_status, spelled, takes_value
+from planner.engine.kv_dtype import LONG_NAMES
+from planner.engine.version import EngineVersion
+from planner.errors import IllegalPlanError, InputError
+from planner.workload import Workload
+
+Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
+
+#: Where images keep vLLM's benchmark scripts: AMD's, and those of the vLLM project.
+BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
+_SCRIPTS: dict[str, Command] = {
+    "bench serve": "benchmark_serving.py",
+    "bench throughput": "benchmark_throughput.py",
+    "bench latency": "benchmark_latency.py",
+}
+
+
+def serve_argv(
+    config: EngineConfig,
+    model_ref: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    extra: Mapping[str, Value] | None = None,
+) -> list[str]:
+    """``vllm serve`` with exactly the settings of ``config``.
+
+    ``extra`` adds options by name: True for a switch, False for its ``--no-`` form, a mapping for JSON, None for
+    nothing. Raises IllegalPlanError for an option that the version does not take, InputError for one that the
+    settings already decide.
+    """
+    line = _Line(["vllm", "serve", model_ref], config.version, "serve")
+    line.add("--host", host)
+    line.add("--port", port)
+    _add_engine(line, config)
+    # requests are logged one by one, unless told otherwise, before 0.10.1
+    quiet = "--disable-log-requests" if config.version.release < (0, 10, 1) else "--no-enable-log-requests"
+    line.add(quiet)
+    line.add_extra(extra)
+    return line.words
+
+
+def bench_serve_argv(
+    workload: Workload,
+    model_ref: str,
+    version: EngineVersion,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    percentiles: Sequence[int] = (50, 90, 99),
+    result_dir: str | None = None,
+    result_filename: str | None = None,
+    platform: str = "rocm",
+    extra: Mapping[str, Value] | None = None,
+) -> list[str]:
+    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``."""
+    line = _bench("bench serve", version, platform)
+    if "--backend" in line:
+        line.add("--backend", "vllm")
+    else:
+        line.add("--endpoint-type", "openai-comp")
+    line.add("--host", host)
+    line.add("--port", port)
+    line.add("--model", model_ref)
+    line.add("--dataset-name", "random")
+    line.add("--random-input-len", workload.input_len)
+    line.add("--random-output-len", workload.output_len)
+    line.add("--random-range-ratio", _range_ratio(workload, line))
+    line.add("--num-prompts", workload.num_prompts)
+    line.add("--request-rate", "inf" if isinf(workload.request_rate) else workload.request_rate)
+    if workload.burstiness != 1:
+        line.add("--burstiness", workload.burstiness)
+    if workload.max_concurrency is not None:
+        line.add("--max-concurrency", workload.max_concurrency)
+    line.add("--ignore-eos")
+    if "--temperature" in line:  # greedy without saying so before
+        line.add("--temperature", 0)
+    line.add("--seed", workload.seed)
+    line.add("--percentile-metrics", "ttft,tpot,itl,e2el")
+    line.add("--metric-percentiles", ",".join(map(str, percentiles)))
+    if result_filename:
+        line.add("--save-result")
+        line.add("--result-dir", result_dir or ".")
+        line.add("--result-filename", result_filename)
+    line.add_extra(extra)
+    return line.words
+
+
+def bench_throughput_argv(
+    config: EngineConfig,
+    workload: Workload,
+    model_ref: str,
+    *,
+    output_json: str | None = None,
+    platform: str = "rocm",
+    extra: Mapping[str, Value] | None = None,
+) -> list[str]:
+    """``vllm bench throughput`` (``benchmark_throughput.py`` before 0.8.5): all prompts at once, offline."""
+    line = _bench("bench throughput", config.version, platform)
+    line.add("--model", model_ref)
+    if "--dataset-name" in line:
+        line.add("--dataset-name", "random")
+        line.add("--random-range-ratio", _range_ratio(workload, line))
+    # from 0.14.0 on --random-input-len wins, by its default, over --input-len
+    prefix = "--random-" if "--random-input-len" in line else "--"
+    line.add(f"{prefix}input-len", workload.input_len)
+    line.add(f"{prefix}output-len", workload.output_len)
+    line.add("--num-prompts", workload.num_prompts)
+    line.add("--seed", workload.seed)
+    _add_engine(line, config)
+    if output_json:
+        line.add("--output-json", output_json)
+    line.add_extra(extra)
+    return line.words
+
+
+def bench_latency_argv(
+    config: EngineConfig,
+    model_ref: str,
+    *,
+    input_len: int,
+    output_len: int,
+    batch_size: int,
+    num_iters_warmup: int = 3,
+    num_iters: int = 5,
+    output_json: str | None = None,
+    platform: str = "rocm",
+    extra: Mapping[str, Value] | None = None,
+) -> list[str]:
+    """``vllm bench latency`` (``benchmark_latency.py`` before 0.8.5): one batch from start to end, repeated."""
+    line = _bench("bench latency", config.version, platform)
+    line.add("--model", model_ref)
+    line.add("--input-len", input_len)
+    line.add("--output-len", output_len)
+    line.add("--batch-size", batch_size)
+    line.add("--num-iters-warmup", num_iters_warmup)
+    line.add("--num-iters", num_iters)
+    _add_engine(line, config)
+    if output_json:
+        line.add("--output-json", output_json)
+    line.add_extra(extra)
+    return line.words
+
+
+def lm_eval_argv(
+    model_ref: str, base_url: str, *, task: str = "gsm8k", num_concurrent: int = 128, output_path: str | None = None
+) -> list[str]:
+    """``lm_eval`` against the running server, as the recipes for Llama-3.3-70B run it."""
+    model_args = (
+        f"model={model_ref},base_url={base_url}/v1/completions,num_concurrent={num_concurrent},"
+        "timeout=120,max_retries=5,tokenized_requests=False,tokenizer_backend=None"
+    )
+    words = ["lm_eval", "--model", "local-completions", "--tasks", task, "--model_args", model_args]
+    return [*words, "--output_path", output_path] if output_path else words
+
+
+def _add_engine(line: _Line, config: EngineConfig) -> None:
+    """The engine's settings, those of the layout only where they are not 1."""
+    line.add("--tensor-parallel-size", config.tensor_parallel_size)
+    if config.pipeline_parallel_size > 1:
+        line.add("--pipeline-parallel-size", config.pipeline_parallel_size)
+    if config.data_parallel_size > 1:
+        line.add("--data-parallel-size", config.data_parallel_size)
+    if config.enable_expert_parallel:
+        line.add("--enable-expert-parallel")
+    line.add("--dtype", LONG_NAMES[config.dtype])
+    if config.quantization:
+        line.add("--quantization", config.quantization)
+    line.add("--kv-cache-dtype", config.kv_cache_dtype_flag or _kv_cache_flag(config))
+    line.add("--max-model-len", config.max_model_len)
+    line.add("--max-num-seqs", config.max_num_seqs)
+    line.add("--max-num-batched-tokens", config.max_num_batched_tokens)
+    line.add("--gpu-memory-utilization", config.gpu_memory_utilization)
+    if config.block_size != 16:
+        line.add("--block-size", config.block_size)
+    if config.enforce_eager:
+        line.add("--enforce-eager")
+    _add_switches(line, config)
+
+
+def _add_switches(line: _Line, config: EngineConfig) -> None:
+    """Settings that may be on or off by default: said where the version has the word for it."""
+    if config.enable_prefix_caching or "--no-enable-prefix-caching" in line:
+        line.switch("--enable-prefix-caching", on=config.enable_prefix_caching)
+    if config.engine == "V0" or not config.enable_chunked_prefill:  # V1 chunks unless told otherwise
+        line.switch("--enable-chunked-prefill", on=config.enable_chunked_prefill)
+    if config.async_scheduling or "--no-async-scheduling" in line:
+        line.switch("--async-scheduling", on=config.async_scheduling)
+
+
+def _kv_cache_flag(config: EngineConfig) -> str:
+    """For settings that were not resolved from flags: the model's own type is ``auto``."""
+    if config.kv_cache_dtype == config.dtype:
+        return "auto"
+    return LONG_NAMES.get(config.kv_cache_dtype, config.kv_cache_dtype)
+
+
+def _range_ratio(workload: Workload, line: _Line) -> float:
+    """``--random-range-ratio``: the half-width r of [(1 - r) L, (1 + r) L], or before that the lower end of [rL, L].
+
+    Source: ``RandomDataset.sample`` and ``sample_random_requests``; the meaning changed in 0.8.4 for the scripts
+    and in 0.9.1 for ``vllm bench serve``.
+    """
+    changed = (0, 9, 1) if line.command == "bench serve" else (0, 8, 4)
+    if line.version.release >= changed:
+        return workload.range_ratio
+    if workload.range_ratio:
+        raise IllegalPlanError(
+            f"vLLM {line.version} cannot draw lengths from both sides of a mean",
+            hint="use fixed lengths, or choose vLLM 0.9.1 or later",
+        )
+    return 1.0
+
+
+def _bench(command: Command, version: EngineVersion, platform: str) -> _Line:
+    """The start of a benchmark's command line: the program where it exists, else its script."""
+    if command_status(version, command):
+        return _Line(["vllm", *command.split()], version, command)
+    script = _SCRIPTS[command]
+    return _Line(["python3", f"{BENCHMARKS[platform]}/{script}"], version, script)
+
+
+class _Line:
+    """A command line that grows by options that its version knows."""
+
+    def __init__(self, start: list[str], version: EngineVersion, command: Command) -> None:
+        self.words = start
+        self.version = version
+        self.command = command
+
+    def __contains__(self, flag: str) -> bool:
+        """Whether the version's command takes ``flag``."""
+        return bool(flag_status(self.version, flag, self.command))
+
+    def add(self, flag: str, value: str | int | float | None = None) -> None:
+        """Append an option. Raises IllegalPlanError when the version does not take it."""
+        status = flag_status(self.version, flag, self.command)
+        if not status:
+            raise IllegalPlanError(
+                f"{flag}: {self.command} of vLLM {self.version} does not take it ({status})",
+                hint=status.hint or "leave it out",
+            )
+        self.words += [flag] if value is None else [flag, str(value)]
+
+    def switch(self, flag: str, *, on: bool) -> None:
+        """Append a switch or its opposite, which took the form ``--switch=False`` in the first versions."""
+        if on:
+            self.add(flag)
+        elif f"--no-{flag[2:]}" in self or takes_value(self.version, flag) is False:
+            self.add(f"--no-{flag[2:]}")
+        else:
+            self.add(flag)
+            self.words[-1] += "=False"
+
+    def add_extra(self, extra: Mapping[str, Value] | None) -> None:
+        """Append what the settings do not decide. Raises InputError for what they do."""
+        for name, value in (extra or {}).items():
+            flag = spelled(name if name.startswith("-") else f"--{name}")
+            if flag in self.words:
+                raise InputError(f"{flag} is decided by the settings already", hint="leave it out of the extra options")
+            if isinstance(value, bool):
+                self.switch(flag, on=value)
+            elif isinstance(value, Mapping):
+                self.add(flag, json.dumps(value, separators=(",", ":")))
+            elif isinstance(value, Sequence) and not isinstance(value, str):
+                self.add(flag)
+                self.words += value
+            elif value is not None:
+                self.add(flag, value)

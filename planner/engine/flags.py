@@ -1,0 +1,213 @@
+"""What each vLLM version accepts: options, variables and values, from its first to its last version.
+
+The table, ``flags.json``, was written by the real parsers of every version from 0.6.3 to 0.33.0
+(``tests/real_parsers`` rebuilds it). AMD's images are builds of forks: what they had before upstream is in
+``_EARLY_ON_ROCM``.
+
+>>> from planner.engine.version import parse_version
+>>> str(flag_status(parse_version("0.18.0"), "--swap-space"))
+'gone in 0.18.0'
+>>> str(flag_status(parse_version("0.9.1"), "--async-scheduling"))
+'not before 0.10.0'
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from planner.engine.releases import release_of
+from planner.engine.version import EngineVersion
+from planner.resources import package_dir
+
+Command = Literal[
+    "serve",
+    "bench serve",
+    "bench throughput",
+    "bench latency",
+    "benchmark_serving.py",
+    "benchmark_throughput.py",
+    "benchmark_latency.py",
+]
+Values = Literal["kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config"]
+Spans = tuple[tuple[int, int], ...]  #: first and last index into the list of versions, ascending
+
+#: Commands whose options include those of the engine.
+_ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
+
+#: What to use instead of an option, variable or configuration key that is gone.
+_REPLACED_BY = {
+    "--num-scheduler-steps": "--async-scheduling (0.10.0 on)",
+    "--swap-space": "nothing: V1 recomputes instead of swapping",
+    "--disable-log-requests": "--no-enable-log-requests",
+    "--max-seq-len-to-capture": "--max-cudagraph-capture-size",
+    "--cuda-graph-sizes": "--cudagraph-capture-sizes",
+    "--use-v2-block-manager": "nothing: it is the only one",
+    "--speculative-model": "--speculative-config",
+    "--num-speculative-tokens": "--speculative-config",
+    "--task": "--runner and --convert",
+    "--rope-scaling": "--hf-overrides",
+    "--device": "nothing: it is detected",
+    "--guided-decoding-backend": "--structured-outputs-config",
+    "--enable-reasoning": "--reasoning-parser",
+    "--endpoint-type": "--backend",
+    "--dataset": "--dataset-name and --dataset-path",
+    "VLLM_USE_V1": "nothing: V1 is the only engine",
+    "VLLM_ATTENTION_BACKEND": "--attention-backend",
+    "VLLM_USE_TRTLLM_ATTENTION": "--attention-config.use_trtllm_attention",
+    "VLLM_FLASH_ATTN_VERSION": "--attention-config.flash_attn_version",
+    "VLLM_ALL2ALL_BACKEND": "--all2all-backend",
+    "VLLM_USE_FLASHINFER_MOE_FP4": "--moe-backend",
+    "VLLM_USE_FLASHINFER_MOE_FP8": "--moe-backend",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": "--moe-backend",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "--moe-backend",
+    "VLLM_FLASHINFER_MOE_BACKEND": "--moe-backend",
+    "VLLM_USE_AITER_UNIFIED_ATTENTION": "VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION",
+    "VLLM_TORCH_PROFILER_DIR": "--profiler-config",
+    "full_cuda_graph": "cudagraph_mode",
+    "level": "mode",
+    "use_cudagraph": "cudagraph_mode",
+    "max_capture_size": "max_cudagraph_capture_size",
+    "enable_fi_allreduce_fusion": "fuse_allreduce_rms",
+    "enable_noop": "eliminate_noops",
+    "enable_fusion": "fuse_norm_quant and fuse_act_quant",
+    "enable_attn_fusion": "fuse_attn_quant",
+    "enable_sequence_parallelism": "enable_sp",
+    "enable_async_tp": "fuse_gemm_comms",
+}
+
+#: In AMD's images one release before upstream (their documentation of 0.9.1).
+_EARLY_ON_ROCM = {
+    "VLLM_ROCM_USE_AITER_MHA": (0, 9, 1),
+    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": (0, 9, 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Whether one version knows a name, and otherwise since or until when others did."""
+
+    state: Literal["known", "not yet", "gone", "unknown"]
+    since: str = ""  #: the version where it appeared
+    gone_in: str = ""  #: the first version without it
+    replaced_by: str = ""
+
+    def __bool__(self) -> bool:
+        return self.state == "known"
+
+    def __str__(self) -> str:
+        """``known since 0.8.0``, ``not before 0.10.0``, ``gone in 0.18.0``, ``never known``."""
+        match self.state:
+            case "known":
+                return f"known since {self.since}"
+            case "not yet":
+                return f"not before {self.since}"
+            case "gone":
+                return f"gone in {self.gone_in}"
+        return "never known"
+
+    @property
+    def hint(self) -> str:
+        """What to do about it, empty where nothing is known."""
+        if self.replaced_by:
+            return f"use {self.replaced_by}" if not self.replaced_by.startswith("nothing") else self.replaced_by
+        return f"choose vLLM {self.since} or later" if self.state == "not yet" else ""
+
+
+def flag_status(version: EngineVersion, flag: str, command: Command = "serve") -> Status:
+    """Whether ``command`` of ``version`` takes the option ``flag`` (long or short, hyphens or underscores)."""
+    name = spelled(flag)
+    tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
+    names = (name, "--optimization-level") if name == "-O" else (name,)  # -O3 from 0.12.0 on
+    spans = [span for table in tables for n in names for span in _table(table).get(n, ())]
+    return _status(version, name, tuple(sorted(spans)))
+
+
+def env_status(version: EngineVersion, name: str, *, platform: str = "") -> Status:
+    """Whether ``version`` reads the variable ``name``; what does not start with ``VLLM_`` is not vLLM's to know."""
+    if not name.startswith("VLLM_"):
+        return Status("known")
+    early = _EARLY_ON_ROCM.get(name)
+    if platform == "rocm" and early and early <= version.release:
+        return Status("known", since=".".join(map(str, early)))
+    return _status(version, name, _table("env").get(name, ()))
+
+
+def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
+    """Whether ``version`` knows ``value`` of ``--kv-cache-dtype`` or ``--quantization``, or a configuration key."""
+    return _status(version, value, _table(kind).get(value, ()))
+
+
+def command_status(version: EngineVersion, command: Command) -> Status:
+    """Whether ``version`` has ``command`` at all."""
+    spans = [span for found in _table(command).values() for span in found]
+    first, last = min(a for a, _ in spans), max(b for _, b in spans)
+    return _status(version, command, ((first, last),))
+
+
+def takes_value(version: EngineVersion, flag: str) -> bool:
+    """Whether ``flag`` is followed by a value in ``version``; switches are not."""
+    index = _index(version)
+    return not any(a <= index <= b for a, b in _table("switches").get(spelled(flag), ()))
+
+
+def known_flags(version: EngineVersion, command: Command) -> set[str]:
+    """Every option of ``command`` in ``version``."""
+    tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
+    index = _index(version)
+    return {name for table in tables for name, spans in _table(table).items() if any(a <= index <= b for a, b in spans)}
+
+
+def spelled(flag: str) -> str:
+    """An option as the table has it: hyphens, no value, no dotted key; ``-O3`` is ``-O``."""
+    name = flag.split("=", 1)[0].split(".", 1)[0]
+    if name.startswith("--"):
+        return name.replace("_", "-")
+    return "-O" if name.startswith("-O") else name
+
+
+def table_versions() -> tuple[str, ...]:
+    """The versions that the table was read from, ascending."""
+    return tuple(_data()["versions"].split())
+
+
+def _status(version: EngineVersion, name: str, spans: Spans) -> Status:
+    names, index = table_versions(), _index(version)
+    if not spans:
+        return Status("unknown")
+    since, replaced_by = names[spans[0][0]], _REPLACED_BY.get(name, "")
+    if any(first <= index <= last for first, last in spans):
+        return Status("known", since)
+    ended = [last for _, last in spans if last < index]
+    if not ended:
+        return Status("not yet", names[next(first for first, _ in spans if first > index)])
+    return Status("gone", since, names[max(ended) + 1], replaced_by)
+
+
+@lru_cache(maxsize=256)
+def _index(version: EngineVersion) -> int:
+    """Which column of the table answers for ``version``: the newest one that is not newer."""
+    releases = [release_of(name) for name in table_versions()]
+    return max(bisect_right(releases, version.release) - 1, 0)
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((package_dir("engine") / "flags.json").read_text(encoding="utf-8"))
+    return data
+
+
+@lru_cache(maxsize=32)
+def _table(name: str) -> dict[str, Spans]:
+    """The versions of each name of one table."""
+    place = {version: index for index, version in enumerate(table_versions())}
+    groups: dict[str, str] = _data()[name]
+    found = {}
+    for key, names in groups.items():
+        edges = [span.split("..") for span in key.split(",")]
+        spans = tuple((place[first], place[last] if last else len(place) - 1) for first, last in edges)
+        found.update(dict.fromkeys(names.split(), spans))
+    return found

@@ -1,0 +1,131 @@
+"""The short answer: resolve the settings, divide the memory, make vLLM's checks; and how far each setting can go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.resolve import resolve
+from planner.engine.version import EngineVersion
+from planner.fit.conditions import conditions
+from planner.fit.result import Condition, Verdict
+from planner.hardware.schema import GpuProfile
+from planner.memory import rules
+from planner.memory.budget import MemoryBudget, memory_budget
+from planner.memory.per_model import PerModel
+from planner.memory.weights import stage_weights
+from planner.model.architecture import Model
+from planner.model.quantization import load_quantized
+from planner.parallelism import Layout, check_layout, legal_tensor_parallel_sizes
+
+#: First release in which ``--quantization fp8`` never holds the 16-bit model (vLLM's pull request 31914).
+STREAMS_ONLINE_QUANTIZATION = (0, 15)
+
+_load_quantized = PerModel(load_quantized)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The short answer, enough to compare settings by."""
+
+    budget: MemoryBudget
+    conditions: tuple[Condition, ...]
+
+    @property
+    def fits(self) -> bool:
+        """The best estimate."""
+        return all(condition.margin.mid >= 0 for condition in self.conditions)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all conditions."""
+        worst = min(self.conditions, key=lambda c: (c.margin.high >= 0, c.margin.low >= 0))
+        return worst.verdict
+
+
+def served_model(model: Model, args: EngineArgs) -> Model:
+    """The model as the engine holds it: ``--quantization`` may turn a 16-bit checkpoint into 8-bit weights."""
+    return _load_quantized(model, args.quantization) if args.quantization else model
+
+
+def check(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Checked:
+    """Settings, budget and conditions, without limits and options.
+
+    Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
+    """
+    served = served_model(model, args)
+    config = resolve(args, model, profile, version)
+    check_layout(
+        served,
+        profile,
+        Layout.of(config),
+        allow_unvalidated=args.allow_unvalidated,
+        refines_fp8_blocks=rules.refines_fp8_blocks(version),
+    )
+    return _checked(model, served, profile, config)
+
+
+def _checked(model: Model, served: Model, profile: GpuProfile, config: EngineConfig) -> Checked:
+    budget = memory_budget(served, profile, config)
+    loading = 0
+    if served is not model and config.version.release < STREAMS_ONLINE_QUANTIZATION:
+        loading = max(s.loaded_bytes for s in stage_weights(model, Layout.of(config), config.dtype))
+    return Checked(budget, conditions(budget, loading))
+
+
+def min_tensor_parallel_size(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> int | None:
+    """The smallest legal TP size that fits, everything else as in ``args``; None where none does."""
+    sizes = legal_tensor_parallel_sizes(
+        served_model(model, args),
+        profile,
+        pipeline_parallel_size=args.pipeline_parallel_size,
+        data_parallel_size=args.data_parallel_size,
+        enable_expert_parallel=args.enable_expert_parallel,
+        allow_unvalidated=args.allow_unvalidated,
+        refines_fp8_blocks=rules.refines_fp8_blocks(version),
+    )
+    return next((s for s in sizes if check(model, profile, replace(args, tensor_parallel_size=s), version).fits), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far single settings can go, the others as they are."""
+
+    model: Model
+    profile: GpuProfile
+    args: EngineArgs
+    checked: Checked
+
+    def max_model_len(self) -> int:
+        """The longest request that the cache holds, up to the model's own context; 0 when none fits."""
+        budget = self.checked.budget
+        limit = max(budget.config.max_model_len, budget.model.max_position_embeddings)
+        if not budget.pool.groups:
+            return limit
+        return budget.pool.longest(int(budget.num_blocks.mid) - 1, limit)
+
+    def max_num_seqs(self) -> int:
+        """The largest ``max_num_seqs`` with which the engine still starts, up to ``max_num_batched_tokens``."""
+        config = self.checked.budget.config
+        low, high = 0, config.max_num_batched_tokens
+        if self._fits(replace(config, max_num_seqs=high)):
+            return high
+        while high - low > max(1, low // 64):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(replace(config, max_num_seqs=middle)) else (low, middle)
+        return low
+
+    def gpu_memory_utilization(self) -> float | None:
+        """The smallest ``gpu_memory_utilization``, in steps of 0.01, that still fits; None where not even 1 does."""
+        budget = self.checked.budget
+        lacking = min(c.margin.mid for c in self.checked.conditions if c.name != "free memory below budget")
+        wanted = budget.binding.requested_bytes - lacking
+        smallest = max(0.01, ceil(100 * wanted / budget.memory_bytes) / 100)
+        if smallest > 1 or not self._fits(replace(budget.config, gpu_memory_utilization=smallest)):
+            return None
+        return smallest
+
+    def _fits(self, config: EngineConfig) -> bool:
+        served = self.checked.budget.model
+        return _checked(self.model, served, self.profile, config).fits

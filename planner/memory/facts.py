@@ -1,0 +1,104 @@
+"""Facts of a model that need no GPU: parameters, bytes, what its cache costs per token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.memory.kv_cache import CacheSettings, layer_specs
+from planner.model.architecture import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    Mixer,
+    Model,
+    StateMixer,
+)
+from planner.model.resolve import ResolvedModel
+
+
+def model_facts(found: ResolvedModel) -> dict[str, Any]:
+    """One entry of ``models show``: bytes of the whole model, KV bytes per token at TP 1 in the checkpoint's own KV dtype."""
+    model = found.model
+    quantization = model.quantization
+    return {
+        "requested": found.requested,
+        "resolved": found.resolved,
+        "architecture": model.architecture,
+        "attention": attention_kinds(model),
+        "layers": model.num_layers,
+        "max_position_embeddings": model.max_position_embeddings,
+        "total_params": model.total_params,
+        "active_params": model.active_params,
+        "params_by_component": {str(part): n for part, n in model.params_by_component().items() if n},
+        "weights_bytes": stored_weight_bytes(model),
+        "kv_bytes_per_token": kv_bytes_per_token(model),
+        "quantization": {
+            "weight_dtype": quantization.weight_dtype,
+            "method": quantization.method,
+            "kv_cache_dtype": quantization.kv_cache_dtype or model.dtype,
+        },
+        "gated": model.gated,
+        "notes": [*found.notes, *model.notes, *quantization.notes],
+    }
+
+
+def stored_weight_bytes(model: Model) -> int:
+    """Bytes of the main model's weights as stored, scales included; MTP modules and vocabulary padding are not."""
+    quantization = model.quantization
+    total = 0
+    known: dict[object, int] = {}
+    for index, layer in enumerate(model.layers):
+        key = (id(layer), quantization.variant(index))
+        if key not in known:
+            prefix = f"{model.layer_prefix}{index}."
+            known[key] = sum(
+                quantization.precision_of(
+                    prefix + w.name, linear=w.linear, routed_expert=w.component == "routed_expert"
+                ).stored_bytes(w.shape, w.copies)
+                for w in layer.weights
+            )
+        total += known[key]
+    return total + sum(
+        quantization.precision_of(w.name, linear=w.linear).stored_bytes(w.shape, w.copies)
+        for w in (*model.outer, *model.vision)
+    )
+
+
+def kv_bytes_per_token(model: Model) -> int:
+    """Bytes of one token in every layer that keeps it, TP 1, in the KV dtype that the checkpoint carries scales for."""
+    dtype = model.quantization.kv_cache_dtype or model.dtype
+    settings = CacheSettings(1, model.dtype, dtype, block_size=16, encoder_tokens=0)
+    return round(sum(spec.bytes_per_token for _, spec in layer_specs(model, settings)))
+
+
+def attention_kinds(model: Model) -> str:
+    """The kinds of token mixers, most frequent first: ``GQA 32/8``, ``MLA + sparse indexer``, ``GDN, GQA 16/2``."""
+    counts: dict[str, int] = {}
+    for mixer in model.mixers():
+        name = _kind(mixer)
+        counts[name] = counts.get(name, 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} x {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _kind(mixer: Mixer) -> str:
+    if isinstance(mixer, StateMixer):
+        return mixer.kind.upper() if len(mixer.kind) < 4 else mixer.kind
+    indexed = " + sparse indexer" if mixer.indexer else ""
+    if isinstance(mixer, LatentAttention):
+        return f"MLA{indexed}"
+    if isinstance(mixer, CompressedAttention):
+        ratio = f", 1 row per {mixer.compress_ratio} tokens" if mixer.compress_ratio else ""
+        return f"window {mixer.window}{ratio}{indexed}"
+    return _attention_kind(mixer) + indexed
+
+
+def _attention_kind(mixer: Attention) -> str:
+    heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
+    name = f"MHA {heads}" if heads == kv_heads else f"{'MQA' if kv_heads == 1 else 'GQA'} {heads}/{kv_heads}"
+    if mixer.cross:
+        return f"{name}, cross"
+    if mixer.window:
+        return f"{name}, window {mixer.window}"
+    return f"{name}, chunks of {mixer.chunk}" if mixer.chunk else name

@@ -1,0 +1,220 @@
+"""Read what vLLM itself logged about memory when it started, any version, every rank.
+
+vLLM's lines changed with its versions: V0 names the parts in one sentence and counts blocks, V1 prints the cache in
+GiB and in tokens, later versions add what graphs took and sum up weights and non-torch memory as "consumed". All
+are read the same way: a number, its meaning, the rank that printed it. Where ranks disagree the smallest cache
+binds, as it does in vLLM. A file that holds several start-ups gives the last.
+
+>>> log = read_startup_log('''Model loading took 14.9889 GiB and 3.56 seconds
+... Available KV cache memory: 4.75 GiB
+... GPU KV cache size: 38,944 tokens''')
+>>> log.weights_bytes / 2**30, log.kv_cache_tokens
+(14.9889, 38944)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from planner.errors import InputError
+from planner.units import GIB
+
+_N = r"(-?[\d,]+(?:\.\d+)?)"
+#: What is read per rank: (field, expression). GiB unless the field says otherwise; V0's "GB" are GiB as well.
+_PER_RANK: tuple[tuple[str, str], ...] = (
+    ("weights", rf"(?:Loading model weights took|[Mm]odel loading took) {_N} Gi?B"),
+    ("weights", rf"model weights takes? {_N} ?GiB"),
+    ("non_torch", rf"non_torch_memory(?: takes)? +{_N} ?GiB"),
+    ("activation", rf"PyTorch activation peak memory(?: takes)? +{_N} ?GiB"),
+    ("available", rf"rest of the memory reserved for KV Cache is {_N} ?GiB"),
+    ("available", rf"available_kv_cache_memory +{_N} ?GiB"),
+    ("available", rf"Available KV cache memory: {_N} GiB"),
+    ("total", rf"total_gpu_memory \({_N} ?GiB\)"),
+    ("total", rf"total_gpu_memory +{_N} ?GiB"),
+    ("total", rf"Free memory on device \([\d.]+/{_N} GiB\)"),
+    ("weights", rf"Actual usage is {_N} GiB for weight"),
+    ("consumed", rf"Actual usage is {_N} GiB for consumed memory"),
+    ("activation", rf"{_N} GiB for peak activation"),
+    ("non_torch", rf"{_N} GiB for non-torch memory"),
+    ("graphs", rf"{_N} GiB for CUDAGraph memory"),
+    ("graphs", rf"Graph capturing finished in .*? took {_N} GiB"),
+    ("graphs", rf"CUDA graph pool memory: {_N} GiB \(actual\)"),
+    ("graphs_estimated", rf"CUDA graph pool memory: .*?{_N} GiB \(estimated\)"),
+    ("graphs_estimated", rf"Estimated CUDA graph memory: {_N} GiB"),
+    ("tokens", rf"(?:GPU|CPU|ROCM|CUDA) KV cache size: {_N} tokens"),
+    ("blocks", rf"# (?:GPU|CUDA|ROCM|cuda|rocm) blocks: {_N}"),
+    ("concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {_N}x"),
+    ("max_model_len", rf"Maximum concurrency for {_N} tokens per request"),
+    ("block_size", rf"Setting attention block size to {_N} tokens"),
+)
+_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("version", r"(?:vLLM API server version|LLM engine \(v|LLM engine \(version) ?(\d+\.\d+[\w.+]*)"),
+    ("model", r"(?:with config: |\()model='([^']+)'"),
+    ("model", r"(?:vllm serve|--model)[ =]([\w./-]+)"),
+    ("tensor_parallel_size", r"tensor_parallel_size=(\d+)"),
+    ("max_seq_len", r"max_seq_len=(\d+)"),
+    ("gpu_memory_utilization", r"gpu_memory_utilization(?:=| \()([\d.]+)"),
+    ("gpu_memory_utilization", r"Desired GPU memory utilization is \(([\d.]+),"),
+    ("kv_cache_dtype", r"kv_cache_dtype=(\w+)"),
+)
+_REFUSALS = (
+    "No available memory for the cache blocks",
+    "larger than the maximum number of tokens that can be stored in KV cache",
+    "larger than the available KV cache memory",
+    "less than desired GPU memory utilization",
+    "out of memory",
+)
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper)[^)]*\)")
+_GIB_FIELDS = frozenset("weights non_torch activation available total consumed graphs graphs_estimated".split())
+
+_per_rank = tuple((field, re.compile(expression)) for field, expression in _PER_RANK)
+_settings = tuple((field, re.compile(expression)) for field, expression in _SETTINGS)
+
+
+@dataclass(frozen=True)
+class StartupLog:
+    """Memory of one start-up as logged. Bytes per rank, tokens per engine; None: not printed."""
+
+    version: str | None
+    model: str | None
+    tensor_parallel_size: int | None
+    gpu_memory_utilization: float | None
+    kv_cache_dtype: str | None
+    max_model_len: int | None
+    memory_bytes: float | None  #: total that the driver reported
+    weights_bytes: float | None  #: of the heaviest rank
+    activation_bytes: float | None
+    non_torch_bytes: float | None
+    consumed_bytes: float | None  #: weights and non-torch memory as one figure (0.27 on)
+    graph_bytes: float | None
+    graph_estimate_bytes: float | None
+    kv_cache_bytes: float | None  #: of the rank with the least: it binds
+    kv_cache_tokens: int | None
+    num_gpu_blocks: int | None
+    max_concurrency: float | None
+    block_size: int | None
+    refusal: str | None  #: vLLM's own words, where it did not start
+    ranks: int  #: that printed anything
+    notes: tuple[str, ...]
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """KV cache bytes per logged token; not a rate for hybrid models on 0.20 and later."""
+        if not self.kv_cache_bytes or not self.kv_cache_tokens:
+            return None
+        return self.kv_cache_bytes / self.kv_cache_tokens
+
+
+def read_startup_log(text: str, *, model: str | None = None) -> StartupLog:
+    """What a start-up log says about memory.
+
+    ``model`` is the model that the log should be of. Raises InputError when the text is no start-up log of vLLM,
+    when it breaks off before the cache was made, or when it is of another model.
+    """
+    by_rank: dict[str, dict[str, float]] = defaultdict(dict)
+    settings: dict[str, str] = {}
+    refusal: str | None = None
+    for line in _ANSI.sub("", text).splitlines():
+        _read_line(line, by_rank, settings)
+        if refusal is None and any(words in line for words in _REFUSALS):
+            refusal = line.strip()[-400:]
+    values: dict[str, list[float]] = defaultdict(list)
+    for found in by_rank.values():
+        for field, value in found.items():
+            values[field].append(value)
+    _check_complete(values, refusal)
+    _check_model(settings.get("model"), model)
+    return _startup_log(values, settings, refusal, sum(1 for f in by_rank.values() if f.keys() & _GIB_FIELDS))
+
+
+def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[str, str]) -> None:
+    for field, expression in _per_rank:
+        match = expression.search(line)
+        if match:
+            rank = _RANK.search(line)
+            by_rank[rank[0] if rank else ""][field] = float(match[match.lastindex or 1].replace(",", ""))
+    for field, expression in _settings:
+        match = expression.search(line)
+        if match:
+            settings.setdefault(field, match[1])
+
+
+def _check_complete(values: dict[str, list[float]], refusal: str | None) -> None:
+    if not values and refusal is None:
+        raise InputError(
+            "no line of a vLLM start-up in this log",
+            hint="give the server's output from its start, at log level INFO",
+        )
+    has_cache = values.keys() & {"available", "tokens", "blocks"}
+    if not has_cache and refusal is None:
+        raise InputError(
+            f"the log breaks off before the KV cache was made; it has: {', '.join(sorted(values))}",
+            hint="wait for 'Application startup complete' before the log is copied",
+        )
+
+
+def _check_model(logged: str | None, expected: str | None) -> None:
+    if not logged or not expected:
+        return
+    if logged.rstrip("/").rpartition("/")[2].lower() != expected.rstrip("/").rpartition("/")[2].lower():
+        raise InputError(f"the log is of {logged}, not of {expected}", hint="give the log of the same model")
+
+
+def _startup_log(
+    values: dict[str, list[float]], settings: dict[str, str], refusal: str | None, ranks: int
+) -> StartupLog:
+    def least(field: str, scale: float = GIB) -> float | None:
+        return min(values[field]) * scale if field in values else None
+
+    def most(field: str) -> float | None:
+        return max(values[field]) * GIB if field in values else None
+
+    def count(field: str) -> int | None:
+        found = least(field, 1)
+        return None if found is None else int(found)
+
+    length = count("max_model_len")
+    return StartupLog(
+        version=settings.get("version"),
+        model=settings.get("model"),
+        tensor_parallel_size=int(settings["tensor_parallel_size"]) if "tensor_parallel_size" in settings else None,
+        gpu_memory_utilization=_number(settings.get("gpu_memory_utilization")),
+        kv_cache_dtype=settings.get("kv_cache_dtype"),
+        max_model_len=length if length is not None else _whole(settings.get("max_seq_len")),
+        memory_bytes=least("total"),
+        weights_bytes=most("weights"),
+        activation_bytes=most("activation"),
+        non_torch_bytes=most("non_torch"),
+        consumed_bytes=most("consumed"),
+        graph_bytes=most("graphs"),
+        graph_estimate_bytes=most("graphs_estimated"),
+        kv_cache_bytes=least("available"),
+        kv_cache_tokens=count("tokens"),
+        num_gpu_blocks=count("blocks"),
+        max_concurrency=least("concurrency", 1),
+        block_size=count("block_size"),
+        refusal=refusal,
+        ranks=ranks,
+        notes=tuple(_disagreements(values)),
+    )
+
+
+def _disagreements(values: dict[str, list[float]]) -> list[str]:
+    """Ranks that found different caches: the smallest binds."""
+    notes = []
+    for field, name in (("available", "KV cache memory"), ("tokens", "KV cache tokens"), ("blocks", "GPU blocks")):
+        found = values.get(field, [])
+        if len(set(found)) > 1:
+            notes.append(f"ranks disagree on {name} ({min(found):,g} to {max(found):,g}): the smallest binds")
+    return notes
+
+
+def _number(text: str | None) -> float | None:
+    return None if text is None else float(text)
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text)

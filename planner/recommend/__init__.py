@@ -1,0 +1,1 @@
+"""Which settings? Search, ranking, reasons; and the plan that comes out."""

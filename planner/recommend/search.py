@@ -1,0 +1,319 @@
+"""Which settings? Enumerate, prune what memory forbids, rank by the closed form, replay the finalists.
+
+Goals::
+
+    max-throughput   output tokens/s per GPU
+    min-latency      mean E2EL at the given concurrency
+    balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point with
+                     the largest product of the two, beyond which one per cent of one costs more than one per
+                     cent of the other
+
+Searched: checkpoint (precision) x KV dtype x tensor-parallel size x ``max_num_seqs``. ``max_num_seqs`` and the
+client's concurrency are one number, as the recipes advise. A batch counts as fitting when the pessimistic end of
+the memory budget holds all its requests at full length, so nothing that is recommended preempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.images import default_version
+from planner.engine.version import EngineVersion
+from planner.errors import PlannerError
+from planner.hardware import GpuProfile
+from planner.model import catalog
+from planner.model.architecture import Model
+from planner.model.resolve import ResolvedModel, load_model
+from planner.parallelism import legal_tensor_parallel_sizes
+from planner.plan import Goal
+from planner.predict import Deployment, Estimate, deploy, estimate
+from planner.units import GIB
+
+DEFAULT_CONCURRENCY = 8  #: of min-latency, where none is given
+MAX_NUM_SEQS = 1024  #: vLLM's own default on large GPUs; larger batches are not searched
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_NUM_SEQS)
+#: Besides the model's own publisher: those who publish evaluations with their quantised checkpoints.
+TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
+CONTEXT_STEP = 256  #: max_model_len is the request's length rounded up to this, so that no odd value is launched
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for."""
+
+    model: ResolvedModel
+    gpus: tuple[GpuProfile, ...]
+    goal: Goal
+    input_len: int
+    output_len: int
+    max_concurrency: int | None = None
+    gpus_per_node: int | None = None  #: GPUs that one node has; None: as the profile says
+    version: EngineVersion | None = None  #: None: the newest with an image for each GPU
+    args: EngineArgs = EngineArgs()  #: settings that are given, not searched
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Something that was considered, and why it lost or cannot run."""
+
+    gpu: str
+    model: str
+    tensor_parallel_size: int | None
+    kv_cache_dtype: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One engine that fits, at one concurrency."""
+
+    resolved: ResolvedModel
+    deployment: Deployment
+    estimate: Estimate
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings."""
+        return self.deployment.config
+
+    @cached_property
+    def tok_per_s_per_gpu(self) -> float:
+        """Output tokens per second and GPU."""
+        return self.estimate.output_tok_per_s / self.config.num_gpus
+
+    @property
+    def tok_per_s_per_user(self) -> float:
+        """Output tokens per second of one request."""
+        return self.estimate.tok_per_s_per_user
+
+    def score(self, goal: Goal) -> float:
+        """Larger is better."""
+        if goal == "min-latency":
+            return -self.estimate.e2el_s
+        if goal == "max-throughput":
+            return self.tok_per_s_per_gpu
+        return self.tok_per_s_per_gpu * self.tok_per_s_per_user
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of one GPU, best first, and what was turned down."""
+
+    profile: GpuProfile
+    version: EngineVersion
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The plan to make, None where nothing fits."""
+        return self.candidates[0] if self.candidates else None
+
+
+def rank(request: Request) -> list[Ranking]:
+    """The candidates of each GPU of the request, in the order of the request."""
+    return [_rank_gpu(request, profile) for profile in request.gpus]
+
+
+def _rank_gpu(request: Request, profile: GpuProfile) -> Ranking:
+    version = request.version or default_version(profile)
+    candidates: list[Candidate] = []
+    rejected: list[Rejected] = []
+    for resolved in checkpoints(request.model, profile, rejected):
+        for args in _engines(request, resolved.model, profile, rejected):
+            found = list(_batches(request, resolved, profile, args, version, rejected))
+            candidates += found
+    candidates.sort(key=lambda c: (-c.score(request.goal), c.config.num_gpus, c.config.max_num_seqs))
+    if candidates:
+        rejected += _runners_up(candidates, request.goal)
+    return Ranking(profile, version, tuple(candidates), tuple(rejected))
+
+
+# --- what there is to choose from --------------------------------------------------------------------------------
+
+
+def checkpoints(
+    asked: ResolvedModel, profile: GpuProfile, rejected: list[Rejected] | None = None
+) -> Iterator[ResolvedModel]:
+    """The model asked for and, where that is not quantised, the quantised checkpoints that this GPU runs."""
+    yield asked
+    if asked.model.quantization.method or asked.source == "path":
+        return
+    seen: set[tuple[str, str | None]] = set()
+    for checkpoint in catalog.checkpoints_of(asked.resolved):
+        reason = _not_trusted(checkpoint, asked) or _not_for(checkpoint, profile)
+        key = (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
+        if reason is None and key in seen:
+            reason = "another checkpoint of the same precision is considered"
+        if reason is not None:
+            if rejected is not None:
+                rejected.append(Rejected(profile.id, checkpoint.id, None, None, reason))
+            continue
+        seen.add(key)
+        yield load_model(checkpoint.id, network=False)
+
+
+def _not_trusted(checkpoint: catalog.Checkpoint, asked: ResolvedModel) -> str | None:
+    if checkpoint.publisher.lower() in TRUSTED_PUBLISHERS or checkpoint.publisher == asked.resolved.split("/")[0]:
+        return None
+    return f"quantised by {checkpoint.publisher}: ask for it by name to plan it"
+
+
+def _not_for(checkpoint: catalog.Checkpoint, profile: GpuProfile) -> str | None:
+    if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
+        return f"published for {' and '.join(checkpoint.platforms)} GPUs"
+    if checkpoint.weight_dtype in profile.emulated:
+        return (
+            f"{profile.name} computes {checkpoint.weight_dtype} in {profile.emulated[checkpoint.weight_dtype]}: "
+            "saves memory, not time; ask for the checkpoint by name to plan it"
+        )
+    return None
+
+
+def _engines(
+    request: Request, model: Model, profile: GpuProfile, rejected: list[Rejected]
+) -> Iterator[EngineArgs]:
+    """Tensor-parallel sizes x KV dtypes."""
+    node = min(request.gpus_per_node or profile.gpus_per_node, profile.gpus_per_node)
+    sizes = [
+        size
+        for size in legal_tensor_parallel_sizes(model, profile, allow_unvalidated=request.args.allow_unvalidated)
+        if size <= node and size & (size - 1) == 0
+    ]
+    if not sizes:
+        rejected.append(Rejected(profile.id, model.id, None, None, "no tensor-parallel size is legal"))
+    for size in sizes:
+        for kv_cache_dtype in _kv_cache_dtypes(request, model, profile):
+            yield replace(
+                request.args,
+                tensor_parallel_size=size,
+                kv_cache_dtype=kv_cache_dtype,
+                max_model_len=request.args.max_model_len or context_of(request, model),
+            )
+
+
+def context_of(request: Request, model: Model) -> int:
+    """``max_model_len`` for the request's lengths: rounded up, never above the model's own context."""
+    total = request.input_len + request.output_len
+    return max(min(-(-total // CONTEXT_STEP) * CONTEXT_STEP, model.max_position_embeddings), total)
+
+
+def _kv_cache_dtypes(request: Request, model: Model, profile: GpuProfile) -> tuple[str, ...]:
+    """fp8 where the checkpoint was made for it: its scales are measured, so accuracy is the publisher's."""
+    if request.args.kv_cache_dtype != "auto":
+        return (request.args.kv_cache_dtype,)
+    if model.quantization.kv_cache_dtype and profile.supports("fp8"):
+        return ("fp8",)
+    return ("auto",)
+
+
+# --- which of it fits, and how fast it is ------------------------------------------------------------------------
+
+
+def _batches(
+    request: Request,
+    resolved: ResolvedModel,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    rejected: list[Rejected],
+) -> Iterator[Candidate]:
+    """The concurrencies at which this engine is worth considering."""
+    model = resolved.model
+
+    def reject(reason: str) -> None:
+        size, kv_cache_dtype = args.tensor_parallel_size, args.kv_cache_dtype
+        rejected.append(Rejected(profile.id, model.id, size, kv_cache_dtype, reason))
+
+    try:
+        largest = _largest_batch(request, model, profile, args, version)
+        if largest < 1:
+            reject(_why_not(deploy(model, profile, args, version)))
+            return
+        batches = _worth_trying(request, largest)
+        if not batches:
+            reject(f"holds {largest} requests of this length at once, {request.max_concurrency} are asked for")
+        for batch in batches:
+            deployment = deploy(model, profile, replace(args, max_num_seqs=batch), version)
+            figures = estimate(deployment, request.input_len, request.output_len, batch)
+            yield Candidate(resolved, deployment, figures)
+    except PlannerError as error:
+        reject(error.cause)
+
+
+def _largest_batch(
+    request: Request, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion
+) -> int:
+    """Requests of full length that the pessimistic end of the KV cache holds; at most MAX_NUM_SEQS."""
+    batch = args.max_num_seqs or MAX_NUM_SEQS
+    holds = 0
+    for _ in range(2):  # a smaller max_num_seqs frees activation memory, which may hold a few requests more
+        deployment = deploy(model, profile, replace(args, max_num_seqs=batch), version)
+        holds = int(deployment.requests_held(request.input_len + request.output_len, pessimistic=True))
+        if holds >= batch:
+            return batch
+        batch = max(holds, 1)
+    return holds
+
+
+def _why_not(deployment: Deployment) -> str:
+    stage = deployment.budget.binding
+    left = max(stage.available.low, 0)
+    return (
+        f"does not fit: {stage.weights.loaded_bytes / GIB:.1f} GiB of weights on each GPU leave "
+        f"{left / GIB:.1f} GiB for the KV cache"
+    )
+
+
+def _worth_trying(request: Request, largest: int) -> Sequence[int]:
+    if request.args.max_num_seqs or request.max_concurrency:
+        wanted = request.args.max_num_seqs or request.max_concurrency or 1
+        return (wanted,) if wanted <= largest else ()
+    if request.goal == "min-latency":
+        return (min(DEFAULT_CONCURRENCY, largest),)
+    return sorted({batch for batch in BATCHES if batch < largest} | {largest})
+
+
+# --- what won, what lost -----------------------------------------------------------------------------------------
+
+
+def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that no other beats in both tokens/s per GPU and tokens/s per user; fastest per user first."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (-c.tok_per_s_per_user, -c.tok_per_s_per_gpu)):
+        if not front or candidate.tok_per_s_per_gpu > front[-1].tok_per_s_per_gpu:
+            front.append(candidate)
+    return front
+
+
+def _runners_up(candidates: Sequence[Candidate], goal: Goal) -> Iterator[Rejected]:
+    """The best of each engine that lost, against the winner."""
+    winner = candidates[0]
+    seen = {_engine(winner)}
+    for candidate in candidates[1:]:
+        if _engine(candidate) in seen:
+            continue
+        seen.add(_engine(candidate))
+        config = candidate.config
+        yield Rejected(
+            candidate.deployment.profile.id, candidate.resolved.resolved, config.tensor_parallel_size, config.kv_cache_dtype,
+            f"{figure(candidate, goal)} against {figure(winner, goal)}",
+        )  # fmt: skip
+
+
+def _engine(candidate: Candidate) -> tuple[Any, ...]:
+    config = candidate.config
+    return candidate.resolved.resolved, config.tensor_parallel_size, config.kv_cache_dtype
+
+
+def figure(candidate: Candidate, goal: Goal) -> str:
+    """The number that the goal is about, in words."""
+    if goal == "min-latency":
+        return f"mean E2EL {candidate.estimate.e2el_s:.2f} s"
+    if goal == "max-throughput":
+        return f"{candidate.tok_per_s_per_gpu:,.0f} output tokens/s per GPU"
+    return f"{candidate.tok_per_s_per_gpu:,.0f} tokens/s per GPU at {candidate.tok_per_s_per_user:.0f} per user"
