@@ -67,7 +67,6 @@ SAME_AS: dict[str, tuple[str, str | None]] = {
     "Qwen/Qwen2.5-32B fp8": ("Qwen/Qwen2.5-32B-Instruct", "fp8"),
     "Qwen/Qwen3-30B-A3B fp8": ("Qwen/Qwen3-30B-A3B-FP8", None),
     "DeepSeek-R1-Distill-Qwen-32B (fine-tune)": ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", None),
-    "local Qwen3-VL-Embedding-2B": ("Qwen/Qwen3-VL-2B-Instruct", None),
     "train/checkpoints/qwen25-3b-distill-merged": ("Qwen/Qwen2.5-3B-Instruct", None),
 }
 #: Start-ups that are no truth for overheads, and why. They still count for weights and bytes per token.
@@ -79,8 +78,7 @@ SPOILT = {
     "95bb3ac1": "its activation peak is that of 2,048 sequences, which the row does not state",
     "7bb56f25": "its own figures add up to a utilisation of 0.95, not the 0.9 stated",
     "067e8d3f": "vLLM 0.2.5, older than any version whose accounting is known",
-    "e45056b2": "an embedding model, which does not sample",
-    "ea194f25": "an embedding model, which does not sample",
+    "91759c4a": "an accelerator of another vendor, with a stand-in's overheads",
     "a9848d3f": "speculative decoding: the MTP module is loaded and states hold draft tokens",
     "904d911f": "FlashInfer sampler, installed by hand",
     "4c9cd594": "FlashInfer sampler, installed by hand",
@@ -120,7 +118,9 @@ def main() -> None:
 def compare(row: Row, configs: Path | None) -> Compared:
     """One start-up, predicted."""
     log_id, name = row["log_id"][:8], row["hub_id"] or row["model"]
-    what = f"{row['vllm_version'][:12]:<12} {row['gpu'][:11]:<11} tp{int(float(row['tp'] or 1))} {name.split('/')[-1][:30]:<30}"
+    what = (
+        f"{row['vllm_version'][:12]:<12} {row['gpu'][:11]:<11} tp{whole(row, 'tp') or 1} {name.split('/')[-1][:30]:<30}"
+    )
     try:
         model = find_model(name, row, configs)
         budget = predict(row, model)
@@ -266,7 +266,8 @@ def _share(
     if not errors:
         return f"{name:<36} nothing to compare"
     hit = sum(e <= within for e in errors)
-    return f"{name:<36} n {len(errors):>2}  median {statistics.median(errors):.2%}  within {within:.1%}: {hit / len(errors):.0%}"
+    share = f"within {within:.1%}: {hit / len(errors):.0%}"
+    return f"{name:<36} n {len(errors):>2}  median {statistics.median(errors):.2%}  {share}"
 
 
 if __name__ == "__main__":

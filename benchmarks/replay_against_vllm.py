@@ -83,9 +83,7 @@ def vllm_scheduler(folder: str, limits: Limits) -> Scheduler:
     config = EngineArgs(**args).create_engine_config()
     config.scheduler_config.async_scheduling = limits.async_scheduling
     config.cache_config.num_gpu_blocks = limits.num_blocks + 1
-    spec = FullAttentionSpec(
-        block_size=limits.block_size, num_kv_heads=1, head_size=64, dtype=torch.bfloat16
-    )
+    spec = FullAttentionSpec(block_size=limits.block_size, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
     return (AsyncScheduler if limits.async_scheduling else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -134,9 +132,7 @@ class Bench:
             request = Request(
                 request_id=str(index),
                 prompt_token_ids=[5] * int(self.requests.input_len[index]),
-                sampling_params=SamplingParams(
-                    max_tokens=int(self.requests.output_len[index]), ignore_eos=True
-                ),
+                sampling_params=SamplingParams(max_tokens=int(self.requests.output_len[index]), ignore_eos=True),
                 pooling_params=None,
             )
             self.live[str(index)] = request

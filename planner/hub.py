@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ def stored_bytes(repo_id: str, commit: str, *, network: bool = True) -> dict[str
                     total[tensor.dtype] = total.get(tensor.dtype, 0) + end - begin
         except NotASafetensorsRepoError:
             return None
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
             raise SafetensorsParsingError from error  # an index or a header that is not what the format says
     _remember(memo, total)
     return total
@@ -200,9 +201,11 @@ def _memo_path(repo_id: str, commit: str) -> Path:
 def _recall(memo: Path) -> dict[str, int] | None:
     """An answer kept earlier; None without one, or where the file is damaged."""
     try:
-        return cast(dict[str, int], json.loads(memo.read_text(encoding="utf-8")))
+        values = json.loads(memo.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    sound = isinstance(values, dict) and all(isinstance(size, int) for size in values.values())
+    return values if sound else None
 
 
 def _remember(memo: Path, total: dict[str, int]) -> None:
@@ -296,6 +299,11 @@ def _explained(error: Exception, repo_id: str, revision: str | None, settings: S
     for kind, cause, hint in known:
         if isinstance(error, kind):
             return HubError(cause, hint=hint)
+    if isinstance(error, OSError) and error.filename:
+        return HubError(
+            f"the local hub cache cannot be used: {error.strerror} ({error.filename})",
+            hint="set HF_HOME to a folder that you may write",
+        )
     return HubError(f"{settings.host}: {_transport_cause(error)}", hint=_RETRY)
 
 

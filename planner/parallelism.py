@@ -23,7 +23,7 @@ from math import gcd, prod
 
 from planner.engine.config import EngineArgs, EngineConfig
 from planner.errors import IllegalPlanError
-from planner.hardware.schema import GpuProfile
+from planner.hardware.schema import GpuProfile, Rule
 from planner.model.architecture import (
     Attention,
     Component,
@@ -139,7 +139,7 @@ def pieces(weight: Weight, layout: Layout) -> int:
 
 
 def held_copies(weight: Weight, layout: Layout) -> int:
-    """Copies of ``weight`` on the rank that holds most: whole experts are dealt out by EP, the first ranks get the rest."""
+    """Copies of ``weight`` on the rank that holds most: EP deals out whole experts, the first ranks get the rest."""
     if weight.shard is Shard.EXPERT and layout.enable_expert_parallel:
         return -(-weight.copies // layout.expert_ranks)
     return weight.copies
@@ -194,7 +194,7 @@ def problems(
     yield from _expert_problems(model, layout)
     if layout.pipeline_parallel_size > model.num_layers:
         yield Problem(
-            f"--pipeline-parallel-size {layout.pipeline_parallel_size} exceeds the {model.num_layers} layers of {model.id}",
+            f"--pipeline-parallel-size {layout.pipeline_parallel_size}: {model.id} has {model.num_layers} layers",
             "use fewer stages",
         )
     yield from _cut_problems(model, layout, refines_fp8_blocks)
@@ -247,20 +247,26 @@ def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: b
         yield Problem(f"parallel sizes must be at least 1, got {sizes}", "leave the flag out for 1")
         return
     tensor_parallel_size = layout.tensor_parallel_size
-    rule = profile.partition.tensor_parallel if profile.partition else None
-    if rule and tensor_parallel_size > 1:
-        fix = rule.fix or "use --tensor-parallel-size 1, or the whole GPU"
-        if not rule.allowed:
-            yield Problem(f"{profile.name}: {rule.reason} (source: {rule.source})", fix)
-        elif not rule.validated and not allow_unvalidated:
-            yield Problem(
-                f"{profile.name}: tensor parallelism is disputed: {rule.reason} (source: {rule.source})",
-                f"{fix}; --allow-unvalidated plans it all the same",
-            )
+    if profile.partition and profile.partition.legal:
+        yield from _ruled_out(profile, profile.partition.legal, "the mode", allow_unvalidated)
+    if profile.partition and tensor_parallel_size > 1:
+        yield from _ruled_out(profile, profile.partition.tensor_parallel, "tensor parallelism", allow_unvalidated)
     if tensor_parallel_size > profile.gpus_per_node:
         yield Problem(
-            f"--tensor-parallel-size {tensor_parallel_size} exceeds the {profile.gpus_per_node} GPUs of a node of {profile.id}",
+            f"--tensor-parallel-size {tensor_parallel_size}: a node of {profile.id} has {profile.gpus_per_node} GPUs",
             "cut the layers over nodes with --pipeline-parallel-size",
+        )
+
+
+def _ruled_out(profile: GpuProfile, rule: Rule, what: str, allow_unvalidated: bool) -> Iterator[Problem]:
+    """What a rule of the profile forbids, or disputes."""
+    fix = rule.fix or "use the whole GPU"
+    if not rule.allowed:
+        yield Problem(f"{profile.name}: {rule.reason} (source: {rule.source})", fix)
+    elif not rule.validated and not allow_unvalidated:
+        yield Problem(
+            f"{profile.name}: {what} is not validated: {rule.reason} (source: {rule.source})",
+            f"{fix}; --allow-unvalidated plans it all the same",
         )
 
 
@@ -331,7 +337,8 @@ def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Ite
         block = _split_block(weight, precision, axis, weight.shape[axis] // cut, refines_fp8_blocks)
         if block:
             yield Problem(
-                f"{path}: a shard of {weight.shape[axis] // cut} is not divisible by the {precision.name} block of {block}",
+                f"{path}: a shard of {weight.shape[axis] // cut} is not divisible by the {precision.name} "
+                f"quantization block of {block}",
                 _cut_hint(weight, layout),
             )
             return

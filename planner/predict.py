@@ -27,7 +27,7 @@ from planner.hardware import GpuProfile
 from planner.memory.budget import MemoryBudget, memory_budget
 from planner.model.architecture import Model
 from planner.scheduler import Client, Limits, Replay, replay
-from planner.step import Batch, StepModel
+from planner.step import Batch, StepBreakdown, StepModel
 from planner.workload import Workload
 
 
@@ -87,19 +87,36 @@ def deploy(
     return Deployment(served_model(model, args), profile, config)
 
 
-def predict_serve(deployment: Deployment, workload: Workload, **asked: Any) -> dict[str, Any]:
-    """The result file of ``vllm bench serve``; ``asked`` as for ``bench.serve_result``."""
-    return serve_result(deployment.replay(workload), workload, model_id=deployment.model.id, **asked)
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the bench would write, and the replay behind it."""
+
+    result: dict[str, Any]  #: the keys of the bench's result file
+    replay: Replay
 
 
-def predict_throughput(deployment: Deployment, workload: Workload) -> dict[str, Any]:
-    """The result file of ``vllm bench throughput``: all prompts at once."""
-    return throughput_result(deployment.replay(workload), model_id=deployment.model.id)
+def predict_serve(deployment: Deployment, workload: Workload, **asked: Any) -> Prediction:
+    """The result of ``vllm bench serve``; ``asked`` as for ``bench.serve_result``."""
+    served = deployment.replay(workload)
+    return Prediction(serve_result(served, workload, model_id=deployment.model.id, **asked), served)
 
 
-def predict_latency(deployment: Deployment, workload: Workload) -> dict[str, Any]:
-    """The result file of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
-    return latency_result(deployment.replay(workload), model_id=deployment.model.id)
+def predict_throughput(deployment: Deployment, workload: Workload) -> Prediction:
+    """The result of ``vllm bench throughput``: all prompts at once."""
+    served = deployment.replay(workload)
+    return Prediction(throughput_result(served, model_id=deployment.model.id), served)
+
+
+def predict_latency(deployment: Deployment, workload: Workload) -> Prediction:
+    """The result of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
+    served = deployment.replay(workload)
+    return Prediction(latency_result(served, model_id=deployment.model.id), served)
+
+
+def typical_steps(deployment: Deployment, served: Replay) -> dict[str, StepBreakdown]:
+    """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
+    batches = {"decode step": served.decode_batch, "prefill step": served.prefill_batch}
+    return {name: deployment.timer.breakdown(batch) for name, batch in batches.items() if batch is not None}
 
 
 @dataclass(frozen=True, slots=True)

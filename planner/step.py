@@ -177,7 +177,8 @@ class StepModel:
         return gpu_s + host_s
 
     def _host_s(self, seqs: int) -> float:
-        return self.efficiency.host_step_s + self.efficiency.host_seq_s * seqs
+        visit_s = self.efficiency.host_step_s + self.efficiency.host_seq_s * seqs
+        return visit_s / self.config.num_scheduler_steps
 
     def _launch_s(self, batch: Batch) -> float:
         """Seconds of launching kernel by kernel; 0 where a captured graph is replayed."""

@@ -220,6 +220,7 @@ def test_a_name_without_organisation_is_found_when_it_is_unique() -> None:
 def test_nearest_names_are_spelled_as_on_the_hub() -> None:
     assert "meta-llama/Llama-3.3-70B-Instruct" in catalog.nearest("meta-lama/Lama-3.3-70B-instruct")
     assert catalog.nearest("GPT-OSS-120")[0] == "openai/gpt-oss-120b"
+    assert catalog.nearest("Llama-3.3-70B")[0] == "meta-llama/Llama-3.3-70B-Instruct"
     assert catalog.nearest("zzzzzz/qqqqqq") == []
 
 

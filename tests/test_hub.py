@@ -60,7 +60,7 @@ def test_stored_bytes_of_one_file(server: HubServer) -> None:
     assert hub.stored_bytes("org/model", COMMIT) == {"BF16": 24, "U8": 10}
 
 
-def test_stored_bytes_of_shards_are_summed_and_kept(server: HubServer) -> None:
+def test_stored_bytes_of_shards_are_summed_and_kept(server: HubServer, tmp_path: Path) -> None:
     index = {"metadata": {}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "2.safetensors"}}
     server.add(
         "org/model",
@@ -75,6 +75,10 @@ def test_stored_bytes_of_shards_are_summed_and_kept(server: HubServer) -> None:
     asked = len(server.requests)
     assert hub.stored_bytes("org/model", COMMIT, network=False) == {"BF16": 22, "F8_E4M3": 7}
     assert len(server.requests) == asked
+    (kept,) = (tmp_path / "cache").rglob("*.json")
+    for damaged in ('{"BF16": "many"}', "[1]", "{"):
+        kept.write_text(damaged)
+        assert hub.stored_bytes("org/model", COMMIT, network=False) is None
 
 
 def test_only_headers_are_read(server: HubServer) -> None:
@@ -160,6 +164,14 @@ def test_nobody_listens_and_the_password_stays_hidden(
         hub.fetch_snapshot("org/model")
     printed = capfd.readouterr()
     assert "hunter2" not in error.value.cause + error.value.hint + printed.out + printed.err
+
+
+def test_a_cache_that_cannot_be_written_is_not_the_networks_fault(server: HubServer, tmp_path: Path) -> None:
+    server.add("org/model", {"config.json": b"{}"})
+    (tmp_path / "hf").write_text("a file where the folder should be")
+    with pytest.raises(HubError, match="local hub cache cannot be used") as error:
+        hub.fetch_snapshot("org/model")
+    assert "HF_HOME" in error.value.hint
 
 
 def test_offline_asks_nobody(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ OWNERS = {
     "tabulate": {"report"},
     "scipy": {"calibration", "recommend"},
     "huggingface_hub": {"hub"},
-    "pydantic": {"hardware", "plan", "measurements", "engine", "cli"},
-    "platformdirs": {"calibration", "cli", "hub"},
+    "pydantic": {"hardware", "efficiency", "plan", "measurements"},
+    "platformdirs": {"calibration", "hub"},
 }
 
 RANK = {module: rank for rank, (_, modules) in enumerate(LAYERS) for module in modules}

@@ -100,6 +100,12 @@ def test_what_is_no_safetensors_file_counts_as_absent(folder: Path, content: byt
     assert found.model.total_params == TINY_PARAMS
 
 
+def test_a_damaged_index_does_not_hide_the_weights(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{")
+    (folder / "model.safetensors").write_bytes(safetensors({"w": ("U8", [3], 3)}))
+    assert load_model(str(folder), network=False).checkpoint == StoredBytes(3, {"U8": 3})
+
+
 BROKEN = {
     "empty": b"",
     "cut short": config_bytes()[:100],
@@ -161,6 +167,15 @@ def test_an_unreadable_config_is_an_input_error(folder: Path) -> None:
         load_model(str(folder), network=False)
     with pytest.raises(InputError, match=r"no config\.json"):
         load_model(str(folder / "config.json"), network=False)
+
+
+def test_a_closed_folder_is_an_input_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:  # what Path.is_file does below a folder without the x permission
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    with pytest.raises(InputError, match="Permission denied"):
+        load_model(str(folder), network=False)
 
 
 def test_a_link_in_a_circle_is_an_input_error(folder: Path) -> None:

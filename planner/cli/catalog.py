@@ -29,9 +29,7 @@ def hardware_list(output: OutputFormat = Format.table) -> None:
     report.print_hardware(load_all(), output)
 
 
-def hardware_show(
-    gpu: Annotated[str, typer.Argument(metavar="GPU")], output: OutputFormat = Format.table
-) -> None:
+def hardware_show(gpu: Annotated[str, typer.Argument(metavar="GPU")], output: OutputFormat = Format.table) -> None:
     """Show one GPU profile."""
     from planner import report
     from planner.hardware import load_profile

@@ -47,6 +47,7 @@ def fit(
     from planner.fit import fit as fit_model
     from planner.fit import sweep as sweep_model
 
+    profiles = gpu_profiles(gpu)  # before the model: a mistyped GPU should not wait for the hub
     resolved = model_as(model, weight_dtype, revision=revision, refresh=refresh)
     args = EngineArgs(
         tensor_parallel_size=tensor_parallel_size,
@@ -65,7 +66,7 @@ def fit(
         allow_unvalidated=allow_unvalidated,
     )
     results: list[Any] = []
-    for profile in gpu_profiles(gpu):
+    for profile in profiles:
         version = engine_version_for(engine_version, profile)
         if sweep:
             results += sweep_model(resolved.model, profile, args, version, weight_dtypes=_precisions(resolved.model))

@@ -63,18 +63,14 @@ def read_defaults(path: Path) -> dict[str, dict[str, Any]]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path}: {error}", hint="fix the file, or move it away") from error
-    commands = {
-        command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands
-    }
+    commands = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     for name, table in tables.items():
         if name not in commands or not isinstance(table, dict):
             raise InputError(
                 f"{path}: [{name}] is not a command",
                 hint=f"use tables named after commands: {', '.join(sorted(commands))}",
             )
-    return {
-        name: {key.replace("-", "_"): value for key, value in table.items()} for name, table in tables.items()
-    }
+    return {name: {key.replace("-", "_"): value for key, value in table.items()} for name, table in tables.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,17 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", "", 130)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has gone: nothing more to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say
         return 0
     except _ClickException as error:
         return _complain(_first_line(error), "run the command with --help to see its arguments", 2)
     except Exception:
         traceback.print_exc()
-        return _complain(
-            "this is a bug in planner", "please report it with the command and the trace above", 70
-        )
+        return _complain("this is a bug in planner", "please report it with the command and the trace above", 70)
     return status if isinstance(status, int) else 0
 
 

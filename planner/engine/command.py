@@ -78,8 +78,8 @@ def bench_serve_argv(
     line = _bench("bench serve", version, platform)
     if "--backend" in line:
         line.add("--backend", "vllm")
-    else:
-        line.add("--endpoint-type", "openai-comp")
+    else:  # until 0.9.0 under another name
+        line.add("--endpoint-type", "vllm" if version.release >= (0, 9, 1) else "openai-comp")
     line.add("--host", host)
     line.add("--port", port)
     line.add("--model", model_ref)

@@ -63,6 +63,7 @@ class EngineConfig:
     engine: Engine = "V1"
     quantization: str | None = None  #: what the checkpoint is quantised to at load time; None: served as it is
     kv_cache_dtype_flag: str | None = None  #: value of ``--kv-cache-dtype`` that gives ``kv_cache_dtype``
+    num_scheduler_steps: int = 1  #: V0 only: steps that the GPU takes for one visit of the scheduler
     defaults_taken: tuple[str, ...] = ()
 
     @property

@@ -76,32 +76,30 @@ def v0_batched_tokens(version: EngineVersion, model: Model, max_model_len: int, 
     return max(tokens, _V0_MULTIMODAL_TOKENS) if model.vision else tokens
 
 
-def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> tuple[int, bool]:
-    """(tokens of a KV block, whether vLLM has to be told).
+def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
+    """Tokens of a KV block.
 
     16 for models with KV heads. MLA follows its kernel (``platforms/cuda.py`` to 0.17, the backends'
     ``get_preferred_block_size`` after): FlashMLA 64 on Hopper until FlashAttention took over in 0.18, CUTLASS 128
-    and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19, which vLLM does not set by itself before 0.18.
-    Blocks of hybrid models grow to the size of their state; that is the memory model's to say.
+    and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19. Blocks of hybrid models grow to the size of
+    their state; that is the memory model's to say.
     """
     release = version.release
     if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
-        return 256, True  # sparse_swa.py; the recipes name it too
+        return 256  # sparse_swa.py; the recipes name it too
     if profile.platform == "cpu":
-        return (16, False) if uses_latent_attention(model) or release < (0, 9) else (128, False)
+        return 16 if uses_latent_attention(model) or release < (0, 9) else 128
     if not uses_latent_attention(model):
-        return 16, False
+        return 16
     if profile.platform == "rocm":
-        return (1, release < (0, 18)) if (0, 8, 4) < release < (0, 20) else (16, False)
+        return 1 if (0, 8, 5) <= release < (0, 20) else 16
     capability = (profile.compute_capability or (0, 0))[0]
     sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.mixers())
     if sparse and capability in (9, 10):
-        return 64, False
+        return 64
     if capability == 10 and release >= (0, 10, 2):
-        return (128, False) if release < (0, 18) else (32, False)
-    if capability == 9:
-        return (64, False) if (0, 8) <= release < (0, 18) else (16, False)
-    return 16, False
+        return 128 if release < (0, 18) else 32
+    return 64 if capability == 9 and (0, 8) <= release < (0, 18) else 16
 
 
 def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:

@@ -56,7 +56,8 @@ def features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | No
     estimated = release >= ((0, 26) if rocm else (0, 18)) and profile.platform != "cpu"
     return Features(
         engine=engine,
-        chunked_prefill_above=0 if v1 else _v0_chunks_above(version, rocm=rocm),
+        # arg_utils.py names CUDA from 0.8.0 on; AMD's build of 0.6.3 profiled 131,072 tokens whole (start-up log)
+        chunked_prefill_above=0 if v1 else None if rocm else 32768,
         prefix_caching=v1,
         # config/model.py: unsupported to 0.25, opt-in in 0.26 and 0.27 (arg_utils.py), default from 0.28.0
         hybrid_prefix_caching=release >= (0, 28),
@@ -121,11 +122,6 @@ def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
     coarse = 256 if release >= (0, 11, 1) else limit + 8
     sizes = (1, 2, 4, *range(8, min(limit + 1, coarse), 8), *range(coarse, limit + 1, 16))
     return tuple(size for size in sizes if size <= limit)
-
-
-def _v0_chunks_above(version: EngineVersion, *, rocm: bool) -> int | None:
-    """V0 chunks long contexts by default: on every GPU to 0.7 (device type cuda), on CUDA alone from 0.8.0."""
-    return None if rocm and version.release >= (0, 8) else 32768
 
 
 def _v1_reads_fp8(release: tuple[int, ...], capability: tuple[int, int]) -> bool:

@@ -153,7 +153,7 @@ class _Resolver:
             served = load_quantized(self.model, asked)
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
-        status = value_status(self.version, "quantization", method)
+        status = value_status(self.version, "quantization", method, platform=self.profile.platform)
         if status.state in ("not yet", "gone"):
             raise IllegalPlanError(
                 f"{self.model.id} is quantised with {method}, which vLLM {self.version} does not have ({status})",
@@ -231,8 +231,7 @@ class _Resolver:
     def _block_size(self) -> int:
         if self.args.block_size is not None:
             return self._at_least_one("block_size")
-        size, _ = block_size(self.model, self.profile, self.version)
-        return size
+        return block_size(self.model, self.profile, self.version)
 
     def _prefix_caching(self, found: Features) -> bool:
         if self.args.enable_prefix_caching is not None:

@@ -25,11 +25,13 @@ def fit(
     version: EngineVersion,
     *,
     requested_model: str = "",
+    resolved_model: str = "",
     look_for_options: bool = True,
 ) -> FitResult:
     """Whether ``model`` starts on GPUs of ``profile`` with the settings ``args`` under vLLM ``version``.
 
-    ``requested_model`` is the name that the user gave; ``look_for_options`` also checks what would make it fit.
+    ``requested_model`` is the name that the user gave and ``resolved_model`` what it led to (the model's own id when
+    they are left out); ``look_for_options`` also checks what would make it fit.
     Raises IllegalPlanError for settings that vLLM refuses whatever the memory, UnsupportedModelError for a model
     whose cache is not understood, InputError for a flag with an impossible value.
     """
@@ -37,6 +39,7 @@ def fit(
     limits = Limits(model, profile, args, checked)
     result = FitResult(
         requested_model=requested_model or model.id,
+        resolved_model=resolved_model or model.id,
         gpu_id=profile.id,
         budget=checked.budget,
         conditions=checked.conditions,

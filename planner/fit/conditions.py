@@ -41,8 +41,8 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
     yield Condition(
         "weights exceed budget" if over > 0 else "no cache blocks",
         _less(available, stage.block_bytes),
-        f"No available memory for the cache blocks: {stage.weights.loaded_bytes / GIB:.2f} GiB of weights in a budget of "
-        f"{stage.requested_bytes / GIB:.2f} GiB leave {available.mid / GIB:.2f} GiB",
+        f"No available memory for the cache blocks: {stage.weights.loaded_bytes / GIB:.2f} GiB of weights in a "
+        f"budget of {stage.requested_bytes / GIB:.2f} GiB leave {available.mid / GIB:.2f} GiB",
     )
     length = budget.config.max_model_len
     if not budget.pool.groups:

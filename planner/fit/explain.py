@@ -63,7 +63,8 @@ def _budget(result: FitResult) -> Iterator[Line]:
     yield Line(
         "activation peak",
         _range(stage.activation),
-        f"sampling {rows:,} rows of {budget.model.vocab_size:,} logits, or {config.max_num_batched_tokens:,} tokens at once",
+        f"sampling {rows:,} rows of {budget.model.vocab_size:,} logits, "
+        f"or {config.max_num_batched_tokens:,} tokens at once",
     )
     yield Line("memory outside torch", _range(stage.non_torch), "fitted to start-up logs")
     inside = "inside the budget" if stage.graphs_in_budget else "captured later, outside the budget"

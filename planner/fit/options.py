@@ -3,141 +3,187 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from planner.engine.config import EngineArgs
 from planner.engine.version import EngineVersion
 from planner.errors import PlannerError
 from planner.fit.check import Checked, check, min_tensor_parallel_size
-from planner.fit.result import FitResult, Option
+from planner.fit.result import FitResult, Option, Setting
 from planner.hardware import load_all
 from planner.hardware.schema import GpuProfile
 from planner.model.architecture import Model
 from planner.model.quantization import as_quantized
 
-#: Shares of memory that are still sane to ask for.
+#: The largest share of memory that is still sane to ask for.
 LARGEST_UTILIZATION = 0.97
 #: A context below this is no way out.
 SHORTEST_CONTEXT_TOK = 1024
 #: Other GPUs that are named at most.
 OTHER_GPUS = 3
+#: Settings that cost little, least first: tried together where none of them is enough alone.
+FRUGAL: tuple[tuple[str, Setting], ...] = (
+    ("max_num_seqs", 128),
+    ("max_num_batched_tokens", 2048),
+    ("gpu_memory_utilization", 0.95),
+    ("kv_cache_dtype", "fp8"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The question that was asked, to be asked again with changes."""
+
+    model: Model
+    profile: GpuProfile
+    args: EngineArgs
+    version: EngineVersion
+
+    def ask(
+        self,
+        change: str,
+        settings: dict[str, Setting],
+        *,
+        model: Model | None = None,
+        profile: GpuProfile | None = None,
+    ) -> Iterator[Option]:
+        """The option, when it fits surely; nothing when it does not, or when vLLM refuses it.
+
+        ``model`` and ``profile`` stand for the ``weight_dtype`` and the ``gpu`` among the settings.
+        """
+        checked = self.checked(settings, model, profile)
+        if checked and checked.verdict == "fits":
+            budget, blocks = checked.budget, checked.budget.num_blocks.mid
+            yield Option(
+                change=change,
+                settings=settings,
+                verdict=checked.verdict,
+                max_model_len=budget.config.max_model_len,
+                kv_cache_tokens=budget.logged_tokens(blocks),
+                max_concurrency=budget.concurrency(blocks),
+            )
+
+    def checked(
+        self, settings: dict[str, Setting], model: Model | None = None, profile: GpuProfile | None = None
+    ) -> Checked | None:
+        """The short answer with ``settings``; None when vLLM refuses them."""
+        flags: dict[str, Any] = {k: v for k, v in settings.items() if k not in ("weight_dtype", "gpu")}
+        try:
+            return check(model or self.model, profile or self.profile, replace(self.args, **flags), self.version)
+        except PlannerError:
+            return None  # not a way out
+
+    def shorter(self, settings: dict[str, Setting]) -> dict[str, Setting]:
+        """``settings`` with the longest context that surely fits under them; empty where that is too short."""
+        checked = self.checked(settings)
+        if checked is None or not checked.budget.pool.groups:
+            return {}
+        budget = checked.budget
+        longest = budget.pool.longest(int(budget.num_blocks.low) - 1, budget.config.max_model_len) // 64 * 64
+        if not SHORTEST_CONTEXT_TOK <= longest < budget.config.max_model_len:
+            return {}
+        return {**settings, "max_model_len": longest}
 
 
 def ways_out(
     model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, result: FitResult
 ) -> Iterator[Option]:
     """Changes after which it fits, cheapest first: settings, precision, more GPUs, another mode, another GPU."""
-    yield from _settings(model, profile, args, version, result)
-    yield from _precisions(model, profile, args, version)
-    yield from _more_gpus(model, profile, args, version)
-    yield from _modes(model, profile, args, version)
-    yield from _other_gpus(model, profile, args, version)
-
-
-def _settings(
-    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, result: FitResult
-) -> Iterator[Option]:
-    config = result.config
-    shorter = result.largest_max_model_len // 64 * 64
-    if SHORTEST_CONTEXT_TOK <= shorter < config.max_model_len:
-        yield from _try(
-            model, profile, replace(args, max_model_len=shorter), version,
-            f"a context of {shorter:,} tokens", f"--max-model-len {shorter}",
-        )  # fmt: skip
-    share = result.smallest_gpu_memory_utilization
-    if share and config.gpu_memory_utilization < share <= LARGEST_UTILIZATION:
-        yield from _try(
-            model, profile, replace(args, gpu_memory_utilization=share), version,
-            f"{share:.0%} of the memory", f"--gpu-memory-utilization {share:g}",
-        )  # fmt: skip
-    seqs = result.largest_max_num_seqs
-    if 1 <= seqs < config.max_num_seqs:
-        yield from _try(
-            model, profile, replace(args, max_num_seqs=seqs), version,
-            f"at most {seqs} requests at once", f"--max-num-seqs {seqs}",
-        )  # fmt: skip
-    if not config.enforce_eager and result.stage.graphs_in_budget:
-        yield from _try(
-            model, profile, replace(args, enforce_eager=True), version, "no CUDA graphs (slower)", "--enforce-eager"
-        )  # fmt: skip
-    if not config.kv_cache_dtype.startswith(("fp8", "nvfp4")):
-        yield from _try(
-            model, profile, replace(args, kv_cache_dtype="fp8"), version, "an 8-bit KV cache", "--kv-cache-dtype fp8"
-        )  # fmt: skip
-
-
-def _precisions(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Iterator[Option]:
-    if model.quantization.method is not None or args.quantization:
-        return
-    if profile.supports("fp8"):
-        online = replace(args, quantization="fp8")
-        yield from _try(model, profile, online, version, "fp8 weights, quantised while loading", "--quantization fp8")
-        yield from _try(
-            as_quantized(model, "fp8"), profile, args, version, "an fp8 checkpoint of the model", "--weight-dtype fp8"
-        )  # fmt: skip
-    four_bits = "nvfp4" if profile.vendor == "nvidia" and profile.supports("fp4") else "int4-awq"
-    yield from _try(
-        as_quantized(model, four_bits), profile, args, version,
-        f"a 4-bit checkpoint of the model ({four_bits})", f"--weight-dtype {four_bits}",
-    )  # fmt: skip
-
-
-def _more_gpus(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Iterator[Option]:
+    case = _Case(model, profile, args, version)
+    settings = tuple(_settings(case, result))
+    yield from settings or _frugal(case, result)
+    yield from _precisions(case)
     size = min_tensor_parallel_size(model, profile, args, version)
     if size and size > args.tensor_parallel_size:
-        yield from _try(
-            model, profile, replace(args, tensor_parallel_size=size), version,
-            f"{size} GPUs, tensor parallel", f"--tensor-parallel-size {size}",
-        )  # fmt: skip
+        yield from case.ask(f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
+    yield from _modes(case)
+    yield from _other_gpus(case)
 
 
-def _modes(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Iterator[Option]:
-    """Other partition modes of the same GPU, and the whole GPU."""
-    whole = profile.partition.of if profile.partition else profile.id
-    family = [p for p in load_all() if p.id != profile.id and whole in (p.id, p.partition and p.partition.of)]
-    for other in sorted(family, key=lambda p: p.memory_bytes):
-        if other.memory_bytes <= profile.memory_bytes or (other.partition and other.partition.legal):
+def _settings(case: _Case, result: FitResult) -> Iterator[Option]:
+    config = result.config
+    shorter = case.shorter({})
+    if shorter:
+        yield from case.ask(f"a context of {shorter['max_model_len']:,} tokens", shorter)
+    share = result.smallest_gpu_memory_utilization
+    if share and config.gpu_memory_utilization < share <= LARGEST_UTILIZATION:
+        yield from case.ask(f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
+    seqs = result.largest_max_num_seqs
+    if 1 <= seqs < config.max_num_seqs:
+        yield from case.ask(f"at most {seqs} requests at once", {"max_num_seqs": seqs})
+    if not config.enforce_eager and result.stage.graphs_in_budget:
+        yield from case.ask("no CUDA graphs (slower)", {"enforce_eager": True})
+    if not config.kv_cache_dtype.startswith("fp8"):
+        yield from case.ask("an 8-bit KV cache", {"kv_cache_dtype": "fp8"})
+
+
+def _frugal(case: _Case, result: FitResult) -> Iterator[Option]:
+    """As few of the frugal settings together as are enough; all of them and a shorter context, where none are."""
+    chosen: dict[str, Setting] = {}
+    for name, value in FRUGAL:
+        if not _saves(name, value, getattr(result.config, name)):
             continue
-        found = tuple(_try(model, other, args, version, f"the mode {other.name}", f"--gpu {other.id}"))
+        chosen[name] = value
+        found = tuple(case.ask("frugal settings together", dict(chosen)))
+        if found:
+            yield from found
+            return
+    shorter = case.shorter(chosen)
+    if shorter:
+        length = shorter["max_model_len"]
+        yield from case.ask(f"frugal settings and a context of {length:,} tokens", shorter)
+
+
+def _saves(name: str, value: Any, current: Any) -> bool:
+    """Whether ``value`` takes less memory, or leaves more of it, than the current one."""
+    if name == "kv_cache_dtype":
+        return not str(current).startswith("fp8")
+    return bool(value > current if name == "gpu_memory_utilization" else value < current)
+
+
+def _precisions(case: _Case) -> Iterator[Option]:
+    model, profile = case.model, case.profile
+    if model.quantization.method is not None or case.args.quantization:
+        return
+    if profile.supports("fp8"):
+        yield from case.ask("fp8 weights, quantised while they load", {"quantization": "fp8"})
+        yield from case.ask("an fp8 checkpoint of the model", {"weight_dtype": "fp8"}, model=as_quantized(model, "fp8"))
+    four_bits = "nvfp4" if profile.vendor == "nvidia" and profile.supports("fp4") else "int4-awq"
+    yield from case.ask(
+        f"a 4-bit checkpoint of the model ({four_bits})",
+        {"weight_dtype": four_bits},
+        model=as_quantized(model, four_bits),
+    )
+
+
+def _modes(case: _Case) -> Iterator[Option]:
+    """The smallest larger mode of the same GPU, the whole GPU among them."""
+    own = case.profile
+    whole = own.partition.of if own.partition else own.id
+    family = [p for p in load_all() if p.id != own.id and whole in (p.id, p.partition and p.partition.of)]
+    for other in sorted(family, key=lambda p: p.memory_bytes):
+        if other.memory_bytes <= own.memory_bytes:
+            continue
+        found = tuple(case.ask(f"{other.name} instead", {"gpu": other.id}, profile=other))
         if found:
             yield from found
             return
 
 
-def _other_gpus(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Iterator[Option]:
+def _other_gpus(case: _Case) -> Iterator[Option]:
     """The smallest whole GPUs with more memory on which the same settings fit."""
+    own = case.profile
+    whole = own.partition.of if own.partition else own.id
     larger = [
-        p for p in load_all() if not p.partition and p.platform != "cpu" and p.memory_bytes > profile.memory_bytes
+        p
+        for p in load_all()
+        if not p.partition and p.platform != "cpu" and p.memory_bytes > own.memory_bytes and p.id != whole
     ]
     named = 0
     for other in sorted(larger, key=lambda p: p.memory_bytes):
-        found = tuple(_try(model, other, args, version, other.name, f"--gpu {other.id}"))
+        found = tuple(case.ask(other.name, {"gpu": other.id}, profile=other))
         yield from found
         named += len(found)
         if named >= OTHER_GPUS:
             return
-
-
-def _try(
-    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, change: str, *flags: str
-) -> Iterator[Option]:
-    """The option, when it fits surely; nothing when it does not or vLLM refuses it."""
-    try:
-        checked = check(model, profile, args, version)
-    except PlannerError:
-        return  # not a way out: the engine refuses these settings
-    if checked.verdict == "fits":
-        yield _option(checked, change, flags)
-
-
-def _option(checked: Checked, change: str, flags: tuple[str, ...]) -> Option:
-    budget = checked.budget
-    blocks = budget.num_blocks.mid
-    return Option(
-        change=change,
-        flags=flags,
-        verdict=checked.verdict,
-        max_model_len=budget.config.max_model_len,
-        kv_cache_tokens=budget.logged_tokens(blocks),
-        max_concurrency=budget.concurrency(blocks),
-    )

@@ -10,6 +10,7 @@ from planner.memory.budget import MemoryBudget, StageBudget
 from planner.memory.overheads import Interval
 
 Verdict = Literal["fits", "does not fit", "too close to call"]
+Setting = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,28 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One change of the settings, checked by asking again: what it is, how to ask for it, how it then fits."""
+    """One change after which it fits, checked by asking again."""
 
     change: str
-    flags: tuple[str, ...]  #: of ``planner fit`` and, where vLLM has them, of ``vllm serve``
+    settings: dict[str, Setting]  #: what to change: flags of vLLM, ``gpu`` (a profile id), ``weight_dtype``
     verdict: Verdict
     max_model_len: int
     kv_cache_tokens: int
     max_concurrency: float
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The settings as flags of ``planner fit``; all but ``--gpu`` and ``--weight-dtype`` are vLLM's own."""
+        return tuple(
+            "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
+            for name, value in self.settings.items()
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The option as it stands in ``options[]``."""
         return {
             "change": self.change,
+            "settings": dict(self.settings),
             "flags": list(self.flags),
             "verdict": self.verdict,
             "max_model_len": self.max_model_len,
@@ -56,6 +66,7 @@ class FitResult:
     """Whether a model starts on a GPU with these settings. Bytes per GPU, tokens and concurrency per engine."""
 
     requested_model: str
+    resolved_model: str
     gpu_id: str
     budget: MemoryBudget
     conditions: tuple[Condition, ...]
@@ -151,7 +162,7 @@ class FitResult:
             "margin_bytes_hi": round(margin.high),
             "model": {
                 "requested": self.requested_model,
-                "resolved": model.id,
+                "resolved": self.resolved_model,
                 "total_params": model.total_params,
                 "active_params": model.active_params,
             },

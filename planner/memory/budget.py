@@ -12,7 +12,6 @@ interval. Pipeline stages differ: the stage whose cache holds the fewest blocks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -85,7 +84,7 @@ class MemoryBudget:
         )
 
     def needed_bytes(self, stage: StageBudget, num_tokens: int) -> int:
-        """KV cache that one request of ``num_tokens`` needs on a GPU of ``stage``, and the block that vLLM keeps back."""
+        """KV cache that a request of ``num_tokens`` needs on a GPU of ``stage``, and the block that vLLM keeps back."""
         return (self.pool.blocks_per_request(num_tokens) + 1) * stage.block_bytes
 
     def logged_tokens(self, num_blocks: float) -> int:

@@ -17,7 +17,7 @@ from planner.model.resolve import ResolvedModel
 
 
 def model_facts(found: ResolvedModel) -> dict[str, Any]:
-    """One entry of ``models show``: bytes of the whole model, KV bytes per token at TP 1 in the checkpoint's own KV dtype."""
+    """One entry of ``models show``: bytes of the whole model, KV bytes per token as ``kv_bytes_per_token`` counts."""
     model = found.model
     quantization = model.quantization
     return {

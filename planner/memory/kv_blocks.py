@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.errors import UnsupportedModelError
 from planner.memory.kv_cache import CacheSpec
 
 #: Layers and what each keeps, in order.
@@ -102,10 +101,7 @@ def block_pool(
     states_per_request: int = 1,
     context_shards: int = 1,
 ) -> BlockPool:
-    """The pool for ``layers``; with ``hybrid`` off, windows and chunks are kept whole like full attention.
-
-    Raises UnsupportedModelError for a mixture that vLLM has no grouping for.
-    """
+    """The pool for ``layers``; with ``hybrid`` off, windows and chunks are kept whole like full attention."""
     members = tuple(layers) if hybrid else _promoted(layers)
     return BlockPool(_groups(members), in_flight_tokens, states_per_request, context_shards)
 
@@ -121,16 +117,11 @@ def _promoted(layers: LayerSpecs) -> tuple[Member, ...]:
 def _groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
     if not members:
         return ()
-    if _one_type({spec for _, spec in members}):
+    if len({_type(spec) for _, spec in members}) == 1:
         return (CacheGroup(members),)
     if any(spec.tokens_per_row > 1 for _, spec in members):
         return _packed_groups(members)
     return _equal_groups(_equal_pages(members))
-
-
-def _one_type(specs: set[CacheSpec]) -> bool:
-    """Whether all layers always need the same number of pages, so that one block table serves them."""
-    return len({(spec.kind, spec.block_size, spec.span_tokens) for spec in specs}) == 1
 
 
 def _equal_pages(members: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -162,17 +153,53 @@ def _equal_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 
 def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
-    """DeepSeek-V4: the rows of full attention form one group; windows are cut to fit the blocks that it needs."""
-    full = tuple(member for member in members if member[1].kind == "full")
-    if not full:
-        raise UnsupportedModelError(
-            "compressed attention without a layer that keeps all rows", hint="check compress_ratios in config.json"
-        )
-    anchor = sum(spec.page_bytes for _, spec in full)
-    groups = [CacheGroup(full)]
-    for span in sorted({spec.span_tokens for _, spec in members if spec.kind == "window"}):
-        local = tuple(member for member in members if member[1].kind == "window" and member[1].span_tokens == span)
-        per_block = max(anchor // max(spec.page_bytes for _, spec in local), 1)
-        number = -(-len(local) // per_block)
-        groups += [CacheGroup(local[first::number]) for first in range(number)]
+    """Groups of layers with pages of several sizes side by side, as DeepSeek-V4 has them.
+
+    Layers of one type form a bucket. Where a bucket repeats a pattern of page sizes (one layer of each), all such
+    buckets are cut into groups of the same number of repeats, the number that pads least; where none does,
+    windows are cut to fit the blocks that the other layers need.
+    """
+    buckets: dict[tuple[object, ...], list[Member]] = {}
+    for member in members:
+        buckets.setdefault(_type(member[1]), []).append(member)
+    columns = [_by_page_bytes(bucket) for bucket in buckets.values()]
+    repeats = [max(map(len, column)) for column in columns]
+    balanced = [len({len(layers) for layers in column}) == 1 for column in columns]
+    least = max(
+        (n for n, column, even in zip(repeats, columns, balanced, strict=True) if even and len(column) > 1), default=0
+    )
+    per_group = _least_padding([n for n, even in zip(repeats, balanced, strict=True) if even], least) if least else 0
+    anchor = max(sum(spec.page_bytes for _, spec in b) for b in buckets.values() if b[0][1].kind != "window")
+    groups: list[CacheGroup] = []
+    for bucket, column, number, even in zip(buckets.values(), columns, repeats, balanced, strict=True):
+        cuts = 1
+        if per_group and even:
+            cuts = -(-number // per_group)
+        elif not per_group and bucket[0][1].kind == "window":
+            cuts = -(-len(bucket) // max(anchor // bucket[0][1].page_bytes, 1))
+        if cuts == 1:
+            groups.append(CacheGroup(tuple(bucket)))
+        else:
+            pattern = list(zip(*column, strict=True))
+            groups += [
+                CacheGroup(tuple(member for repeat in pattern[first::cuts] for member in repeat))
+                for first in range(cuts)
+            ]
     return tuple(groups)
+
+
+def _type(spec: CacheSpec) -> tuple[object, ...]:
+    """Layers of one type always need the same number of pages, so that one block table serves them."""
+    return spec.kind, spec.block_size, spec.span_tokens
+
+
+def _by_page_bytes(bucket: list[Member]) -> list[list[Member]]:
+    columns: dict[int, list[Member]] = {}
+    for member in bucket:
+        columns.setdefault(member[1].page_bytes, []).append(member)
+    return list(columns.values())
+
+
+def _least_padding(counts: list[int], least: int) -> int:
+    """The size from ``least`` on whose multiples exceed ``counts`` by the least in all; of equals the largest."""
+    return min(range(least, max(counts) + 1), key=lambda size: (sum(-n % size for n in counts), -size))

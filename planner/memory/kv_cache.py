@@ -136,7 +136,7 @@ def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterato
         packed = mixer.indexer and eight_bits and settings.packs_sparse_latents
         dtype = "fp8_ds_mla" if packed else settings.kv_cache_dtype
         yield CacheSpec("full", settings.block_size, latent_bytes(mixer, dtype))
-        if mixer.indexer:
+        if mixer.indexer and mixer.indexer.head_dim:  # some layers use the indexer of a layer before them
             yield CacheSpec("full", settings.block_size, indexer_bytes(mixer.indexer))
     elif isinstance(mixer, CompressedAttention):
         yield from _compressed_specs(mixer)

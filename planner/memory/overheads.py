@@ -111,7 +111,7 @@ def non_torch_bytes(version: EngineVersion, vendor: str, tensor_parallel_size: i
     """
     known: dict[int, Interval] = {}
     for fit in fits():
-        size = fit.where.get("tensor_parallel_size")
+        size = int(fit.where.get("tensor_parallel_size", 0))
         where = {"vendor": vendor, "tensor_parallel_size": size, "link": link}
         if fit.name == "non_torch" and size not in known and fit.holds(version, where):
             known[size] = fit.interval

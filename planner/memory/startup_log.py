@@ -68,7 +68,9 @@ _REFUSALS = (
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper)[^)]*\)")
-_GIB_FIELDS = frozenset("weights non_torch activation available total consumed graphs graphs_estimated".split())
+_GIB_FIELDS = frozenset(
+    ("weights", "non_torch", "activation", "available", "total", "consumed", "graphs", "graphs_estimated")
+)
 
 _per_rank = tuple((field, re.compile(expression)) for field, expression in _PER_RANK)
 _settings = tuple((field, re.compile(expression)) for field, expression in _SETTINGS)

@@ -4,11 +4,11 @@
 
     bytes of a stage = sum over its weights of  copies on the rank x stored bytes of the rank's piece
 
-To these comes the table of rotary cosines and sines, one row for each position of the model's own context (vLLM
-makes it while it loads, so its figure holds it). Stored bytes count scales and zero points; the vocabulary is padded to 64 rows; KV heads are repeated where there
+Stored bytes count scales and zero points; the vocabulary is padded to 64 rows; KV heads are repeated where there
 are more ranks than heads; MTP modules are not loaded unless speculative decoding asks for them; a tied lm_head
-costs nothing on one stage and a second embedding on the last of several. Re-packing at load time is left out
-except for MXFP4 experts, whose kernels pad every shard.
+costs nothing on one stage and a second embedding on the last of several. To these comes the table of rotary
+cosines and sines, one row for each position of the model's own context: vLLM makes it while it loads. Re-packing
+at load time is left out except for MXFP4 experts, whose kernels pad every shard.
 
 A model's weights are put in a table once; every layout then costs one pass over the kinds of layers.
 """
@@ -198,11 +198,9 @@ def _stages(
         if stage == len(sizes) - 1:
             total += sums(table.last)
             total += sums(table.tied) if stage > 0 else Counter()
-        yield RankWeights(layers, _summed(total, 0), _summed(total, 1), rotary)
-
-
-def _summed(total: Counter[tuple[Component, str]], part: int) -> dict[object, int]:
-    found: Counter[object] = Counter()
-    for key, num_bytes in total.items():
-        found[key[part]] += num_bytes
-    return dict(found)
+        by_component: Counter[Component] = Counter()
+        by_dtype: Counter[str] = Counter()
+        for (component, name), num_bytes in total.items():
+            by_component[component] += num_bytes
+            by_dtype[name] += num_bytes
+        yield RankWeights(layers, by_component, by_dtype, rotary)

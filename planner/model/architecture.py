@@ -265,12 +265,15 @@ class Model:
         if states:
             counted = ", ".join(f"{kind} in {count} of {total} layers" for kind, count in counts.items())
             text = f"hybrid: {counted}" if counts.keys() - states else f"none: {text}"
+        context = self.max_position_embeddings
         softmax = [mixer for mixer in mixers if isinstance(mixer, Attention)]
         for words, spans in (
             ("sliding window", Counter(mixer.window for mixer in softmax)),
             ("chunks of", Counter(mixer.chunk for mixer in softmax)),
         ):
-            text += "".join(f", {words} {span} in {n} of {total} layers" for span, n in spans.items() if span)
+            text += "".join(
+                f", {words} {span} in {n} of {total} layers" for span, n in spans.items() if span and span < context
+            )
         return text
 
     def mixers(self) -> Iterable[Mixer]:

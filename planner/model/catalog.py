@@ -69,7 +69,7 @@ class Entry:
         """What to know before trusting the facts."""
         form = f"that of {self.form_of}" if self.form_of else f"the usual form of {self.weight_dtype}"
         caveat = KINDS[self.kind].format(form=form)
-        return (*self.renamed, f"{self.id}: {caveat}") if caveat else self.renamed
+        return (*self.renamed, caveat) if caveat else self.renamed
 
     def model(self) -> Model:
         """The model, built from the facts. Raises UnsupportedModelError for an architecture without a family."""
@@ -113,9 +113,15 @@ def find(name: str) -> Entry | None:
 
 
 def nearest(name: str, n: int = 3) -> list[str]:
-    """Up to ``n`` ids that look like ``name``, best first; a name without organisation is compared with last parts."""
+    """Up to ``n`` ids that look like ``name``: those that go on from it, shortest first, then those spelled alike.
+
+    A name without organisation is compared with the last parts of the ids.
+    """
+    asked = name.lower()
     spelled = {(i if "/" in name else i.partition("/")[2]).lower(): i for i in ids()}
-    return [spelled[match] for match in get_close_matches(name.lower(), spelled, n=n, cutoff=0.6)]
+    longer = sorted((known for known in spelled if asked and known.startswith(asked)), key=len)
+    alike = get_close_matches(asked, spelled, n=n, cutoff=0.6)
+    return [spelled[known] for known in dict.fromkeys(longer + alike)][:n]
 
 
 def checkpoints_of(base_id: str) -> list[Checkpoint]:

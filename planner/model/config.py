@@ -17,7 +17,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from planner.errors import UnsupportedModelError
-from planner.model.architecture import Layer, Model, Weight
+from planner.model.architecture import Layer, Weight
 
 MAX_SIZE = 2**31  #: beyond any size in a real model; a guard against damaged files
 MAX_LAYERS = 10_000
@@ -28,6 +28,7 @@ ALIASES = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "intermediate_size": ("n_inner", "ffn_dim"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+    "vocab_size": ("padded_vocab_size",),
 }
 COMPLETE = "check that the file is the model's own and complete"
 
@@ -173,10 +174,3 @@ def family(*architectures: str) -> Callable[[Builder], Builder]:
         return builder
 
     return register
-
-
-def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[str, Any] | None = None) -> Model:
-    """See ``planner.model.build.model_from_config``."""
-    from planner.model.build import model_from_config as build
-
-    return build(config, model_id=model_id, sidecar=sidecar)

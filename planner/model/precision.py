@@ -98,8 +98,9 @@ HELD_IN_FP32 = {
 #: Parts that no quantisation touches unless it names them, since vLLM builds them without one: output heads,
 #: routers, the projection of MTP modules, the indexer's weights, the pooling of DeepSeek-V4, vision towers.
 KEPT_UNLESS_NAMED = {
-    "lm_head", "embed_out", "head", "output_layer", "eh_proj", "gate", "router", "shared_expert_gate", "weights_proj",
-    "compressor", "visual", "vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "embed_vision",
+    "lm_head", "embed_out", "head", "output", "output_layer", "eh_proj", "gate", "router", "shared_expert_gate",
+    "weights_proj", "compressor", "visual", "vision_tower", "vision_model", "multi_modal_projector",
+    "mm_projector", "embed_vision",
 }  # fmt: skip
 #: Names of vLLM's fused matrices, which some configurations list, and those of their parts.
 FUSED = {

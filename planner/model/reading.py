@@ -65,16 +65,13 @@ def windows(config: Config, *, full_every: int = 0, full_before: int = 0) -> lis
     """Sliding window of each layer, None where a layer sees all tokens.
 
     ``layer_types`` decides where it is given; else every ``full_every``-th layer (0: none) and the first
-    ``full_before`` layers see all. ``use_sliding_window: false``, a null ``sliding_window`` and one as wide as the
-    context switch windows off.
+    ``full_before`` layers see all. ``use_sliding_window: false`` and a null ``sliding_window`` switch windows off.
     """
     count = config.num_layers
     types = config.names("layer_types", count=count)
     if not config.flag("use_sliding_window", default=True) or not config.has("sliding_window"):
         return [None] * count
     window = config.size("sliding_window")
-    if window >= context_tokens(config):
-        return [None] * count
     if types:
         return [window if kind == "sliding_attention" else None for kind in types]
     full = [i < full_before or (full_every > 0 and (i + 1) % full_every == 0) for i in range(count)]
@@ -118,11 +115,13 @@ def decoder(
     extra: tuple[Weight, ...] = (),
     mtp: tuple[Weight, ...] = (),
     layer_prefix: str = "model.layers.",
+    remote_code: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Parts:
     """Layers between one embedding and one lm_head; ``tied`` is what the class does when the config does not say.
 
-    ``extra`` are further outer weights: learned positions, a norm of the embedding.
+    ``extra`` are further outer weights: learned positions, a norm of the embedding. ``remote_code``: the
+    repository's own Python is needed, for its configuration or its tokenizer.
     """
     hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
     tied = is_tied(config, default=tied)
@@ -138,5 +137,6 @@ def decoder(
         tied_embeddings=tied,
         mtp=mtp,
         layer_prefix=layer_prefix,
+        requires_remote_code=remote_code,
         notes=notes,
     )

@@ -52,7 +52,7 @@ def load_model(name: str, *, revision: str | None = None, refresh: bool = False,
     """
     hub.check_revision(revision)
     path = _existing(name)
-    if path is not None and (path.is_file() or (path / hub.CONFIG).is_file()):
+    if path is not None and _is_model(path):
         return _from_path(name, path)
     entry = catalog.find(name)
     if entry is not None and revision is None and not refresh:
@@ -76,6 +76,14 @@ def _existing(name: str) -> Path | None:
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, no permission, no such user
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{name[:200]!r} is no path: {reason}", hint="give a hub id or a readable folder") from error
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a path is a file, or a folder with a config.json. Raises InputError for a folder that is closed."""
+    try:
+        return path.is_file() or (path / hub.CONFIG).is_file()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
 
 
 def _from_path(name: str, path: Path) -> ResolvedModel:
@@ -207,10 +215,10 @@ def stored_bytes(folder: Path) -> StoredBytes | None:
 
 def _index(folder: Path) -> tuple[set[str], int | None]:
     """Names of the shards and the stated total of an index; nothing where there is none, or no sound one."""
-    path = folder / INDEX
-    if not path.is_file():
+    try:
+        values = read_json(folder / INDEX)
+    except InputError:
         return set(), None
-    values = read_json(path)
     weight_map, metadata = values.get("weight_map"), values.get("metadata")
     names = {Path(name).name for name in weight_map.values()} if isinstance(weight_map, dict) else set()
     total = metadata.get("total_size") if isinstance(metadata, dict) else None

@@ -16,12 +16,13 @@ the memory budget holds all its requests at full length, so nothing that is reco
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from planner.engine.config import EngineArgs, EngineConfig
 from planner.engine.images import default_version
+from planner.engine.recipes import recipe_for
 from planner.engine.version import EngineVersion
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
@@ -51,9 +52,10 @@ class Request:
     input_len: int
     output_len: int
     max_concurrency: int | None = None
+    num_prompts: int | None = None
     gpus_per_node: int | None = None  #: GPUs that one node has; None: as the profile says
     version: EngineVersion | None = None  #: None: the newest with an image for each GPU
-    args: EngineArgs = EngineArgs()  #: settings that are given, not searched
+    args: EngineArgs = field(default_factory=EngineArgs)  #: settings that are given, not searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def _rank_gpu(request: Request, profile: GpuProfile) -> Ranking:
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
     for resolved in checkpoints(request.model, profile, rejected):
-        for args in _engines(request, resolved.model, profile, rejected):
+        for args in _engines(request, resolved.model, profile, version, rejected):
             found = list(_batches(request, resolved, profile, args, version, rejected))
             candidates += found
     candidates.sort(key=lambda c: (-c.score(request.goal), c.config.num_gpus, c.config.max_num_seqs))
@@ -175,7 +177,7 @@ def _not_for(checkpoint: catalog.Checkpoint, profile: GpuProfile) -> str | None:
 
 
 def _engines(
-    request: Request, model: Model, profile: GpuProfile, rejected: list[Rejected]
+    request: Request, model: Model, profile: GpuProfile, version: EngineVersion, rejected: list[Rejected]
 ) -> Iterator[EngineArgs]:
     """Tensor-parallel sizes x KV dtypes."""
     node = min(request.gpus_per_node or profile.gpus_per_node, profile.gpus_per_node)
@@ -188,12 +190,20 @@ def _engines(
         rejected.append(Rejected(profile.id, model.id, None, None, "no tensor-parallel size is legal"))
     for size in sizes:
         for kv_cache_dtype in _kv_cache_dtypes(request, model, profile):
-            yield replace(
-                request.args,
-                tensor_parallel_size=size,
-                kv_cache_dtype=kv_cache_dtype,
-                max_model_len=request.args.max_model_len or context_of(request, model),
-            )
+            args = replace(request.args, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
+            args = _as_recipes_advise(args, model, profile, version)
+            yield replace(args, max_model_len=args.max_model_len or context_of(request, model))
+
+
+def _as_recipes_advise(args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion) -> EngineArgs:
+    """Settings of the recipes where nothing was asked for; ``max_num_seqs`` is searched, not taken."""
+    advised = recipe_for(model, profile, version, kv_cache_dtype=args.kv_cache_dtype).settings
+    unset = {
+        name: value
+        for name, value in advised.items()
+        if name != "max_num_seqs" and getattr(args, name) in (None, "auto")
+    }
+    return replace(args, **unset)
 
 
 def context_of(request: Request, model: Model) -> int:
@@ -300,9 +310,12 @@ def _runners_up(candidates: Sequence[Candidate], goal: Goal) -> Iterator[Rejecte
         seen.add(_engine(candidate))
         config = candidate.config
         yield Rejected(
-            candidate.deployment.profile.id, candidate.resolved.resolved, config.tensor_parallel_size, config.kv_cache_dtype,
+            candidate.deployment.profile.id,
+            candidate.resolved.resolved,
+            config.tensor_parallel_size,
+            config.kv_cache_dtype,
             f"{figure(candidate, goal)} against {figure(winner, goal)}",
-        )  # fmt: skip
+        )
 
 
 def _engine(candidate: Candidate) -> tuple[Any, ...]:

@@ -2,6 +2,20 @@
 
 from planner.report.facts import print_hardware, print_models, print_profile
 from planner.report.fit import print_fit
+from planner.report.prediction import can_serve, print_prediction
+from planner.report.recommendation import predicted_lines, print_recommendation
 from planner.report.render import note, print_json, print_rows
 
-__all__ = ["note", "print_fit", "print_hardware", "print_json", "print_models", "print_profile", "print_rows"]
+__all__ = [
+    "can_serve",
+    "note",
+    "predicted_lines",
+    "print_fit",
+    "print_hardware",
+    "print_json",
+    "print_models",
+    "print_prediction",
+    "print_profile",
+    "print_recommendation",
+    "print_rows",
+]

@@ -79,7 +79,9 @@ def _print_one(result: FitResult, resolved: ResolvedModel, *, with_arithmetic: b
         print("\nWhat would make it fit (each one checked):")
         for option in result.options:
             print(f"  {option.change}: {' '.join(option.flags)}")
-            print(f"    {option.verdict}, {option.kv_cache_tokens:,} tokens, {option.max_concurrency:.2f} requests at once")
+            print(
+                f"    {option.verdict}, {option.kv_cache_tokens:,} tokens, {option.max_concurrency:.2f} requests at once"
+            )
     if with_arithmetic:
         print()
         for line in explain(result):

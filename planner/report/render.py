@@ -20,9 +20,7 @@ def print_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
     print()
 
 
-def print_rows(
-    rows: Sequence[Mapping[str, Any]], output: str, *, columns: Sequence[str] | None = None
-) -> None:
+def print_rows(rows: Sequence[Mapping[str, Any]], output: str, *, columns: Sequence[str] | None = None) -> None:
     """Rows with the same keys, in the order of ``columns`` (default: of the first row).
 
     ``output`` is table, json, csv or markdown. JSON prints every key, the others only ``columns``.

@@ -20,6 +20,8 @@ from planner.step import Batch
 
 #: Times closer than this are one moment, lest rounding decides who comes first, s.
 MOMENT_S = 1e-9
+#: A run of decode steps may bend this much, relative to its middle step; short runs are not looked at.
+BEND, SHORT_RUN = 1e-3, 32
 #: Kinds of events, in the order in which those of the same moment happen: steps end before others begin.
 ENDS, BEGINS = 0, 1
 
@@ -228,23 +230,34 @@ class Replica:
     def _begin_decode(self, start_s: float, once: bool) -> None:
         """As many decode steps as are alike, to the next ending, lack of blocks or admission; or just one.
 
-        A step is timed with the new token counted as context. Times between the first and the last step are
-        interpolated, which is exact where the time of a step is linear in the context.
+        The context of a step includes the token it computes. Durations are interpolated between the first and the
+        last step, which is exact where they are linear in the context; where they are not, the run is cut short.
         """
         seqs = self.kv.seqs
+        context_tok = self._context_tok + seqs
         ticks = 1 if once else self._ticks_to_next_ending()
         if ticks > 1:
             ticks = 1 + self.kv.ticks_that_fit(self._clock + 1, ticks - 1)
-        context_tok = self._context_tok + seqs
         first_s = self.timer.step_s(Batch(seqs, context_tok))
         growth_s = 0.0
         if ticks > 1:
-            last_s = self.timer.step_s(Batch(seqs, context_tok + (ticks - 1) * seqs))
-            growth_s = (last_s - first_s) / (ticks - 1)
+            ticks, growth_s = self._straight(seqs, context_tok, ticks, first_s)
         room = not self._waiting and len(self._running) < self.limits.max_num_seqs
         self._step = Step(start_s, first_s, growth_s, ticks, may_be_cut=room)
         self.event = (self._step.end_s, ENDS)
         self._cut()
+
+    def _straight(self, seqs: int, context_tok: int, ticks: int, first_s: float) -> tuple[int, float]:
+        """How many of ``ticks`` steps grow evenly, halving until the middle one does, and by how much each."""
+        last = ticks - 1
+        last_s = self.timer.step_s(Batch(seqs, context_tok + last * seqs))
+        while last > SHORT_RUN:
+            half = last // 2
+            half_s = self.timer.step_s(Batch(seqs, context_tok + half * seqs))
+            if abs(first_s + (last_s - first_s) * half / last - half_s) <= BEND * half_s:
+                break
+            last, last_s = half, half_s
+        return last + 1, (last_s - first_s) / last
 
     def _ticks_to_next_ending(self) -> int:
         clocks = self._ending_clocks

@@ -124,7 +124,7 @@ def exaone(config: Config) -> Parts:
     )
     return decoder(
         config, sliding(weights, attention, windows(config)), layer_prefix="transformer.h.",
-        embed="transformer.wte", norm="transformer.ln_f",
+        embed="transformer.wte", norm="transformer.ln_f", remote_code=True,
     )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def phi3_small(config: Config) -> Parts:
     note = "block-sparse attention layers are counted as full attention"
     return decoder(
         config, sliding(weights, attention, windows(config)), tied=True, norm="model.final_layernorm",
-        norm_bias=True, notes=(note,),
+        norm_bias=True, remote_code=True, notes=(note,),
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def internlm2(config: Config) -> Parts:
         *norms(hidden, "attention_norm", "ffn_norm"),
     )
     layers = sliding(weights, attention, windows(config))
-    return decoder(config, layers, embed="model.tok_embeddings", head="output")
+    return decoder(config, layers, embed="model.tok_embeddings", head="output", remote_code=True)
 
 
 @family("BaichuanForCausalLM", "BaiChuanForCausalLM")
@@ -209,7 +209,7 @@ def baichuan(config: Config) -> Parts:
         *gated_mlp(hidden, config.size("intermediate_size")),
         *norms(hidden, *PRE_NORMS),
     )
-    return decoder(config, sliding(weights, attention, windows(config)))
+    return decoder(config, sliding(weights, attention, windows(config)), remote_code=True)
 
 
 @family("GlmForCausalLM", "Glm4ForCausalLM")
@@ -243,6 +243,7 @@ def chatglm(config: Config) -> Parts:
     return decoder(
         config, sliding(weights, attention, windows(config)), embed="transformer.embedding.word_embeddings",
         norm=f"{outer}final_layernorm", head="transformer.output_layer", layer_prefix=f"{outer}layers.",
+        remote_code=True,
     )  # fmt: skip
 
 

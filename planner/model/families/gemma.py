@@ -34,7 +34,7 @@ def gemma2(config: Config) -> Parts:
     return llama_like(config, qkv_bias=bias, out_bias=bias, norm_names=FOUR_NORMS, tied=True, full_every=2)
 
 
-@family("Gemma3ForCausalLM", "Gemma3TextModel")
+@family("Gemma3ForCausalLM")
 def gemma3(config: Config) -> Parts:
     """Gemma 3: five of six layers slide; q and k are normalised, each head by itself."""
     config = config.with_defaults(GEMMA3_DEFAULTS)

@@ -91,8 +91,9 @@ def deepseek(config: Config) -> Parts:
 
     indexers = read_indexers(config)
     layers = layers_by_kind(list(zip(indexers, sparse_layers(config), strict=True)), make)
-    tables = config.architecture.startswith("Deepseek")
-    return decoder(config, layers, mtp=mtp_layers(config, make((indexers[0], True)), tables=tables))
+    mtp = mtp_layers(config, make((indexers[0], True)), tables=config.architecture.startswith("Deepseek"))
+    kimi = config.text("model_type", default="") == "kimi_k2"  # its tokenizer is its own
+    return decoder(config, layers, mtp=mtp, remote_code=kimi)
 
 
 @family("MiniCPM3ForCausalLM")

@@ -1,0 +1,135 @@
+"""Which container image to run, and how to start a container on each platform.
+
+Only tags that a source names are called pinned; where none is known for a version, the naming of the vLLM
+project's release images is followed and the answer says that nobody was seen running it.
+
+>>> from planner.hardware import load_profile
+>>> from planner.engine.version import parse_version
+>>> image_for(load_profile("mi300x"), parse_version("0.27.1")).name
+'vllm/vllm-openai-rocm:v0.27.1'
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from planner.engine.releases import release_of
+from planner.engine.version import EngineVersion, known_version
+from planner.errors import IllegalPlanError
+from planner.hardware.schema import GpuProfile
+from planner.resources import package_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image, by exact tag."""
+
+    name: str
+    version: EngineVersion
+    platform: str
+    pinned: bool  #: a source names this tag; else it only follows the naming of releases
+    source: str
+    gpus: tuple[str, ...] = ()  #: profiles that the source ran it on
+    note: str = ""
+
+
+def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
+    """The image of ``version`` for a GPU, of a partition's whole GPU: seen on it, seen elsewhere, or by its name.
+
+    Raises IllegalPlanError when no image of that version is known for the platform.
+    """
+    if version.build != "vllm":
+        raise IllegalPlanError(
+            f"vLLM with the ATOM plugin ({version.text}) is a build of its own, and no image of it is pinned here",
+            hint="plan for a release of vLLM: --engine-version 0.27.1",
+        )
+    same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
+    found = next((i for i in same if _whole(profile) in i.gpus), None)
+    if found:
+        return found
+    if same:
+        where = ", ".join(same[0].gpus)
+        return _noted(same[0], f"named by its source for {where}, not for {profile.id}")
+    return _by_name(profile, version)
+
+
+def default_version(profile: GpuProfile) -> EngineVersion:
+    """The newest version with a pinned image that was run on this GPU; where none was, on another of its platform."""
+    images = [i for i in _images() if i.platform == profile.platform]
+    own = [i for i in images if _whole(profile) in i.gpus]
+    if own or images:
+        return max(i.version for i in own or images)
+    return _newest_named()
+
+
+def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False, ptrace: bool = False) -> list[str]:
+    """Options of ``docker run`` that give a container the GPUs, and nothing else of the host.
+
+    AMD containers see every GPU of the node (``/dev/kfd``, ``/dev/dri``): which ones are used is said by
+    ``visible_devices``. ``privileged`` and ``ptrace`` are for debugging, and only when asked for.
+    """
+    words: list[str] = []
+    if profile.platform == "rocm":
+        words += ["--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video"]
+        words += ["--security-opt", "seccomp=unconfined"]
+    elif profile.platform == "cuda":
+        words += ["--gpus", str(num_gpus)]
+    words += ["--ipc", "host"]
+    words += ["--privileged"] if privileged else []
+    return [*words, "--cap-add", "SYS_PTRACE"] if ptrace else words
+
+
+def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
+    """The variable that restricts an AMD container to the first ``num_gpus`` logical GPUs; NVIDIA's are handed over."""
+    if profile.platform != "rocm" or num_gpus >= profile.gpus_per_node:
+        return {}
+    return {"HIP_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus)))}
+
+
+def _whole(profile: GpuProfile) -> str:
+    return profile.partition.of if profile.partition else profile.id
+
+
+def _by_name(profile: GpuProfile, version: EngineVersion) -> Image:
+    rule = _data()["naming"][profile.platform]
+    if version.release < release_of(rule["since"]):
+        known = sorted({i.version for i in _images() if i.platform == profile.platform})
+        raise IllegalPlanError(
+            f"no image of vLLM {version} is known for {profile.name}",
+            hint=f"choose --engine-version from: {', '.join(map(str, known))}, or {rule['since']} and later",
+        )
+    name = rule["name"].format(version=version)
+    note = "follows the naming of vLLM's release images; no source was seen running it on this GPU"
+    return Image(name, version, profile.platform, pinned=False, source="naming of release images", note=note)
+
+
+def _newest_named() -> EngineVersion:
+    return max(i.version for i in _images())
+
+
+def _noted(image: Image, note: str) -> Image:
+    return replace(image, note=note)
+
+
+@lru_cache(maxsize=1)
+def _images() -> tuple[Image, ...]:
+    sources = _data()["sources"]
+    return tuple(
+        Image(
+            name=entry["name"],
+            version=known_version(entry["version"]),
+            platform=entry["platform"],
+            pinned=True,
+            source=sources[entry["source"]],
+            gpus=tuple(entry["gpus"]),
+        )
+        for entry in _data()["image"]
+    )
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    return tomllib.loads((package_dir("engine") / "images.toml").read_text(encoding="utf-8"))

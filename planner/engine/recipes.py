@@ -1,0 +1,148 @@
+"""What the publishers of recipes set beside the planned settings, as far as the version at hand knows it.
+
+The layers are in ``recipes.toml``, each with its source. Names there are the newest ones: an older spelling is used
+where the version has only that, and what it does not have at all is left out and said so.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from planner.engine.config import Engine
+from planner.engine.defaults import uses_latent_attention
+from planner.engine.features import default_engine
+from planner.engine.flags import env_status, flag_status, value_status
+from planner.engine.releases import release_of
+from planner.engine.version import EngineVersion
+from planner.hardware.schema import GpuProfile
+from planner.model.architecture import Model
+from planner.resources import package_dir
+
+#: Older names of keys in ``--compilation-config``.
+_OLDER_KEYS = {
+    "fuse_allreduce_rms": "enable_fi_allreduce_fusion",
+    "eliminate_noops": "enable_noop",
+    "fuse_attn_quant": "enable_attn_fusion",
+    "mode": "level",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Variables and options to add to a plan, and settings that the sources suggest for it."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)  #: for ``extra`` of ``serve_argv``
+    settings: dict[str, Any] = field(default_factory=dict)  #: names of EngineArgs
+    sources: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  #: what the sources set and the version does not know
+
+
+def recipe_for(
+    model: Model,
+    profile: GpuProfile,
+    version: EngineVersion,
+    *,
+    kv_cache_dtype: str = "auto",
+    engine: Engine | None = None,
+) -> Recipe:
+    """The layers that match, merged; only names that ``version`` knows."""
+    env: dict[str, str] = {}
+    flags: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    sources: dict[str, None] = {}
+    for layer in _data()["recipe"]:
+        if _matches(layer, model, profile, version, fp8_kv=kv_cache_dtype.startswith("fp8")):
+            env |= layer.get("env", {})
+            flags |= layer.get("flags", {})
+            settings |= layer.get("settings", {})
+            sources[_data()["sources"][layer["source"]]] = None
+    if model.requires_remote_code:
+        flags["trust-remote-code"] = True
+    env |= _engine_choice(version, engine or default_engine(version, profile))
+    left_out: list[str] = []
+    return Recipe(
+        env=dict(_known_env(env, version, profile, left_out)),
+        flags=dict(_known_flags(flags, version, left_out)),
+        settings=settings,
+        sources=tuple(sources),
+        left_out=tuple(left_out),
+    )
+
+
+def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: EngineVersion, *, fp8_kv: bool) -> bool:
+    """Whether everything that a layer asks for holds."""
+    name = model.id.rstrip("/").rsplit("/", 1)[-1].lower()
+    tests: dict[str, Callable[[Any], bool]] = {
+        "platform": lambda asked: asked == profile.platform,
+        "arch": lambda asked: profile.architecture.rstrip("a") in asked,
+        "models": lambda asked: any(re.search(rf"(?:^|-){pattern}", name) for pattern in asked),
+        "weight_dtype": lambda asked: model.quantization.weight_dtype in asked,
+        "moe": lambda asked: model.is_moe is asked,
+        "latent": lambda asked: uses_latent_attention(model) is asked,
+        "fp8_kv": lambda asked: fp8_kv is asked,
+        "since": lambda asked: version.release >= release_of(asked),
+        "until": lambda asked: version.release < release_of(asked),
+    }
+    return all(test(layer[key]) for key, test in tests.items() if key in layer)
+
+
+def _engine_choice(version: EngineVersion, engine: Engine) -> dict[str, str]:
+    """Which of the two engines, while both are there and V1 is the default."""
+    if version.release < (0, 8):
+        return {}
+    return {"VLLM_USE_V1": "1" if engine == "V1" else "0"}
+
+
+def _known_env(
+    env: dict[str, str], version: EngineVersion, profile: GpuProfile, left_out: list[str]
+) -> Iterator[tuple[str, str]]:
+    for name, value in sorted(env.items()):
+        if env_status(version, name, platform=profile.platform):
+            yield name, value
+        elif name != "VLLM_USE_V1":
+            left_out.append(f"{name}={value}")
+
+
+def _known_flags(flags: dict[str, Any], version: EngineVersion, left_out: list[str]) -> Iterator[tuple[str, Any]]:
+    for name, value in flags.items():
+        known = flag_status(version, f"--{name}" if value is not False else f"--no-{name}")
+        if not known:
+            left_out.append(f"--{name}")
+        elif name == "compilation-config":
+            config = _known_keys(value, version, left_out)
+            if config:
+                yield name, config
+        else:
+            yield name, value
+
+
+def _known_keys(
+    config: Mapping[str, Any], version: EngineVersion, left_out: list[str], kind: Any = "compilation_config"
+) -> dict[str, Any]:
+    """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before there were modes."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        older = _OLDER_KEYS.get(key, "")
+        if isinstance(value, Mapping):
+            inner = _known_keys(value, version, left_out, kind="pass_config")
+            found |= {key: inner} if inner else {}
+        elif value_status(version, kind, key):
+            found[key] = list(value) if isinstance(value, list) else value
+        elif older and value_status(version, kind, older):
+            found[older] = value
+        elif key == "cudagraph_mode" and value_status(version, kind, "full_cuda_graph"):
+            found["full_cuda_graph"] = True
+        else:
+            left_out.append(f"--compilation-config {key}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    return tomllib.loads((package_dir("engine") / "recipes.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,170 @@
+"""From a candidate to a plan: replay it, say why it won, and write down every word that will be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner.engine.command import bench_serve_argv, serve_argv
+from planner.engine.images import docker_args, image_for, visible_devices
+from planner.engine.recipes import Recipe, recipe_for
+from planner.memory import stored_weight_bytes
+from planner.plan import Plan, PlannedWorkload
+from planner.predict import Deployment, predict_serve
+from planner.recommend.search import Candidate, Ranking, Request, figure
+from planner.units import GIB
+from planner.workload import Workload
+
+PROMPTS_PER_SLOT = 5  #: the recipes: at least five times the concurrency, to see the steady state
+PERCENTILES = (50, 90, 99)
+
+
+def workload_of(request: Request, concurrency: int) -> Workload:
+    """What the benchmark of a plan sends."""
+    prompts = request.num_prompts or PROMPTS_PER_SLOT * concurrency
+    return Workload(request.input_len, request.output_len, prompts, max_concurrency=concurrency)
+
+
+def assemble(request: Request, ranking: Ranking, candidate: Candidate) -> Plan:
+    """The plan for ``candidate``. Raises IllegalPlanError where no image of the version is known for the GPU."""
+    deployment, config = candidate.deployment, candidate.config
+    profile = deployment.profile
+    model = candidate.resolved.resolved
+    workload = workload_of(request, candidate.estimate.concurrency)
+    image = image_for(profile, config.version)
+    recipe = recipe_of(deployment)
+    return Plan(
+        gpu=profile.id,
+        num_gpus=config.num_gpus,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
+        enable_expert_parallel=config.enable_expert_parallel,
+        requested_model=request.model.requested,
+        model=model,
+        gated=candidate.resolved.model.gated,
+        weight_dtype=config.weight_dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        block_size=config.block_size,
+        enforce_eager=config.enforce_eager,
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        engine_version=str(config.version),
+        platform=profile.platform,
+        image=image.name,
+        image_source=image.source,
+        env={**recipe.env, **visible_devices(profile, config.num_gpus)},
+        docker_args=tuple(docker_args(profile, config.num_gpus)),
+        serve_argv=tuple(serve_argv(config, model, host="0.0.0.0", extra=recipe.flags)),  # noqa: S104  (in a container)
+        bench_argv=tuple(
+            bench_serve_argv(workload, model, config.version, percentiles=PERCENTILES, platform=profile.platform)
+        ),
+        workload=PlannedWorkload(
+            input_len=workload.input_len,
+            output_len=workload.output_len,
+            num_prompts=workload.num_prompts,
+            max_concurrency=workload.max_concurrency,
+            seed=workload.seed,
+        ),
+        predicted=predicted(deployment, workload),
+        memory=memory(deployment, workload.total_len),
+        why=tuple(_why(request, ranking, candidate, recipe)),
+        warnings=tuple(_warnings(candidate, image.note, recipe)),
+    )
+
+
+def recipe_of(deployment: Deployment) -> Recipe:
+    """What the publishers of recipes set beside the plan's settings."""
+    config = deployment.config
+    return recipe_for(
+        deployment.model,
+        deployment.profile,
+        config.version,
+        kv_cache_dtype=config.kv_cache_dtype,
+        engine=config.engine,
+    )
+
+
+def predicted(deployment: Deployment, workload: Workload) -> dict[str, Any]:
+    """The keys of the benchmark's result file, and the two rates that plans are compared by."""
+    result = predict_serve(deployment, workload, percentiles=PERCENTILES).result
+    rates = {
+        "output_throughput_per_gpu": result["output_throughput"] / deployment.config.num_gpus,
+        "output_throughput_per_user": result["output_throughput"] / (workload.max_concurrency or 1),
+    }
+    return {**{key: value for key, value in result.items() if value is not None}, **rates}
+
+
+def memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
+    """Bytes on each GPU, tokens and requests of one engine."""
+    stage, budget = deployment.budget.binding, deployment.budget
+    return {
+        "memory_bytes": budget.memory_bytes,
+        "budget_bytes": stage.requested_bytes,
+        "weights_bytes": stage.weights.loaded_bytes,
+        "activation_bytes": round(stage.activation.mid),
+        "non_torch_bytes": round(stage.non_torch.mid),
+        "cuda_graph_bytes": round(stage.graphs.mid),
+        "kv_cache_bytes": round(stage.available.mid),
+        "kv_cache_bytes_lo": round(stage.available.low),
+        "kv_cache_bytes_hi": round(stage.available.high),
+        "kv_cache_tokens": budget.logged_tokens(budget.num_blocks.mid),
+        "requests_held": round(deployment.requests_held(total_len), 2),
+        "checkpoint_bytes": stored_weight_bytes(deployment.model),
+    }
+
+
+def _why(request: Request, ranking: Ranking, winner: Candidate, recipe: Recipe) -> Iterator[str]:
+    config, goal = winner.config, request.goal
+    yield f"{goal}: {figure(winner, goal)}, the best of {len(ranking.candidates)} settings that fit"
+    for size, best in sorted(_best_by_size(ranking, winner).items()):
+        if size != config.tensor_parallel_size:
+            yield f"--tensor-parallel-size {size} instead: {figure(best, goal)}"
+    yield f"--max-num-seqs {config.max_num_seqs}: {_why_batch(request, winner)}"
+    stage = winner.deployment.budget.binding
+    yield (
+        f"weights take {stage.weights.loaded_bytes / GIB:.1f} GiB of {stage.requested_bytes / GIB:.1f} GiB "
+        f"on each GPU, {stage.available.mid / GIB:.1f} GiB are left for the KV cache"
+    )
+    if recipe.sources:
+        yield "environment and further flags: " + "; ".join(recipe.sources)
+
+
+def _best_by_size(ranking: Ranking, winner: Candidate) -> dict[int, Candidate]:
+    """The best candidate of each tensor-parallel size with the winner's checkpoint; ranking is best first."""
+    best: dict[int, Candidate] = {}
+    for candidate in ranking.candidates:
+        if candidate.resolved.resolved == winner.resolved.resolved:
+            best.setdefault(candidate.config.tensor_parallel_size, candidate)
+    return best
+
+
+def _why_batch(request: Request, winner: Candidate) -> str:
+    largest = int(winner.deployment.requests_held(request.input_len + request.output_len, pessimistic=True))
+    if request.args.max_num_seqs or request.max_concurrency:
+        return "as asked for"
+    if request.goal == "min-latency":
+        return "a small batch, no larger than the concurrency that latency is wanted at"
+    if winner.config.max_num_seqs >= largest:
+        return "the largest batch whose requests all fit the KV cache at full length"
+    return f"up to {largest} would fit the KV cache"
+
+
+def _warnings(candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator[str]:
+    config, profile = candidate.config, candidate.deployment.profile
+    yield from candidate.resolved.notes
+    if config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
+        yield f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before the plan goes into production"
+    if image_note:
+        yield f"image: {image_note}"
+    if recipe.left_out:
+        yield f"vLLM {config.version} does not know what the recipes also set: {', '.join(recipe.left_out)}"
+    if profile.partition and not profile.partition.isolated_bandwidth:
+        yield "partitions of one package share its memory bandwidth: the prediction assumes that all of them are busy"
+    copies = profile.gpus_per_node // config.num_gpus
+    if copies > 1:
+        yield f"a node of {profile.gpus_per_node} holds {copies} such servers; this plan starts one"

@@ -1,0 +1,72 @@
+"""Put files into a folder: all of them, or none."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner.errors import InputError
+from planner.scripts.emission import ALL_FILES
+
+_HINT = "give -o a folder that you may write to"
+
+
+def write(directory: Path, files: Mapping[str, str], *, force: bool) -> None:
+    """Write ``files`` (name to content; a name may have folders in it) into ``directory``; scripts become executable.
+
+    Everything is written beside the folder first and then moved, so that a failure leaves what was there. With
+    ``force`` an existing folder keeps what is not a plan's own (results, logs); a script that only the old plan needed
+    goes.
+
+    Raises InputError when the folder exists and not ``force``, when it is a file, or when it cannot be written.
+    """
+    directory = directory.resolve()
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file", hint="give another folder to -o")
+    if directory.exists() and not force:
+        raise InputError(
+            f"{directory} already exists", hint="give another folder to -o, or add --force to replace its scripts"
+        )
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        beside = tempfile.TemporaryDirectory(
+            prefix=f".{directory.name}.", dir=directory.parent, ignore_cleanup_errors=True
+        )
+        with beside as folder:
+            new = Path(folder) / "new"
+            _stage(new, files)
+            if directory.exists():
+                _exchange(directory, new, Path(folder) / "old", files)
+            else:
+                new.rename(directory)
+    except OSError as error:
+        raise InputError(f"cannot write {directory}: {error.strerror or error}", hint=_HINT) from error
+
+
+def _stage(new: Path, files: Mapping[str, str]) -> None:
+    new.mkdir()
+    for name, content in files.items():
+        path = new / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8", newline="\n")
+        if name.endswith(".sh"):
+            path.chmod(path.stat().st_mode | 0o111)
+
+
+def _exchange(directory: Path, new: Path, old: Path, files: Mapping[str, str]) -> None:
+    """Move the old plan's files out and the new ones in; move everything back when a move fails."""
+    folders = {Path(name).parent for name in files}
+    replaced = sorted({Path(name) for name in files} | {folder / name for folder in folders for name in ALL_FILES})
+    out = [(directory / name, old / name) for name in replaced if (directory / name).exists()]
+    into = [(new / name, directory / name) for name in sorted(files)]
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for source, target in (*out, *into):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+            moved.append((source, target))
+    except BaseException:
+        for source, target in reversed(moved):
+            target.rename(source)
+        raise

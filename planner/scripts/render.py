@@ -1,0 +1,50 @@
+"""From a plan to the text of its scripts: Jinja substitutes, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import jinja2
+
+from planner.errors import InputError
+from planner.resources import data_dir
+from planner.scripts import quoting
+from planner.scripts.emission import Emission, script_names, template_names
+
+_HUB_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
+
+
+def render(emission: Emission) -> dict[str, str]:
+    """File name to content: ``plan.json``, the scripts that the plan needs and the runbook.
+
+    Raises IllegalPlanError for a plan whose server would be reachable from elsewhere or not at all, and InputError
+    when a secret, or something that no command line can hold, would be written.
+    """
+    names = template_names(emission)
+    environment = _environment()
+    files = {"plan.json": emission.file.to_json()}
+    for name in script_names(emission):
+        files[name] = environment.get_template(f"{name}.j2").render(names)
+    for name, content in files.items():
+        if _HUB_TOKEN.search(content):
+            raise InputError(
+                f"{name} would hold a token of the hub",
+                hint="put it into the environment as HF_TOKEN: the scripts pass it through by name",
+            )
+    return files
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_dir("templates") / "vllm"),
+        undefined=jinja2.StrictUndefined,
+        comment_start_string="{//",  # {# is the length of something in bash
+        comment_end_string="//}",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  (shell scripts, not HTML: every value passes a filter of its own)
+    )
+    for name in ("sh", "argv", "comment", "text", "cell", "fenced"):
+        environment.filters[name] = getattr(quoting, name)
+    return environment

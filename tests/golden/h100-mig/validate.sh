@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Launch, benchmark and keep the result beside the prediction.
+#
+# meta-llama/Llama-2-7b-chat-hf on 1 x NVIDIA H100 SXM 80GB, MIG 3g.40gb, vLLM 0.9.1
+# goal: max-throughput; plan a1a5600a1f49; written by planner 0.0.0
+# by: planner recommend --goal max-throughput
+#
+# predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
+#   TTFT mean 5,210 ms (4,100 to 6,700)
+#   output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+name=planner-a1a5600a1f49
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+result=$here/results/serve-a1a5600a1f49.json
+
+if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
+  echo "already measured: $result (FORCE=1 measures again)"
+  exit 0
+fi
+
+child=
+started=0
+finish() {
+  local status=$?
+  trap - EXIT
+  if [[ -n "$child" ]]; then
+    kill "$child" 2>/dev/null || true
+    wait "$child" || true
+  fi
+  # only a server that this script has started is stopped by it
+  if ((started)) && [[ "${KEEP:-0}" != 1 ]] && running; then
+    docker logs "$name" >"$here/logs/server.log" 2>&1 || true
+    docker stop "$name" >/dev/null || true
+    echo "stopped $name (KEEP=1 leaves it running)"
+  fi
+  exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# In the background, so that a signal is acted upon at once.
+run() {
+  local status=0
+  "$@" &
+  child=$!
+  wait "$child" || status=$?
+  child=
+  return "$status"
+}
+
+if ! running; then
+  run "$here/preflight.sh"
+  started=1
+  run "$here/launch.sh"
+fi
+run "$here/benchmark.sh"
+echo "predicted: $here/plan.json"
+echo "measured:  $result"

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Measure the accuracy of the running server with lm_eval.
+#
+# meta-llama/Llama-2-7b-chat-hf on 1 x AMD Instinct MI300X, CPX/NPS4 partition, vLLM 0.9.1
+# goal: max-throughput; plan 5a41ba8b3276; written by planner 0.0.0
+# by: planner recommend --goal max-throughput
+#
+# predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
+#   TTFT mean 5,210 ms (4,100 to 6,700)
+#   output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+name=planner-5a41ba8b3276
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+container_port=8000
+# Where the server is reached: docker remembers the port that it was started with.
+address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
+healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
+task=gsm8k
+result=$here/results/accuracy-5a41ba8b3276
+venv=$here/.lm_eval
+
+if [[ -d "$result" && "${FORCE:-0}" != 1 ]]; then
+  echo "already measured: $result (FORCE=1 measures again)"
+  exit 0
+fi
+if ! running; then
+  echo "$name is not running; start it with: $here/launch.sh" >&2
+  exit 1
+fi
+if ! healthy; then
+  echo "$name does not answer yet; wait until $here/launch.sh says ready, or see: docker logs $name" >&2
+  exit 1
+fi
+
+if [[ ! -e "$venv/complete" ]]; then
+  echo "installing lm_eval into $venv (some GB: it brings torch)"
+  python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --no-cache-dir 'lm-eval[api]==0.4.9.1'
+  touch "$venv/complete"
+fi
+# JSON, to which the address of the server is added in front
+arguments='{"model": "meta-llama/Llama-2-7b-chat-hf", "num_concurrent": 8, "timeout": 600, "max_retries": 5, "tokenized_requests": false, "tokenizer_backend": "None"}'
+rm -rf "$result.partial"
+NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost "$venv/bin/lm_eval" \
+  --model local-completions \
+  --tasks "$task" \
+  --model_args "{\"base_url\": \"http://$(address)/v1/completions\", ${arguments#?}" \
+  --output_path "$result.partial"
+rm -rf "$result"
+mv "$result.partial" "$result"
+echo "measured: $result"

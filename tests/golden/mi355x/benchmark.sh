@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Benchmark the running server with exactly the load that was predicted.
+#
+# amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
+# goal: max-throughput; plan bafa4989b903; written by planner 0.0.0
+# by: planner recommend --goal max-throughput
+#
+# predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
+#   TTFT mean 5,210 ms (4,100 to 6,700)
+#   output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+name=planner-bafa4989b903
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+container_port=8000
+# Where the server is reached: docker remembers the port that it was started with.
+address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
+healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
+result=$here/results/serve-bafa4989b903.json
+partial=$here/results/.partial-serve-bafa4989b903.json
+num_prompts=320
+results=/results # this folder's results/, as the container sees it
+pid_file=$results/.client.pid
+
+if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
+  echo "already measured: $result (FORCE=1 measures again)"
+  exit 0
+fi
+if ! running; then
+  echo "$name is not running; start it with: $here/launch.sh" >&2
+  exit 1
+fi
+if ! healthy; then
+  echo "$name does not answer yet; wait until $here/launch.sh says ready, or see: docker logs $name" >&2
+  exit 1
+fi
+
+client=
+finish() {
+  local status=$?
+  trap - EXIT
+  if [[ -n "$client" ]]; then
+    # docker exec does not pass a signal on: without this the client would go on sending
+    docker exec "$name" sh -c 'kill "$(cat "$1")"' sh "$pid_file" || true
+    kill "$client" 2>/dev/null || true
+    echo "interrupted; the same command starts the measurement anew" >&2
+  fi
+  rm -f "$here/results/.client.pid"
+  exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+rm -f "$partial"
+docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhost "$name" \
+    sh -c 'echo $$ >"$1" && shift && exec "$@"' sh "$pid_file" \
+    vllm bench serve \
+    --host 127.0.0.1 \
+    --port 8000 \
+    --model amd/Llama-3.3-70B-Instruct-FP8-KV \
+    --dataset-name random \
+    --random-input-len 8192 \
+    --random-output-len 1024 \
+    --max-concurrency 64 \
+    --num-prompts 320 \
+    --ignore-eos \
+    --percentile-metrics ttft,tpot,itl,e2el \
+    --seed 0 \
+    --save-result --result-dir "$results" --result-filename .partial-serve-bafa4989b903.json &
+client=$!
+status=0
+wait "$client" || status=$?
+client=
+if ((status != 0)); then
+  echo "the benchmark ended with status $status" >&2
+  exit "$status"
+fi
+
+completed=$(grep -o '"completed": *[0-9]*' "$partial" | grep -o '[0-9]*$' || true)
+if [[ "$completed" != "$num_prompts" ]]; then
+  echo "${completed:-none} of $num_prompts requests completed; no result is kept. See: docker logs $name, $partial" >&2
+  exit 1
+fi
+mv -f "$partial" "$result"
+echo "measured: $result"

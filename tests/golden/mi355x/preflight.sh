@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Check that this machine can run the plan. Changes nothing.
+#
+# amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
+# goal: max-throughput; plan bafa4989b903; written by planner 0.0.0
+# by: planner recommend --goal max-throughput
+#
+# predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
+#   TTFT mean 5,210 ms (4,100 to 6,700)
+#   output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+name=planner-bafa4989b903
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+image=rocm/vllm-dev:nightly
+port=${PORT:-8000}
+models=${HF_HOME:-$HOME/.cache/huggingface}
+if [[ "$models" != /* ]]; then models=$PWD/$models; fi
+failures=0
+
+ok() { printf 'ok    %s\n' "$1"; }
+note() { printf 'note  %s\n' "$1"; }
+fail() {
+  printf 'FAIL  %s\n      fix: %s\n' "$1" "$2"
+  failures=$((failures + 1))
+}
+
+# --- docker and curl -------------------------------------------------------------------------------------------------
+if docker info >/dev/null 2>&1; then
+  ok "docker answers"
+else
+  fail "docker does not answer" "install docker, start it, and add your user to the docker group"
+fi
+if running; then
+  ok "$name is already running: this plan is being served"
+  echo "ready"
+  exit 0
+fi
+if docker image inspect "$image" >/dev/null 2>&1; then
+  ok "the image $image is present"
+else
+  fail "the image $image is not present" "docker pull $image"
+fi
+if command -v curl >/dev/null; then
+  ok "curl is there"
+else
+  fail "curl is missing" "install curl: launch.sh asks the server with it whether it is ready"
+fi
+if [[ "$here$models" == *:* ]]; then
+  fail "docker cannot mount a folder with a colon in its path: $here, $models" "move it, or point HF_HOME elsewhere"
+fi
+
+# --- GPUs (read from the driver's files, which no version of amd-smi rewords) ------------------------------------------
+architecture=gfx950
+need_gpus=1
+if [[ -e /dev/kfd ]]; then
+  ok "/dev/kfd is there"
+else
+  fail "/dev/kfd is missing" "install the amdgpu driver and load it: sudo modprobe amdgpu"
+fi
+targets=$(awk '$1 == "gfx_target_version" && $2 > 0 {print $2}' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null || true)
+gpus=$(grep -c -x -F 90500 <<<"$targets" || true)
+if ((gpus >= need_gpus)); then
+  ok "$gpus GPUs $architecture, $need_gpus needed"
+else
+  fail "$gpus GPUs $architecture, $need_gpus needed" "run this on a machine that has them; it has: ${targets//$'\n'/ }"
+fi
+modes() { cat /sys/bus/pci/drivers/amdgpu/*/current_"$1"_partition 2>/dev/null | sort -u | paste -s -d ' ' - || true; }
+modes_are="$(modes compute)/$(modes memory)"
+modes_planned=SPX/NPS1
+if [[ "$modes_are" == "$modes_planned" || "$modes_are" == / ]]; then
+  ok "the GPUs are not partitioned"
+else
+  fail "the GPUs are partitioned as $modes_are, the plan is for whole ones" \
+    "with no process on them: sudo amd-smi set --memory-partition NPS1, reload the driver if it asks for it, then sudo amd-smi set --gpu all --compute-partition SPX"
+fi
+need_total_mib=291947
+need_free_mib=262752
+seen=0
+for device in /sys/bus/pci/drivers/amdgpu/*/; do
+  if [[ ! -r "$device/mem_info_vram_total" ]] || ((seen >= need_gpus)); then continue; fi
+  total_mib=$(($(<"$device/mem_info_vram_total") / 1048576))
+  free_mib=$((total_mib - $(<"$device/mem_info_vram_used") / 1048576))
+  if ((total_mib < need_total_mib)); then
+    fail "GPU $seen has $total_mib MiB, the plan is for $need_total_mib" "plan again for the GPU of this machine"
+  elif ((free_mib < need_free_mib)); then
+    fail "GPU $seen has $free_mib MiB free, the server takes $need_free_mib" "stop what uses it: amd-smi process"
+  else
+    ok "GPU $seen has $free_mib of $total_mib MiB free"
+  fi
+  seen=$((seen + 1))
+done
+if [[ ! -r /proc/sys/kernel/numa_balancing || "$(</proc/sys/kernel/numa_balancing)" == 0 ]]; then
+  ok "automatic NUMA balancing is off"
+else
+  fail "automatic NUMA balancing is on, which slows the GPUs down" "sudo sysctl kernel.numa_balancing=0"
+fi
+
+# --- disk, port, token -----------------------------------------------------------------------------------------------
+existing=$models
+while [[ ! -d "$existing" ]]; do existing=$(dirname "$existing"); done
+if [[ -w "$existing" ]]; then
+  ok "models are kept in $models"
+else
+  fail "cannot write to $existing, where models are kept" "point HF_HOME to a folder that you may write to"
+fi
+cached=$models/hub/models--amd--Llama-3.3-70B-Instruct-FP8-KV
+cached_gb=0
+if [[ -d "$cached" ]]; then
+  cached_gb=$(($(du -s -k "$cached" 2>/dev/null | cut -f 1) * 1024 / 1000000000))
+fi
+need_gb=$((73 - cached_gb))
+free_gb=$(($(df -k --output=avail "$existing" | tail -n 1) * 1024 / 1000000000))
+if ((free_gb >= need_gb)); then
+  ok "$free_gb GB free for the model, $((need_gb > 0 ? need_gb : 0)) GB to download"
+else
+  fail "$free_gb GB free in $existing, $need_gb GB to download" "free some space, or point HF_HOME to a larger disk"
+fi
+if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+  fail "port $port is taken" "stop what listens there, or set PORT to a free one"
+else
+  ok "port $port is free"
+fi
+
+if ((failures > 0)); then
+  echo "not ready: $failures of the checks failed" >&2
+  exit 1
+fi
+echo "ready"

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Launch, benchmark and keep the result beside the prediction.
+#
+# amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
+# goal: max-throughput; plan bafa4989b903; written by planner 0.0.0
+# by: planner recommend --goal max-throughput
+#
+# predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
+#   TTFT mean 5,210 ms (4,100 to 6,700)
+#   output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+name=planner-bafa4989b903
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+result=$here/results/serve-bafa4989b903.json
+
+if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
+  echo "already measured: $result (FORCE=1 measures again)"
+  exit 0
+fi
+
+child=
+started=0
+finish() {
+  local status=$?
+  trap - EXIT
+  if [[ -n "$child" ]]; then
+    kill "$child" 2>/dev/null || true
+    wait "$child" || true
+  fi
+  # only a server that this script has started is stopped by it
+  if ((started)) && [[ "${KEEP:-0}" != 1 ]] && running; then
+    docker logs "$name" >"$here/logs/server.log" 2>&1 || true
+    docker stop "$name" >/dev/null || true
+    echo "stopped $name (KEEP=1 leaves it running)"
+  fi
+  exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# In the background, so that a signal is acted upon at once.
+run() {
+  local status=0
+  "$@" &
+  child=$!
+  wait "$child" || status=$?
+  child=
+  return "$status"
+}
+
+if ! running; then
+  run "$here/preflight.sh"
+  started=1
+  run "$here/launch.sh"
+fi
+run "$here/benchmark.sh"
+echo "predicted: $here/plan.json"
+echo "measured:  $result"
