@@ -5,6 +5,9 @@ comes at the same moment. vLLM's ``Scheduler`` decides, a linear timer says how 
 client like the benchmark's sends the requests::
 
     PYTHONPATH=. python benchmarks/replay_against_vllm.py --cases 300
+
+With asynchronous scheduling about one case in four hundred differs: there vLLM preempts a request that has just
+ended, which the replay does not know.
 """
 
 from __future__ import annotations
@@ -196,6 +199,7 @@ class Bench:
             self.deliver(output, sampling, now_s)
 
     def deliver(self, output: Any, sampling: list[str], now_s: float) -> None:
+        """Hand the tokens of a step to the scheduler, and let the client answer those that end."""
         names = list(output.num_scheduled_tokens)
         self.scheduler.update_from_output(
             output,
@@ -244,9 +248,9 @@ def random_case(dice: random.Random) -> tuple[Workload, Limits, Client]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0)
+    parser = argparse.ArgumentParser(description="The replay beside vLLM's own scheduler.")
+    parser.add_argument("--cases", type=int, default=300, help="how many random workloads")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first")
     options = parser.parse_args()
     same = {False: 0, True: 0}
     count = {False: 0, True: 0}

@@ -176,6 +176,7 @@ SCOUT = {
     "text_config": llama(
         48, 5120, 8192, 40, 8, 202048, head_dim=128, intermediate_size_mlp=16384, num_local_experts=16,
         num_experts_per_tok=1, interleave_moe_layer_step=1, attention_chunk_size=8192, no_rope_layers=[],
+        max_position_embeddings=10485760,
     ),
 }  # fmt: skip
 MAVERICK = {**SCOUT, "text_config": {**SCOUT["text_config"], "num_local_experts": 128, "interleave_moe_layer_step": 2}}
@@ -223,6 +224,14 @@ MISTRAL_SMALL_32 = {
     "vision_config": {
         "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
         "patch_size": 14, "image_size": 1540,
+    },
+}  # fmt: skip
+GLM_41V = {
+    "architectures": ["Glm4vForConditionalGeneration"],
+    "text_config": llama(40, 4096, 13696, 32, 2, 151552),
+    "vision_config": {
+        "depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "num_heads": 12, "out_hidden_size": 4096,
+        "image_size": 336, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3,
     },
 }  # fmt: skip
 KIMI_K25 = {
@@ -284,6 +293,18 @@ TOTALS = [
     ("mistralai/Mixtral-8x7B-v0.1", MIXTRAL_8X7B, 46_702_792_704),
     ("microsoft/Phi-3.5-MoE-instruct", PHI_35_MOE, 41_873_153_344),
     ("Qwen/Qwen3-30B-A3B", QWEN3_30B_A3B, 30_532_122_624),
+    ("Qwen/Qwen1.5-MoE-A2.7B",
+     arch("Qwen2MoeForCausalLM", llama(24, 2048, 5632, 16, 16, 151936), num_experts=60, num_experts_per_tok=4,
+          moe_intermediate_size=1408, shared_expert_intermediate_size=5632), 14_315_784_192),
+    ("allenai/OLMoE-1B-7B-0924",
+     arch("OlmoeForCausalLM", llama(16, 2048, 1024, 16, 16, 50304), num_experts=64, num_experts_per_tok=8),
+     6_919_161_856),
+    ("ibm-granite/granite-3.1-3b-a800m-instruct",
+     arch("GraniteMoeForCausalLM", llama(32, 1536, 512, 24, 8, 49155, tie_word_embeddings=True),
+          num_local_experts=40, num_experts_per_tok=8), 3_298_793_472),
+    ("baidu/ERNIE-4.5-21B-A3B-PT",
+     arch("Ernie4_5_MoeForCausalLM", llama(28, 2560, 12288, 20, 4, 103424), moe_num_experts=64, moe_k=6,
+          moe_intermediate_size=1536, moe_num_shared_experts=2, moe_layer_start_index=1), 21_825_437_888),
     ("databricks/dbrx-instruct", DBRX, 131_596_523_520),
     ("xai-org/grok-2", GROK_2, 269_515_497_472),
     ("openai/gpt-oss-20b", GPT_OSS_20B, 20_914_757_184),
@@ -300,6 +321,7 @@ TOTALS = [
     ("meta-llama/Llama-4-Scout-17B-16E-Instruct", SCOUT, 108_641_793_536),
     ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", MAVERICK, 401_583_781_376),
     ("meta-llama/Llama-3.2-90B-Vision-Instruct", MLLAMA_90B, 88_593_355_323),
+    ("zai-org/GLM-4.1V-9B-Thinking", GLM_41V, 10_292_777_472),
     ("Qwen/Qwen2-VL-7B-Instruct", QWEN2_VL_7B, 8_291_375_616),
     ("Qwen/Qwen2.5-VL-7B-Instruct", QWEN25_VL_7B, 8_292_166_656),
     ("Qwen/Qwen3-VL-235B-A22B-Instruct", QWEN3_VL_235B, 235_670_022_896),

@@ -117,10 +117,10 @@ def partition(gpu: str = "mi300x-cpx", **changes: Any) -> Plan:
     })  # fmt: skip
 
 
-def mig(**changes: Any) -> Plan:
+def mig(gpu: str = "h100-mig-3g.40gb", **changes: Any) -> Plan:
     """The same model in a MIG instance of an H100."""
     return partition(
-        "h100-mig-3g.40gb",
+        gpu,
         **{
             "platform": "cuda",
             "image": "vllm/vllm-openai:v0.9.1",

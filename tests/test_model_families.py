@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,6 +327,12 @@ def test_tying_saves_exactly_the_lm_head(config: Json) -> None:
     assert untied.total_params - tied.total_params == config["vocab_size"] * config["hidden_size"]
 
 
+def test_reading_a_config_imports_nothing_heavy() -> None:
+    heavy = "{'pydantic', 'typer', 'scipy', 'numpy', 'huggingface_hub', 'jinja2'}"
+    code = f"import sys, planner.model.build; sys.exit(bool({heavy} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=False).returncode == 0
+
+
 # --- dtype and context --------------------------------------------------------------------------------------------
 
 
@@ -438,7 +447,7 @@ def test_damaged_configs_are_refused_in_one_line(data: st.DataObject) -> None:
     answers(config)
 
 
-@given(st.sampled_from(architectures()), st.dictionaries(st.text(max_size=10), JUNK, max_size=5))
+@given(st.sampled_from(architectures()) | st.text(), st.dictionaries(st.text(max_size=10), JUNK, max_size=5))
 @settings(max_examples=200, deadline=None)
 def test_any_json_object_is_refused_in_one_line(name: str, config: Json) -> None:
     answers({**config, "architectures": [name]})

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from planner import __version__
-from planner.cli import catalog, fit, plan, predict
+from planner.cli import catalog, fit, measure, plan, predict
 from planner.errors import InputError, PlannerError
 
 #: typer raises usage errors of the command-line parser it builds on; BadParameter's parent covers them all
@@ -52,6 +52,7 @@ def _root(
 fit.register(app)
 predict.register(app)
 plan.register(app)
+measure.register(app)
 catalog.register(app)
 
 

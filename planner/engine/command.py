@@ -217,20 +217,26 @@ def _kv_cache_flag(config: EngineConfig) -> str:
 
 
 def _range_ratio(workload: Workload, line: _Line) -> float:
-    """``--random-range-ratio``: the half-width r of [(1 - r) L, (1 + r) L], or before that the lower end of [rL, L].
+    """``--random-range-ratio``: half the width of the lengths around L, or in older versions their lower end r L.
 
     Source: ``RandomDataset.sample`` and ``sample_random_requests``; the meaning changed in 0.8.4 for the scripts
     and in 0.9.1 for ``vllm bench serve``.
     """
     changed = (0, 9, 1) if line.command == "bench serve" else (0, 8, 4)
-    if line.version.release >= changed:
-        return workload.range_ratio
-    if workload.range_ratio:
+    symmetric = line.version.release >= changed
+    if workload.length_distribution == "symmetric":
+        fixed, possible = workload.range_ratio == 0, symmetric
+    else:
+        fixed, possible = workload.range_ratio == 1, workload.length_distribution == "below" and not symmetric
+    if fixed:
+        return 0.0 if symmetric else 1.0
+    if not possible:
         raise IllegalPlanError(
-            f"vLLM {line.version} cannot draw lengths from both sides of a mean",
-            hint="use fixed lengths, or choose vLLM 0.9.1 or later",
+            f"{line.command} of vLLM {line.version} cannot draw lengths that are {workload.length_distribution}",
+            hint="use fixed lengths, or an --engine-version "
+            + ("before 0.9.1 for lengths below a maximum" if symmetric else "of 0.9.1 or later"),
         )
-    return 1.0
+    return workload.range_ratio
 
 
 def _bench(command: Command, version: EngineVersion, platform: str) -> _Line:

@@ -1,7 +1,7 @@
 """How a vLLM version behaves where versions differ: one record per version and GPU, read by memory and time.
 
-No other module compares versions. Each switch names the release in which it turned; releases were read off vLLM's
-own source distributions, file named, and agree with the start-up logs that were collected.
+Each switch names the release in which it turned, and the file of vLLM that says so; the source distributions of
+0.6.3 to 0.33.0 were read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | No
     release, rocm = version.release, profile.platform == "rocm"
     engine = engine or default_engine(version, profile)
     v1 = engine == "V1"
-    asynchronous = v1 and release >= (0, 14)
+    asynchronous = v1 and release >= (0, 14) and profile.platform != "cpu"  # platforms/cpu.py switches it off
     # gpu_worker.py: an estimate for CUDA from 0.18.0, for ROCm from 0.26.0 (its pull request 44825 is quoted there)
     estimated = release >= ((0, 26) if rocm else (0, 18)) and profile.platform != "cpu"
     return Features(

@@ -79,9 +79,8 @@ _REPLACED_BY = {
     "enable_async_tp": "fuse_gemm_comms",
 }
 
-#: In AMD's images before upstream: variables (their documentation of 0.9.1), Quark checkpoints (that of 0.6.3).
+#: In AMD's images one release before upstream (their documentation of 0.9.1).
 _EARLY_ON_ROCM = {
-    "quark": (0, 6, 3),
     "VLLM_ROCM_USE_AITER_MHA": (0, 9, 1),
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": (0, 9, 1),
 }
@@ -131,12 +130,15 @@ def env_status(version: EngineVersion, name: str, *, platform: str = "") -> Stat
     """Whether ``version`` reads the variable ``name``; what does not start with ``VLLM_`` is not vLLM's to know."""
     if not name.startswith("VLLM_"):
         return Status("known")
-    return _early(version, name, platform) or _status(version, name, _table("env").get(name, ()))
+    early = _EARLY_ON_ROCM.get(name)
+    if platform == "rocm" and early and early <= version.release:
+        return Status("known", since=release_text(early))
+    return _status(version, name, _table("env").get(name, ()))
 
 
-def value_status(version: EngineVersion, kind: Values, value: str, *, platform: str = "") -> Status:
+def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
     """Whether ``version`` knows ``value`` of ``--kv-cache-dtype`` or ``--quantization``, or a configuration key."""
-    return _early(version, value, platform) or _status(version, value, _table(kind).get(value, ()))
+    return _status(version, value, _table(kind).get(value, ()))
 
 
 def command_status(version: EngineVersion, command: Command) -> Status:
@@ -170,14 +172,6 @@ def spelled(flag: str) -> str:
 def table_versions() -> tuple[str, ...]:
     """The versions that the table was read from, ascending."""
     return tuple(_data()["versions"].split())
-
-
-def _early(version: EngineVersion, name: str, platform: str) -> Status | None:
-    """What AMD's images had before upstream."""
-    since = _EARLY_ON_ROCM.get(name)
-    if platform != "rocm" or since is None or since > version.release:
-        return None
-    return Status("known", release_text(since))
 
 
 def _status(version: EngineVersion, name: str, spans: Spans) -> Status:

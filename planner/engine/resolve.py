@@ -153,7 +153,7 @@ class _Resolver:
             served = load_quantized(self.model, asked)
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
-        status = value_status(self.version, "quantization", method, platform=self.profile.platform)
+        status = value_status(self.version, "quantization", method)
         if status.state in ("not yet", "gone"):
             raise IllegalPlanError(
                 f"{self.model.id} is quantised with {method}, which vLLM {self.version} does not have ({status})",

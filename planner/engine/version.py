@@ -35,6 +35,7 @@ _INSIDE = re.compile(r"(?<![\d.])v?(0\.\d+(?:\.\d+)*)(\.x)?(?![\d.]*\d)")
 _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 _MONTH = re.compile(r"\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* (20\d\d)\b")
 _YEARS = re.compile(r"(20\d\d)(?:-(20\d\d))?")
+_LOOSE = re.compile(r"\.x|-ish|\d\.?(?:dev|rc|post)\d")
 _PLAIN = re.compile(r"[\w\s.,:+/()#-]*")
 _BUILD_WORDS = re.compile(r"\b(nightly|latest|main|atom|image|fork|dashboard|rocm)\b")
 _MONTHS = tuple(month.lower() for month in calendar.month_abbr)
@@ -94,7 +95,7 @@ def _mentioned(text: str) -> tuple[Release, str] | None:
     ]
     if not found:
         return None
-    exact = len(set(found)) == 1 and ".x" not in text and "-ish" not in text
+    exact = len(set(found)) == 1 and not _LOOSE.search(text)
     return found[0], "" if exact else f"{text!r} is taken as vLLM {release_text(found[0])}"
 
 

@@ -1,11 +1,12 @@
 """What the profile run needs at its peak: one forward pass of the whole token budget, then the sampler.
 
 vLLM runs the model once with ``max_num_batched_tokens`` dummy tokens before it has a KV cache, then computes
-logits for ``min(max_num_seqs, max_num_batched_tokens)`` rows and samples. The larger of the two peaks is taken
-from the cache::
+logits for ``min(max_num_seqs, max_num_batched_tokens)`` rows and samples; models with vision encode a full budget
+of images before. The largest of these peaks is taken from the cache::
 
     sampler  = copies x rows x vocabulary x 4 bytes + hidden states     logits are gathered: TP does not shrink them
     forward  = tokens x 2 bytes x (residuals x hidden + widest part of a layer on the rank)
+    encoder  = patches of a full budget of images x 2 bytes x (residuals x hidden + two wide vectors)
 
 The widest part is the MLP (gate, up and their product), attention (q, k, v and its output) or the buffers of the
 routed experts: ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate for every token. How many
@@ -23,6 +24,8 @@ from planner.parallelism import Layout, held_shape
 LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
 #: Hidden vectors of a token alive at the widest point: residual, normed input, output and its reduced copy.
 RESIDUALS = 4
+#: Patches that are merged into one token, and tokens of the largest image, by model type; Qwen-VL's where not known.
+IMAGES = {"": (4, 16384), "gemma3": (16, 256), "mistral3": (4, 3025), "llama4": (4, 2448)}
 
 
 def logits_bytes(model: Model, max_num_seqs: int, max_num_batched_tokens: int) -> int:
@@ -44,6 +47,20 @@ def forward_bytes(model: Model, layout: Layout, num_tokens: int, element_bytes: 
 def _widest(model: Model, layout: Layout) -> int:
     """Elements per token of the widest part of any layer on one rank."""
     return max((_layer_width(layer, layout) for layer in dict.fromkeys(model.layers)), default=0)
+
+
+def encoder_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:
+    """Peak of the vision encoder over a full budget of images; 0 without one.
+
+    Rough: sizes of images are not in a model's config. A budget holds at least one image of the largest size.
+    """
+    repeated = [w.shape for w in model.vision if w.copies > 1 and len(w.shape) == 2]
+    if not repeated:
+        return 0
+    hidden, wide = min(map(min, repeated)), max(map(max, repeated))
+    per_token, largest = IMAGES.get(model.model_type, IMAGES[""])
+    patches = per_token * max(num_tokens, largest)
+    return patches * element_bytes * (RESIDUALS * hidden + 2 * wide)
 
 
 def _layer_width(layer: Layer, layout: Layout) -> int:

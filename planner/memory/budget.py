@@ -177,8 +177,8 @@ def activation_peak(model: Model, config: EngineConfig, found: Features) -> Inte
     forward = constant("forward", version, layers="moe" if model.is_moe else "dense").scaled(
         activations.forward_bytes(model, Layout.of(config), num_tokens, width)
     )
-    peak = sampling.larger(forward)
-    return total((peak, constant("encoder", version))) if model.vision else peak
+    encoder = constant("encoder", version).scaled(activations.encoder_bytes(model, num_tokens, width))
+    return sampling.larger(forward).larger(encoder)
 
 
 def graph_bytes(model: Model, profile: GpuProfile, config: EngineConfig, found: Features) -> Interval:

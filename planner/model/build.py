@@ -7,13 +7,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from planner.errors import UnsupportedModelError
-from planner.model.architecture import Attention, CompressedAttention, LatentAttention, Mixer, Model
+from planner.model.architecture import Attention, Model
 from planner.model.config import COMPLETE, Config
 from planner.model.families import BUILDERS
 from planner.model.precision import UNQUANTIZED
 from planner.model.quantization import read_quantization
-
-__all__ = ["architectures", "model_from_config"]
 
 #: Names of dtypes in ``torch_dtype`` or ``dtype``, to the words of ``weight_dtype``.
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
@@ -62,7 +60,7 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
 
 def _unknown(config: Config) -> UnsupportedModelError:
     """Why no family takes this config."""
-    name = config.architecture
+    name = " ".join(config.architecture.split())[:80]  # one line, whatever the file holds
     if not name:
         return UnsupportedModelError(
             f"{config.model_id}: config.json names no architecture ('architectures' is missing or empty)",
@@ -72,7 +70,7 @@ def _unknown(config: Config) -> UnsupportedModelError:
     nearest = f"nearest: {', '.join(near)}; " if near else ""
     return UnsupportedModelError(
         f"{config.model_id}: the architecture {name} is not understood, so its weights and KV cache are unknown",
-        hint=f"{nearest}a family for it belongs in planner/model/families",
+        hint=f"{nearest}see `planner models list`; a new family is one function in planner/model/families",
     )
 
 
@@ -90,17 +88,11 @@ def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
 def _check(model: Model) -> None:
     """Refuse what no engine could run: heads that do not divide, more experts per token than experts."""
     for layer in dict.fromkeys(model.layers):
-        wrong = _wrong_mixer(layer.mixer)
-        if layer.moe and layer.moe.top_k > layer.moe.num_experts:
-            wrong = f"{layer.moe.top_k} experts per token of {layer.moe.num_experts}"
-        if wrong:
-            raise UnsupportedModelError(f"{model.id}: config.json asks for {wrong}", hint=COMPLETE)
-
-
-def _wrong_mixer(mixer: Mixer | None) -> str:
-    """What is impossible about a token mixer; empty when nothing is."""
-    if isinstance(mixer, Attention) and mixer.num_heads % mixer.num_kv_heads:
-        return f"{mixer.num_heads} query heads over {mixer.num_kv_heads} KV heads, which do not divide"
-    if isinstance(mixer, LatentAttention | CompressedAttention) and mixer.num_heads < 1:
-        return "attention without heads"
-    return ""
+        mixer, moe = layer.mixer, layer.moe
+        if isinstance(mixer, Attention) and mixer.num_heads % mixer.num_kv_heads:
+            wrong = f"{mixer.num_heads} query heads over {mixer.num_kv_heads} KV heads, which do not divide"
+        elif moe and moe.top_k > moe.num_experts:
+            wrong = f"{moe.top_k} experts per token of {moe.num_experts}"
+        else:
+            continue
+        raise UnsupportedModelError(f"{model.id}: config.json asks for {wrong}", hint=COMPLETE)

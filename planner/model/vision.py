@@ -259,6 +259,32 @@ def qwen3_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
+def glm4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
+    """GLM-4.1V's tower: a gated MLP as wide as the text model, a convolution that merges patches, a gated merger."""
+    hidden, out, inner = config.size("hidden_size"), config.size("out_hidden_size"), config.size("intermediate_size")
+    merge, patch, merger = config.size("spatial_merge_size", default=2), f"{prefix}patch_embed.proj", f"{prefix}merger."
+    return (
+        tensor(f"{prefix}embeddings.position_embedding", patches(config), hidden),
+        patch_embedding(patch, config, hidden, depth=frames(config)),
+        tensor(f"{patch}.bias", hidden),
+        *norm(f"{prefix}post_conv_layernorm", hidden, bias=False),
+        *blocks(
+            f"{prefix}blocks.0.", hidden, out, config.size("depth"),
+            qkv=("attn.qkv",), out="attn.proj", up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj",
+            norm_names=("norm1", "norm2"), attention_bias=config.flag("attention_bias", default=False),
+            mlp_bias=False, norm_bias=False,
+        ),
+        *norm(f"{prefix}post_layernorm", hidden, bias=False),
+        tensor(f"{prefix}downsample", out, hidden, merge, merge),
+        tensor(f"{prefix}downsample.bias", out),
+        *matrix(f"{merger}proj", out, out, bias=False),
+        *norm(f"{merger}post_projection_norm", out),
+        *matrix(f"{merger}gate_proj", inner, out, Shard.COLUMN, bias=False),
+        *matrix(f"{merger}up_proj", inner, out, Shard.COLUMN, bias=False),
+        *matrix(f"{merger}down_proj", out, inner, Shard.ROW, bias=False),
+    )  # fmt: skip
+
+
 def merger_mlp(prefix: str, wide: int, out: int, names: tuple[str, str], *, copies: int = 1) -> tuple[Weight, ...]:
     """Two matrices with biases from merged patches to the text model's hidden size."""
     return (

@@ -1,5 +1,6 @@
 """Printing: tables for people, JSON and CSV for programs. Data goes to stdout, everything else to stderr."""
 
+from planner.report.evaluation import print_evaluation
 from planner.report.facts import print_hardware, print_models, print_profile
 from planner.report.fit import print_fit
 from planner.report.prediction import can_serve, print_prediction
@@ -10,6 +11,7 @@ __all__ = [
     "can_serve",
     "note",
     "predicted_lines",
+    "print_evaluation",
     "print_fit",
     "print_hardware",
     "print_json",

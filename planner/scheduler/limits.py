@@ -32,7 +32,8 @@ class Limits:
     ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
     and a request that has ended keeps its place and blocks for one step more.
 
-    Not modelled: ``long_prefill_token_threshold`` (off by default), LoRA, speculative decoding, priorities.
+    Not modelled: ``long_prefill_token_threshold`` (off by default), LoRA, speculative decoding, priorities, and
+    that asynchronous scheduling may preempt a request that has just ended, to have its blocks a step earlier.
 
     Raises InputError for limits that vLLM refuses too.
     """

@@ -114,9 +114,9 @@ def check_exposure(plan: Plan) -> None:
 def option(words: Sequence[str], flag: str) -> str | None:
     """The value of an option in a command line, in the form ``--flag value`` or ``--flag=value``; the last wins."""
     value = None
-    for word, following in zip(words, (*words[1:], ""), strict=True):
-        if word == flag:
-            value = following
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            value = words[index + 1]
         elif word.startswith(f"{flag}="):
             value = word.partition("=")[2]
     return value
@@ -226,7 +226,7 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         "accuracy_arguments": json.dumps(arguments),
         "accuracy_name": f"accuracy-{plan.digest}",
         "accuracy_path": f"results/accuracy-{plan.digest}",
-        "accuracy_too_short": plan.max_model_len < ACCURACY_MAX_MODEL_LEN,
+        "accuracy_max_model_len": ACCURACY_MAX_MODEL_LEN,
         "expected_accuracy": emission.expected_accuracy,
     }
 

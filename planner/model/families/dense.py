@@ -212,14 +212,24 @@ def baichuan(config: Config) -> Parts:
     return decoder(config, sliding(weights, attention, windows(config)), remote_code=True)
 
 
-@family("GlmForCausalLM", "Glm4ForCausalLM")
+@family("GlmForCausalLM")
 def glm(config: Config) -> Parts:
-    """GLM-4-9B in Hugging Face form and GLM-4-0414: fused gate and up; the latter norms after each part as well."""
+    """GLM-4-9B in Hugging Face form: fused gate and up."""
+    return _glm(config, PRE_NORMS)
+
+
+@family("Glm4ForCausalLM")
+def glm4(config: Config) -> Parts:
+    """GLM-4-0414: norms after attention and MLP as well."""
+    return _glm(config, FOUR_NORMS)
+
+
+def _glm(config: Config, norm_names: tuple[str, ...]) -> Parts:
     hidden, attention = config.size("hidden_size"), read_attention(config)
     weights: tuple[Weight, ...] = (
         *attention_weights(attention, hidden, qkv_bias=config.flag("attention_bias", default=False)),
         *gated_mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
-        *norms(hidden, *(FOUR_NORMS if config.architecture == "Glm4ForCausalLM" else PRE_NORMS)),
+        *norms(hidden, *norm_names),
     )
     return decoder(config, sliding(weights, attention, windows(config)))
 

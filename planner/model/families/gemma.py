@@ -20,6 +20,9 @@ GEMMA3_DEFAULTS = {
 }  # fmt: skip
 
 
+GEMMA4_DEFAULTS = {"sliding_window": 512, "head_dim": 256, "global_head_dim": 512}
+
+
 @family("GemmaForCausalLM")
 def gemma(config: Config) -> Parts:
     """Gemma 1: Llama's weights, tied."""
@@ -63,6 +66,7 @@ def gemma3_vision(config: Config) -> Parts:
 @family("Gemma4ForCausalLM")
 def gemma4(config: Config) -> Parts:
     """Gemma 4: full layers have wider and fewer KV heads of their own, and may use the keys as values."""
+    config = config.with_defaults(GEMMA4_DEFAULTS)
     for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
         if config.size(key, default=0):
             raise config.refuse(key, "0: shared KV layers and per-layer embeddings (E2B, E4B) are not supported")
@@ -76,7 +80,7 @@ def _gemma4_layer(config: Config, window: int | None) -> Layer:
     hidden, attention = config.size("hidden_size"), replace(read_attention(config), window=window)
     same_kv = window is None and config.flag("attention_k_eq_v", default=False)
     if window is None:
-        head_dim = config.size("global_head_dim", default=512)
+        head_dim = config.size("global_head_dim")
         kv_heads = config.size("num_global_key_value_heads", default=attention.num_kv_heads)
         attention = Attention(attention.num_heads, kv_heads if same_kv else attention.num_kv_heads, head_dim, head_dim)
     bias = config.flag("attention_bias", default=False)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from planner.model.architecture import Component, Layer, Moe
 from planner.model.blocks import attention_weights, gated_mlp, moe_mlp, norms, vector
 from planner.model.config import Config, Parts, family
-from planner.model.families.dense import llama, qwen2, qwen3
+from planner.model.families.dense import glm4, llama, qwen2, qwen3
 from planner.model.families.latent import deepseek
-from planner.model.families.moe import FUSED_EXPERTS, qwen3_moe, shared_expert
+from planner.model.families.moe import FUSED_EXPERTS, glm4_moe, qwen3_moe, shared_expert
 from planner.model.reading import PRE_NORMS, decoder, layers_by_kind, read_attention
 from planner.model.vision import (
+    glm4_vision,
     llama4_vision,
     matrix,
     mllama_vision,
@@ -87,6 +88,16 @@ def kimi_k25(config: Config) -> Parts:
     parts = deepseek(config.nested("text_config"))
     tower = moonvit_vision(config.section("vision_config"), parts.hidden_size)
     return replace(with_vision(parts, tower, text="language_model."), requires_remote_code=True)
+
+
+@family("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration")
+def glm4v(config: Config) -> Parts:
+    """GLM-4.1V on GLM-4, GLM-4.5V on GLM-4.5-Air: one tower."""
+    text = config.nested("text_config").with_defaults({"attention_bias": True})
+    parts = glm4_moe(text) if "Moe" in config.architecture else glm4(text)
+    return with_vision(
+        parts, glm4_vision(config.section("vision_config"), "model.visual."), text="model.language_model."
+    )
 
 
 # --- Llama 4 -----------------------------------------------------------------------------------------------------

@@ -20,10 +20,16 @@ healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null 
 task=gsm8k
 result=$here/results/accuracy-edfacbe5e90e
 venv=$here/.lm_eval
+max_model_len=2048
+needed_len=1536 # the worked examples, the question and the answer
 
 if [[ -d "$result" && "${FORCE:-0}" != 1 ]]; then
   echo "already measured: $result (FORCE=1 measures again)"
   exit 0
+fi
+if ((max_model_len < needed_len)); then
+  echo "the plan's max_model_len of $max_model_len tokens is too short for $task, which needs $needed_len" >&2
+  exit 1
 fi
 if ! running; then
   echo "$name is not running; start it with: $here/launch.sh" >&2

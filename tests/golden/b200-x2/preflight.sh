@@ -56,7 +56,7 @@ oldest_driver=575
 need_gpus=2
 query() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null || true; }
 driver=$(query driver_version | sed -n 1p)
-if [[ -z "$driver" ]]; then
+if [[ ! "$driver" =~ ^[0-9]+\. ]]; then
   fail "nvidia-smi does not answer" "install the NVIDIA driver, $oldest_driver or newer"
 elif ((${driver%%.*} < oldest_driver)); then
   note "the NVIDIA driver is $driver; the recipe asks for $oldest_driver or newer"

@@ -84,10 +84,9 @@ set_mig() {
   fi
 }
 if ((leave)); then
-  if [[ -n "$instances" ]]; then
-    root nvidia-smi mig -i "$gpu" -dci
-    root nvidia-smi mig -i "$gpu" -dgi
-  fi
+  # there may be none: then these two have nothing to do
+  root nvidia-smi mig -i "$gpu" -dci || true
+  root nvidia-smi mig -i "$gpu" -dgi || true
   set_mig 0 Disabled
 else
   if [[ "$mode" == Disabled ]]; then

@@ -1,0 +1,234 @@
+"""Predicted beside measured: every run replayed with the settings it stated, none dropped.
+
+What a run does not state is taken as in ``ASSUMED``; a run that cannot be predicted is counted with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+from statistics import mean, median
+from typing import Any
+
+from planner.engine.config import EngineArgs
+from planner.engine.version import EngineVersion, parse_version
+from planner.errors import InputError, PlannerError
+from planner.hardware import load_profile
+from planner.measurements import Run
+from planner.model.architecture import Model
+from planner.model.precision import UNQUANTIZED
+from planner.model.quantization import as_quantized
+from planner.model.resolve import load_model
+from planner.predict import Deployment, deploy, predict_latency, predict_serve, predict_throughput
+from planner.workload import NAMED_DISTRIBUTIONS, Workload
+
+#: What is taken where a run does not say.
+ASSUMED = {
+    "num_prompts of a closed loop": "10 x the concurrency",
+    "num_prompts otherwise": "1000",
+    "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
+    "kv_cache_dtype": "what the checkpoint and the version choose",
+}
+PROMPTS_PER_SLOT = 10
+PROMPTS = 1000
+LEAST_PROMPTS, MOST_PROMPTS = 20, 5120
+CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run as something that can be replayed."""
+
+    run: Run
+    deployment: Deployment
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric of one run, in the column's unit."""
+
+    measured: float
+    predicted: float
+    lo: float | None = None
+    hi: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the measurement lies inside the interval; None where there is none."""
+        return None if self.lo is None or self.hi is None else self.lo <= self.measured <= self.hi
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One run: its figures, or why there are none."""
+
+    run: Run
+    figures: dict[str, Figure]
+    refused: str | None = None
+
+
+def evaluate(runs: Iterable[Run]) -> list[Evaluated]:
+    """Predict each run. Never raises for a run that cannot be predicted: its reason is in ``refused``."""
+    return [evaluate_run(run) for run in runs]
+
+
+def evaluate_run(run: Run) -> Evaluated:
+    """Predict one run."""
+    try:
+        case = case_of(run)
+        predicted = predict(case)
+    except PlannerError as error:
+        return Evaluated(run, {}, error.cause)
+    figures = {name: Figure(value, predicted[name]) for name, value in run.metrics.items() if name in predicted}
+    return Evaluated(run, figures, None if figures else "nothing that this bench reports was measured")
+
+
+def predict(case: Case) -> dict[str, float]:
+    """Every metric that the run's bench reports, under the names of the columns."""
+    if case.run.bench == "latency":
+        result = predict_latency(case.deployment, case.workload).result
+        output_tok = case.workload.num_prompts * case.workload.output_len
+        latency_s = result["avg_latency"]
+        return {"avg_latency_s": latency_s, "output_throughput": output_tok / latency_s}
+    if case.run.bench == "throughput":
+        result = predict_throughput(case.deployment, case.workload).result
+        return {
+            "output_throughput": result["output_throughput"],
+            "total_token_throughput": result["tokens_per_second"],
+        }
+    result = predict_serve(case.deployment, case.workload).result
+    return {name: value for name, value in result.items() if isinstance(value, float)}
+
+
+# --- from what a run states to what is replayed ------------------------------------------------------------------
+
+
+def case_of(run: Run) -> Case:
+    """The deployment and the load of a run. Raises PlannerError for what cannot be planned."""
+    profile = load_profile(run.gpu)
+    workload = workload_of(run)
+    model = _model(run.model, run.base_model, run.weight_dtype)
+    length = workload.max_total_len
+    context = max(min(model.max_position_embeddings, max(length + CONTEXT_ROOM, LEAST_CONTEXT)), length)
+    if context > model.max_position_embeddings:  # it ran, so somebody allowed a longer context
+        model = replace(model, max_position_embeddings=context)
+    spread = run.expert_parallel_size > 1 and model.is_moe
+    args = EngineArgs(
+        tensor_parallel_size=run.tensor_parallel_size,
+        pipeline_parallel_size=run.pipeline_parallel_size,
+        data_parallel_size=run.data_parallel_size,
+        enable_expert_parallel=spread,
+        kv_cache_dtype=_KV_NAMES.get(run.kv_cache_dtype, run.kv_cache_dtype) or "auto",
+        max_model_len=context,
+        max_num_seqs=run.max_num_seqs,
+        max_num_batched_tokens=run.max_num_batched_tokens,
+        allow_unvalidated=True,
+    )
+    return Case(run, deploy(model, profile, args, version_of(run), offline=run.bench != "serve"), workload)
+
+
+_KV_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def version_of(run: Run) -> EngineVersion:
+    """The engine of a run; builds without a number fall to the newest release of the run's date."""
+    version = parse_version(run.engine_version, date=run.date)
+    return replace(version, build="vllm+atom-plugin") if run.engine_build == "vllm+atom-plugin" else version
+
+
+@cache
+def _model(name: str, base_model: str, weight_dtype: str) -> Model:
+    """The catalog's model, or that of the known config with the same architecture, in the run's precision."""
+    try:
+        model = load_model(name, network=False).model
+    except PlannerError:
+        if not base_model:
+            raise
+        model = replace(load_model(base_model, network=False).model, id=name)
+    stored = model.quantization.weight_dtype
+    if not weight_dtype or weight_dtype == stored or {weight_dtype, stored} <= UNQUANTIZED.keys():
+        return model
+    return as_quantized(model, weight_dtype)
+
+
+def workload_of(run: Run) -> Workload:
+    """The load of a run. Raises InputError where it does not state what its bench needs."""
+    distribution, ratio = NAMED_DISTRIBUTIONS[run.length_distribution]
+    nominal = distribution == "below"  # the means follow from the nominal lengths
+    input_len = run.input_len if nominal else run.mean_input_len or run.input_len
+    output_len = run.output_len if nominal else run.mean_output_len or run.output_len
+    if not input_len or not output_len:
+        raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="fill in both")
+    one = Workload(
+        max(round(input_len), 1), max(round(output_len), 1), 1, range_ratio=ratio, length_distribution=distribution
+    )
+    if run.bench == "latency":
+        batch = run.batch_size or run.max_concurrency or run.num_prompts
+        if not batch:
+            raise InputError(f"{run.run_id}: batch_size is not stated", hint="fill it in")
+        return replace(one, num_prompts=batch)
+    if run.bench == "throughput" or run.arrival in ("offline", "all-at-once"):
+        return replace(one, num_prompts=run.num_prompts or PROMPTS)
+    if run.arrival == "poisson" or (run.request_rate and not run.max_concurrency):
+        rate = run.request_rate or inf
+        concurrency = run.max_concurrency
+        return replace(one, num_prompts=run.num_prompts or PROMPTS, max_concurrency=concurrency, request_rate=rate)
+    if not run.max_concurrency:
+        raise InputError(f"{run.run_id}: neither max_concurrency nor request_rate is stated", hint="fill in one")
+    prompts = min(max(PROMPTS_PER_SLOT * run.max_concurrency, LEAST_PROMPTS), MOST_PROMPTS)
+    return replace(one, num_prompts=run.num_prompts or prompts, max_concurrency=run.max_concurrency)
+
+
+# --- the summary -------------------------------------------------------------------------------------------------
+
+
+def summary(evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
+    """Errors by GPU, bench and metric, as fractions: mean, median, bias, share within 20 %, coverage."""
+    groups: dict[tuple[str, str, str], list[Figure]] = defaultdict(list)
+    for one in evaluated:
+        for metric, figure in one.figures.items():
+            groups[one.run.gpu, one.run.bench, metric].append(figure)
+    return [
+        {"gpu": gpu, "bench": bench, "metric": metric, **statistics(figures)}
+        for (gpu, bench, metric), figures in sorted(groups.items())
+    ]
+
+
+def statistics(figures: Sequence[Figure]) -> dict[str, Any]:
+    """Of absolute relative errors: mean and median, share within 20 %; mean signed error; coverage."""
+    errors = [abs(figure.error) for figure in figures]
+    covered = [figure.covered for figure in figures if figure.covered is not None]
+    return {
+        "n": len(figures),
+        "mape": mean(errors),
+        "median_ape": median(errors),
+        "within_20": sum(error <= 0.2 for error in errors) / len(errors),
+        "bias": mean(figure.error for figure in figures),
+        "coverage_90": sum(covered) / len(covered) if covered else None,
+    }
+
+
+def to_json(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
+    """Rows and summary, as the contract of ``planner evaluate`` has them."""
+    return {"rows": list(_rows(evaluated)), "summary": summary(evaluated)}
+
+
+def _rows(evaluated: Sequence[Evaluated]) -> Iterator[dict[str, Any]]:
+    for one in evaluated:
+        yield {
+            "run_id": one.run.run_id,
+            "refused": one.refused,
+            "metrics": {
+                name: {"measured": f.measured, "predicted": f.predicted, "lo": f.lo, "hi": f.hi}
+                for name, f in one.figures.items()
+            },
+        }

@@ -1,0 +1,221 @@
+"""Measured runs of vLLM: a table with one row per run, read strictly.
+
+Columns are those of ``RUN_COLUMNS`` (what was run) and ``METRICS`` (what came out); others are ignored, empty cells
+mean "not stated". Whatever a person could have got wrong is refused with its line and column.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Literal
+
+from planner.errors import InputError
+
+Bench = Literal["latency", "throughput", "serve"]
+BENCHES = ("latency", "throughput", "serve")
+ARRIVALS = ("offline", "all-at-once", "closed-loop", "poisson")
+LENGTHS = ("fixed", "uniform-0.8-1", "sharegpt")
+
+#: What ``vllm bench`` reports, in the units of the columns: tokens/s, s, ms.
+METRICS = (
+    "output_throughput", "total_token_throughput", "avg_latency_s",
+    "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms",
+    "mean_itl_ms", "median_itl_ms", "p99_itl_ms", "mean_e2el_ms", "median_e2el_ms", "p99_e2el_ms",
+)  # fmt: skip
+REQUIRED = ("bench", "gpu", "model")
+RUN_COLUMNS = (
+    "run_id", *REQUIRED, "num_gpus", "base_model", "weight_dtype", "kv_cache_dtype", "tensor_parallel_size",
+    "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size", "engine_build", "engine_version",
+    "input_len", "output_len", "mean_input_len", "mean_output_len", "length_distribution", "arrival", "batch_size",
+    "max_concurrency", "request_rate", "num_prompts", "max_num_seqs", "max_num_batched_tokens", "suspect", "date",
+    "family",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measured run. None: not stated."""
+
+    run_id: str
+    bench: Bench
+    gpu: str
+    model: str
+    base_model: str = ""
+    weight_dtype: str = ""
+    kv_cache_dtype: str = ""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    engine_build: str = "vllm"
+    engine_version: str = ""
+    input_len: float | None = None
+    output_len: float | None = None
+    mean_input_len: float | None = None
+    mean_output_len: float | None = None
+    length_distribution: str = "fixed"
+    arrival: str = ""
+    batch_size: int | None = None
+    max_concurrency: int | None = None
+    request_rate: float | None = None
+    num_prompts: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    suspect: str = ""
+    date: str = ""
+    family: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def group(self) -> tuple[str, str, int, str, str]:
+        """Runs of one group share what a fit could memorise: GPU, model, TP, weight dtype, engine version."""
+        return self.gpu, self.model, self.tensor_parallel_size, self.weight_dtype, self.engine_version
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The runs of a CSV file. Raises InputError naming file, line and column for anything that is not a run."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return list(_runs(path, csv.DictReader(file, strict=True)))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint="give a CSV file of measured runs") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a CSV file: {error}", hint="save it as comma-separated UTF-8") from error
+
+
+def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[Run]:
+    columns = table.fieldnames or []
+    missing = [name for name in REQUIRED if name not in columns]
+    if missing:
+        raise InputError(
+            f"{path}: column{'s' if len(missing) > 1 else ''} {', '.join(missing)} missing",
+            hint=f"known columns: {', '.join((*RUN_COLUMNS, *METRICS))}",
+        )
+    if not any(metric in columns for metric in METRICS):
+        raise InputError(f"{path}: no column with a measurement", hint=f"one of: {', '.join(METRICS)}")
+    seen = False
+    for row in table:
+        seen = True
+        yield _Row(path, table.line_num, row).run()
+    if not seen:
+        raise InputError(f"{path} has no rows", hint="one row per measured run")
+
+
+class _Row:
+    """One line of the table, cell by cell."""
+
+    def __init__(self, path: Path, line: int, cells: dict[str, str | None]) -> None:
+        self.path, self.line, self.cells = path, line, cells
+
+    def run(self) -> Run:
+        self._refuse_extra_cells()
+        return Run(
+            run_id=self.text("run_id") or f"line-{self.line}",
+            bench=self.choice("bench", BENCHES),  # type: ignore[arg-type]
+            gpu=self.needed("gpu"),
+            model=self.needed("model"),
+            base_model=self.text("base_model"),
+            weight_dtype=self.text("weight_dtype"),
+            kv_cache_dtype=self.text("kv_cache_dtype"),
+            tensor_parallel_size=self.count("tensor_parallel_size") or 1,
+            pipeline_parallel_size=self.count("pipeline_parallel_size") or 1,
+            data_parallel_size=self.count("data_parallel_size") or 1,
+            expert_parallel_size=self.count("expert_parallel_size") or 1,
+            engine_build=self.text("engine_build") or "vllm",
+            engine_version=self.text("engine_version"),
+            input_len=self.number("input_len"),
+            output_len=self.number("output_len"),
+            mean_input_len=self.number("mean_input_len"),
+            mean_output_len=self.number("mean_output_len"),
+            length_distribution=self.choice("length_distribution", LENGTHS, default="fixed"),
+            arrival=self.choice("arrival", ARRIVALS, default=""),
+            batch_size=self.count("batch_size"),
+            max_concurrency=self.count("max_concurrency"),
+            request_rate=self.rate("request_rate"),
+            num_prompts=self.prompts(),
+            max_num_seqs=self.count("max_num_seqs"),
+            max_num_batched_tokens=self.count("max_num_batched_tokens"),
+            suspect=self.text("suspect"),
+            date=self.text("date"),
+            family=self.text("family"),
+            metrics=dict(self._metrics()),
+        )
+
+    def _refuse_extra_cells(self) -> None:
+        if None in self.cells:
+            raise self._wrong("", "more cells than the header has columns")
+
+    def _metrics(self) -> Iterable[tuple[str, float]]:
+        for name in METRICS:
+            value = self.number(name)
+            if value is not None:
+                yield name, value
+        self._refuse_mixed_units()
+
+    def _refuse_mixed_units(self) -> None:
+        """A median above the 99th percentile, or a TTFT above the E2EL, means that two columns differ in unit."""
+        for metric in ("ttft", "tpot", "itl", "e2el"):
+            median, p99 = self.number(f"median_{metric}_ms"), self.number(f"p99_{metric}_ms")
+            if median and p99 and median > 1.001 * p99:
+                what = f"{p99:g} is below the median, {median:g}: are the units the same?"
+                raise self._wrong(f"p99_{metric}_ms", what)
+        ttft, e2el = self.number("mean_ttft_ms"), self.number("mean_e2el_ms")
+        if ttft and e2el and ttft > 1.001 * e2el:
+            raise self._wrong("mean_e2el_ms", f"{e2el:g} is below mean_ttft_ms, {ttft:g}: are the units the same?")
+
+    def text(self, name: str) -> str:
+        return (self.cells.get(name) or "").strip()
+
+    def needed(self, name: str) -> str:
+        if not self.text(name):
+            raise self._wrong(name, "is empty")
+        return self.text(name)
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str | None = None) -> str:
+        value = self.text(name)
+        if not value and default is not None:
+            return default
+        if value not in choices:
+            raise self._wrong(name, f"{value!r} is not one of {', '.join(choices)}")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """A positive number, or None where the cell is empty."""
+        text = self.text(name)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            raise self._wrong(name, f"{text!r} is not a number") from None
+        if not isfinite(value) or value <= 0:
+            raise self._wrong(name, f"{text} is not a positive number")
+        return value
+
+    def rate(self, name: str) -> float | None:
+        return None if self.text(name).lower() in ("inf", "infinity") else self.number(name)
+
+    def prompts(self) -> int | None:
+        """``num_prompts``, which a sweep may state as a multiple of the concurrency: ``10x conc``."""
+        multiple = re.fullmatch(r"(\d+)\s*x\s*conc(urrency)?", self.text("num_prompts"))
+        if not multiple:
+            return self.count("num_prompts")
+        concurrency = self.count("max_concurrency")
+        if concurrency is None:
+            raise self._wrong("num_prompts", "is a multiple of a concurrency that is not stated")
+        return int(multiple[1]) * concurrency
+
+    def count(self, name: str) -> int | None:
+        value = self.number(name)
+        if value is not None and value != int(value):
+            raise self._wrong(name, f"{value:g} is not a whole number")
+        return None if value is None else int(value)
+
+    def _wrong(self, name: str, what: str) -> InputError:
+        column = f", column {name}" if name else ""
+        return InputError(f"{self.path}, line {self.line}{column}: {what}", hint="correct the cell, or leave it empty")

@@ -1,0 +1,312 @@
+"""A machine on which emitted scripts run for real: bash is real, docker, the GPUs and the driver's files are not.
+
+Stand-ins on PATH record their argument lists and keep their state in files, so that a test reads what was called and
+breaks one thing at a time. Paths of the driver are redirected into a folder of the test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner.scripts import Emission, render, write
+
+#: What the scripts may use beside bash itself.
+TOOLS = (
+    "awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "find", "grep", "head", "ln", "ls", "mkdir", "mv",
+    "paste", "rm", "sed", "sh", "sort", "tail", "touch", "tr", "wc",
+)  # fmt: skip
+_RECORD = """#!/bin/bash
+state={state}
+printf '%s\\0' "$(($# + 1))" {name} "$@" >>"$state/calls"
+"""
+_STUBS = {
+    # Containers: $state/running is there while one runs; run and port are remembered from its options.
+    "docker": """
+previous=
+for word in "$@"; do
+  case "$previous" in
+    --cidfile) cidfile=$word ;;
+    --publish) published=$word ;;
+    --result-filename) result=$word ;;
+  esac
+  previous=$word
+done
+case "$1" in
+  info) [[ -e "$state/docker_down" ]] && exit 1; cat "$state/docker_info" ;;
+  image) [[ -e "$state/image" ]] ;;
+  ps) [[ -e "$state/running" ]] && echo 0123abcd || true ;;
+  port) cat "$state/port" ;;
+  run)
+    echo 0123abcd-full >"$cidfile"
+    echo "${published%:*}" >"$state/port"
+    if [[ -e "$state/run_fails" ]]; then echo "port is already allocated" >&2; exit 125; fi
+    [[ -e "$state/dies" ]] || touch "$state/running"
+    ;;
+  stop) rm -f "$state/running" ;;
+  rm) [[ ! -e "$state/running" ]] ;;
+  logs) echo "a line of the server's log" ;;
+  exec)
+    if [[ -n "$result" ]]; then
+      touch "$state/benchmarking"
+      if [[ -e "$state/slow" ]]; then exec /bin/sleep 60; fi
+      printf '{"completed": %s, "failed": 0}' "$(<"$state/completed")" >"$state/../the plan/results/$result"
+      if [[ -e "$state/bench_fails" ]]; then exit 7; fi
+    fi
+    ;;
+esac
+""",
+    "curl": """[[ -e "$state/running" && ! -e "$state/unhealthy" ]]""",
+    "sleep": """if [[ -e "$state/waiting_is_real" ]]; then exec /bin/sleep "$1"; fi""",
+    "sudo": """exec "$@" """,
+    "python3": """mkdir -p "$3/bin"; ln -sf "$state/python" "$state/lm_eval" "$3/bin/" """,
+    "nvidia-smi": """
+[[ -e "$state/nvidia_down" ]] && { echo "NVIDIA-SMI has failed"; exit 9; }
+case "$*" in
+  *-L*) cat "$state/nvidia/list" ;;
+  *--query-gpu=*)
+    words=$*
+    field=${words#*--query-gpu=}
+    cat "$state/nvidia/${field%% *}" ;;
+  *--query-compute-apps=*) cat "$state/nvidia/apps" ;;
+  *"-mig 1"*) [[ -e "$state/pending" ]] || echo Enabled >"$state/nvidia/mig.mode.current" ;;
+  *"-mig 0"*) echo Disabled >"$state/nvidia/mig.mode.current" ;;
+  *-cgi*)
+    words=$*
+    profiles=${words#*-cgi }
+    gpu=${words#*-i }
+    gpu=${gpu%% *}
+    profiles=(${profiles//,/ })
+    number=$((${#profiles[@]} - 2)) # -C ends the list
+    for profile in "${profiles[@]:0:number+1}"; do
+      sed -i "/^GPU $gpu:/a\\  MIG $profile     Device  $number: (UUID: MIG-$gpu-$number)" "$state/nvidia/list"
+      number=$((number - 1))
+    done ;;
+  *-dci*) grep -q MIG "$state/nvidia/list" || { echo "No compute instances found"; exit 6; } ;;
+  *-dgi*) sed -i '/MIG /d' "$state/nvidia/list" ;;
+esac
+""",
+    # The rule of the driver: never more memory partitions than compute partitions, SPX only under NPS1.
+    "amd-smi": """
+declare -A parts=([SPX]=1 [DPX]=2 [QPX]=4 [CPX]=8)
+current() { cat "$state"/root/sys/bus/pci/drivers/amdgpu/0000:00:00.0/current_"$1"_partition; }
+memory=$(current memory); compute=$(current compute)
+case "$*" in
+  *--compute-partition*)
+    ((${parts[${!#}]} >= ${memory#NPS})) || { echo "illegal: ${!#} under $memory" >&2; exit 3; }
+    for file in "$state"/root/sys/bus/pci/drivers/amdgpu/*/current_compute_partition; do echo "${!#}" >"$file"; done
+    "$state/topology" "${parts[${!#}]}" ;;
+  *--memory-partition*)
+    read -r answer; [[ "$answer" == [yY] ]] || { echo "Confirmation not given" >&2; exit 1; }
+    wanted=${!#}
+    ((${parts[$compute]} >= ${wanted#NPS})) || { echo "illegal: $wanted under $compute" >&2; exit 3; }
+    echo "$wanted" >"$state/requested"
+    if [[ -e "$state/rocm6" ]]; then "$state/reload"; fi ;;
+esac
+""",
+    "modprobe": """[[ "$1" == -r ]] || "$state/reload" """,
+}
+_RELOAD = """#!/bin/bash
+# Loading the driver takes over the requested memory mode and chooses a compute mode for it.
+state={state}
+declare -A automatic=([NPS1]=SPX [NPS2]=DPX [NPS4]=CPX) parts=([SPX]=1 [DPX]=2 [CPX]=8)
+declare -A offered=([NPS1]="SPX, DPX, QPX, CPX" [NPS2]="DPX, QPX, CPX" [NPS4]="QPX, CPX")
+[[ ! -e "$state/reload_fails" ]] || { echo "modprobe: FATAL: Module amdgpu is in use." >&2; exit 1; }
+wanted=$(<"$state/requested")
+for device in "$state"/root/sys/bus/pci/drivers/amdgpu/*/; do
+  echo "$wanted" >"$device/current_memory_partition"
+  echo "${automatic[$wanted]}" >"$device/current_compute_partition"
+  echo "${offered[$wanted]}" >"$device/available_compute_partition"
+done
+"$state/topology" "${parts[${automatic[$wanted]}]}"
+"""
+_TOPOLOGY = """#!/bin/bash
+# The driver's list of logical GPUs: one node for each partition of each package, after two of the processors.
+nodes={state}/root/sys/class/kfd/kfd/topology/nodes
+rm -rf "$nodes"
+packages=({state}/root/sys/bus/pci/drivers/amdgpu/*)
+for ((node = 0; node < 2 + ${#packages[@]} * $1; node++)); do
+  mkdir -p "$nodes/$node"
+  printf 'simd_count 0\\ngfx_target_version %s\\n' "$((node < 2 ? 0 : $(<{state}/gfx)))" >"$nodes/$node/properties"
+done
+"""
+
+
+class Machine:
+    """A folder with the emitted scripts (``plan``), the state of the stand-ins (``state``) and a home."""
+
+    def __init__(self, root: Path, emission: Emission, *, free_gb: int = 4000) -> None:
+        self.plan, self.state, self.home = root / "the plan", root / "state", root / "home"
+        self.bin = root / "bin"
+        for folder in (self.state, self.home, self.bin, self.state / "nvidia"):
+            folder.mkdir(parents=True)
+        self.fake_root = self.state / "root"
+        for name in TOOLS:
+            found = shutil.which(name)
+            assert found, f"{name} is needed to run the scripts"
+            (self.bin / name).symlink_to(found)
+        for name, body in _STUBS.items():
+            self.program(self.bin / name, _RECORD.format(state=self.state, name=name) + body)
+        self.program(self.bin / "df", f"#!/bin/bash\nprintf 'Avail\\n%s\\n' {free_gb * 10**9 // 1024}\n")
+        self.program(self.state / "python", _RECORD.format(state=self.state, name="pip"))
+        self.program(
+            self.state / "lm_eval",
+            _RECORD.format(state=self.state, name="lm_eval") + 'mkdir -p "${!#}"; [[ ! -e "$state/lm_eval_fails" ]]\n',
+        )
+        self.program(self.state / "reload", _RELOAD.replace("{state}", str(self.state)))
+        self.program(self.state / "topology", _TOPOLOGY.replace("{state}", str(self.state)))
+        self.set(completed=emission.file.plan.workload.num_prompts, image="", docker_info="Runtimes: nvidia runc")
+        self._hardware(emission)
+        write(self.plan, render(emission), force=False)
+        for script in ("preflight.sh", "partition.sh"):
+            self._redirect(self.plan / script)
+
+    @staticmethod
+    def program(path: Path, text: str) -> None:
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def _redirect(self, script: Path) -> None:
+        """Let a script read the driver's files in the folder of the test."""
+        if not script.exists():
+            return
+        there = re.sub(r"(?<![\w/])/(sys/|proc/|dev/kfd|models/)", rf"{self.fake_root}/\1", script.read_text())
+        script.write_text(there)
+
+    def _hardware(self, emission: Emission) -> None:
+        """As many idle packages as the plan needs and one more, or eight idle GPUs, of its kind and whole."""
+        profile = emission.profile
+        driver = profile.memory.driver or profile.memory.engine_visible
+        total_mib = int(driver.base / 2**20)
+        if profile.vendor == "nvidia":
+            capability = profile.compute_capability or (0, 0)
+            for name, lines in {
+                "driver_version": ["580.65.06"] * 8,
+                "compute_cap": [f"{capability[0]}.{capability[1]}"] * 8,
+                "name": [profile.name] * 8,
+                "mig.mode.current": ["Disabled"],
+                "index,memory.total,memory.free": [f"{i}, {total_mib}, {total_mib - 500}" for i in range(8)],
+                "apps": [],
+                "list": [f"GPU {i}: {profile.name} (UUID: GPU-{i})" for i in range(8)],
+            }.items():
+                self.set_nvidia(name, lines)
+        self.fake("/models/my llama/config.json", "{}")
+        if profile.vendor == "amd":
+            self.set(gfx={"gfx942": 90402, "gfx950": 90500}[profile.architecture])
+            self.fake("/dev/kfd", "")
+            self.fake("/proc/sys/kernel/numa_balancing", "0")
+            self.fake("/proc/cpuinfo", "flags : fpu sse")
+            (self.fake_root / "sys/class/kfd/kfd/proc").mkdir(parents=True)
+            nps = "NPS1, NPS2" if profile.architecture == "gfx950" else "NPS1, NPS2, NPS4"
+            for bus in range(emission.file.plan.num_gpus + 1):
+                for name, value in {
+                    "current_compute_partition": "SPX",
+                    "current_memory_partition": "NPS1",
+                    "available_compute_partition": "SPX, DPX, QPX, CPX",
+                    "available_memory_partition": nps,
+                    "mem_info_vram_total": total_mib * 2**20,
+                    "mem_info_vram_used": 300 * 2**20,
+                }.items():
+                    self.fake(f"/sys/bus/pci/drivers/amdgpu/0000:{bus:02}:00.0/{name}", value)
+            subprocess.run([self.state / "topology", "1"], check=True)
+
+    def set(self, **files: object) -> None:
+        """Write files of the stand-ins' state; their presence or content is what the stand-ins look at."""
+        for name, value in files.items():
+            (self.state / name).write_text(f"{value}\n")
+
+    def set_nvidia(self, name: str, lines: list[str]) -> None:
+        (self.state / "nvidia" / name).write_text("".join(f"{line}\n" for line in lines))
+
+    def fake(self, path: str, value: object) -> None:
+        """A file of the kernel."""
+        file = self.fake_root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+
+    def fake_all(self, name: str, value: object) -> None:
+        """The same content for a file of every package."""
+        for folder in self._packages():
+            (folder / name).write_text(f"{value}\n")
+
+    def keep_packages(self, number: int, *, gfx: int | None = None) -> None:
+        """A machine with fewer GPUs, or with others."""
+        for folder in self._packages()[number:]:
+            shutil.rmtree(folder)
+        if gfx:
+            self.set(gfx=gfx)
+        subprocess.run([self.state / "topology", "1"], check=True)
+
+    def _packages(self) -> list[Path]:
+        return sorted((self.fake_root / "sys/bus/pci/drivers/amdgpu").iterdir())
+
+    def kernel(self, name: str) -> set[str]:
+        """What a file of the driver says, over all packages."""
+        return {(folder / name).read_text().strip() for folder in self._packages()}
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        return {"PATH": str(self.bin), "HOME": str(self.home), "LC_ALL": "C.UTF-8", **variables}
+
+    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a script to its end."""
+        return subprocess.run(
+            ["bash", self.plan / script, *arguments], env=self.environment(**variables), cwd=self.home,
+            capture_output=True, text=True, errors="surrogateescape", timeout=60, check=False,
+        )  # fmt: skip
+
+    def interrupt(self, script: str, when: str, how: signal.Signals, **variables: str) -> tuple[int, str]:
+        """Start a script, wait for a file of the state, send a signal as Ctrl-C in a terminal or ``kill`` would.
+
+        Returns the exit status and what was printed.
+        """
+        process = subprocess.Popen(
+            [self.bin / "bash", self.plan / script], env=self.environment(**variables), cwd=self.home,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 30
+        while not (self.state / when).exists():
+            assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        if how == signal.SIGINT:
+            os.killpg(process.pid, how)
+        else:
+            process.send_signal(how)
+        printed, _ = process.communicate(timeout=30)
+        return process.returncode, printed
+
+    def all_calls(self) -> list[list[str]]:
+        """The command lines with which stand-ins were called, in order."""
+        try:
+            fields = (self.state / "calls").read_text(errors="surrogateescape").split("\0")
+        except FileNotFoundError:
+            return []
+        calls, at = [], 0
+        while fields[at]:
+            length = int(fields[at])
+            calls.append(fields[at + 1 : at + 1 + length])
+            at += 1 + length
+        return calls
+
+    def calls(self, program: str) -> list[list[str]]:
+        """The argument lists with which one stand-in was called, in order."""
+        return [call[1:] for call in self.all_calls() if call[0] == program]
+
+    def docker(self, verb: str) -> list[list[str]]:
+        """The argument lists of one docker command."""
+        return [call[1:] for call in self.calls("docker") if call[0] == verb]
+
+    def forget(self) -> None:
+        (self.state / "calls").unlink(missing_ok=True)
+
+
+def variables_of(docker_run: Mapping[int, str] | list[str]) -> list[str]:
+    """What is passed to the container with ``--env``."""
+    words = list(docker_run)
+    return [following for word, following in zip(words, words[1:], strict=False) if word == "--env"]

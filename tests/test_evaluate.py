@@ -1,0 +1,68 @@
+"""Predicted beside measured: nothing dropped, and the summary's arithmetic."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.evaluate import Evaluated, Figure, evaluate, statistics, summary, to_json, workload_of
+from planner.measurements import Run, read_runs
+
+RUN = Run("a", "serve", "h100-sxm", "meta-llama/Llama-3.1-8B-Instruct", input_len=1024, output_len=128)
+
+
+def test_statistics_of_three_figures_by_hand() -> None:
+    # errors: +10 %, -30 %, +20 %: mean of absolute values 20 %, median 20 %, bias 0, two of three within 20 %
+    figures = [Figure(100, 110, 90, 130), Figure(100, 70, 60, 90), Figure(100, 120, 100, 140)]
+    found = statistics(figures)
+    assert found["mape"] == pytest.approx(0.2)
+    assert found["median_ape"] == pytest.approx(0.2)
+    assert found["bias"] == pytest.approx(0.0)
+    assert found["within_20"] == pytest.approx(2 / 3)
+    assert found["coverage_90"] == pytest.approx(2 / 3)  # 100 is outside [60, 90]
+
+
+def test_a_row_that_cannot_be_predicted_is_counted_not_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "run_id,bench,gpu,model,input_len,output_len,max_concurrency,num_prompts,mean_tpot_ms\n"
+        "good,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,256,32,2,4,7\n"
+        "no-gpu,serve,h1000,meta-llama/Llama-3.1-8B-Instruct,256,32,2,4,7\n"
+        "no-model,serve,h100-sxm,nobody/nothing,256,32,2,4,7\n"
+        "no-load,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,256,32,,,7\n"
+        "too-big,serve,rtx-4090,meta-llama/Llama-3.1-405B-Instruct,256,32,2,4,7\n"
+    )
+    rows = {row["run_id"]: row for row in to_json(evaluate(read_runs(path)))["rows"]}
+    assert list(rows) == ["good", "no-gpu", "no-model", "no-load", "too-big"]
+    assert rows["good"]["refused"] is None
+    assert rows["good"]["metrics"]["mean_tpot_ms"]["measured"] == 7
+    assert rows["good"]["metrics"]["mean_tpot_ms"]["predicted"] > 0
+    for name in ("no-gpu", "no-model", "no-load", "too-big"):
+        assert rows[name]["refused"] and rows[name]["metrics"] == {}
+
+
+def test_each_bench_reports_its_own_columns() -> None:
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    latency = Run("l", "latency", "h100-sxm", model, input_len=64, output_len=16, batch_size=2,
+                  metrics={"avg_latency_s": 1.0, "output_throughput": 32.0})  # fmt: skip
+    offline = Run("t", "throughput", "h100-sxm", model, input_len=64, output_len=16, num_prompts=4,
+                  metrics={"output_throughput": 1.0, "total_token_throughput": 5.0})  # fmt: skip
+    first, second = evaluate([latency, offline])
+    # two prompts of 16 tokens each: 32 tokens in avg_latency seconds
+    predicted = {name: figure.predicted for name, figure in first.figures.items()}
+    assert predicted["output_throughput"] * predicted["avg_latency_s"] == pytest.approx(32)
+    # input and output: (64 + 16) / 16 = 5 times the output tokens
+    predicted = {name: figure.predicted for name, figure in second.figures.items()}
+    assert predicted["total_token_throughput"] / predicted["output_throughput"] == pytest.approx(5)
+
+
+def test_what_a_closed_loop_leaves_open_is_ten_prompts_per_slot() -> None:
+    run = Run("a", "serve", "h100-sxm", "m", input_len=10, output_len=10, max_concurrency=64, arrival="closed-loop")
+    assert workload_of(run).num_prompts == 640
+
+
+def test_the_summary_groups_by_gpu_bench_and_metric() -> None:
+    rows = summary([Evaluated(RUN, {"mean_tpot_ms": Figure(10, 11)}), Evaluated(RUN, {"mean_tpot_ms": Figure(10, 9)})])
+    assert [(row["gpu"], row["bench"], row["metric"], row["n"]) for row in rows] == [
+        ("h100-sxm", "serve", "mean_tpot_ms", 2)
+    ]
+    assert rows[0]["coverage_90"] is None

@@ -1,0 +1,114 @@
+"""Reading vLLM's own start-up logs: every era's wording, several ranks, and logs that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import InputError
+from planner.memory.startup_log import read_startup_log
+from planner.units import GIB
+
+V0_SENTENCE = """
+INFO 01-14 12:36:40 llm_engine.py:234] Initializing an LLM engine (v0.6.6) with config: model='meta-llama/Meta-Llama-3-8B', tensor_parallel_size=1, max_seq_len=8192
+INFO 01-14 12:36:51 model_runner.py:1099] Loading model weights took 14.9595 GB
+INFO 01-14 12:36:52 worker.py:241] the current vLLM instance can use total_gpu_memory (39.50GiB) x gpu_memory_utilization (0.90) = 35.55GiB
+INFO 01-14 12:36:52 worker.py:241] model weights take 14.96GiB; non_torch_memory takes 0.10GiB; PyTorch activation peak memory takes 9.37GiB; the rest of the memory reserved for KV Cache is 11.12GiB.
+INFO 01-14 12:36:52 gpu_executor.py:76] # GPU blocks: 5691, # CPU blocks: 2048
+INFO 01-14 12:36:52 gpu_executor.py:80] Maximum concurrency for 8192 tokens per request: 11.12x
+INFO 01-14 12:37:10 model_runner.py:1535] Graph capturing finished in 18 secs, took 0.28 GiB
+"""  # noqa: E501
+
+V1 = """
+INFO 09-20 10:00:01 [api_server.py:1896] vLLM API server version 0.10.2
+(EngineCore_DP0 pid=77) INFO 09-20 10:00:09 [core.py:76] Initializing a V1 LLM engine (v0.10.2) with config: model='Qwen/Qwen3-4B', tensor_parallel_size=1, kv_cache_dtype=auto
+\x1b[1;36m(EngineCore_DP0 pid=77)\x1b[0;0m INFO 09-20 10:00:30 [gpu_model_runner.py:2392] Model loading took 7.5552 GiB and 3.1 seconds
+\x1b[1;36m(EngineCore_DP0 pid=77)\x1b[0;0m INFO 09-20 10:00:44 [gpu_worker.py:298] Available KV cache memory: 58.05 GiB
+(EngineCore_DP0 pid=77) INFO 09-20 10:00:44 [kv_cache_utils.py:864] GPU KV cache size: 422,672 tokens
+(EngineCore_DP0 pid=77) INFO 09-20 10:00:44 [kv_cache_utils.py:868] Maximum concurrency for 40,960 tokens per request: 10.32x
+(EngineCore_DP0 pid=77) INFO 09-20 10:00:50 [gpu_model_runner.py:3118] Graph capturing finished in 6 secs, took 0.54 GiB
+"""  # noqa: E501
+
+CONSUMED = """
+(Worker_TP0 pid=9) INFO [gpu_model_runner.py:5000] Model loading took 55.19 GiB memory and 61.2 seconds
+(Worker_TP1 pid=10) INFO [gpu_model_runner.py:5000] Model loading took 55.19 GiB memory and 61.0 seconds
+(Worker_TP0 pid=9) INFO [gpu_worker.py:760] Available KV cache memory: 27.91 GiB
+(Worker_TP1 pid=10) INFO [gpu_worker.py:760] Available KV cache memory: 27.85 GiB
+(EngineCore pid=5) INFO [kv_cache_utils.py:2320] GPU KV cache size: 621,392 tokens, Maximum concurrency for 32,768 tokens per request: 18.96x
+(Worker_TP0 pid=9) INFO [gpu_worker.py:970] CUDA graph pool memory: 0.32 GiB (actual), 0.45 GiB (estimated), difference: -0.13 GiB (-28.9%).
+(Worker_TP0 pid=9) INFO [gpu_worker.py:1034] Free memory on device (94.2/95.01 GiB) on startup. Desired GPU memory utilization is (0.9, 85.51 GiB). Actual usage is 56.89 GiB for consumed memory (weights + non-torch), 0.76 GiB for peak activation, and 0.32 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=1` (1.0 GiB) to fit into requested memory. Current kv cache memory in use is 27.91 GiB.
+"""  # noqa: E501
+
+
+def test_v0_names_the_parts_and_counts_blocks() -> None:
+    log = read_startup_log(V0_SENTENCE)
+    assert (log.version, log.model, log.max_model_len) == ("0.6.6", "meta-llama/Meta-Llama-3-8B", 8192)
+    assert log.memory_bytes == pytest.approx(39.50 * GIB)
+    assert log.weights_bytes == pytest.approx(14.96 * GIB)
+    assert log.activation_bytes == pytest.approx(9.37 * GIB)
+    assert log.non_torch_bytes == pytest.approx(0.10 * GIB)
+    assert log.kv_cache_bytes == pytest.approx(11.12 * GIB)
+    assert (log.num_gpu_blocks, log.max_concurrency) == (5691, 11.12)
+    assert log.graph_bytes == pytest.approx(0.28 * GIB)
+    assert log.gpu_memory_utilization == 0.90
+
+
+def test_v1_prints_the_cache_in_tokens() -> None:
+    log = read_startup_log(V1, model="Qwen/Qwen3-4B")
+    assert (log.version, log.kv_cache_tokens, log.max_concurrency) == ("0.10.2", 422_672, 10.32)
+    assert log.weights_bytes == pytest.approx(7.5552 * GIB)
+    assert log.bytes_per_token == pytest.approx(147_456, rel=1e-3)  # 36 layers x 8 heads x 2 x 128 x 2 B
+    assert log.notes == ()
+
+
+def test_later_versions_sum_weights_and_what_is_outside_torch() -> None:
+    log = read_startup_log(CONSUMED)
+    assert log.consumed_bytes == pytest.approx(56.89 * GIB)
+    assert log.activation_bytes == pytest.approx(0.76 * GIB)
+    assert log.memory_bytes == pytest.approx(95.01 * GIB)
+    assert log.graph_bytes == pytest.approx(0.32 * GIB)
+    assert log.graph_estimate_bytes == pytest.approx(0.45 * GIB)
+    assert (log.kv_cache_tokens, log.max_model_len, log.max_concurrency) == (621_392, 32_768, 18.96)
+    assert log.gpu_memory_utilization == 0.9
+
+
+def test_of_ranks_that_disagree_the_smallest_binds() -> None:
+    log = read_startup_log(CONSUMED)
+    assert log.kv_cache_bytes == pytest.approx(27.85 * GIB)
+    assert any("27.85 to 27.91" in note and "smallest binds" in note for note in log.notes)
+
+
+def test_a_refused_start_is_read_with_its_reason() -> None:
+    log = read_startup_log(
+        "Model loading took 64.38 GiB and 30 seconds\nAvailable KV cache memory: 1.71 GiB\n"
+        "ValueError: To serve at least one request with the models's max seq len (131072), (4.53 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (1.71 GiB)."
+    )
+    assert log.refusal is not None
+    assert "larger than the available KV cache memory" in log.refusal
+    assert log.kv_cache_tokens is None
+
+
+def test_a_log_that_breaks_off_is_refused_with_what_it_has() -> None:
+    with pytest.raises(InputError, match="breaks off before the KV cache was made; it has: weights"):
+        read_startup_log("Model loading took 14.99 GiB and 3.5 seconds")
+
+
+@pytest.mark.parametrize("text", ["", "hello\nworld", "INFO: Started server process [12]"])
+def test_text_that_is_no_start_up_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="no line of a vLLM start-up") as error:
+        read_startup_log(text)
+    assert error.value.hint
+
+
+def test_the_log_of_another_model_is_refused() -> None:
+    with pytest.raises(InputError, match="Qwen/Qwen3-4B, not of meta-llama"):
+        read_startup_log(V1, model="meta-llama/Llama-3.1-8B")
+
+
+def test_a_model_served_from_a_folder_is_known_by_its_name() -> None:
+    assert read_startup_log(V1.replace("Qwen/Qwen3-4B", "/models/Qwen3-4B"), model="Qwen/Qwen3-4B").ranks == 1
+
+
+def test_of_several_start_ups_the_last_counts() -> None:
+    again = V1.replace("58.05", "50.00").replace("422,672", "364,064")
+    assert read_startup_log(V1 + again).kv_cache_tokens == 364_064

@@ -1,0 +1,80 @@
+"""Predictions: the replay and the closed form agree where both hold, and both are monotone."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.engine.config import EngineArgs
+from planner.engine.version import parse_version
+from planner.hardware import load_profile
+from planner.model.resolve import load_model
+from planner.predict import Deployment, deploy, estimate, predict_latency, predict_serve, predict_throughput, typical_steps
+from planner.workload import Workload
+
+
+@cache
+def deployed(gpu: str = "h100-sxm", tensor_parallel_size: int = 1, max_num_seqs: int = 64) -> Deployment:
+    model = load_model("meta-llama/Llama-3.1-8B-Instruct").model
+    args = EngineArgs(
+        tensor_parallel_size=tensor_parallel_size, max_model_len=8192, max_num_seqs=max_num_seqs,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    return deploy(model, load_profile(gpu), args, parse_version("0.22.0"))
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 16, 64])
+def test_the_closed_form_is_the_steady_state_of_the_replay(concurrency: int) -> None:
+    # twenty rounds of requests: the opening burst weighs little
+    load = Workload(1024, 256, 20 * concurrency, max_concurrency=concurrency)
+    replayed = predict_serve(deployed(), load).result
+    quick = estimate(deployed(), 1024, 256, concurrency)
+    assert quick.output_tok_per_s == pytest.approx(replayed["output_throughput"], rel=0.10)
+    assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)
+
+
+def test_one_request_alone_is_its_prefill_and_its_decode_steps() -> None:
+    result = predict_latency(deployed(), Workload(128, 2, 1)).result
+    twice = predict_latency(deployed(), Workload(128, 3, 1)).result
+    # the third token costs one more decode step of one sequence
+    from planner.step import Batch
+
+    step_s = deployed().timer.step_s(Batch(decode_seqs=1, decode_context_tok=130))
+    assert twice["avg_latency"] - result["avg_latency"] == pytest.approx(step_s, rel=0.01)
+
+
+def test_latency_of_a_batch_is_the_duration_of_the_same_prompts_offline() -> None:
+    load = Workload(256, 64, 8)
+    latency = predict_latency(deployed(), load).result["avg_latency"]
+    assert latency == pytest.approx(predict_throughput(deployed(), load).result["elapsed_time"])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(16, 2048), st.integers(2, 256), st.integers(1, 32))
+def test_a_longer_prompt_never_has_a_shorter_ttft(input_len: int, output_len: int, concurrency: int) -> None:
+    short, long = (
+        predict_serve(deployed(), Workload(length, output_len, concurrency, max_concurrency=concurrency)).result
+        for length in (input_len, 2 * input_len)
+    )
+    assert long["mean_ttft_ms"] >= short["mean_ttft_ms"] * 0.999999
+
+
+def test_more_bandwidth_and_compute_are_never_slower() -> None:
+    load = Workload(1024, 128, 32, max_concurrency=8)
+    slow, fast = (predict_serve(deployed(gpu), load).result for gpu in ("a100-sxm-80gb", "h100-sxm"))
+    assert fast["output_throughput"] > slow["output_throughput"]
+
+
+def test_the_breakdown_adds_up_to_the_step() -> None:
+    served = predict_serve(deployed(), Workload(1024, 128, 32, max_concurrency=8))
+    for step in typical_steps(deployed(), served.replay).values():
+        on_gpu = sum(part.time_s for part in step.parts if part.name != "host")
+        assert on_gpu == pytest.approx(step.gpu_s)
+        assert step.total_s >= step.gpu_s
+
+
+def test_requests_held_are_those_that_the_memory_budget_gives() -> None:
+    # uniform attention: blocks x 16 tokens, 2048 tokens a request
+    held = deployed().requests_held(2048)
+    assert held == pytest.approx(deployed().budget.num_blocks.mid * 16 / 2048, rel=0.001)
