@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
 
 from planner.hardware import load_profile
-from planner.memory.activations import forward_bytes, hidden_bytes, logits_bytes
+from planner.memory.activations import encoder_bytes, forward_bytes, hidden_bytes, logits_bytes
 from planner.memory.overheads import Interval, constant, fits, non_torch_bytes, total
 from planner.parallelism import Layout
 from planner.units import GIB
@@ -136,6 +136,13 @@ def test_expert_buffers_hold_every_token_top_k_times() -> None:
     """Qwen3-30B-A3B, per token: 4 x 2,048 and 8 x (max(2 x 768, 2,048) + 768) elements of 2 bytes."""
     expected = 1000 * 2 * (4 * 2048 + 8 * (2048 + 768))
     assert forward_bytes(model("Qwen/Qwen3-30B-A3B"), Layout(), 1000, 2) == expected
+
+
+def test_the_vision_encoder_sees_a_full_budget_of_images() -> None:
+    """Gemma 3: 16 patches a token; per patch 4 x 1,152 and 2 x 4,304 elements of 2 bytes. Text models have none."""
+    expected = 8192 * 16 * 2 * (4 * 1152 + 2 * 4304)
+    assert encoder_bytes(model("google/gemma-3-27b-it"), 8192, 2) == expected
+    assert encoder_bytes(model("Qwen/Qwen3-8B"), 8192, 2) == 0
 
 
 def test_the_stage_with_the_fewest_blocks_binds() -> None:

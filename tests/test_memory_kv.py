@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from memory_cases import bytes_per_token, model, pool
 
 from planner.errors import InputError
-from planner.memory.facts import attention_kinds, kv_bytes_per_token, stored_weight_bytes
+from planner.memory.facts import attention_kinds, kv_bytes_per_token, model_facts, stored_weight_bytes
 from planner.memory.kv_blocks import BlockPool, block_pool
 from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
+from planner.model.resolve import load_model
 from planner.units import GIB
 
 
@@ -215,6 +216,13 @@ def test_a_longer_window_never_holds_fewer_blocks(
 def test_a_longer_request_never_needs_less(name: str, tokens: int, more: int) -> None:
     found = pool(name)
     assert found.blocks_per_request(tokens + more) >= found.blocks_per_request(tokens)
+
+
+def test_model_facts_have_the_contracts_keys() -> None:
+    found = model_facts(load_model("meta-llama/Llama-2-13B", network=False))
+    assert (found["requested"], found["resolved"]) == ("meta-llama/Llama-2-13B", "meta-llama/Llama-2-13b-hf")
+    assert (found["total_params"], found["active_params"]) == (13_015_864_320, 13_015_864_320)
+    assert found["quantization"] == {"weight_dtype": "fp16", "method": None, "kv_cache_dtype": "fp16"}
 
 
 def test_facts_of_a_model_need_no_gpu() -> None:

@@ -78,6 +78,14 @@ def test_disputed_tensor_parallelism_is_planned_only_when_asked_for() -> None:
     check_layout(llama, partition, Layout(2), allow_unvalidated=True)
 
 
+def test_a_disputed_mode_is_planned_only_when_asked_for() -> None:
+    """AMD's own pages contradict each other on QPX with NPS4."""
+    llama, partition = model("meta-llama/Llama-2-7b-hf"), load_profile("mi300x-qpx-nps4")
+    with pytest.raises(IllegalPlanError, match="the mode is not validated"):
+        check_layout(llama, partition, Layout())
+    check_layout(llama, partition, Layout(), allow_unvalidated=True)
+
+
 @pytest.mark.parametrize(
     ("name", "layout", "words"),
     [

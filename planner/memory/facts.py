@@ -30,6 +30,7 @@ def model_facts(found: ResolvedModel) -> dict[str, Any]:
         "total_params": model.total_params,
         "active_params": model.active_params,
         "params_by_component": {str(part): n for part, n in model.params_by_component().items() if n},
+        "weight_dtype": quantization.weight_dtype,
         "weights_bytes": stored_weight_bytes(model),
         "kv_bytes_per_token": kv_bytes_per_token(model),
         "quantization": {
