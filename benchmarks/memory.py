@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.engine.config import EngineArgs
+from planner.engine.config import EngineArgs, SpeculativeConfig
 from planner.engine.resolve import resolve
 from planner.engine.version import parse_version
 from planner.errors import PlannerError
 from planner.hardware import load_profile
 from planner.hardware.schema import GpuProfile
-from planner.memory.budget import MemoryBudget, memory_budget
+from planner.memory.budget import Basis, MemoryBudget, memory_budget
+from planner.memory.overheads import Constants
 from planner.model.architecture import Model
 from planner.model.build import model_from_config
 from planner.model.quantization import as_quantized, load_quantized
@@ -79,10 +80,11 @@ SPOILT = {
     "7bb56f25": "its own figures add up to a utilisation of 0.95, not the 0.9 stated",
     "067e8d3f": "vLLM 0.2.5, older than any version whose accounting is known",
     "91759c4a": "an accelerator of another vendor, with a stand-in's overheads",
-    "a9848d3f": "speculative decoding: the MTP module is loaded and states hold draft tokens",
     "904d911f": "FlashInfer sampler, installed by hand",
     "4c9cd594": "FlashInfer sampler, installed by hand",
 }
+#: Start-ups with draft tokens of an MTP module; how many follows from the block size that was logged.
+DRAFTS = {"a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def main() -> None:
         print(text)
 
 
-def compare(row: Row, configs: Path | None) -> Compared:
+def compare(row: Row, configs: Path | None, constants: Constants | None = None) -> Compared:
     """One start-up, predicted."""
     log_id, name = row["log_id"][:8], row["hub_id"] or row["model"]
     what = (
@@ -123,7 +125,7 @@ def compare(row: Row, configs: Path | None) -> Compared:
     )
     try:
         model = find_model(name, row, configs)
-        budget = predict(row, model)
+        budget = predict(row, model, constants)
     except (PlannerError, LookupError) as error:
         return Compared(log_id, what, note=str(error))
     return _compared(row, log_id, what, budget)
@@ -144,7 +146,7 @@ def _compared(row: Row, log_id: str, what: str, budget: MemoryBudget) -> Compare
         weights=(stage.weights.loaded_bytes / GIB, logged_weights) if logged_weights else None,
         token_bytes=(per_token, cache * GIB / tokens) if cache and tokens else None,
         tokens=(budget.logged_tokens(blocks.mid), tokens) if tokens else None,
-        inside=bool(tokens) and budget.logged_tokens(blocks.low) <= tokens <= budget.logged_tokens(blocks.high),
+        inside=tokens is not None and budget.logged_tokens(blocks.low) <= tokens <= budget.logged_tokens(blocks.high),
         uniform=uniform,
         judged=bool(stated) and log_id not in SPOILT,
         note=SPOILT.get(log_id, ""),
@@ -172,11 +174,12 @@ def _load(name: str, configs: Path | None) -> Model:
         raise LookupError(f"no config of {name}") from error
 
 
-def predict(row: Row, model: Model) -> MemoryBudget:
-    """The budget that the engine of a row should have found."""
+def predict(row: Row, model: Model, constants: Constants | None = None) -> MemoryBudget:
+    """The budget that the engine of a row should have found, with ``constants`` other than ours."""
     profile = find_gpu(row["gpu"], number(row, "gpu_mem_total_gib"))
     version = parse_version(row["vllm_version"] or "2025-11")
     kv = "fp8" if row["kv_cache_dtype"].startswith("fp8") else "auto"
+    drafts = DRAFTS.get(row["log_id"][:8])
     args = EngineArgs(
         tensor_parallel_size=whole(row, "tp") or 1,
         pipeline_parallel_size=whole(row, "pp") or 1,
@@ -190,8 +193,9 @@ def predict(row: Row, model: Model) -> MemoryBudget:
         enforce_eager=row["enforce_eager"] == "True",
         enable_chunked_prefill=False if "no chunked prefill" in row["notes"] else None,
         enable_prefix_caching={"True": True, "False": False}.get(row["prefix_caching"]),
+        speculative_config=SpeculativeConfig("mtp", drafts) if drafts else None,
     )
-    return memory_budget(model, profile, resolve(args, model, profile, version))
+    return memory_budget(model, profile, resolve(args, model, profile, version), Basis(constants))
 
 
 def _block_size(row: Row) -> int | None:

@@ -3,10 +3,11 @@
     python benchmarks/memory_against_vllm.py [FOLDER_OF_CONFIGS]
 
 Needs an environment in which vLLM can be imported (0.32; no GPU, no weights). For every model of the catalog, or of
-a folder of ``ORG--NAME.json`` files, for several TP sizes, KV dtypes and lengths, and with the hybrid manager on and
-off, the specs of the layers are handed to vLLM's ``get_kv_cache_groups`` and ``get_kv_cache_config_from_groups``;
-block count, blocks of a request, number of groups and printed tokens must be the same to the last digit. Exit
-status 1 when one differs.
+a folder of ``ORG--NAME.json`` files, for several TP sizes, KV dtypes and lengths, with the hybrid manager on and off,
+with draft tokens of the model's own MTP modules, and with ranks that share tokens where all layers are alike, the
+specs of the layers are handed to vLLM's ``get_kv_cache_groups`` and ``get_kv_cache_config_from_groups``; block count,
+blocks of a request, number of groups and printed tokens must be the same to the last digit. Exit status 1 when one
+differs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import random
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,14 +36,17 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from planner.engine.config import SpeculativeConfig
 from planner.errors import PlannerError
 from planner.memory.kv_blocks import block_pool
 from planner.memory.kv_cache import MLLAMA_ENCODER_TOKENS, CacheSettings, CacheSpec, layer_specs
+from planner.memory.speculative import draft_specs
 from planner.model import catalog
-from planner.model.architecture import CompressedAttention, Model
+from planner.model.architecture import CompressedAttention, Model, StateMixer
 from planner.model.build import model_from_config
 
 SIZES, DTYPES, LENGTHS, BATCHES = (1, 2, 8), ("bf16", "fp8"), (1000, 4096, 32768, 131072), (2048, 8192)
+DRAFTS, SHARDS = 3, 4  #: draft tokens; ranks that share the tokens of a request
 
 
 def models(folder: Path | None) -> Iterator[Model]:
@@ -57,7 +62,7 @@ def models(folder: Path | None) -> Iterator[Model]:
             continue  # not understood: nothing to compare
 
 
-def vllm_spec(spec: CacheSpec) -> KVCacheSpec:
+def vllm_spec(spec: CacheSpec, drafts: int) -> KVCacheSpec:
     """The same layer in vLLM's words; a row of bytes stands for keys and values."""
     if spec.kind == "state":
         return MambaSpec(
@@ -65,6 +70,7 @@ def vllm_spec(spec: CacheSpec) -> KVCacheSpec:
             shapes=((spec.state_bytes,),),
             dtypes=(torch.uint8,),
             page_size_padded=spec.padded_bytes or None,
+            num_speculative_blocks=drafts,
         )
     row: dict[str, Any] = {
         "block_size": spec.block_size,
@@ -86,11 +92,11 @@ def vllm_spec(spec: CacheSpec) -> KVCacheSpec:
     return (CrossAttentionSpec if spec.kind == "cross" else FullAttentionSpec)(**row)
 
 
-def vllm_config(length: int, tokens: int, *, hybrid: bool, layout: KVCacheLayout) -> Any:
+def vllm_config(length: int, tokens: int, *, hybrid: bool, shards: int, layout: KVCacheLayout) -> Any:
     """As much of vLLM's configuration as its cache manager reads."""
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=length, original_max_model_len=length),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=shards, tensor_parallel_size=1),
         scheduler_config=SimpleNamespace(
             disable_hybrid_kv_cache_manager=not hybrid, max_num_encoder_input_tokens=MLLAMA_ENCODER_TOKENS
         ),
@@ -109,10 +115,10 @@ def vllm_config(length: int, tokens: int, *, hybrid: bool, layout: KVCacheLayout
 
 
 def vllm_answer(
-    layers: tuple[tuple[int, CacheSpec], ...], config: Any, available_bytes: int
+    layers: tuple[tuple[int, CacheSpec], ...], config: Any, available_bytes: int, drafts: int
 ) -> tuple[int, int, int, int]:
     """(blocks, blocks of one request, groups, printed tokens) by vLLM. Raises what vLLM raises."""
-    specs = {f"layer {index} part {part}": vllm_spec(spec) for part, (index, spec) in enumerate(layers)}
+    specs = {f"layer {index} part {part}": vllm_spec(spec, drafts) for part, (index, spec) in enumerate(layers)}
     groups = kv_cache_utils.get_kv_cache_groups(config, specs)
     found = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, available_bytes)
     needed = sum(
@@ -127,25 +133,33 @@ def compare(model: Model, draw: random.Random) -> Iterator[tuple[str, bool]]:
     """(what was compared, whether it agreed) for one model; settings that vLLM refuses are left out."""
     packed = any(isinstance(mixer, CompressedAttention) for mixer in model.mixers())
     layout = KVCacheLayout.BLHNC if packed else KVCacheLayout.LBNHC
-    for size in SIZES:
-        for dtype in DTYPES:
-            for hybrid in (True, False):
-                settings = CacheSettings(size, "bf16", dtype, 256 if packed else 16, MLLAMA_ENCODER_TOKENS)
-                layers = layer_specs(model, settings)
-                if not layers:
-                    continue
-                length, tokens, available = draw.choice(LENGTHS), draw.choice(BATCHES), draw.randint(2**31, 100 * 2**30)
-                config = vllm_config(length, tokens, hybrid=hybrid, layout=layout)
-                try:
-                    theirs = vllm_answer(layers, config, available)
-                except (ValueError, TypeError, NotImplementedError):
-                    continue
-                pool = block_pool(layers, hybrid=hybrid, in_flight_tokens=tokens)
-                blocks = available // pool.block_bytes(range(model.num_layers))
-                printed = pool.logged_tokens(blocks, length, by_concurrency=True)
-                ours = (blocks, pool.blocks_per_request(length), len(pool.groups), printed)
-                what = f"{model.id} tp{size} {dtype} hybrid={hybrid} {length} tokens: {ours}, vLLM {theirs}"
-                yield what, ours == theirs
+    alike = len(set(model.mixers())) == 1 and not isinstance(next(iter(model.mixers())), StateMixer)
+    variants = [(0, 1)] + [(DRAFTS, 1)] * bool(model.mtp) + [(0, SHARDS)] * alike
+    for size, dtype, hybrid, (drafts, shards) in product(SIZES, DTYPES, (True, False), variants):
+        settings = CacheSettings(
+            size, "bf16", dtype, 256 if packed else 16, MLLAMA_ENCODER_TOKENS, num_speculative_tokens=drafts
+        )
+        speculative = SpeculativeConfig("mtp", drafts) if drafts else None
+        layers = layer_specs(model, settings, draft_specs(model, settings, speculative, None))
+        if not layers:
+            continue
+        length, tokens, available = draw.choice(LENGTHS), draw.choice(BATCHES), draw.randint(2**31, 100 * 2**30)
+        config = vllm_config(length, tokens, hybrid=hybrid, shards=shards, layout=layout)
+        try:
+            theirs = vllm_answer(layers, config, available, drafts)
+        except (ValueError, TypeError, NotImplementedError, AssertionError):
+            continue
+        pool = block_pool(
+            layers, hybrid=hybrid, in_flight_tokens=tokens, states_per_request=1 + drafts, context_shards=shards
+        )
+        blocks = available // pool.block_bytes(range(max(index for index, _ in layers) + 1))
+        printed = pool.logged_tokens(blocks, length, by_concurrency=True)
+        ours = (blocks, pool.blocks_per_request(length), len(pool.groups), printed)
+        what = (
+            f"{model.id} tp{size} {dtype} hybrid={hybrid} drafts={drafts} shards={shards} {length} tokens: "
+            f"{ours}, vLLM {theirs}"
+        )
+        yield what, ours == theirs
 
 
 def main() -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.efficiency import Efficiency
 from planner.engine.config import EngineConfig
 from planner.errors import IllegalPlanError
 from planner.hardware.schema import GpuProfile
@@ -88,10 +87,15 @@ def latency_s(profile: GpuProfile, ranks: int, two_ranks_s: float) -> float:
     return two_ranks_s * (1 + growth * (min(ranks, 8) / 2 - 1)) + beyond_node
 
 
-def collective_rates(collective: Collective, profile: GpuProfile, efficiency: Efficiency) -> tuple[float, float]:
-    """Seconds of latency of all ``count`` together, and seconds per unit of load."""
-    fixed_s = collective.count * latency_s(profile, collective.ranks, efficiency.collective_s)
-    bytes_per_s = bus_bytes_per_s(profile, collective.ranks) * efficiency.link_share
+def collective_rates(
+    collective: Collective, profile: GpuProfile, two_ranks_s: float, link_share: float
+) -> tuple[float, float]:
+    """Seconds of latency of all ``count`` together, and seconds per unit of load.
+
+    ``two_ranks_s`` is the latency between two ranks, ``link_share`` the share of the links' peak that is reached.
+    """
+    fixed_s = collective.count * latency_s(profile, collective.ranks, two_ranks_s)
+    bytes_per_s = bus_bytes_per_s(profile, collective.ranks) * link_share
     return fixed_s, collective.bytes_per_unit / bytes_per_s
 
 

@@ -250,7 +250,8 @@ def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: b
     if profile.partition and profile.partition.legal:
         yield from _ruled_out(profile, profile.partition.legal, "the mode", allow_unvalidated)
     if profile.partition and tensor_parallel_size > 1:
-        yield from _ruled_out(profile, profile.partition.tensor_parallel, "tensor parallelism", allow_unvalidated)
+        rule = profile.partition.tensor_parallel_rule(tensor_parallel_size)
+        yield from _ruled_out(profile, rule, "tensor parallelism", allow_unvalidated)
     if tensor_parallel_size > profile.gpus_per_node:
         yield Problem(
             f"--tensor-parallel-size {tensor_parallel_size}: a node of {profile.id} has {profile.gpus_per_node} GPUs",

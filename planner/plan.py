@@ -42,7 +42,7 @@ class Plan(_Record):
     data_parallel_size: int
     enable_expert_parallel: bool
     requested_model: str
-    model: str  #: the checkpoint to serve
+    model: str  #: the checkpoint to serve: an id on the hub, or the absolute path of a folder
     gated: bool | None = None
     weight_dtype: str
     kv_cache_dtype: str
@@ -59,9 +59,9 @@ class Plan(_Record):
     image: str
     image_source: str
     env: dict[str, str] = Field(default_factory=dict)
-    docker_args: tuple[str, ...] = ()
-    serve_argv: tuple[str, ...]
-    bench_argv: tuple[str, ...]
+    docker_args: tuple[str, ...] = ()  #: devices, groups, shared memory; names, ports and folders are added
+    serve_argv: tuple[str, ...]  #: run in the container, so ``--host 0.0.0.0``: the port is published on 127.0.0.1
+    bench_argv: tuple[str, ...]  #: run in the container; benchmark.sh adds where the result is saved
     accuracy_task: str = "gsm8k"
     workload: PlannedWorkload
     predicted: dict[str, Any]
@@ -88,19 +88,12 @@ class PlanFile(_Record):
     def to_json(self) -> str:
         """The plan's object with ``schema_version``, ``command``, ``goal`` and ``digest`` beside its fields."""
         outer = self.model_dump(mode="json", exclude={"plan"})
-        return (
-            json.dumps({**outer, "digest": self.plan.digest, **self.plan.model_dump(mode="json")}, indent=2)
-            + "\n"
-        )
+        return json.dumps({**outer, "digest": self.plan.digest, **self.plan.model_dump(mode="json")}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> PlanFile:
         """Read what ``to_json`` wrote. Raises pydantic's ValidationError when it is not a plan."""
         data = json.loads(text)
         data.pop("digest", None)
-        outer = {
-            key: data.pop(key)
-            for key in ("schema_version", "planner_version", "command", "goal")
-            if key in data
-        }
+        outer = {key: data.pop(key) for key in ("schema_version", "planner_version", "command", "goal") if key in data}
         return cls.model_validate({**outer, "plan": data})

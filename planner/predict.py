@@ -70,6 +70,7 @@ class Deployment:
             enable_chunked_prefill=config.enable_chunked_prefill,
             prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
             async_scheduling=config.async_scheduling,
+            scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
             data_parallel_size=config.data_parallel_size,
         )
 

@@ -1,4 +1,5 @@
-"""Where packaged data lives: beside the package in a wheel, at the top level in a checkout."""
+"""Where data lives: packaged data beside the package in a wheel, at the top level in a checkout; a user's own data in
+the folder that the platform has for it."""
 
 from pathlib import Path
 
@@ -14,3 +15,13 @@ def data_dir(name: str) -> Path:
 def package_dir(name: str) -> Path:
     """A data folder that lives inside the package itself, such as ``catalog``."""
     return _PACKAGE / name
+
+
+def user_data_dir() -> Path:
+    """The folder for what a user's own machines taught us: fits, never a cache. It need not exist yet.
+
+    ``XDG_DATA_HOME`` is honoured where the platform has it.
+    """
+    from platformdirs import user_data_path  # only runs that look at local fits need it
+
+    return user_data_path("planner", appauthor=False)

@@ -15,11 +15,12 @@ it. ``step_s`` is called for every step of a replay: all that does not depend on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, log, sqrt
 
-from planner.collectives import collective_rates, collectives
-from planner.efficiency import Efficiency, captured, efficiency_for
+from planner.collectives import Collective, collective_rates, collectives
+from planner.efficiency import Efficiency, efficiency_for, graphs
 from planner.engine.config import EngineConfig
 from planner.hardware.schema import GpuProfile
 from planner.model.architecture import Model
@@ -96,7 +97,7 @@ class _Term:
     launch_s: float  #: of all kernels
     compute_s: float  #: per unit; of experts: per row
     weights_s: float  #: whatever the driver is
-    memory_s: float  #: per unit
+    memory_s: float  #: per unit; of experts: what each costs beside its bytes included
     row_s: float  #: of experts: memory per row
     tile: float  #: rows that a small batch is padded by
 
@@ -125,11 +126,10 @@ class StepModel:
         loads = [operator.load for operator in self.operators] + [exchange.load for exchange in self.collectives]
         self._loads = list(dict.fromkeys(loads))
         self._terms = [self._term(operator) for operator in self.operators]
-        self._links = [
-            (self._loads.index(c.load), *collective_rates(c, profile, self.efficiency)) for c in self.collectives
-        ]
-        self._kernels = sum(operator.count for operator in self.operators)
-        self._captured_tok, self._captures_prefill = captured(config, profile)
+        exchange = (profile, self.efficiency.collective_s, self.efficiency.link_share)
+        self._links = [(self._loads.index(c.load), *collective_rates(c, *exchange)) for c in self.collectives]
+        self.kernels = sum(operator.count for operator in self.operators)  #: launches of one step
+        self._graphs = graphs(config, profile)
 
     def step_s(self, batch: Batch) -> float:
         """Seconds of one engine step, scheduling and sampling included; 0 for an empty batch.
@@ -151,7 +151,7 @@ class StepModel:
             units, _ = drivers[load]
             if units:
                 gpu_s += fixed_s + units * unit_s
-        return self._total_s(gpu_s, self._launch_s(batch), self._host_s(seqs))
+        return self._total_s(gpu_s * self.efficiency.slowdown, self._launch_s(batch), self._host_s(seqs))
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         """The same step, part by part."""
@@ -163,7 +163,8 @@ class StepModel:
             units, _ = drivers[load]
             if units:
                 bound = "launch" if fixed_s > units * unit_s else "link"
-                time_s, moved = fixed_s + units * unit_s, units * collective.bytes_per_unit
+                time_s = (fixed_s + units * unit_s) * self.efficiency.slowdown
+                moved = units * collective.bytes_per_unit
                 parts.append(OperatorTime(collective.name, collective.count, time_s, 0.0, moved, bound))
         gpu_s = sum(part.time_s for part in parts)
         host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
@@ -180,19 +181,38 @@ class StepModel:
         visit_s = self.efficiency.host_step_s + self.efficiency.host_seq_s * seqs
         return visit_s / self.config.num_scheduler_steps
 
+    def work(self, batch: Batch) -> Iterator[tuple[Operator, float, float]]:
+        """Each operator that has something to do, with the units of its driver and, for experts, the rows."""
+        drivers = self._drivers(batch)
+        for term in self._terms:
+            units, rows = drivers[term.load]
+            if units:
+                yield term.operator, units, rows
+
+    def exchanges(self, batch: Batch) -> Iterator[tuple[Collective, float]]:
+        """Each exchange that takes place, with the units of its driver."""
+        drivers = self._drivers(batch)
+        for collective, (load, _, _) in zip(self.collectives, self._links, strict=True):
+            if drivers[load][0]:
+                yield collective, drivers[load][0]
+
+    def tokens(self, batch: Batch) -> float:
+        """Tokens that pass through the model at once: of one of the batches that fill the pipeline."""
+        return (batch.decode_seqs + batch.prefill_tok) * self._share(batch)
+
+    def _share(self, batch: Batch) -> float:
+        """In a pipeline of p stages, p batches are under way at once and each has its share of the work."""
+        return 1.0 / max(1, min(self.config.pipeline_parallel_size, batch.decode_seqs + batch.prefill_seqs))
+
     def _launch_s(self, batch: Batch) -> float:
         """Seconds of launching kernel by kernel; 0 where a captured graph is replayed."""
-        tokens = batch.decode_seqs + batch.prefill_tok
-        if tokens <= self._captured_tok and (self._captures_prefill or not batch.prefill_tok):
+        if self._graphs.holds(batch.decode_seqs, batch.decode_context_tok, batch.prefill_tok):
             return 0.0
-        return self._kernels * self.efficiency.eager_launch_s
+        return self.kernels * self.efficiency.eager_launch_s
 
     def _drivers(self, batch: Batch) -> list[tuple[float, float]]:
-        """Units of each load in ``batch``, and rows where the load is experts.
-
-        In a pipeline of p stages, p batches are under way at once and each has its share of the work.
-        """
-        share = 1.0 / max(1, min(self.config.pipeline_parallel_size, batch.decode_seqs + batch.prefill_seqs))
+        """Units of each load in ``batch``, and rows where the load is experts."""
+        share = self._share(batch)
         decodes, context = batch.decode_seqs * share, batch.decode_context_tok * share
         prefill, pairs = batch.prefill_tok * share, batch.prefill_pair_tok * share
         tokens, sampled = decodes + prefill, (batch.decode_seqs + batch.prefill_finishing) * share
@@ -225,13 +245,14 @@ class StepModel:
     def _term(self, operator: Operator) -> _Term:
         rate = rates(operator, self.profile, self.efficiency)
         tile = {Kind.GEMM: self.efficiency.tile_tok, Kind.EXPERTS: self.efficiency.expert_tile_tok}
+        each_s = operator.count * self.efficiency.expert_each_s if operator.kind is Kind.EXPERTS else 0.0
         return _Term(
             operator=operator,
             load=self._loads.index(operator.load),
             launch_s=operator.count * rate.launch_s,
             compute_s=operator.flop_per_unit / rate.flop_per_s,
             weights_s=operator.fixed_bytes / rate.bytes_per_s,
-            memory_s=operator.bytes_per_unit / rate.bytes_per_s,
+            memory_s=operator.bytes_per_unit / rate.bytes_per_s + each_s,
             row_s=operator.bytes_per_row / rate.bytes_per_s,
             tile=tile.get(operator.kind, 0.0),
         )
@@ -243,7 +264,7 @@ class StepModel:
         return OperatorTime(
             op.name,
             op.count,
-            term.time_s(units, rows, self.efficiency.overlap),
+            term.time_s(units, rows, self.efficiency.overlap) * self.efficiency.slowdown,
             op.flop_per_unit * (rows or units),
             op.fixed_bytes + op.bytes_per_unit * units + op.bytes_per_row * rows,
             bound,

@@ -12,15 +12,18 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+
+from script_plans import MATRIX
 
 from planner.scripts import Emission, render, write
 
 #: What the scripts may use beside bash itself.
 TOOLS = (
-    "awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "find", "grep", "head", "ln", "ls", "mkdir", "mv",
-    "paste", "rm", "sed", "sh", "sort", "tail", "touch", "tr", "wc",
+    "awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "find", "grep", "head", "ln", "ls", "mkdir",
+    "mv", "paste", "rm", "sed", "sh", "sort", "tail", "touch", "tr", "wc",
 )  # fmt: skip
 _RECORD = """#!/bin/bash
 state={state}
@@ -44,6 +47,7 @@ case "$1" in
   ps) [[ -e "$state/running" ]] && echo 0123abcd || true ;;
   port) cat "$state/port" ;;
   run)
+    if [[ -e "$cidfile" ]]; then echo "container ID file found" >&2; exit 125; fi # as docker does
     echo 0123abcd-full >"$cidfile"
     echo "${published%:*}" >"$state/port"
     if [[ -e "$state/run_fails" ]]; then echo "port is already allocated" >&2; exit 125; fi
@@ -177,8 +181,10 @@ class Machine:
         """Let a script read the driver's files in the folder of the test."""
         if not script.exists():
             return
-        there = re.sub(r"(?<![\w/])/(sys/|proc/|dev/kfd|models/)", rf"{self.fake_root}/\1", script.read_text())
-        script.write_text(there)
+        there = re.sub(
+            r"(?<![\w/])/(sys/|proc/|dev/kfd|models/)", rf"{self.fake_root}/\1", script.read_bytes().decode()
+        )
+        script.write_bytes(there.encode())
 
     def _hardware(self, emission: Emission) -> None:
         """As many idle packages as the plan needs and one more, or eight idle GPUs, of its kind and whole."""
@@ -284,7 +290,7 @@ class Machine:
     def all_calls(self) -> list[list[str]]:
         """The command lines with which stand-ins were called, in order."""
         try:
-            fields = (self.state / "calls").read_text(errors="surrogateescape").split("\0")
+            fields = (self.state / "calls").read_bytes().decode(errors="surrogateescape").split("\0")
         except FileNotFoundError:
             return []
         calls, at = [], 0
@@ -306,7 +312,25 @@ class Machine:
         (self.state / "calls").unlink(missing_ok=True)
 
 
-def variables_of(docker_run: Mapping[int, str] | list[str]) -> list[str]:
+def values_of(words: Sequence[str], *flags: str) -> list[str]:
+    """The values of an option in a command line, in order."""
+    return [value for word, value in pairwise(words) if word in flags]
+
+
+def variables_of(docker_run: Sequence[str]) -> list[str]:
     """What is passed to the container with ``--env``."""
-    words = list(docker_run)
-    return [following for word, following in zip(words, words[1:], strict=False) if word == "--env"]
+    return values_of(docker_run, "--env")
+
+
+def prepared(root: Path, name: str = "mi355x", **options: int) -> Machine:
+    """A machine for a plan of the matrix, its GPUs partitioned where the plan says so."""
+    made = Machine(root, MATRIX[name], **options)
+    if (made.plan / "partition.sh").exists():
+        assert made.run("partition.sh", "--apply").returncode == 0
+        made.forget()
+    return made
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder with its content."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -109,7 +109,8 @@ def partition(gpu: str = "mi300x-cpx", **changes: Any) -> Plan:
     return plan(**{
         "gpu": gpu, "requested_model": model, "model": model, "gated": True, "weight_dtype": "fp16",
         "kv_cache_dtype": "fp16", "max_num_seqs": 8, "max_model_len": 2048, "engine_version": "0.9.1",
-        "image": "rocm/vllm-dev:main", "image_source": "AMD's page on vLLM for MI300X", "env": {},
+        "image": "rocm/vllm-dev:main", "image_source": "AMD's page on vLLM for MI300X",
+        "env": {"HIP_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "WARN"},
         "serve_argv": serve(model, "--max-model-len", "2048", "--max-num-seqs", "8"),
         "bench_argv": bench(model, concurrency=8, prompts=40, input_len=1024, output_len=1024),
         "workload": PlannedWorkload(input_len=1024, output_len=1024, num_prompts=40, max_concurrency=8),
@@ -126,6 +127,7 @@ def mig(gpu: str = "h100-mig-3g.40gb", **changes: Any) -> Plan:
             "image": "vllm/vllm-openai:v0.9.1",
             "docker_args": NVIDIA_DOCKER,
             "image_source": "the release of the vLLM project",
+            "env": {"CUDA_VISIBLE_DEVICES": "0"},
             **changes,
         },
     )

@@ -158,7 +158,8 @@ def test_the_default_version_is_the_newest_that_was_run_on_the_gpu(gpu: str, ver
 def test_every_gpu_has_a_version_and_an_image_of_it(profile: Any) -> None:
     image = image_for(profile, default_version(profile))
     assert image.platform == profile.platform
-    assert str(default_version(profile)) in image.name
+    # a CPU is served without a container, by whatever vLLM is installed
+    assert image.name == "" if profile.platform == "cpu" else str(default_version(profile)) in image.name
 
 
 def test_containers_get_the_gpus_and_no_privileges() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cases import fitted, model, version
@@ -119,6 +121,31 @@ def test_every_option_fits_when_it_is_asked_for(name: str, gpu: str, release: st
     assert result.verdict != "fits"
     assert result.options
     assert set(asked_again(result, name, gpu, release, EngineArgs(**flags))) == {"fits"}
+
+
+KIND_OF = {"gpu": "GPU", "weight_dtype": "precision", "quantization": "precision", "tensor_parallel_size": "GPUs"}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "flags", "kinds"),
+    [
+        # 65.7 GiB of weights and a cache of 131,072 tokens: a shorter context, more GPUs, or a larger one
+        ("meta-llama/Llama-3.3-70B-Instruct", "h100", {"quantization": "fp8"}, ["settings", "GPUs", "GPU"]),
+        ("meta-llama/Llama-2-13b-hf", "mi300x-cpx", {}, ["precision", "GPU"]),
+    ],
+)
+def test_the_first_ways_out_are_of_different_kinds(
+    name: str, gpu: str, flags: dict[str, Any], kinds: list[str]
+) -> None:
+    options = fitted(name, gpu, "0.33.0", **flags).options
+    assert [KIND_OF.get(next(iter(o.settings)), "settings") for o in options[: len(kinds)]] == kinds
+
+
+def test_people_are_shown_three_ways_out_and_programs_all() -> None:
+    asked = ("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--weight-dtype", "fp8")
+    shown = [line for line in run(*asked).out.splitlines() if line.startswith("    fits, ")]
+    assert len(shown) == 3
+    assert len(json.loads(run(*asked, "--format", "json").out)["options"]) > 3
 
 
 def test_online_quantisation_needed_room_for_the_16_bit_model_before_0_15() -> None:

@@ -17,7 +17,7 @@ LAYERS = (
     ("physics", {"memory", "operators", "efficiency", "roofline", "collectives"}),
     ("time", {"step", "calibration"}),
     ("serving", {"scheduler", "bench"}),
-    ("decide", {"fit", "plan", "predict", "evaluate", "recommend"}),
+    ("decide", {"fit", "plan", "predict", "evaluate", "recommend", "observations", "check", "validate"}),
     ("out", {"scripts", "report"}),
     ("edge", {"cli"}),
 )
@@ -29,7 +29,7 @@ OWNERS = {
     "scipy": {"calibration", "recommend"},
     "huggingface_hub": {"hub"},
     "pydantic": {"hardware", "efficiency", "plan", "measurements"},
-    "platformdirs": {"calibration", "hub"},
+    "platformdirs": {"calibration", "hub", "resources"},
 }
 
 RANK = {module: rank for rank, (_, modules) in enumerate(LAYERS) for module in modules}

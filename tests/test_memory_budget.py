@@ -11,7 +11,7 @@ from memory_cases import budget, config, fitted, model, version
 
 from planner.hardware import load_profile
 from planner.memory.activations import encoder_bytes, forward_bytes, hidden_bytes, logits_bytes
-from planner.memory.overheads import Interval, constant, fits, non_torch_bytes, total
+from planner.memory.overheads import Interval, Overheads, shipped, total
 from planner.parallelism import Layout
 from planner.units import GIB
 
@@ -153,27 +153,32 @@ def test_the_stage_with_the_fewest_blocks_binds() -> None:
     assert found.num_blocks.mid == min(blocks)
 
 
+def overheads(release: str, size: int = 1, link: str = "nvswitch") -> Overheads:
+    """The shipped constants for NVIDIA GPUs."""
+    where = {"vendor": "nvidia", "link": link, "tensor_parallel_size": size}
+    return Overheads(shipped(), version(release).release, where)
+
+
 def test_memory_outside_torch_is_interpolated_between_known_sizes() -> None:
-    two, three, four = (non_torch_bytes(version("0.11.0"), "nvidia", n, "nvswitch") for n in (2, 3, 4))
+    two, three, four = (overheads("0.11.0", n).non_torch_bytes for n in (2, 3, 4))
     assert two.mid < three.mid < four.mid
-    assert non_torch_bytes(version("0.11.0"), "nvidia", 16, "nvswitch").mid >= four.mid
+    assert overheads("0.11.0", 16).non_torch_bytes.mid >= four.mid
 
 
 def test_pcie_needs_smaller_buffers_than_nvlink() -> None:
-    assert non_torch_bytes(version("0.22.0"), "nvidia", 2, "pcie").mid < (
-        non_torch_bytes(version("0.22.0"), "nvidia", 2, "nvswitch").mid
-    )
+    pcie, nvlink = (overheads("0.22.0", 2, link).non_torch_bytes.mid for link in ("pcie", "nvswitch"))
+    assert pcie < nvlink
 
 
 def test_every_fitted_constant_has_an_interval_and_says_what_it_rests_on() -> None:
-    for fit in fits():
+    for fit in shipped().fits:
         assert fit.interval.low <= fit.interval.mid <= fit.interval.high, fit
         assert fit.logs or fit.note or fit.where.get("vendor") == "cpu" or fit.name == "start_up", fit
 
 
 def test_a_constant_that_is_not_there_is_named() -> None:
     with pytest.raises(KeyError, match="no_such_thing"):
-        constant("no_such_thing", version("0.11.0"))
+        overheads("0.11.0")["no_such_thing"]
 
 
 def test_independent_parts_add_in_quadrature() -> None:

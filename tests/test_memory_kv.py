@@ -205,11 +205,16 @@ def windowed(window: int, block_size: int, in_flight_tokens: int) -> BlockPool:
     block_size=st.sampled_from([16, 32, 64]),
     in_flight=st.sampled_from([512, 2048, 8192]),
 )
-def test_a_longer_window_never_holds_fewer_blocks(
+def test_a_longer_window_never_holds_fewer_bytes(
     window: int, longer: int, tokens: int, block_size: int, in_flight: int
 ) -> None:
-    narrow = windowed(window, block_size, in_flight).blocks_per_request(tokens)
-    assert windowed(window + longer, block_size, in_flight).blocks_per_request(tokens) >= narrow
+    narrow, wide = (windowed(w, block_size, in_flight) for w in (window, window + longer))
+    assert bytes_per_request(wide, tokens) >= bytes_per_request(narrow, tokens)
+
+
+def bytes_per_request(found: BlockPool, tokens: int) -> int:
+    """Bytes that a request of ``tokens`` holds in six layers."""
+    return found.blocks_per_request(tokens) * found.block_bytes(range(6))
 
 
 @given(name=ALL_KINDS, tokens=st.integers(1, 100_000), more=st.integers(0, 50_000))

@@ -41,7 +41,8 @@ CONSUMED = """
 
 def test_v0_names_the_parts_and_counts_blocks() -> None:
     log = read_startup_log(V0_SENTENCE)
-    assert (log.version, log.model, log.max_model_len) == ("0.6.6", "meta-llama/Meta-Llama-3-8B", 8192)
+    assert (log.version, log.model) == ("0.6.6", "meta-llama/Meta-Llama-3-8B")
+    assert log.settings == {"tensor_parallel_size": 1, "max_model_len": 8192, "gpu_memory_utilization": 0.90}
     assert log.memory_bytes == pytest.approx(39.50 * GIB)
     assert log.weights_bytes == pytest.approx(14.96 * GIB)
     assert log.activation_bytes == pytest.approx(9.37 * GIB)
@@ -49,7 +50,6 @@ def test_v0_names_the_parts_and_counts_blocks() -> None:
     assert log.kv_cache_bytes == pytest.approx(11.12 * GIB)
     assert (log.num_gpu_blocks, log.max_concurrency) == (5691, 11.12)
     assert log.graph_bytes == pytest.approx(0.28 * GIB)
-    assert log.gpu_memory_utilization == 0.90
 
 
 def test_v1_prints_the_cache_in_tokens() -> None:
@@ -67,8 +67,8 @@ def test_later_versions_sum_weights_and_what_is_outside_torch() -> None:
     assert log.memory_bytes == pytest.approx(95.01 * GIB)
     assert log.graph_bytes == pytest.approx(0.32 * GIB)
     assert log.graph_estimate_bytes == pytest.approx(0.45 * GIB)
-    assert (log.kv_cache_tokens, log.max_model_len, log.max_concurrency) == (621_392, 32_768, 18.96)
-    assert log.gpu_memory_utilization == 0.9
+    assert (log.kv_cache_tokens, log.max_concurrency) == (621_392, 18.96)
+    assert log.settings == {"max_model_len": 32_768, "gpu_memory_utilization": 0.9}
 
 
 def test_of_ranks_that_disagree_the_smallest_binds() -> None:
@@ -107,6 +107,39 @@ def test_the_log_of_another_model_is_refused() -> None:
 
 def test_a_model_served_from_a_folder_is_known_by_its_name() -> None:
     assert read_startup_log(V1.replace("Qwen/Qwen3-4B", "/models/Qwen3-4B"), model="Qwen/Qwen3-4B").ranks == 1
+
+
+ARGUMENTS = """
+INFO [api_server.py:1896] vLLM API server version 0.20.1
+INFO [utils.py:233] non-default args: {'model_tag': 'Qwen/Qwen3-32B', 'max_model_len': 16000, 'max_num_seqs': 64, 'block_size': 32, 'enable_expert_parallel': True, 'gpu_memory_utilization': 0.85}
+(EngineCore_DP0 pid=7) INFO [core.py:76] Initializing a V1 LLM engine (v0.20.1) with config: model='Qwen/Qwen3-32B', speculative_config=SpeculativeConfig(method='ngram', model=None, num_spec_tokens=4), tokenizer='Qwen/Qwen3-32B', dtype=torch.bfloat16, max_seq_len=16000, tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=2, quantization=None, enforce_eager=False, kv_cache_dtype=fp8_e4m3, enable_prefix_caching=True, enable_chunked_prefill=True
+(EngineCore_DP0 pid=7) INFO [gpu_worker.py:298] Available KV cache memory: 34.49 GiB
+(EngineCore_DP1 pid=8) INFO [gpu_worker.py:298] Available KV cache memory: 33.90 GiB
+"""  # noqa: E501
+
+
+def test_settings_are_read_from_the_arguments_and_the_engines_summary() -> None:
+    log = read_startup_log(ARGUMENTS)
+    assert (log.version, log.model) == ("0.20.1", "Qwen/Qwen3-32B")
+    assert log.settings == {
+        "max_num_seqs": 64, "block_size": 32, "enable_expert_parallel": True, "gpu_memory_utilization": 0.85,
+        "dtype": "bfloat16", "max_model_len": 16_000, "tensor_parallel_size": 2, "pipeline_parallel_size": 1,
+        "data_parallel_size": 2, "quantization": "None", "enforce_eager": False, "kv_cache_dtype": "fp8_e4m3",
+        "enable_prefix_caching": True, "enable_chunked_prefill": True, "speculative_method": "ngram",
+        "num_speculative_tokens": 4,
+    }  # fmt: skip
+
+
+def test_of_replicas_that_disagree_the_smallest_binds() -> None:
+    log = read_startup_log(ARGUMENTS)
+    assert (log.ranks, log.kv_cache_bytes) == (2, pytest.approx(33.90 * GIB))
+
+
+def test_an_earlier_start_up_in_the_file_leaves_nothing_behind() -> None:
+    """The first one had two ranks and a smaller cache; it was over when the second began."""
+    log = read_startup_log(CONSUMED + V1)
+    assert (log.ranks, log.kv_cache_bytes, log.notes) == (1, pytest.approx(58.05 * GIB), ())
+    assert log.memory_bytes is None
 
 
 def test_of_several_start_ups_the_last_counts() -> None:

@@ -78,6 +78,18 @@ def test_disputed_tensor_parallelism_is_planned_only_when_asked_for() -> None:
     check_layout(llama, partition, Layout(2), allow_unvalidated=True)
 
 
+def test_a_model_over_partitions_of_several_packages_is_refused_whatever_is_asked() -> None:
+    """Eight CPX partitions make one package; inside it TP is disputed, beyond it the profile rules it out."""
+    llama, partition = model("meta-llama/Llama-3.1-405B-Instruct"), load_profile("mi300x-cpx-nps4")
+    assert partition.partition is not None
+    assert partition.partition.count == 8
+    check_layout(llama, partition, Layout(8), allow_unvalidated=True)
+    with pytest.raises(IllegalPlanError, match="64-rank all-reduce over CPX partitions") as error:
+        check_layout(llama, partition, Layout(16), allow_unvalidated=True)
+    assert error.value.hint
+    assert legal_tensor_parallel_sizes(llama, partition, allow_unvalidated=True) == (1, 2, 4, 8)
+
+
 def test_a_disputed_mode_is_planned_only_when_asked_for() -> None:
     """AMD's own pages contradict each other on QPX with NPS4."""
     llama, partition = model("meta-llama/Llama-2-7b-hf"), load_profile("mi300x-qpx-nps4")

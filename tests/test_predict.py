@@ -10,7 +10,15 @@ from planner.engine.config import EngineArgs
 from planner.engine.version import parse_version
 from planner.hardware import load_profile
 from planner.model.resolve import load_model
-from planner.predict import Deployment, deploy, estimate, predict_latency, predict_serve, predict_throughput, typical_steps
+from planner.predict import (
+    Deployment,
+    deploy,
+    estimate,
+    predict_latency,
+    predict_serve,
+    predict_throughput,
+    typical_steps,
+)
 from planner.workload import Workload
 
 
@@ -78,3 +86,11 @@ def test_requests_held_are_those_that_the_memory_budget_gives() -> None:
     # uniform attention: blocks x 16 tokens, 2048 tokens a request
     held = deployed().requests_held(2048)
     assert held == pytest.approx(deployed().budget.num_blocks.mid * 16 / 2048, rel=0.001)
+
+
+@pytest.mark.parametrize(("release", "reserves"), [("0.18.1", False), ("0.19.0", True)])
+def test_prompts_are_admitted_whole_from_0_19_on(release: str, reserves: bool) -> None:
+    """``--scheduler-reserve-full-isl`` appeared in 0.19.0, switched on."""
+    model = load_model("meta-llama/Llama-3.1-8B", network=False).model
+    found = deploy(model, load_profile("h100"), EngineArgs(), parse_version(release))
+    assert found.limits(2048).scheduler_reserve_full_isl is reserves

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from math import log, sqrt
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,8 @@ from planner.fit import check
 from planner.hardware import load_profile
 from planner.model.resolve import load_model
 from planner.plan import Goal, PlanFile
-from planner.recommend import Ranking, Request, assemble, pareto, rank
+from planner.recommend import Candidate, Ranking, Request, assemble, pareto, rank
+from planner.recommend.search import merits
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
@@ -133,7 +135,27 @@ def test_the_winner_is_the_best_of_all_by_its_own_measure(input_len: int, output
     asked = replace(request(goal, "h200-sxm"), input_len=input_len, output_len=output_len)
     (ranking,) = rank(asked)
     assert ranking.best is not None
-    assert ranking.best.score(goal) == max(candidate.score(goal) for candidate in ranking.candidates)
+    merit = merits(ranking.candidates, goal)
+    assert merit[id(ranking.best)] == max(merit.values())
+
+
+def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:
+    candidates = ranked("balanced", "b200-sxm").candidates
+    front = pareto(candidates)
+    best = ranked("balanced", "b200-sxm").best
+    assert best in front
+
+    # distance from the chord between the ends, axes logarithmic, each scaled to the length of the front
+    def height(c: Candidate) -> float:
+        x = log(c.tok_per_s_per_user / front[-1].tok_per_s_per_user) / log(
+            front[0].tok_per_s_per_user / front[-1].tok_per_s_per_user
+        )
+        y = log(c.tok_per_s_per_gpu / front[0].tok_per_s_per_gpu) / log(
+            front[-1].tok_per_s_per_gpu / front[0].tok_per_s_per_gpu
+        )
+        return (x + y - 1) / sqrt(2)
+
+    assert best == max(front, key=height)
 
 
 def test_a_plan_says_everything_that_was_simulated_in_its_command() -> None:

@@ -8,11 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from script_machine import values_of
 from script_plans import AMD_DOCKER, GOLDEN, MATRIX, emission, mig, partition, plan, serve
 
 from planner.errors import IllegalPlanError, InputError
@@ -23,7 +25,7 @@ from planner.scripts import ALL_FILES, Emission, container_name, render, result_
 from planner.scripts.emission import gfx_target_version
 from planner.scripts.quoting import argv, cell, comment, fenced, text
 
-TEMPLATES = sorted((data_dir("templates") / "vllm").glob("*.j2"))
+TEMPLATES = sorted((data_dir("templates") / "vllm").rglob("*.j2"))
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 RENDERED = {name: render(made) for name, made in MATRIX.items()}
 
@@ -121,7 +123,7 @@ def test_the_recipe_is_launched_word_for_word() -> None:
         "--tensor-parallel-size 1",
     ):  # fmt: skip
         flag, value = recipe.split()
-        assert (flag, value) in list(zip(words, words[1:], strict=False)), recipe
+        assert (flag, value) in pairwise(words), recipe
     assert {"--no-enable-prefix-caching", "--async-scheduling"} <= set(words)
     config = json.loads(words[words.index("--compilation-config") + 1])
     assert config == {
@@ -154,7 +156,7 @@ def test_nothing_is_asked_of_docker_that_the_plan_does_not_hold() -> None:
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_server_is_published_on_loopback_only(name: str) -> None:
     launched = command_in(RENDERED[name]["launch.sh"], "docker run")
-    published = [after for word, after in zip(launched, launched[1:], strict=False) if word in {"--publish", "-p"}]
+    published = values_of(launched, "--publish", "-p")
     assert published == ["127.0.0.1:$port:$container_port"]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from script_machine import Machine, variables_of
 from script_plans import emission, plan
@@ -16,9 +16,9 @@ CANARY = "canary"  # a payload that is run makes this file, in the folder where 
 PAYLOADS = (
     f"$(touch {CANARY})", f"`touch {CANARY}`", f"; touch {CANARY} #", f"\ntouch {CANARY}\n", f"' touch {CANARY} '",
     f'"; touch {CANARY}; "', f"\\\ntouch {CANARY}", f"a\r\ntouch {CANARY}", f"&& touch {CANARY}", f"| touch {CANARY}",
-    f"x\u2028touch {CANARY}", f"}}}}{{% raw %}} $(touch {CANARY})", "{{ plan }}", "{# gone #}", "{// gone //}", "~", "*",
-    "a b", "'", '"', "\\", "-n", "--", "#", "", "! !!", "%s%n", "\x1b[2J", "\u202egpj", "```\n# title", "a|b", "ü €",
-    "a,b=c,trust_remote_code=True", "=", "$HOME", "${HF_TOKEN}", "\t",
+    f"x\u2028touch {CANARY}", f"}}}}{{% raw %}} $(touch {CANARY})", "{{ plan }}", "{# gone #}", "{// gone //}", "~",
+    "*", "a b", "'", '"', "\\", "-n", "--", "#", "", "! !!", "%s%n", "\x1b[2J", "\u202egpj", "```\n# title", "a|b",
+    "ü €", "a,b=c,trust_remote_code=True", "=", "$HOME", "${HF_TOKEN}", "\t",
 )  # fmt: skip
 HOSTILE = st.one_of(
     st.sampled_from(PAYLOADS),
@@ -27,7 +27,7 @@ HOSTILE = st.one_of(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.generate))  # an example takes a second
 @given(
     model=HOSTILE,
     value=HOSTILE,

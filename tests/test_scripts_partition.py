@@ -190,12 +190,11 @@ def test_mig_goes_on_where_the_instances_are_missing(nvidia: Machine) -> None:
         (lambda m: m.set_nvidia("mig.mode.current", ["[N/A]"]), "has no MIG"),
         (lambda m: m.set(nvidia_down=""), "does not know GPU 0"),
         (lambda m: (m.set_nvidia("mig.mode.current", ["Enabled"]),
-                    m.set_nvidia("list", ["GPU 0: x", "  MIG 1g.10gb Device 0: (UUID: MIG-y)"])), "is cut into 1g.10gb"),
+                    m.set_nvidia("list", ["GPU 0: x", "  MIG 1g.10gb Device 0: (UUID: MIG-y)"])),
+         "is cut into 1g.10gb"),
     ],
 )  # fmt: skip
-def test_mig_checks_come_before_any_change(
-    nvidia: Machine, breaking: Callable[[Machine], object], cause: str
-) -> None:
+def test_mig_checks_come_before_any_change(nvidia: Machine, breaking: Callable[[Machine], object], cause: str) -> None:
     breaking(nvidia)
     done = nvidia.run("partition.sh", "--apply")
     assert done.returncode == 1 and "refused: " in done.stderr and cause in done.stderr

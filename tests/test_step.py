@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, perfect
 
-from planner.efficiency import Efficiency, load_calibration
+from planner.efficiency import Efficiency, load_calibration, prior_values
 from planner.step import Batch, StepModel, distinct_experts, hottest_rows
 
-PRIOR = load_calibration().efficiency({})
+PRIOR = load_calibration().efficiency({}, prior_values(gpu(), 1))
 MODELS = {"dense": llama_8b(), "moe": moe_model(), "mla": mla_model()}
 batches = st.builds(
     Batch,

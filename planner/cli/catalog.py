@@ -1,7 +1,5 @@
 """``planner hardware`` and ``planner models``: look at the facts."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +9,10 @@ from planner.cli.options import Format, OutputFormat, Refresh, Revision
 
 def register(app: typer.Typer) -> None:
     """Add the two groups to the command line."""
-    hardware = typer.Typer(help="GPU profiles.", no_args_is_help=True, rich_markup_mode=None)
+    hardware = typer.Typer(help="GPU profiles.", rich_markup_mode=None)
     hardware.command("list", help="Every profile with its aliases.")(hardware_list)
     hardware.command("show", help="One profile: every figure with its source.")(hardware_show)
-    models = typer.Typer(help="Model architectures.", no_args_is_help=True, rich_markup_mode=None)
+    models = typer.Typer(help="Model architectures.", rich_markup_mode=None)
     models.command("list", help="The bundled catalog.")(models_list)
     models.command("show", help="Architecture, parameters and bytes of models.")(models_show)
     app.add_typer(hardware, name="hardware")
@@ -23,47 +21,57 @@ def register(app: typer.Typer) -> None:
 
 def hardware_list(output: OutputFormat = Format.table) -> None:
     """List the GPU profiles."""
-    from planner import report
     from planner.hardware import load_all
+    from planner.report.facts import print_hardware
 
-    report.print_hardware(load_all(), output)
+    print_hardware(load_all(), output)
 
 
-def hardware_show(gpu: Annotated[str, typer.Argument(metavar="GPU")], output: OutputFormat = Format.table) -> None:
+def hardware_show(
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Profile id, alias or file.")],
+    output: OutputFormat = Format.table,
+) -> None:
     """Show one GPU profile."""
-    from planner import report
     from planner.hardware import load_profile
+    from planner.report.facts import print_profile
 
-    report.print_profile(load_profile(gpu), output)
+    print_profile(load_profile(gpu), output)
 
 
 def models_list(output: OutputFormat = Format.table) -> None:
     """List the bundled catalog."""
-    from planner import report
     from planner.model import catalog
+    from planner.report.facts import print_catalog
 
-    report.print_rows([{"model": name} for name in catalog.ids()], output)
+    print_catalog([entry for entry in map(catalog.find, catalog.ids()) if entry], output)
 
 
 def models_show(
-    model: Annotated[list[str], typer.Argument(metavar="MODEL...")],
+    model: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Hub ids, folders with a config.json, or such files.")
+    ],
     output: OutputFormat = Format.table,
     revision: Revision = None,
     refresh: Refresh = False,
 ) -> int:
-    """Show models. Exit status 2 or 3 when one of them could not be shown."""
-    from planner import report
+    """Show models. Exit status 2 or 3 when one of them could not be shown; the others are shown all the same."""
+    from planner.cli.streams import complain
     from planner.errors import PlannerError
     from planner.memory import model_facts
     from planner.model.resolve import load_model
+    from planner.report.facts import print_models
 
     rows: list[dict[str, Any]] = []
-    status = 0
+    errors: dict[str, PlannerError] = {}
     for name in model:
         try:
             rows.append(model_facts(load_model(name, revision=revision, refresh=refresh)))
         except PlannerError as error:
             rows.append({"requested": name, "error": error.cause, "hint": error.hint})
-            status = max(status, error.exit_status)
-    report.print_models(rows, output)
-    return status
+            errors[name] = error
+    print_models(rows, output)
+    if not errors:
+        return 0
+    causes = dict.fromkeys(error.cause for error in errors.values())
+    hints = dict.fromkeys(error.hint for error in errors.values())
+    return complain("; ".join(causes), max(e.exit_status for e in errors.values()), hint="; or ".join(hints))

@@ -1,7 +1,5 @@
 """``planner evaluate``: predictions beside measurements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +19,9 @@ def evaluate(
     output: flag.OutputFormat = Format.table,
 ) -> int:
     """Exit status 0: how good the predictions are is in the output."""
-    from planner import report
     from planner.evaluate import evaluate as predict_all
     from planner.measurements import read_runs
+    from planner.report.evaluation import print_evaluation
 
-    report.print_evaluation(predict_all(read_runs(runs)), output)
+    print_evaluation(predict_all(read_runs(runs)), output)
     return 0

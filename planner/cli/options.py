@@ -1,4 +1,4 @@
-"""Flags that several commands share. Engine flags carry vLLM's own names."""
+"""Flags that several commands share. Those of the load carry the names of ``vllm bench``."""
 
 from __future__ import annotations
 
@@ -17,62 +17,56 @@ class Format(StrEnum):
     markdown = "markdown"
 
 
-ENGINE = "Engine (flags of vllm serve)"
 LOAD = "Load (flags of vllm bench)"
+MOST_PROMPTS = 100_000  #: a replay takes seconds for so many; no benchmark sends more
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Hub id, folder with a config.json, or a config.json.")
 ]
+Gpu = Annotated[str, typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file.")]
 Gpus = Annotated[list[str], typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; repeatable; 'all'.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the data.")]
 EngineVersionOption = Annotated[
     str | None,
-    typer.Option("--engine-version", metavar="VERSION", help="vLLM version; default: newest with an image."),
+    typer.Option(
+        "--engine-version", metavar="VERSION", help="vLLM version, or date of a build. Default: newest with an image."
+    ),
 ]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")]
 Refresh = Annotated[bool, typer.Option("--refresh", help="Ask the hub even where a local answer exists.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Show the arithmetic.")]
-
-TensorParallelSize = Annotated[
-    int,
-    typer.Option("--tensor-parallel-size", "-tp", min=1, rich_help_panel=ENGINE, help="GPUs that share each layer."),
-]
-PipelineParallelSize = Annotated[
-    int,
-    typer.Option("--pipeline-parallel-size", "-pp", min=1, rich_help_panel=ENGINE, help="Stages of layers."),
-]
-DataParallelSize = Annotated[
-    int,
-    typer.Option("--data-parallel-size", "-dp", min=1, rich_help_panel=ENGINE, help="Replicas of the engine."),
-]
-EnableExpertParallel = Annotated[
-    bool, typer.Option("--enable-expert-parallel", rich_help_panel=ENGINE, help="Whole experts per rank.")
-]
-Dtype = Annotated[str, typer.Option("--dtype", rich_help_panel=ENGINE, help="auto, bfloat16, float16 or float32.")]
-QuantizationOption = Annotated[
-    str | None,
-    typer.Option("--quantization", "-q", rich_help_panel=ENGINE, help="fp8 quantises at load time."),
-]
-KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", rich_help_panel=ENGINE, help="auto, fp8, bfloat16, ...")]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option("--max-model-len", rich_help_panel=ENGINE, help="Context; default: the model's own."),
-]
-MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", rich_help_panel=ENGINE, help="Largest batch.")]
-MaxNumBatchedTokens = Annotated[
-    int | None, typer.Option("--max-num-batched-tokens", rich_help_panel=ENGINE, help="Tokens of one step.")
-]
-GpuMemoryUtilization = Annotated[
-    float | None,
-    typer.Option("--gpu-memory-utilization", rich_help_panel=ENGINE, help="Share of memory to use."),
-]
-BlockSize = Annotated[int | None, typer.Option("--block-size", rich_help_panel=ENGINE, help="Tokens of a KV block.")]
-EnforceEager = Annotated[bool, typer.Option("--enforce-eager", rich_help_panel=ENGINE, help="No CUDA/HIP graphs.")]
-AllowUnvalidated = Annotated[
-    bool,
-    typer.Option("--allow-unvalidated", help="Plan what one source documents and another reports broken."),
-]
 WeightDtype = Annotated[
     str | None,
     typer.Option("--weight-dtype", help="Plan the usual checkpoint of this precision: fp8, mxfp4, int4-awq, ..."),
+]
+
+InputLen = Annotated[int, typer.Option("--input-len", rich_help_panel=LOAD, help="Prompt tokens.")]
+OutputLen = Annotated[int, typer.Option("--output-len", rich_help_panel=LOAD, help="Output tokens.")]
+RandomInputLen = Annotated[
+    int, typer.Option("--random-input-len", "--input-len", rich_help_panel=LOAD, help="Prompt tokens.")
+]
+RandomOutputLen = Annotated[
+    int, typer.Option("--random-output-len", "--output-len", rich_help_panel=LOAD, help="Output tokens.")
+]
+NumPrompts = Annotated[
+    int, typer.Option("--num-prompts", min=1, max=MOST_PROMPTS, rich_help_panel=LOAD, help="Requests.")
+]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", min=1, max=MOST_PROMPTS, rich_help_panel=LOAD, help="Prompts of the one batch.")
+]
+MaxConcurrency = Annotated[
+    int | None, typer.Option("--max-concurrency", min=1, rich_help_panel=LOAD, help="Most requests in flight.")
+]
+RequestRate = Annotated[float, typer.Option("--request-rate", rich_help_panel=LOAD, help="Requests per second.")]
+Burstiness = Annotated[float, typer.Option("--burstiness", rich_help_panel=LOAD, help="1 is Poisson.")]
+RangeRatio = Annotated[
+    float, typer.Option("--random-range-ratio", rich_help_panel=LOAD, help="Lengths vary by this share.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, rich_help_panel=LOAD, help="Of lengths and arrivals.")
+]
+Percentiles = Annotated[str, typer.Option("--metric-percentiles", rich_help_panel=LOAD, help="Such as 50,90,99.")]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option("--goodput", metavar="NAME:MS", rich_help_panel=LOAD, help="ttft, tpot or e2el target; repeatable."),
 ]

@@ -1,9 +1,7 @@
 """``planner recommend``: which settings, and the scripts that launch and prove them."""
 
-from __future__ import annotations
-
 import shlex
-import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli import options as flag
+from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import LOAD, Format
 
 if TYPE_CHECKING:
+    from planner.engine.config import EngineArgs
     from planner.plan import Plan
     from planner.recommend import Ranking, Request
 
@@ -38,34 +38,44 @@ def register(app: typer.Typer) -> None:
     )
 
 
+@takes_engine_flags(
+    "kv_cache_dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "allow_unvalidated",
+)
 def recommend(
+    *,
     context: typer.Context,
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"Default: {DEFAULT_MODEL}.")] = None,
     goal: Annotated[Goal, typer.Option("--goal", help="What is best.")] = Goal.balanced,
     gpu: Annotated[
-        list[str] | None, typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; repeatable; 'all'.")
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="GPU",
+            help=f"Profile id, alias or file; repeatable; 'all'. Default: {' '.join(DEFAULT_GPUS)}.",
+        ),
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that one node has.")] = GPUS_PER_NODE,
-    input_len: Annotated[
-        int, typer.Option("--random-input-len", "--input-len", rich_help_panel=LOAD, help="Prompt tokens.")
-    ] = DEFAULT_LEN,
-    output_len: Annotated[
-        int, typer.Option("--random-output-len", "--output-len", rich_help_panel=LOAD, help="Output tokens.")
-    ] = DEFAULT_LEN,
-    max_concurrency: Annotated[
-        int | None, typer.Option("--max-concurrency", min=1, rich_help_panel=LOAD, help="Requests in flight.")
-    ] = None,
+    input_len: flag.RandomInputLen = DEFAULT_LEN,
+    output_len: flag.RandomOutputLen = DEFAULT_LEN,
+    max_concurrency: flag.MaxConcurrency = None,
     num_prompts: Annotated[
-        int | None, typer.Option("--num-prompts", min=1, rich_help_panel=LOAD, help="Default: 5 x the concurrency.")
+        int | None,
+        typer.Option(
+            "--num-prompts",
+            min=1,
+            max=flag.MOST_PROMPTS,
+            rich_help_panel=LOAD,
+            help="Requests. Default: 5 x the concurrency.",
+        ),
     ] = None,
-    kv_cache_dtype: flag.KvCacheDtype = "auto",
-    max_model_len: flag.MaxModelLen = None,
-    max_num_seqs: flag.MaxNumSeqs = None,
-    max_num_batched_tokens: flag.MaxNumBatchedTokens = None,
-    gpu_memory_utilization: flag.GpuMemoryUtilization = None,
-    enforce_eager: flag.EnforceEager = False,
+    args: "EngineArgs",
     engine_version: flag.EngineVersionOption = None,
-    allow_unvalidated: flag.AllowUnvalidated = False,
     directory: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")
     ] = None,
@@ -75,17 +85,22 @@ def recommend(
     revision: flag.Revision = None,
     refresh: flag.Refresh = False,
 ) -> int:
-    """Exit status 0 when every GPU has a plan, 1 when one of them has none."""
-    from planner import report
-    from planner.cli.inputs import gpu_profiles
-    from planner.engine.config import EngineArgs
+    """Exit status 0 when there is a plan for at least one GPU, 1 when there is none."""
+    from planner.cli.inputs import check_context, gpu_profiles
     from planner.engine.version import parse_version
     from planner.model.resolve import load_model
     from planner.recommend import Request, rank
+    from planner.report.recommendation import print_recommendation
+    from planner.workload import Workload
 
+    _refuse_existing(directory, force)
     profiles = gpu_profiles(gpu or DEFAULT_GPUS)
+    resolved = load_model(model or DEFAULT_MODEL, revision=revision, refresh=refresh)
+    own_context = resolved.model.max_position_embeddings
+    workload = Workload(input_len, output_len, num_prompts or 1, max_concurrency)
+    check_context(workload, min(own_context, args.max_model_len or own_context), resolved.resolved)
     request = Request(
-        model=load_model(model or DEFAULT_MODEL, revision=revision, refresh=refresh),
+        model=resolved,
         gpus=tuple(profiles),
         goal=goal.value,
         input_len=input_len,
@@ -94,28 +109,32 @@ def recommend(
         num_prompts=num_prompts,
         gpus_per_node=gpus,
         version=parse_version(engine_version) if engine_version else None,
-        args=EngineArgs(
-            kv_cache_dtype=kv_cache_dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=enforce_eager,
-            allow_unvalidated=allow_unvalidated,
-        ),
+        args=args,
     )
     rankings = rank(request)
     plans = _plans(request, rankings, pick)
-    command = shlex.join(["planner", *_typed(context)])
-    report.print_recommendation(
-        request, rankings, plans, _defaults_taken(context), output, command=command, wrote=directory is not None
-    )
+    command = shlex.join(["planner", *(context.obj or ())])
     if directory:
         _write(directory, rankings, plans, request, command, force=force)
-    return 0 if all(plan is not None for plan in plans) else 1
+    print_recommendation(
+        request, rankings, plans, _defaults_taken(context), output, command=command, wrote=directory is not None
+    )
+    return 0 if any(plan is not None for plan in plans) else 1
 
 
-def _plans(request: Request, rankings: list[Ranking], pick: int) -> list[Plan | None]:
+def _refuse_existing(directory: Path | None, force: bool) -> None:
+    """Before anything is computed. Writing checks again: the folder may have come in the meantime."""
+    from planner.errors import InputError
+
+    try:
+        exists = directory is not None and directory.exists()
+    except OSError as error:
+        raise InputError(f"-o {str(directory)[:200]}: {error.strerror}", hint="name another folder") from error
+    if exists and not force:
+        raise InputError(f"-o {directory} already exists", hint="name another folder, or add --force to replace it")
+
+
+def _plans(request: "Request", rankings: "Sequence[Ranking]", pick: int) -> "list[Plan | None]":
     """The picked plan of each GPU; None where nothing fits."""
     from planner.errors import InputError
     from planner.recommend import assemble
@@ -128,11 +147,6 @@ def _plans(request: Request, rankings: list[Ranking], pick: int) -> list[Plan | 
             )
         plans.append(assemble(request, ranking, ranking.candidates[pick - 1]) if ranking.candidates else None)
     return plans
-
-
-def _typed(context: typer.Context) -> list[str]:
-    """The command line as it was typed, options that hold folders of this machine included."""
-    return list(context.meta.get("planner.argv", sys.argv[1:]))
 
 
 def _defaults_taken(context: typer.Context) -> dict[str, Any]:
@@ -148,26 +162,29 @@ def _defaults_taken(context: typer.Context) -> dict[str, Any]:
 
 
 def _write(
-    directory: Path, rankings: list[Ranking], plans: list[Plan | None], request: Request, command: str, *, force: bool
+    directory: Path,
+    rankings: "Sequence[Ranking]",
+    plans: "Sequence[Plan | None]",
+    request: "Request",
+    command: str,
+    *,
+    force: bool,
 ) -> None:
-    """Scripts of one GPU into ``directory``, of several into a folder for each below it."""
-    from planner import __version__, report
+    """Scripts of one GPU into ``directory``, of several into a folder for each below it; all of them or none."""
+    from planner import __version__
     from planner.plan import PlanFile
+    from planner.report.recommendation import predicted_lines
+    from planner.report.render import note
     from planner.scripts import Emission, render, write
 
-    several = len(rankings) > 1
-    files: dict[Path, dict[str, str]] = {}
+    files: dict[str, str] = {}
     for ranking, plan in zip(rankings, plans, strict=True):
         if plan is None:
             continue
         file = PlanFile(planner_version=__version__, command=command, goal=request.goal, plan=plan)
-        lines = tuple(report.predicted_lines(plan))
-        emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], lines)
-        files[directory / plan.gpu if several else directory] = render(emission)
-    if several and directory.exists() and not force:
-        from planner.errors import InputError
-
-        raise InputError(f"{directory} already exists", hint="give another folder to -o, or add --force to replace it")
-    for folder, content in files.items():
-        write(folder, content, force=force)
-        report.note(f"wrote {folder}: {', '.join(content)}")
+        emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
+        folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
+        files |= {f"{folder}{name}": content for name, content in render(emission).items()}
+    if files:
+        write(directory, files, force=force)
+        note(f"wrote {len(files)} files into {directory}; start with RUNBOOK.md")

@@ -182,6 +182,8 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
         line.add("--pipeline-parallel-size", config.pipeline_parallel_size)
     if config.data_parallel_size > 1:
         line.add("--data-parallel-size", config.data_parallel_size)
+    if config.decode_context_parallel_size > 1:
+        line.add("--decode-context-parallel-size", config.decode_context_parallel_size)
     if config.enable_expert_parallel:
         line.add("--enable-expert-parallel")
     line.add("--dtype", LONG_NAMES[config.dtype])
@@ -196,6 +198,8 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
         line.add("--block-size", config.block_size)
     if config.enforce_eager:
         line.add("--enforce-eager")
+    if config.speculative_config:
+        line.add("--speculative-config", config.speculative_config.text)
     _add_switches(line, config)
 
 

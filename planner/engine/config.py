@@ -14,6 +14,24 @@ from planner.engine.version import EngineVersion
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
+#: How tokens are drafted, see ``planner.engine.speculative``.
+SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "ngram", "suffix"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """What ``--speculative-config`` says."""
+
+    method: SpeculativeMethod
+    num_speculative_tokens: int
+    model: str | None = None  #: of the draft: a hub id or a path
+    draft_tensor_parallel_size: int | None = None  #: None: as the model's; else that or 1
+    text: str = ""  #: the JSON as it is launched
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a second checkpoint is loaded."""
+        return self.method in ("draft_model", "eagle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,8 @@ class EngineArgs:
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
+    decode_context_parallel_size: int = 1
+    speculative_config: SpeculativeConfig | None = None
     allow_unvalidated: bool = False  #: plan what one source documents and another reports broken
 
 
@@ -64,6 +84,8 @@ class EngineConfig:
     quantization: str | None = None  #: what the checkpoint is quantised to at load time; None: served as it is
     kv_cache_dtype_flag: str | None = None  #: value of ``--kv-cache-dtype`` that gives ``kv_cache_dtype``
     num_scheduler_steps: int = 1  #: V0 only: steps that the GPU takes for one visit of the scheduler
+    decode_context_parallel_size: int = 1  #: ranks of the TP group that share the tokens of the KV cache
+    speculative_config: SpeculativeConfig | None = None
     defaults_taken: tuple[str, ...] = ()
 
     @property

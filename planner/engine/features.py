@@ -44,6 +44,14 @@ class Features:
     memory_log: Literal["none", "total", "parts", "consumed"]  #: which parts of memory the start-up log names
     window_batches: int  #: batches in flight whose tokens a sliding window keeps blocks for
     default_gpu_memory_utilization: float
+    keeps_windows: bool  #: layers with a sliding window keep only their window, beside layers of full attention
+    keeps_chunks: bool  #: the same for chunked attention
+    pipeline_remainder_last: bool  #: layers that do not divide by the stages all go to the last one
+    refines_fp8_blocks: bool  #: scales of fp8 experts are re-cut when a shard cuts a block; refused before
+    streams_online_quantization: bool  #: ``--quantization fp8`` never holds the 16-bit model
+    reserves_whole_prompt: bool  #: default of ``--scheduler-reserve-full-isl``
+    context_parallel_heads: bool  #: decode context parallelism for grouped-query attention; for latent attention before
+    draft_models: bool  #: speculative decoding with a second, smaller model
 
 
 def features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | None = None) -> Features:
@@ -76,6 +84,14 @@ def features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | No
         # config/vllm.py, max_in_flight_tokens: from 0.26.0, two batches where scheduling is asynchronous
         window_batches=2 if asynchronous and release >= (0, 26) else 1,
         default_gpu_memory_utilization=0.92 if release >= (0, 20) else 0.90,  # config/cache.py
+        keeps_windows=v1 and release >= (0, 9, 1),  # kv_cache_manager.py: the hybrid manager
+        keeps_chunks=v1 and release >= (0, 12),  # config/vllm.py: off for Llama 4 before
+        pipeline_remainder_last=release < (0, 8),  # distributed/utils.py; pull request 13839
+        refines_fp8_blocks=release >= (0, 32),  # layers/quantization/fp8.py of 0.32 has it
+        streams_online_quantization=release >= (0, 15),  # pull request 31914
+        reserves_whole_prompt=v1 and release >= (0, 19),  # config/scheduler.py
+        context_parallel_heads=v1 and release >= (0, 11, 1),  # config/model.py, verify_with_parallel_config
+        draft_models=v1 and release >= (0, 15),  # v1/spec_decode/draft_model.py; V0 had its own until 0.9
     )
 
 

@@ -39,8 +39,12 @@ class Image:
 def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     """The image of ``version`` for a GPU, of a partition's whole GPU: seen on it, seen elsewhere, or by its name.
 
+    On a CPU the name is empty: the server runs without a container, as it is installed on the machine.
+
     Raises IllegalPlanError when no image of that version is known for the platform.
     """
+    if profile.platform == "cpu":
+        return Image("", version, "cpu", pinned=False, source="no container: vLLM as it is installed on the machine")
     if version.build != "vllm":
         raise IllegalPlanError(
             f"vLLM with the ATOM plugin ({version.text}) is a build of its own, and no image of it is pinned here",

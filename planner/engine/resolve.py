@@ -19,10 +19,11 @@ from planner.engine.defaults import (
 from planner.engine.features import Features, default_engine, features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.kv_dtype import LONG_NAMES, SHORT_NAMES, kv_cache_dtype
+from planner.engine.speculative import check_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.schema import GpuProfile
-from planner.model.architecture import Model
+from planner.model.architecture import Attention, LatentAttention, Model
 from planner.model.quantization import load_quantized
 
 #: vLLM's method names for checkpoints whose own ``quant_method`` is wider.
@@ -63,6 +64,10 @@ class _Resolver:
         engine = default_engine(self.version, self.profile, fp8_kv_cache=kv.is_fp8)
         found = features(self.version, self.profile, engine=engine)
         max_model_len = self._max_model_len()
+        if args.speculative_config:
+            check_speculative_config(
+                args.speculative_config, self.model, self.version, found, args.tensor_parallel_size
+            )
         chunked = self._chunked_prefill(found, max_model_len)
         tokens, seqs = self._batch(found, max_model_len, chunked=chunked)
         return EngineConfig(
@@ -86,6 +91,8 @@ class _Resolver:
             engine=engine,
             quantization=args.quantization,
             kv_cache_dtype_flag=kv.flag,
+            decode_context_parallel_size=args.decode_context_parallel_size,
+            speculative_config=args.speculative_config,
             defaults_taken=tuple(self.taken),
         )
 
@@ -104,7 +111,12 @@ class _Resolver:
     def _check_layout(self) -> None:
         """Sizes that no model or GPU could have, and axes that the version does not have."""
         args = self.args
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        for name in (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+            "decode_context_parallel_size",
+        ):
             self._at_least_one(name)
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(
@@ -113,10 +125,39 @@ class _Resolver:
         for flag, wanted in (
             ("--data-parallel-size", args.data_parallel_size > 1),
             ("--enable-expert-parallel", args.enable_expert_parallel),
+            ("--decode-context-parallel-size", args.decode_context_parallel_size > 1),
         ):
             status = flag_status(self.version, flag)
             if wanted and not status:
                 raise IllegalPlanError(f"{flag}: vLLM {self.version} does not have it ({status})", hint=status.hint)
+        if args.decode_context_parallel_size > 1:
+            self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
+
+    def _check_context_parallel(self, size: int, ranks: int) -> None:
+        """The ranks that hold the same KV heads may share their tokens: all of them for MLA, those beyond the KV
+        heads for GQA (``config/parallel.py``, ``verify_with_parallel_config``)."""
+        flag = f"--decode-context-parallel-size {size}"
+        if ranks % size:
+            raise IllegalPlanError(
+                f"{flag}: does not divide --tensor-parallel-size {ranks}", hint="use a divisor of it: its ranks share"
+            )
+        mixers = tuple(dict.fromkeys(self.model.mixers()))
+        if all(isinstance(mixer, LatentAttention) for mixer in mixers):
+            return
+        plain = [m for m in mixers if isinstance(m, Attention) and not m.span_tokens and not m.cross]
+        if len(plain) < len(mixers) or not features(self.version, self.profile).context_parallel_heads:
+            raise IllegalPlanError(
+                f"{flag}: how vLLM {self.version} shares the cache of {self.model.id} is not known",
+                hint="leave it out: it is for latent attention, and from 0.11.1 on for grouped-query attention",
+            )
+        for mixer in plain:
+            repeats, group = ranks // mixer.num_kv_heads, mixer.num_heads // mixer.num_kv_heads
+            if size > repeats or group % size:
+                raise IllegalPlanError(
+                    f"{flag}: only ranks that repeat KV heads share tokens, and {self.model.id} has "
+                    f"{mixer.num_kv_heads} KV heads for {ranks} ranks",
+                    hint=f"use {repeats} or less" if repeats > 1 else "raise --tensor-parallel-size or leave it out",
+                )
 
     def _dtype(self) -> str:
         """``auto`` is the checkpoint's; 32 bits become 16, as do bf16 on GPUs that do not have it."""
@@ -243,6 +284,12 @@ class _Resolver:
     def _async_scheduling(self, found: Features) -> bool:
         asked = self.args.async_scheduling
         pipelined = self.args.pipeline_parallel_size > 1 and not found.async_scheduling_with_pipeline
+        drafts = self.args.speculative_config
+        if asked and drafts and drafts.method in ("ngram", "suffix"):
+            raise IllegalPlanError(
+                f"--async-scheduling: vLLM {self.version} refuses it with drafts by {drafts.method}",
+                hint="leave it out",
+            )
         if asked and not found.async_scheduling_exists:
             raise IllegalPlanError(
                 f"--async-scheduling: vLLM {self.version} ({found.engine}) does not have it (not before 0.10.0)",
@@ -255,5 +302,6 @@ class _Resolver:
             )
         if asked is not None:
             return asked
-        self._took(f"async_scheduling {found.async_scheduling and not pipelined} (vLLM {self.version})")
-        return found.async_scheduling and not pipelined
+        value = found.async_scheduling and not pipelined and (not drafts or drafts.method in ("mtp", "eagle"))
+        self._took(f"async_scheduling {value} (vLLM {self.version})")
+        return value

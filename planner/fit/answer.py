@@ -12,7 +12,7 @@ from planner.fit.check import Limits, check, min_tensor_parallel_size
 from planner.fit.options import ways_out
 from planner.fit.result import FitResult
 from planner.hardware.schema import GpuProfile
-from planner.memory.budget import MemoryBudget
+from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget
 from planner.model.architecture import Model
 from planner.model.quantization import as_quantized
 from planner.units import GIB
@@ -27,16 +27,18 @@ def fit(
     requested_model: str = "",
     resolved_model: str = "",
     look_for_options: bool = True,
+    basis: Basis = SHIPPED_BASIS,
 ) -> FitResult:
     """Whether ``model`` starts on GPUs of ``profile`` with the settings ``args`` under vLLM ``version``.
 
     ``requested_model`` is the name that the user gave and ``resolved_model`` what it led to (the model's own id when
-    they are left out); ``look_for_options`` also checks what would make it fit.
+    they are left out); ``look_for_options`` also checks what would make it fit; ``basis`` are overheads other than
+    ours, and the draft of ``--speculative-config``.
     Raises IllegalPlanError for settings that vLLM refuses whatever the memory, UnsupportedModelError for a model
     whose cache is not understood, InputError for a flag with an impossible value.
     """
-    checked = check(model, profile, args, version)
-    limits = Limits(model, profile, args, checked)
+    checked = check(model, profile, args, version, basis)
+    limits = Limits(model, profile, args, checked, basis)
     result = FitResult(
         requested_model=requested_model or model.id,
         resolved_model=resolved_model or model.id,
@@ -46,12 +48,12 @@ def fit(
         largest_max_model_len=limits.max_model_len(),
         largest_max_num_seqs=limits.max_num_seqs(),
         smallest_gpu_memory_utilization=limits.gpu_memory_utilization(),
-        min_tensor_parallel_size=min_tensor_parallel_size(model, profile, args, version),
+        min_tensor_parallel_size=min_tensor_parallel_size(model, profile, args, version, basis),
         options=(),
         notes=tuple(_notes(model, checked.budget)),
     )
     if look_for_options and result.verdict != "fits":
-        return replace(result, options=tuple(ways_out(model, profile, args, version, result)))
+        return replace(result, options=tuple(ways_out(model, profile, args, version, result, basis)))
     return result
 
 
@@ -64,6 +66,7 @@ def sweep(
     tensor_parallel_sizes: Iterable[int] = (1, 2, 4, 8),
     weight_dtypes: Iterable[str] = (),
     kv_cache_dtypes: Iterable[str] = ("auto", "fp8"),
+    basis: Basis = SHIPPED_BASIS,
 ) -> list[FitResult]:
     """Results over TP x weight dtype x KV cache dtype; combinations that vLLM refuses are left out.
 
@@ -76,7 +79,7 @@ def sweep(
             for kv_cache_dtype in kv_cache_dtypes:
                 settings = replace(args, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
                 try:
-                    found.append(fit(served, profile, settings, version, look_for_options=False))
+                    found.append(fit(served, profile, settings, version, look_for_options=False, basis=basis))
                 except IllegalPlanError:
                     continue  # not a plan: the sweep lists what can run
     return found
@@ -88,8 +91,14 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
     yield from model.quantization.notes
     if config.version.note:
         yield config.version.note
-    if model.mtp:
+    own = budget.overheads.own
+    if own:
+        logs = ", ".join(dict.fromkeys(log for fit in own for log in fit.logs))
+        yield f"memory overheads of this machine, from {own[0].origin} (log {logs})"
+    if model.mtp and config.speculative_config is None:
         yield "MTP modules are not loaded: nothing asks for speculative decoding"
+    if config.speculative_config:
+        yield "what the rejection sampler needs while vLLM profiles itself is not modelled"
     if model.vision:
         yield "the vision encoder's share of the profile run depends on image sizes and is a wide guess"
     if not stage.graphs_in_budget and stage.graphs.mid:

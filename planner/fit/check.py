@@ -6,21 +6,19 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.features import features
 from planner.engine.resolve import resolve
 from planner.engine.version import EngineVersion
+from planner.errors import IllegalPlanError
 from planner.fit.conditions import conditions
 from planner.fit.result import Condition, Verdict
 from planner.hardware.schema import GpuProfile
-from planner.memory import rules
-from planner.memory.budget import MemoryBudget, memory_budget
+from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget
 from planner.memory.per_model import PerModel
 from planner.memory.weights import stage_weights
 from planner.model.architecture import Model
 from planner.model.quantization import load_quantized
 from planner.parallelism import Layout, check_layout, legal_tensor_parallel_sizes
-
-#: First release in which ``--quantization fp8`` never holds the 16-bit model (vLLM's pull request 31914).
-STREAMS_ONLINE_QUANTIZATION = (0, 15)
 
 _load_quantized = PerModel(load_quantized)
 
@@ -49,7 +47,9 @@ def served_model(model: Model, args: EngineArgs) -> Model:
     return _load_quantized(model, args.quantization) if args.quantization else model
 
 
-def check(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Checked:
+def check(
+    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, basis: Basis = SHIPPED_BASIS
+) -> Checked:
     """Settings, budget and conditions, without limits and options.
 
     Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
@@ -61,20 +61,22 @@ def check(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVe
         profile,
         Layout.of(config),
         allow_unvalidated=args.allow_unvalidated,
-        refines_fp8_blocks=rules.refines_fp8_blocks(version),
+        refines_fp8_blocks=features(version, profile).refines_fp8_blocks,
     )
-    return _checked(model, served, profile, config)
+    return _checked(model, served, profile, config, basis)
 
 
-def _checked(model: Model, served: Model, profile: GpuProfile, config: EngineConfig) -> Checked:
-    budget = memory_budget(served, profile, config)
+def _checked(model: Model, served: Model, profile: GpuProfile, config: EngineConfig, basis: Basis) -> Checked:
+    budget = memory_budget(served, profile, config, basis)
     loading = 0
-    if served is not model and config.version.release < STREAMS_ONLINE_QUANTIZATION:
+    if served is not model and not budget.features.streams_online_quantization:
         loading = max(s.loaded_bytes for s in stage_weights(model, Layout.of(config), config.dtype))
     return Checked(budget, conditions(budget, loading))
 
 
-def min_tensor_parallel_size(model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> int | None:
+def min_tensor_parallel_size(
+    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, basis: Basis = SHIPPED_BASIS
+) -> int | None:
     """The smallest legal TP size that fits, everything else as in ``args``; None where none does."""
     sizes = legal_tensor_parallel_sizes(
         served_model(model, args),
@@ -83,9 +85,16 @@ def min_tensor_parallel_size(model: Model, profile: GpuProfile, args: EngineArgs
         data_parallel_size=args.data_parallel_size,
         enable_expert_parallel=args.enable_expert_parallel,
         allow_unvalidated=args.allow_unvalidated,
-        refines_fp8_blocks=rules.refines_fp8_blocks(version),
+        refines_fp8_blocks=features(version, profile).refines_fp8_blocks,
     )
-    return next((s for s in sizes if check(model, profile, replace(args, tensor_parallel_size=s), version).fits), None)
+    for size in sizes:
+        try:
+            fits = check(model, profile, replace(args, tensor_parallel_size=size), version, basis).fits
+        except IllegalPlanError:  # a size that leaves another setting illegal
+            continue
+        if fits:
+            return size
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,7 @@ class Limits:
     profile: GpuProfile
     args: EngineArgs
     checked: Checked
+    basis: Basis = SHIPPED_BASIS
 
     def max_model_len(self) -> int:
         """The longest request that the cache holds, up to the model's own context; 0 when none fits."""
@@ -128,4 +138,4 @@ class Limits:
 
     def _fits(self, config: EngineConfig) -> bool:
         served = self.checked.budget.model
-        return _checked(self.model, served, self.profile, config).fits
+        return _checked(self.model, served, self.profile, config, self.basis).fits

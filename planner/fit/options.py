@@ -1,9 +1,10 @@
-"""What would make it fit: single changes first, each checked by asking again; nothing is promised unchecked."""
+"""What would make it fit: one change each where that is enough, checked by asking again; nothing is promised else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from planner.engine.config import EngineArgs
@@ -13,6 +14,7 @@ from planner.fit.check import Checked, check, min_tensor_parallel_size
 from planner.fit.result import FitResult, Option, Setting
 from planner.hardware import load_all
 from planner.hardware.schema import GpuProfile
+from planner.memory.budget import SHIPPED_BASIS, Basis
 from planner.model.architecture import Model
 from planner.model.quantization import as_quantized
 
@@ -39,6 +41,7 @@ class _Case:
     profile: GpuProfile
     args: EngineArgs
     version: EngineVersion
+    basis: Basis
 
     def ask(
         self,
@@ -70,7 +73,9 @@ class _Case:
         """The short answer with ``settings``; None when vLLM refuses them."""
         flags: dict[str, Any] = {k: v for k, v in settings.items() if k not in ("weight_dtype", "gpu")}
         try:
-            return check(model or self.model, profile or self.profile, replace(self.args, **flags), self.version)
+            return check(
+                model or self.model, profile or self.profile, replace(self.args, **flags), self.version, self.basis
+            )
         except PlannerError:
             return None  # not a way out
 
@@ -87,35 +92,48 @@ class _Case:
 
 
 def ways_out(
-    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, result: FitResult
+    model: Model,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    result: FitResult,
+    basis: Basis = SHIPPED_BASIS,
 ) -> Iterator[Option]:
-    """Changes after which it fits, cheapest first: settings, precision, more GPUs, another mode, another GPU."""
-    case = _Case(model, profile, args, version)
-    settings = tuple(_settings(case, result))
-    yield from settings or _frugal(case, result)
-    yield from _precisions(case)
-    size = min_tensor_parallel_size(model, profile, args, version)
-    if size and size > args.tensor_parallel_size:
-        yield from case.ask(f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
-    yield from _modes(case)
-    yield from _other_gpus(case)
+    """Changes after which it fits, most useful first: the best setting, precision, number and kind of GPU, then the
+    second best of each, and so on; so that the first three are three kinds of way out where there are as many."""
+    case = _Case(model, profile, args, version, basis)
+    kinds = (
+        tuple(_settings(case, result)) or tuple(_frugal(case, result)),
+        tuple(_precisions(case)),
+        tuple(_more_gpus(case)),
+        (*_modes(case), *_other_gpus(case)),
+    )
+    for rank in zip_longest(*kinds):
+        yield from (option for option in rank if option is not None)
 
 
 def _settings(case: _Case, result: FitResult) -> Iterator[Option]:
+    """Single settings, those that take least from the requests first."""
     config = result.config
-    shorter = case.shorter({})
-    if shorter:
-        yield from case.ask(f"a context of {shorter['max_model_len']:,} tokens", shorter)
     share = result.smallest_gpu_memory_utilization
     if share and config.gpu_memory_utilization < share <= LARGEST_UTILIZATION:
         yield from case.ask(f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
     seqs = result.largest_max_num_seqs
     if 1 <= seqs < config.max_num_seqs:
         yield from case.ask(f"at most {seqs} requests at once", {"max_num_seqs": seqs})
-    if not config.enforce_eager and result.stage.graphs_in_budget:
-        yield from case.ask("no CUDA graphs (slower)", {"enforce_eager": True})
     if not config.kv_cache_dtype.startswith("fp8"):
         yield from case.ask("an 8-bit KV cache", {"kv_cache_dtype": "fp8"})
+    shorter = case.shorter({})
+    if shorter:
+        yield from case.ask(f"a context of {shorter['max_model_len']:,} tokens", shorter)
+    if not config.enforce_eager and result.stage.graphs_in_budget:
+        yield from case.ask("no CUDA graphs (slower)", {"enforce_eager": True})
+
+
+def _more_gpus(case: _Case) -> Iterator[Option]:
+    size = min_tensor_parallel_size(case.model, case.profile, case.args, case.version, case.basis)
+    if size and size > case.args.tensor_parallel_size:
+        yield from case.ask(f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
 
 
 def _frugal(case: _Case, result: FitResult) -> Iterator[Option]:
@@ -148,13 +166,10 @@ def _precisions(case: _Case) -> Iterator[Option]:
         return
     if profile.supports("fp8"):
         yield from case.ask("fp8 weights, quantised while they load", {"quantization": "fp8"})
-        yield from case.ask("an fp8 checkpoint of the model", {"weight_dtype": "fp8"}, model=as_quantized(model, "fp8"))
     four_bits = "nvfp4" if profile.vendor == "nvidia" and profile.supports("fp4") else "int4-awq"
-    yield from case.ask(
-        f"a 4-bit checkpoint of the model ({four_bits})",
-        {"weight_dtype": four_bits},
-        model=as_quantized(model, four_bits),
-    )
+    for name, dtype in ((f"a 4-bit checkpoint of the model ({four_bits})", four_bits), ("an fp8 checkpoint", "fp8")):
+        if dtype != "fp8" or profile.supports("fp8"):
+            yield from case.ask(name, {"weight_dtype": dtype}, model=as_quantized(model, dtype))
 
 
 def _modes(case: _Case) -> Iterator[Option]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from planner.engine.config import EngineConfig
 from planner.memory.budget import MemoryBudget, StageBudget
-from planner.memory.overheads import Interval
+from planner.memory.overheads import SHIPPED, Interval
 
 Verdict = Literal["fits", "does not fit", "too close to call"]
 Setting = str | int | float | bool
@@ -61,6 +62,31 @@ class Option:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One figure that vLLM logged when it started, beside its prediction."""
+
+    line: str
+    unit: str  #: bytes per GPU, tokens, blocks or requests of the engine
+    predicted: Interval
+    logged: float
+    inside: bool  #: whether the logged figure is in the interval, its own rounding allowed for
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as it stands in ``startup_log[]``."""
+        digits = 2 if self.unit == "requests" else None
+        low, mid, high = (round(v, digits) for v in (self.predicted.low, self.predicted.mid, self.predicted.high))
+        return {
+            "line": self.line,
+            "unit": self.unit,
+            "predicted": mid,
+            "lo": low,
+            "hi": high,
+            "logged": round(self.logged, digits),
+            "inside": self.inside,
+        }
+
+
 @dataclass(frozen=True)
 class FitResult:
     """Whether a model starts on a GPU with these settings. Bytes per GPU, tokens and concurrency per engine."""
@@ -76,6 +102,13 @@ class FitResult:
     min_tensor_parallel_size: int | None
     options: tuple[Option, ...]
     notes: tuple[str, ...]
+    startup_log: tuple[LogLine, ...] = ()  #: where one was given
+
+    @property
+    def calibration(self) -> str:
+        """Where the overheads of this GPU, version and TP size come from: ``shipped``, or a file of the user's."""
+        own = self.budget.overheads.own
+        return own[0].origin if own else SHIPPED
 
     @property
     def config(self) -> EngineConfig:
@@ -179,15 +212,20 @@ class FitResult:
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "block_size": budget.pool.block_size,
             "gpu_memory_utilization": config.gpu_memory_utilization,
+            "decode_context_parallel_size": config.decode_context_parallel_size,
+            "speculative_config": json.loads(config.speculative_config.text) if config.speculative_config else None,
+            "calibration": self.calibration,
             "budget_bytes": stage.requested_bytes,
             "weights_bytes": stage.weights.weight_bytes,
             "weights_bytes_by_component": dict(stage.weights.by_component),
             "weights_bytes_by_dtype": dict(stage.weights.by_dtype),
+            "draft_bytes": stage.weights.draft_bytes,
             "rotary_bytes": stage.weights.rotary_bytes,
             **_interval("activation_bytes", stage.activation),
             **_interval("cuda_graph_bytes", stage.graphs),
             "cuda_graph_in_budget": stage.graphs_in_budget,
             **_interval("non_torch_bytes", stage.non_torch),
+            **_interval("unexplained_bytes", stage.unexplained),
             **_interval("kv_cache_bytes", self.kv_cache),
             "kv_bytes_per_token": _whole(self.kv_bytes_per_token),
             "kv_bytes_per_request": self.kv_bytes_per_request,
@@ -201,6 +239,7 @@ class FitResult:
             "largest_max_num_seqs": self.largest_max_num_seqs,
             "smallest_gpu_memory_utilization": self.smallest_gpu_memory_utilization,
             "min_tensor_parallel_size": self.min_tensor_parallel_size,
+            "startup_log": [line.to_json() for line in self.startup_log],
             "options": [option.to_json() for option in self.options],
             "defaults_taken": list(config.defaults_taken),
             "notes": list(self.notes),

@@ -16,7 +16,9 @@ copies of the logits live at once depends on the sampler and is fitted (``hardwa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from planner.engine.config import EngineConfig
 from planner.memory.per_model import PerModel
 from planner.model.architecture import Component, LatentAttention, Layer, Model, Shard, Weight
 from planner.parallelism import Layout, held_shape
@@ -26,6 +28,31 @@ LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
 RESIDUALS = 4
 #: Patches that are merged into one token, and tokens of the largest image, by model type; Qwen-VL's where not known.
 IMAGES = {"": (4, 16384), "gemma3": (16, 256), "mistral3": (4, 3025), "llama4": (4, 2448)}
+
+
+@dataclass(frozen=True, slots=True)
+class PeakTerms:
+    """What the peak of a profile run is made of before any constant is fitted to it, bytes."""
+
+    logits_bytes: int  #: one copy
+    hidden_bytes: int  #: alive while the logits are sampled
+    forward_bytes: int
+    encoder_bytes: int
+
+    def sampling(self, copies: float) -> float:
+        """Peak while sampling with ``copies`` of the logits alive."""
+        return copies * self.logits_bytes + self.hidden_bytes
+
+
+def peak_terms(model: Model, config: EngineConfig, element_bytes: int) -> PeakTerms:
+    """The terms for a profile run of ``max_num_batched_tokens`` tokens of ``element_bytes`` bytes an element."""
+    num_tokens = config.max_num_batched_tokens
+    return PeakTerms(
+        logits_bytes(model, config.max_num_seqs, num_tokens),
+        hidden_bytes(model, num_tokens, element_bytes),
+        forward_bytes(model, Layout.of(config), num_tokens, element_bytes),
+        encoder_bytes(model, num_tokens, element_bytes),
+    )
 
 
 def logits_bytes(model: Model, max_num_seqs: int, max_num_batched_tokens: int) -> int:

@@ -19,14 +19,27 @@ from math import ceil
 from planner.engine.config import EngineConfig
 from planner.engine.features import SORTING_SAMPLER, Features, features_of, graph_batches
 from planner.hardware.schema import GpuProfile
-from planner.memory import activations, rules
+from planner.memory import rules
+from planner.memory.activations import peak_terms
 from planner.memory.kv_blocks import BlockPool, block_pool
-from planner.memory.kv_cache import CacheSettings, element_bytes, layer_specs
-from planner.memory.overheads import Interval, constant, non_torch_bytes, total
+from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
+from planner.memory.overheads import Constants, Interval, Overheads, shipped, total
 from planner.memory.per_model import PerModel
+from planner.memory.speculative import draft_specs, with_drafts
 from planner.memory.weights import RankWeights, stage_weights
 from planner.model.architecture import Model
 from planner.parallelism import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a budget rests on besides model, GPU and settings."""
+
+    constants: Constants | None = None  #: fitted overheads; None: those that we ship
+    draft: Model | None = None  #: the second model of ``--speculative-config``
+
+
+SHIPPED_BASIS = Basis()
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class StageBudget:
 
     weights: RankWeights
     requested_bytes: int
-    uncertain: Interval  #: how far the budget itself may be off, because GPUs of one name report different totals
+    unexplained: Interval  #: 0 within how far totals of GPUs of one name differ; what a log of the model has beyond
     activation: Interval
     non_torch: Interval
     graphs: Interval
@@ -45,7 +58,7 @@ class StageBudget:
     @cached_property
     def available(self) -> Interval:
         """Left for the KV cache; negative when there is nothing left."""
-        taken = [self.activation, self.non_torch, self.uncertain]
+        taken = [self.activation, self.non_torch, self.unexplained]
         if self.graphs_in_budget:
             taken.append(self.graphs)
         overhead = total(taken)
@@ -64,6 +77,7 @@ class MemoryBudget:
     model: Model
     config: EngineConfig
     features: Features
+    overheads: Overheads
     memory_bytes: int  #: that the engine sees on each GPU
     start_up: Interval  #: taken before vLLM looks how much is free
     stages: tuple[StageBudget, ...]
@@ -108,84 +122,122 @@ class MemoryBudget:
         return self.pool.max_concurrency(int(num_blocks), self.config.max_model_len)
 
 
-def memory_budget(model: Model, profile: GpuProfile, config: EngineConfig) -> MemoryBudget:
+def memory_budget(
+    model: Model, profile: GpuProfile, config: EngineConfig, basis: Basis = SHIPPED_BASIS
+) -> MemoryBudget:
     """How the memory of each GPU is divided. Raises InputError for a KV cache type whose layout is not known."""
-    version, layout, found = config.version, Layout.of(config), features_of(config, profile)
-    requested = ceil(profile.memory_bytes * config.gpu_memory_utilization)
-    pool = _pool(
-        model,
-        CacheSettings(
-            config.tensor_parallel_size,
-            config.dtype,
-            config.kv_cache_dtype,
-            config.block_size,
-            config.max_num_batched_tokens,
-            rules.packs_sparse_latents(profile),
-        ),
-        rules.keeps_windows(config, model),
-        config.max_num_batched_tokens * rules.batches_in_flight(config, found),
-        rules.states_per_request(config),
-    )
-    activation = activation_peak(model, config, found)
-    non_torch = non_torch_bytes(version, profile.vendor, config.tensor_parallel_size, profile.interconnect.kind)
-    graphs = graph_bytes(model, profile, config, found)
-    uncertain = constant("reported_memory", version).scaled(requested)
+    layout, found = Layout.of(config), features_of(config, profile)
+    overheads = overheads_of(model, profile, config, basis.constants or shipped())
+    memory = overheads.find("memory")
+    memory_bytes = round(memory.interval.mid) if memory else profile.memory_bytes
+    requested = ceil(memory_bytes * config.gpu_memory_utilization)
+    pool = _pool_of(model, profile, config, found, basis.draft)
     weights = stage_weights(
         model,
         layout,
         config.dtype,
         architecture=profile.architecture,
-        remainder_last=rules.remainder_last(version),
+        remainder_last=found.pipeline_remainder_last,
     )
+    activation = activation_peak(model, config, overheads)
+    non_torch = overheads.non_torch_bytes
+    graphs = graph_bytes(model, config, found, overheads)
+    unexplained = total((overheads["reported_memory"].scaled(requested), overheads["unexplained"]))
     stages = tuple(
         StageBudget(
             stage,
             requested,
-            uncertain,
+            unexplained,
             activation,
             non_torch,
             graphs,
             found.graphs_in_budget,
             pool.block_bytes(stage.layers),
         )
-        for stage in weights
+        for stage in with_drafts(weights, model, config, basis.draft)
     )
-    start_up = constant("start_up", version, vendor=profile.vendor)
-    return MemoryBudget(model, config, found, profile.memory_bytes, start_up, stages, pool)
+    return MemoryBudget(model, config, found, overheads, memory_bytes, overheads["start_up"], stages, pool)
+
+
+def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, constants: Constants) -> Overheads:
+    """The constants that apply to ``config`` on a GPU, and everything that they may depend on."""
+    found = features_of(config, profile)
+    return Overheads(
+        constants,
+        config.version.release,
+        {
+            "gpu": profile.id,
+            "vendor": profile.vendor,
+            "architecture": profile.architecture,
+            "link": profile.interconnect.kind,
+            "model": model.id,
+            "layers": "moe" if model.is_moe else "dense",
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "sampler": "sorting" if found.sampler_factor == SORTING_SAMPLER else "sort-free",
+        },
+    )
+
+
+def _pool_of(
+    model: Model, profile: GpuProfile, config: EngineConfig, found: Features, draft: Model | None
+) -> BlockPool:
+    speculative = config.speculative_config
+    settings = CacheSettings(
+        config.tensor_parallel_size,
+        config.dtype,
+        config.kv_cache_dtype,
+        config.block_size,
+        config.max_num_batched_tokens,
+        rules.packs_sparse_latents(profile),
+        speculative.num_speculative_tokens if speculative else 0,
+    )
+    return _pool(
+        model,
+        settings,
+        draft_specs(model, settings, speculative, draft),
+        rules.keeps_windows(model, found),
+        config.max_num_batched_tokens * rules.batches_in_flight(config, found),
+        rules.states_per_request(config),
+        config.decode_context_parallel_size,
+    )
 
 
 @PerModel
 def _pool(
-    model: Model, settings: CacheSettings, hybrid: bool, in_flight_tokens: int, states_per_request: int
+    model: Model,
+    settings: CacheSettings,
+    drafts: tuple[tuple[int, CacheSpec], ...],
+    hybrid: bool,
+    in_flight_tokens: int,
+    states_per_request: int,
+    context_shards: int,
 ) -> BlockPool:
     return block_pool(
-        layer_specs(model, settings),
+        layer_specs(model, settings, drafts),
         hybrid=hybrid,
         in_flight_tokens=in_flight_tokens,
         states_per_request=states_per_request,
+        context_shards=context_shards,
     )
 
 
-def activation_peak(model: Model, config: EngineConfig, found: Features) -> Interval:
+def activation_peak(model: Model, config: EngineConfig, overheads: Overheads) -> Interval:
     """Peak of the profile run beyond the weights: the sampler, the forward pass or the vision encoder."""
-    version, num_tokens = config.version, config.max_num_batched_tokens
-    width = element_bytes(config.dtype)
-    logits = activations.logits_bytes(model, config.max_num_seqs, num_tokens)
-    hidden = activations.hidden_bytes(model, num_tokens, width)
-    sampler = "sorting" if found.sampler_factor == SORTING_SAMPLER else "sort-free"
-    sampling = total((constant("sampler", version, sampler=sampler).scaled(logits), Interval.exact(hidden)))
-    forward = constant("forward", version, layers="moe" if model.is_moe else "dense").scaled(
-        activations.forward_bytes(model, Layout.of(config), num_tokens, width)
-    )
-    encoder = constant("encoder", version).scaled(activations.encoder_bytes(model, num_tokens, width))
-    return sampling.larger(forward).larger(encoder)
+    terms = peak_terms(model, config, element_bytes(config.dtype))
+    sampling = total((overheads["sampler"].scaled(terms.logits_bytes), Interval.exact(terms.hidden_bytes)))
+    forward = overheads["forward"].scaled(terms.forward_bytes)
+    return sampling.larger(forward).larger(overheads["encoder"].scaled(terms.encoder_bytes))
 
 
-def graph_bytes(model: Model, profile: GpuProfile, config: EngineConfig, found: Features) -> Interval:
+def graph_bytes(model: Model, config: EngineConfig, found: Features, overheads: Overheads) -> Interval:
     """CUDA or HIP graphs: a fixed part, and a part for each layer of each graph; nothing in eager mode."""
-    graphs = len(graph_batches(config, found))
-    if not graphs:
+    captures = graph_captures(model, config, found)
+    if not captures:
         return Interval.exact(0)
-    version, ranks = config.version, 1 if config.tensor_parallel_size == 1 else 2
-    fixed = constant("graphs", version, vendor=profile.vendor, architecture=profile.architecture)
-    return total((fixed, constant("graph_each", version).scaled(ranks * graphs * model.num_layers)))
+    return total((overheads["graphs"], overheads["graph_each"].scaled(captures)))
+
+
+def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
+    """Layers times captured batch sizes, twice with TP; 0 in eager mode."""
+    ranks = 1 if config.tensor_parallel_size == 1 else 2
+    return ranks * len(graph_batches(config, found)) * model.num_layers

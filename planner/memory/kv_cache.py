@@ -15,7 +15,7 @@ the block counts that start-up logs print.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,6 +44,10 @@ COMPRESSED_BLOCK, COMPRESSED_WINDOW_BLOCK = 256, 64
 MLLAMA_ENCODER_TOKENS = 4 * 1601
 #: Mixers and architectures whose recurrent state vLLM holds in 32 bits where the checkpoint does not say.
 FP32_STATE_KINDS, FP32_STATE_ARCHITECTURES = ("kda",), ("NemotronH",)
+#: Columns of a convolution's state: its kernel less one, and the kernel of every published model is 4.
+CONV_COLUMNS = 3
+#: States whose convolution keeps a column for each draft token (``mamba_utils.py``).
+DRAFTED_STATES = ("mamba2", "gdn", "kda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class CacheSettings:
     block_size: int
     encoder_tokens: int  #: of cross attention, where the architecture does not say
     packs_sparse_latents: bool = True  #: an 8-bit cache of sparse MLA is kept in packed rows of 656 bytes
+    num_speculative_tokens: int = 0  #: drafted per step: convolutions keep a column for each
 
 
 def element_bytes(kv_cache_dtype: str) -> int:
@@ -110,22 +115,32 @@ def element_bytes(kv_cache_dtype: str) -> int:
     return int(known)
 
 
-def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[int, CacheSpec], ...]:
+def layer_specs(
+    model: Model, settings: CacheSettings, drafts: Sequence[tuple[int, CacheSpec]] = ()
+) -> tuple[tuple[int, CacheSpec], ...]:
     """(layer, spec) of every cache of the model, in vLLM's order; a layer can keep several.
 
-    Pages of attention and of states are made equal, as hybrid models need it (``align_states``).
+    ``drafts`` are the caches of what drafts for it, as layers beyond the last. Pages of attention and of states are
+    made equal, as hybrid models need it (``align_states``).
     """
-    known: dict[Mixer, tuple[CacheSpec, ...]] = {}
-    found: list[tuple[int, CacheSpec]] = []
-    for index, layer in enumerate(model.layers):
-        if layer.mixer is None:
-            continue
-        specs = known.get(layer.mixer)
-        if specs is None:
-            specs = known[layer.mixer] = tuple(_mixer_specs(model, layer.mixer, settings))
-        found += [(index, spec) for spec in specs]
+    found = (*specs_of(model, (layer.mixer for layer in model.layers), settings), *drafts)
     aligned = align_states({spec for _, spec in found})
     return tuple((index, aligned.get(spec, spec)) for index, spec in found)
+
+
+def specs_of(
+    model: Model, mixers: Iterable[Mixer | None], settings: CacheSettings, *, first_layer: int = 0
+) -> list[tuple[int, CacheSpec]]:
+    """(layer, spec) of each of ``mixers``, counted from ``first_layer``, before pages are made equal."""
+    known: dict[Mixer, tuple[CacheSpec, ...]] = {}
+    found: list[tuple[int, CacheSpec]] = []
+    for index, mixer in enumerate(mixers, first_layer):
+        if mixer is None:
+            continue
+        if mixer not in known:
+            known[mixer] = tuple(_mixer_specs(model, mixer, settings))
+        found += [(index, spec) for spec in known[mixer]]
+    return found
 
 
 def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterator[CacheSpec]:
@@ -171,10 +186,16 @@ def indexer_bytes(indexer: SparseIndexer) -> int:
 
 
 def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int:
-    """Bytes of one request's state in one layer on one rank. The convolution state is in the engine's dtype."""
+    """Bytes of one request's state in one layer on one rank. The convolution state is in the engine's dtype.
+
+    With drafts the convolution keeps a further column for each, to go back to when it is rejected.
+    """
     held_in_fp32 = mixer.kind in FP32_STATE_KINDS or model.architecture.startswith(FP32_STATE_ARCHITECTURES)
     dtype = mixer.recurrent_dtype or ("fp32" if held_in_fp32 else settings.dtype)
-    whole = mixer.conv_elements * element_bytes(settings.dtype) + mixer.recurrent_elements * element_bytes(dtype)
+    conv_elements = mixer.conv_elements
+    if mixer.kind in DRAFTED_STATES:
+        conv_elements += conv_elements // CONV_COLUMNS * settings.num_speculative_tokens
+    whole = conv_elements * element_bytes(settings.dtype) + mixer.recurrent_elements * element_bytes(dtype)
     return -(-whole // settings.tensor_parallel_size)
 
 

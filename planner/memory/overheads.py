@@ -1,21 +1,25 @@
 """The part of vLLM's memory that no formula gives: constants fitted to start-up logs, each with its interval.
 
-They live in ``hardware/calibration/memory.toml`` beside the logs they rest on, apart from every vendor's figure.
+Those that we ship live in ``hardware/calibration/memory.toml`` beside the logs they rest on, apart from every vendor's
+figure; those of a user's own machines are written from their logs (``planner.memory.learned``) and count before ours.
 An interval is meant to hold nine logs in ten; intervals of independent parts add in quadrature.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from math import hypot, log2
+from pathlib import Path
 from typing import Any
 
-from planner.engine.version import EngineVersion
+from planner.errors import InputError
 from planner.resources import data_dir
 from planner.units import to_base
+
+SHIPPED = "shipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,14 @@ class Interval:
         """The larger of two peaks, of which only one counts."""
         return Interval(max(self.mid, other.mid), max(self.low, other.low), max(self.high, other.high))
 
+    def smaller(self, other: Interval) -> Interval:
+        """The smaller of two bounds."""
+        return Interval(min(self.mid, other.mid), min(self.low, other.low), min(self.high, other.high))
+
+    def plus(self, other: Interval) -> Interval:
+        """The sum of two parts that err together."""
+        return Interval(self.mid + other.mid, self.low + other.low, self.high + other.high)
+
 
 def total(parts: Iterable[Interval]) -> Interval:
     """The sum of independent parts."""
@@ -49,78 +61,132 @@ def total(parts: Iterable[Interval]) -> Interval:
     return Interval(mid, mid - below, mid + above)
 
 
+# --- one constant --------------------------------------------------------------------------------------------------
+
+_ALWAYS, _NEVER = (0,), (10**6,)
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """One fitted constant: where it applies, what it is, which logs it rests on."""
 
     name: str
     interval: Interval  #: in the unit used inside
-    since: tuple[int, ...]  #: first release that it holds for
-    until: tuple[int, ...]  #: first release that it no longer holds for
-    where: dict[str, Any]  #: vendor, tensor_parallel_size, ...
     logs: tuple[str, ...]
-    note: str
+    where: Mapping[str, Any] = field(default_factory=dict)  #: vendor, gpu, tensor_parallel_size, ...
+    since: tuple[int, ...] = _ALWAYS  #: first release that it holds for
+    until: tuple[int, ...] = _NEVER  #: first release that it no longer holds for
+    note: str = ""
+    origin: str = SHIPPED  #: the file it was read from, where that is not ours
 
-    def holds(self, version: EngineVersion, where: dict[str, Any]) -> bool:
+    def holds(self, release: tuple[int, ...], where: Mapping[str, Any]) -> bool:
         """Whether the constant applies to this release and to everything in ``where`` that it names."""
-        return self.since <= version.release < self.until and all(
-            where.get(key) == value for key, value in self.where.items()
-        )
+        return self.since <= release < self.until and all(where.get(key) == value for key, value in self.where.items())
 
 
-_NEVER = (10**6,)
+@dataclass(frozen=True)
+class Overheads:
+    """The constants that apply to one engine on one GPU."""
+
+    constants: Constants
+    release: tuple[int, ...]
+    where: Mapping[str, Any]
+
+    def fit(self, name: str, **more: Any) -> Fit:
+        """The first constant ``name`` that holds, also under ``more`` circumstances. KeyError when there is none."""
+        found = self.find(name, **more)
+        if found is None:
+            raise KeyError(f"no {name} for vLLM {'.'.join(map(str, self.release))} and {dict(self.where)}")
+        return found
+
+    def find(self, name: str, **more: Any) -> Fit | None:
+        """The same; None when there is none."""
+        where = {**self.where, **more}
+        return next((f for f in self.constants.by_name.get(name, ()) if f.holds(self.release, where)), None)
+
+    def __getitem__(self, name: str) -> Interval:
+        """The constant itself, in the unit used inside."""
+        return self.fit(name).interval
+
+    @property
+    def non_torch_bytes(self) -> Interval:
+        """Communicators, code of kernels, workspaces; straight in log2(TP) between known sizes."""
+        ranks: int = self.where["tensor_parallel_size"]
+        known: dict[int, Interval] = {}
+        for fit in self.constants.by_name["non_torch"]:
+            size = int(fit.where.get("tensor_parallel_size", ranks))
+            if size not in known and fit.holds(self.release, {**self.where, "tensor_parallel_size": size}):
+                known[size] = fit.interval
+        below = max(size for size in known if size <= ranks)
+        above = min((size for size in known if size >= ranks), default=below)
+        share = 0.0 if below == above else log2(ranks / below) / log2(above / below)
+        return known[below].scaled(1 - share).plus(known[above].scaled(share))
+
+    @property
+    def own(self) -> tuple[Fit, ...]:
+        """Constants that hold here and come from the user's logs."""
+        names = self.constants.by_name
+        return tuple(f for name in names if (f := self.find(name)) is not None and f.origin != SHIPPED)
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Constants in the order in which they count: the first of a name that holds."""
+
+    fits: tuple[Fit, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, tuple[Fit, ...]]:
+        """The constants of each name, in order."""
+        names = dict.fromkeys(fit.name for fit in self.fits)
+        return {name: tuple(fit for fit in self.fits if fit.name == name) for name in names}
+
+    def before(self, others: Constants) -> Constants:
+        """These, and ``others`` where none of these holds."""
+        return Constants(self.fits + others.fits)
 
 
 @cache
-def fits() -> tuple[Fit, ...]:
-    """Every constant of ``memory.toml``, in its order: the first that holds counts."""
-    path = data_dir("hardware") / "calibration" / "memory.toml"
-    table: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text("utf-8"))
-    return tuple(_read(name, entry) for name, entries in table.items() for entry in entries)
+def shipped() -> Constants:
+    """Those of our own ``memory.toml``."""
+    return read_constants(data_dir("hardware") / "calibration" / "memory.toml", origin=SHIPPED)
 
 
-def _read(name: str, entry: dict[str, Any]) -> Fit:
-    unit = entry["unit"]
+def read_constants(path: Path, *, origin: str = "") -> Constants:
+    """The constants of a file in the format of ``memory.toml``. Raises InputError naming what is wrong with it."""
+    hint = "give a file that planner fit --startup-log wrote, or --calibration none"
+    try:
+        table: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint=hint) from error
+    except ValueError as error:  # not TOML, not UTF-8
+        raise InputError(f"{path} is not TOML: {error}", hint=hint) from error
+    try:
+        return Constants(
+            tuple(_read(name, entry, origin or str(path)) for name, entries in table.items() for entry in entries)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} holds no memory constants: {error!r}", hint=hint) from error
+
+
+def _read(name: str, entry: Mapping[str, Any], origin: str) -> Fit:
+    mid, low, high = (to_base(entry[key], entry["unit"]) for key in ("value", "low", "high"))
+    if not low <= mid <= high:
+        raise ValueError(f"{name}: {low} <= {mid} <= {high} does not hold")
     return Fit(
         name=name,
-        interval=Interval(*(to_base(entry[key], unit) for key in ("value", "low", "high"))),
-        since=_release(entry.get("since"), (0,)),
-        until=_release(entry.get("until"), _NEVER),
-        where=entry.get("where", {}),
+        interval=Interval(mid, low, high),
         logs=tuple(entry["logs"]),
+        where=dict(entry.get("where", {})),
+        since=_release(entry.get("since"), _ALWAYS),
+        until=_release(entry.get("until"), _NEVER),
         note=entry.get("note", ""),
+        origin=origin,
     )
 
 
 def _release(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")) if text else default
-
-
-def constant(name: str, version: EngineVersion, **where: Any) -> Interval:
-    """The constant ``name`` for a release and the circumstances in ``where``. KeyError when the file lacks it."""
-    for fit in fits():
-        if fit.name == name and fit.holds(version, where):
-            return fit.interval
-    raise KeyError(f"memory.toml has no {name} for vLLM {version} and {where}")
-
-
-def non_torch_bytes(version: EngineVersion, vendor: str, tensor_parallel_size: int, link: str) -> Interval:
-    """Memory outside torch: communicators, kernels' code and workspaces; straight in log2(TP) between known sizes.
-
-    ``link`` is the kind of interconnect: buffers over PCIe are smaller than over NVLink.
-    """
-    known: dict[int, Interval] = {}
-    for fit in fits():
-        size = int(fit.where.get("tensor_parallel_size", 0))
-        where = {"vendor": vendor, "tensor_parallel_size": size, "link": link}
-        if fit.name == "non_torch" and size not in known and fit.holds(version, where):
-            known[size] = fit.interval
-    below = max(size for size in known if size <= tensor_parallel_size)
-    above = min((size for size in known if size >= tensor_parallel_size), default=below)
-    share = 0.0 if below == above else log2(tensor_parallel_size / below) / log2(above / below)
-    return total_of(known[below].scaled(1 - share), known[above].scaled(share))
-
-
-def total_of(one: Interval, other: Interval) -> Interval:
-    """The sum of parts that err together."""
-    return Interval(one.mid + other.mid, one.low + other.low, one.high + other.high)

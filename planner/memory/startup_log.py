@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from planner.errors import InputError
 from planner.units import GIB
@@ -31,9 +33,15 @@ _PER_RANK: tuple[tuple[str, str], ...] = (
     ("available", rf"rest of the memory reserved for KV Cache is {_N} ?GiB"),
     ("available", rf"available_kv_cache_memory +{_N} ?GiB"),
     ("available", rf"Available KV cache memory: {_N} GiB"),
+    ("available", rf"(?:Auto|Explicitly) set \({_N}/[\d.]+\) GiB for KV cache"),  # on a CPU
+    ("total", rf"(?:Auto|Explicitly) set \([\d.]+/{_N}\) GiB for KV cache"),
+    ("consumed", rf"{_N} GiB memory was consumed by non-kv usages"),
     ("total", rf"total_gpu_memory \({_N} ?GiB\)"),
     ("total", rf"total_gpu_memory +{_N} ?GiB"),
     ("total", rf"Free memory on device \([\d.]+/{_N} GiB\)"),
+    ("activation", rf"torch peak memory increase: {_N} ?GiB"),
+    ("non_torch", rf"non-torch forward increase memory: {_N} ?GiB"),
+    ("consumed", rf"total consumed \(from mem_get_info\): {_N} ?GiB"),
     ("weights", rf"Actual usage is {_N} GiB for weight"),
     ("consumed", rf"Actual usage is {_N} GiB for consumed memory"),
     ("activation", rf"{_N} GiB for peak activation"),
@@ -49,16 +57,37 @@ _PER_RANK: tuple[tuple[str, str], ...] = (
     ("max_model_len", rf"Maximum concurrency for {_N} tokens per request"),
     ("block_size", rf"Setting attention block size to {_N} tokens"),
 )
+#: What the engine printed of its own settings: ``name=value`` of its summary, ``'name': value`` of its arguments.
 _SETTINGS: tuple[tuple[str, str], ...] = (
     ("version", r"(?:vLLM API server version|LLM engine \(v|LLM engine \(version) ?(\d+\.\d+[\w.+]*)"),
     ("model", r"(?:with config: |\()model='([^']+)'"),
+    ("model", r"'model(?:_tag)?': '([^']+)'"),
     ("model", r"(?:vllm serve|--model)[ =]([\w./-]+)"),
-    ("tensor_parallel_size", r"tensor_parallel_size=(\d+)"),
-    ("max_seq_len", r"max_seq_len=(\d+)"),
-    ("gpu_memory_utilization", r"gpu_memory_utilization(?:=| \()([\d.]+)"),
+    ("max_model_len", r"max_seq_len=(\d+)"),
+    ("gpu_memory_utilization", r"gpu_memory_utilization(?:=|': | \()([\d.]+)"),
     ("gpu_memory_utilization", r"Desired GPU memory utilization is \(([\d.]+),"),
+    ("dtype", r"\bdtype=torch\.(\w+)"),
+    ("quantization", r"\bquantization=(\w+)"),
     ("kv_cache_dtype", r"kv_cache_dtype=(\w+)"),
+    ("enable_chunked_prefill", r"\benable_chunked_prefill=(True|False)"),
+    ("block_size", r"'block_size': (\d+)"),
+    ("speculative_method", r"SpeculativeConfig\(method='(\w+)'"),
+    ("num_speculative_tokens", r"num_spec(?:ulative)?_tokens=(\d+)\)"),
+    *(
+        (name, rf"{name}(?:=|': )({value})")
+        for value, names in (
+            (
+                r"\d+",
+                "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
+                "max_num_seqs max_num_batched_tokens",
+            ),
+            ("True|False", "enable_expert_parallel enforce_eager enable_prefix_caching"),
+        )
+        for name in names.split()
+    ),
 )
+#: A line that begins a start-up: what an earlier one in the same file said is over.
+_BEGIN = "vLLM API server version"
 _REFUSALS = (
     "No available memory for the cache blocks",
     "larger than the maximum number of tokens that can be stored in KV cache",
@@ -67,7 +96,7 @@ _REFUSALS = (
     "out of memory",
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper)[^)]*\)")
+_RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|EngineCore_DP\d)[^)]*\)")
 _GIB_FIELDS = frozenset(
     ("weights", "non_torch", "activation", "available", "total", "consumed", "graphs", "graphs_estimated")
 )
@@ -82,10 +111,7 @@ class StartupLog:
 
     version: str | None
     model: str | None
-    tensor_parallel_size: int | None
-    gpu_memory_utilization: float | None
-    kv_cache_dtype: str | None
-    max_model_len: int | None
+    settings: Mapping[str, int | float | bool | str]  #: by vLLM's names, those that it printed
     memory_bytes: float | None  #: total that the driver reported
     weights_bytes: float | None  #: of the heaviest rank
     activation_bytes: float | None
@@ -101,6 +127,13 @@ class StartupLog:
     refusal: str | None  #: vLLM's own words, where it did not start
     ranks: int  #: that printed anything
     notes: tuple[str, ...]
+    digest: str = ""  #: first eight hexadecimal digits of the text's SHA-256
+
+    @property
+    def tensor_parallel_size(self) -> int | None:
+        """As printed."""
+        size = self.settings.get("tensor_parallel_size")
+        return None if size is None else int(size)
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -110,16 +143,20 @@ class StartupLog:
         return self.kv_cache_bytes / self.kv_cache_tokens
 
 
-def read_startup_log(text: str, *, model: str | None = None) -> StartupLog:
+def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLog:
     """What a start-up log says about memory.
 
-    ``model`` is the model that the log should be of. Raises InputError when the text is no start-up log of vLLM,
-    when it breaks off before the cache was made, or when it is of another model.
+    ``model`` is the model that the log should be of, or the names that it goes by. Raises InputError when the text is
+    no start-up log of vLLM, when it breaks off before the cache was made, or when it is of another model.
     """
     by_rank: dict[str, dict[str, float]] = defaultdict(dict)
     settings: dict[str, str] = {}
     refusal: str | None = None
     for line in _ANSI.sub("", text).splitlines():
+        if _BEGIN in line and by_rank:
+            by_rank.clear()
+            settings.clear()
+            refusal = None
         _read_line(line, by_rank, settings)
         if refusal is None and any(words in line for words in _REFUSALS):
             refusal = line.strip()[-400:]
@@ -128,8 +165,9 @@ def read_startup_log(text: str, *, model: str | None = None) -> StartupLog:
         for field, value in found.items():
             values[field].append(value)
     _check_complete(values, refusal)
-    _check_model(settings.get("model"), model)
-    return _startup_log(values, settings, refusal, sum(1 for f in by_rank.values() if f.keys() & _GIB_FIELDS))
+    _check_model(settings.get("model"), (model,) if isinstance(model, str) else model)
+    log = _startup_log(values, settings, refusal, sum(1 for f in by_rank.values() if f.keys() & _GIB_FIELDS))
+    return replace(log, digest=sha256(text.encode()).hexdigest()[:8])
 
 
 def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[str, str]) -> None:
@@ -158,11 +196,15 @@ def _check_complete(values: dict[str, list[float]], refusal: str | None) -> None
         )
 
 
-def _check_model(logged: str | None, expected: str | None) -> None:
+def _check_model(logged: str | None, expected: Sequence[str]) -> None:
     if not logged or not expected:
         return
-    if logged.rstrip("/").rpartition("/")[2].lower() != expected.rstrip("/").rpartition("/")[2].lower():
-        raise InputError(f"the log is of {logged}, not of {expected}", hint="give the log of the same model")
+    if _last_part(logged) not in map(_last_part, expected):
+        raise InputError(f"the log is of {logged}, not of {expected[0]}", hint="give the log of the same model")
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def _startup_log(
@@ -179,13 +221,12 @@ def _startup_log(
         return None if found is None else int(found)
 
     length = count("max_model_len")
+    if length is not None:
+        settings = {**settings, "max_model_len": str(length)}
     return StartupLog(
         version=settings.get("version"),
         model=settings.get("model"),
-        tensor_parallel_size=int(settings["tensor_parallel_size"]) if "tensor_parallel_size" in settings else None,
-        gpu_memory_utilization=_number(settings.get("gpu_memory_utilization")),
-        kv_cache_dtype=settings.get("kv_cache_dtype"),
-        max_model_len=length if length is not None else _whole(settings.get("max_seq_len")),
+        settings={name: _value(text) for name, text in settings.items() if name not in ("version", "model")},
         memory_bytes=least("total"),
         weights_bytes=most("weights"),
         activation_bytes=most("activation"),
@@ -214,9 +255,10 @@ def _disagreements(values: dict[str, list[float]]) -> list[str]:
     return notes
 
 
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)
-
-
-def _whole(text: str | None) -> int | None:
-    return None if text is None else int(text)
+def _value(text: str) -> int | float | bool | str:
+    """A setting as vLLM prints it."""
+    if text in ("True", "False"):
+        return text == "True"
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"\d*\.\d+", text) else text

@@ -5,7 +5,7 @@
     bytes of a stage = sum over its weights of  copies on the rank x stored bytes of the rank's piece
 
 Stored bytes count scales and zero points; the vocabulary is padded to 64 rows; KV heads are repeated where there
-are more ranks than heads; MTP modules are not loaded unless speculative decoding asks for them; a tied lm_head
+are more ranks than heads; MTP modules are loaded where they draft only (``memory.speculative``); a tied lm_head
 costs nothing on one stage and a second embedding on the last of several. To these comes the table of rotary
 cosines and sines, one row for each position of the model's own context: vLLM makes it while it loads. Re-packing
 at load time is left out except for MXFP4 experts, whose kernels pad every shard.
@@ -40,11 +40,12 @@ class RankWeights:
     by_component: dict[Component, int]
     by_dtype: dict[str, int]
     rotary_bytes: int  #: the table of rotary cosines and sines
+    draft_bytes: int = 0  #: of what drafts (``memory.speculative``): MTP modules, a second model
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Parameters and scales of the rank."""
-        return sum(self.by_component.values())
+        """Parameters and scales of the rank, those of what drafts among them."""
+        return sum(self.by_component.values()) + self.draft_bytes
 
     @cached_property
     def loaded_bytes(self) -> int:

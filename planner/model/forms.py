@@ -185,7 +185,7 @@ def _compressed_tensors(form: Form) -> Quantization:
 def _scheme(form: Form, weights: Config, activations: Config | None, packing: str) -> Precision:
     """Precision of one group; scales of floats and integers are stored in the model's 16 bits, of MX and NV in 8."""
     bits, kind, size = weights.size("num_bits"), weights.text("type", default="int"), _group(weights)
-    static = activations is not None and not activations.flag("dynamic", default=False)
+    static = activations is not None and _stores_scale(activations)
     if (kind, bits) == ("float", 4):
         precision = NVFP4 if size == 16 or packing.startswith("nvfp4") else MXFP4
         return precision if activations else weight_only(precision, form.base)
@@ -198,6 +198,11 @@ def _scheme(form: Form, weights: Config, activations: Config | None, packing: st
         precision = int4(name, form.base, size, zero_bits=zero_bits, bits=bits)
         return replace(precision, compute_dtype="int8") if activations and bits == 8 else precision
     raise form.unknown(f"{bits} bits of type {kind!r}")
+
+
+def _stores_scale(activations: Config) -> bool:
+    """Whether a scale of the activations is stored: NVFP4's are ``local``, made anew for every group."""
+    return activations.get("dynamic") != "local" and not activations.flag("dynamic", default=False)
 
 
 def _float8(weights: Config, *, tensor_scales: int) -> Precision:

@@ -51,3 +51,12 @@ def mtp_layers(config: Config, layer: Layer, *, tables: bool) -> tuple[Weight, .
     for index in range(config.size("num_nextn_predict_layers", default=0, at_most=16)):
         weights += mtp_module(layer, hidden, f"model.layers.{first + index}.", vocab_size=vocab)
     return weights
+
+
+#: What checkpoints call the projection of a module: each has one.
+PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")
+
+
+def module_count(mtp: tuple[Weight, ...]) -> int:
+    """How many modules the weights ``mtp`` make up."""
+    return sum(weight.name.rpartition(".")[2] in PROJECTIONS for weight in mtp)

@@ -30,6 +30,7 @@ from planner.model.precision import (
     WEIGHT_DTYPES,
     Precision,
     Quantization,
+    canonical,
     int4,
     rules,
 )
@@ -147,7 +148,8 @@ def as_quantized(model: Model, weight_dtype: str) -> Model:
 def _usual_form(model: Model, weight_dtype: str) -> Quantization:
     """Forms of amd/*-MXFP4, nvidia/*-NVFP4, RedHatAI/*-FP8-dynamic, Qwen/*-AWQ and *-GPTQ, deepseek-ai/DeepSeek-V4.
 
-    Four-bit floats of a mixture of experts leave attention in 16 bits, as AMD's and NVIDIA's do.
+    Four-bit floats of a mixture of experts leave attention in 16 bits, as AMD's and NVIDIA's do. MTP modules stay in
+    16 bits in all of them: llm-compressor does not load them, NVIDIA's checkpoints list them as excluded.
     """
     base = model.quantization.base
     forms: dict[str, tuple[str, Precision, Precision | None]] = {
@@ -167,4 +169,10 @@ def _usual_form(model: Model, weight_dtype: str) -> Quantization:
         if model.is_moe and linear.compute_dtype == "fp4"
         else ()
     )
-    return Quantization(weight_dtype, base, method, linear, expert, kept)
+    return Quantization(weight_dtype, base, method, linear, expert, kept + rules(_mtp_roots(model), None))
+
+
+def _mtp_roots(model: Model) -> set[str]:
+    """What all weights of the MTP modules lie under: ``mtp``, or a layer after the last (``layers.61``)."""
+    paths = (canonical(weight.name) for weight in model.mtp)
+    return {f"layers.{index}" if path.startswith("layers.#") else path.partition(".")[0] for path, index in paths}

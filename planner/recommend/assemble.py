@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isinf
+from pathlib import Path
 from typing import Any
 
 from planner.engine.command import bench_serve_argv, serve_argv
-from planner.engine.images import docker_args, image_for, visible_devices
+from planner.engine.images import Image, docker_args, image_for, visible_devices
 from planner.engine.recipes import Recipe, recipe_for
 from planner.memory import stored_weight_bytes
+from planner.model.resolve import ResolvedModel
 from planner.plan import Plan, PlannedWorkload
 from planner.predict import Deployment, predict_serve
 from planner.recommend.search import Candidate, Ranking, Request, figure
@@ -25,14 +28,27 @@ def workload_of(request: Request, concurrency: int) -> Workload:
     return Workload(request.input_len, request.output_len, prompts, max_concurrency=concurrency)
 
 
-def assemble(request: Request, ranking: Ranking, candidate: Candidate) -> Plan:
-    """The plan for ``candidate``. Raises IllegalPlanError where no image of the version is known for the GPU."""
+def assemble(
+    request: Request,
+    ranking: Ranking,
+    candidate: Candidate,
+    *,
+    image: Image | None = None,
+    workload: Workload | None = None,
+) -> Plan:
+    """The plan for ``candidate``.
+
+    ``image`` is one that is built, not pulled; ``workload`` another load than the closed loop of the request.
+    Raises IllegalPlanError where no image of the version is known for the GPU.
+    """
     deployment, config = candidate.deployment, candidate.config
     profile = deployment.profile
-    model = candidate.resolved.resolved
-    workload = workload_of(request, candidate.estimate.concurrency)
-    image = image_for(profile, config.version)
+    model = served_name(candidate.resolved)
+    workload = workload or workload_of(request, candidate.estimate.concurrency)
+    image = image or image_for(profile, config.version)
     recipe = recipe_of(deployment)
+    # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
+    host = "0.0.0.0" if image.name else "127.0.0.1"  # noqa: S104
     return Plan(
         gpu=profile.id,
         num_gpus=config.num_gpus,
@@ -58,8 +74,8 @@ def assemble(request: Request, ranking: Ranking, candidate: Candidate) -> Plan:
         image=image.name,
         image_source=image.source,
         env={**recipe.env, **visible_devices(profile, config.num_gpus)},
-        docker_args=tuple(docker_args(profile, config.num_gpus)),
-        serve_argv=tuple(serve_argv(config, model, host="0.0.0.0", extra=recipe.flags)),  # noqa: S104  (in a container)
+        docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
+        serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
         bench_argv=tuple(
             bench_serve_argv(workload, model, config.version, percentiles=PERCENTILES, platform=profile.platform)
         ),
@@ -68,6 +84,7 @@ def assemble(request: Request, ranking: Ranking, candidate: Candidate) -> Plan:
             output_len=workload.output_len,
             num_prompts=workload.num_prompts,
             max_concurrency=workload.max_concurrency,
+            request_rate=None if isinf(workload.request_rate) else workload.request_rate,
             seed=workload.seed,
         ),
         predicted=predicted(deployment, workload),
@@ -75,6 +92,14 @@ def assemble(request: Request, ranking: Ranking, candidate: Candidate) -> Plan:
         why=tuple(_why(request, ranking, candidate, recipe)),
         warnings=tuple(_warnings(candidate, image.note, recipe)),
     )
+
+
+def served_name(resolved: ResolvedModel) -> str:
+    """What ``vllm serve`` is given: a hub id, or a folder by its whole path, whatever folder the scripts run in."""
+    if resolved.source != "path":
+        return resolved.resolved
+    path = Path(resolved.resolved).resolve()
+    return str(path if path.is_dir() else path.parent)
 
 
 def recipe_of(deployment: Deployment) -> Recipe:

@@ -4,9 +4,9 @@ Goals::
 
     max-throughput   output tokens/s per GPU
     min-latency      mean E2EL at the given concurrency
-    balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point with
-                     the largest product of the two, beyond which one per cent of one costs more than one per
-                     cent of the other
+    balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point
+                     farthest from the chord between the ends of the front, both axes logarithmic. The front
+                     begins at the concurrency of min-latency and ends at max-throughput, so it lies between them
 
 Searched: checkpoint (precision) x KV dtype x tensor-parallel size x ``max_num_seqs``. ``max_num_seqs`` and the
 client's concurrency are one number, as the recipes advise. A batch counts as fitting when the pessimistic end of
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import log
 from typing import Any
 
 from planner.engine.config import EngineArgs, EngineConfig
@@ -92,14 +93,6 @@ class Candidate:
         """Output tokens per second of one request."""
         return self.estimate.tok_per_s_per_user
 
-    def score(self, goal: Goal) -> float:
-        """Larger is better."""
-        if goal == "min-latency":
-            return -self.estimate.e2el_s
-        if goal == "max-throughput":
-            return self.tok_per_s_per_gpu
-        return self.tok_per_s_per_gpu * self.tok_per_s_per_user
-
 
 @dataclass(frozen=True)
 class Ranking:
@@ -129,7 +122,8 @@ def _rank_gpu(request: Request, profile: GpuProfile) -> Ranking:
         for args in _engines(request, resolved.model, profile, version, rejected):
             found = list(_batches(request, resolved, profile, args, version, rejected))
             candidates += found
-    candidates.sort(key=lambda c: (-c.score(request.goal), c.config.num_gpus, c.config.max_num_seqs))
+    merit = merits(candidates, request.goal)
+    candidates.sort(key=lambda c: (-merit[id(c)], c.config.num_gpus, c.config.max_num_seqs))
     if candidates:
         rejected += _runners_up(candidates, request.goal)
     return Ranking(profile, version, tuple(candidates), tuple(rejected))
@@ -285,10 +279,29 @@ def _worth_trying(request: Request, largest: int) -> Sequence[int]:
         return (wanted,) if wanted <= largest else ()
     if request.goal == "min-latency":
         return (min(DEFAULT_CONCURRENCY, largest),)
-    return sorted({batch for batch in BATCHES if batch < largest} | {largest})
+    least = DEFAULT_CONCURRENCY if request.goal == "balanced" else 1
+    return sorted({batch for batch in BATCHES if least <= batch < largest} | {largest})
 
 
 # --- what won, what lost -----------------------------------------------------------------------------------------
+
+
+def merits(candidates: Sequence[Candidate], goal: Goal) -> dict[int, float]:
+    """How well each candidate serves the goal, by ``id``; larger is better."""
+    if goal == "min-latency":
+        return {id(c): -c.estimate.e2el_s for c in candidates}
+    if goal == "max-throughput":
+        return {id(c): c.tok_per_s_per_gpu for c in candidates}
+    front = pareto(candidates)
+    if not front:
+        return {}
+    user, each = log(front[0].tok_per_s_per_user), log(front[-1].tok_per_s_per_gpu)
+    # of a front of one point any axis length does
+    users = user - log(front[-1].tok_per_s_per_user) or 1.0
+    gpus = each - log(front[0].tok_per_s_per_gpu) or 1.0
+    return {
+        id(c): (log(c.tok_per_s_per_user) - user) / users + (log(c.tok_per_s_per_gpu) - each) / gpus for c in candidates
+    }
 
 
 def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:

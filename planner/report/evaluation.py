@@ -7,10 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.evaluate import Evaluated, summary, to_json
-from planner.report.render import note, print_json, print_rows
+from planner.report.render import Column, note, print_json, print_rows
 
-SUMMARY_COLUMNS = ("gpu", "bench", "metric", "n", "median_ape", "mape", "within_20", "bias", "coverage_90")
-ROW_COLUMNS = ("run_id", "gpu", "model", "metric", "measured", "predicted", "lo", "hi", "error", "refused")
+SUMMARY_COLUMNS = (
+    Column("gpu"),
+    Column("bench"),
+    Column("metric"),
+    Column("n"),
+    Column("median_ape", "median APE", ".1%"),
+    Column("mape", "mean APE", ".1%"),
+    Column("within_20", "within 20%", ".1%"),
+    Column("bias", form="+.1%"),
+    Column("coverage_90", "in interval", ".1%"),
+)
+ROW_COLUMNS = tuple(
+    map(Column, ("run_id", "gpu", "model", "metric", "measured", "predicted", "lo", "hi", "error", "refused"))
+)
 
 
 def print_evaluation(evaluated: Sequence[Evaluated], output: str) -> None:
@@ -21,9 +33,9 @@ def print_evaluation(evaluated: Sequence[Evaluated], output: str) -> None:
     if output != "table":
         print_rows([row for one in evaluated for row in _rows(one)], output, columns=ROW_COLUMNS)
         return
-    print_rows([_percent(row) for row in summary(evaluated)], output, columns=SUMMARY_COLUMNS)
+    print_rows(summary(evaluated), output, columns=SUMMARY_COLUMNS)
     refused = Counter(one.refused for one in evaluated if one.refused)
-    note(f"\n{len(evaluated)} runs, {sum(refused.values())} refused")
+    note(f"{len(evaluated)} runs, {sum(refused.values())} refused")
     for reason, times in refused.most_common():
         note(f"  {times} x {reason}")
 
@@ -44,8 +56,3 @@ def _rows(one: Evaluated) -> list[dict[str, Any]]:
         }
         for name, figure in one.figures.items()
     ]
-
-
-def _percent(row: dict[str, Any]) -> dict[str, Any]:
-    shares = ("median_ape", "mape", "within_20", "bias", "coverage_90")
-    return {**row, **{name: None if row[name] is None else f"{row[name]:.1%}" for name in shares}}

@@ -6,17 +6,53 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.hardware import GpuProfile, aliases
-from planner.report.render import note, print_json, print_rows
-from planner.units import GIB, TB, TFLOP, format_gb
+from planner.hardware.schema import AllReduceCurve, Quantity, Rule
+from planner.model.catalog import Entry
+from planner.report.render import Column, note, print_json, print_notes, print_rows, wrapped
+from planner.units import GB, GIB, MB, TB, TFLOP, US
 
 HARDWARE_COLUMNS = (
-    "id", "aliases", "name", "memory_gib", "bandwidth_tb_per_s", "bf16_tflop_per_s", "fp8_tflop_per_s",
-    "fp4_tflop_per_s", "gpus_per_node",
-)  # fmt: skip
+    Column("id"),
+    Column("memory_gib", "GiB", ".2f"),
+    Column("bandwidth_tb_per_s", "TB/s", ".3f"),
+    Column("bf16_tflop_per_s", "bf16", ",.0f"),
+    Column("fp8_tflop_per_s", "fp8", ",.0f"),
+    Column("fp4_tflop_per_s", "fp4", ",.0f"),
+    Column("gpus_per_node", "node"),
+    Column("aliases", wraps=True),
+    Column("name", aside=True),
+    Column("vendor", aside=True),
+    Column("architecture", aside=True),
+    Column("memory_bytes", aside=True),
+    Column("partition_of", aside=True),
+)
+CATALOG_COLUMNS = (
+    Column("model"),
+    Column("architecture", aside=True),
+    Column("total_params", "params", ","),
+    Column("active_params", "active", ","),
+    Column("weight_dtype", "weights"),
+    Column("gated"),
+)
 MODEL_COLUMNS = (
-    "resolved", "architecture", "attention", "total_params", "active_params", "weight_dtype", "weights_gb",
-    "kv_bytes_per_token",
-)  # fmt: skip
+    Column("resolved", "model"),
+    Column("architecture", aside=True),
+    Column("attention", wraps=True),
+    Column("total_params", "params", ","),
+    Column("active_params", "active", ","),
+    Column("weight_dtype", "weights"),
+    Column("weights_bytes", aside=True),
+    Column("weights_gb", "GB", ",.2f"),
+    Column("kv_bytes_per_token", "KV B/token", ","),
+    Column("kv_cache_dtype", "KV"),
+)
+FIGURE_COLUMNS = (
+    Column("figure"),
+    Column("value"),
+    Column("kind"),
+    Column("source"),
+    Column("note", wraps=True),
+)
 
 
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
@@ -26,6 +62,8 @@ def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
         names.setdefault(profile_id, []).append(alias)
     rows = [_hardware_row(profile, names.get(profile.id, [])) for profile in profiles]
     print_rows(rows, output, columns=HARDWARE_COLUMNS)
+    if output == "table":
+        note("note: memory as the engine sees it; TFLOP/s are dense peaks, TB/s the peak; node: (logical) GPUs in one")
 
 
 def _hardware_row(profile: GpuProfile, names: Sequence[str]) -> dict[str, Any]:
@@ -54,44 +92,77 @@ def print_profile(profile: GpuProfile, output: str) -> None:
     if output == "json":
         print_json(profile.model_dump(mode="json", exclude_none=True))
         return
-    rows = [
-        {
-            "figure": path,
-            "value": f"{quantity.value:g} {quantity.unit}",
-            "kind": quantity.kind,
-            "source": quantity.source,
-            "note": quantity.note,
-        }
-        for path, quantity in profile.figures()
-    ]
-    print_rows(rows, output)
+    rows = [_figure(path, fact) for path, fact in profile.figures()]
+    if output != "table":
+        print_rows(rows, output, columns=FIGURE_COLUMNS)
+        return
+    names = f" (also {', '.join(profile.aliases)})" if profile.aliases else ""
+    print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
+    print_rows(rows, output, columns=FIGURE_COLUMNS)
+    print()
+    for key, source in profile.sources.items():
+        print(wrapped(f"{key}: {source.title} ({source.retrieved})", rest="  "))
+        if source.url:
+            print(f"  {source.url}")
+    print_notes(profile.notes)
+
+
+def _figure(path: str, fact: Quantity | Rule | AllReduceCurve) -> dict[str, Any]:
+    """A number, a rule or a curve in one row."""
+    if isinstance(fact, Quantity):
+        return _figure_row(path, f"{fact.value:g} {fact.unit}", fact.kind, fact.source, fact.note)
+    if isinstance(fact, Rule):
+        allowed = "yes" if fact.validated else "disputed"
+        why = f"{fact.reason}; instead: {fact.fix}" if fact.fix else fact.reason
+        return _figure_row(path, allowed if fact.allowed else "no", "rule", fact.source, why)
+    (small, fast), (large, slow) = fact.points[0], fact.points[-1]
+    value = f"{fast / US:,.0f} to {slow / US:,.0f} us"
+    sizes = f"{fact.gpus} GPUs, {len(fact.points)} sizes from {small / MB:,.3g} to {large / MB:,.3g} MB"
+    return _figure_row(path, value, fact.kind, fact.source, "; ".join(filter(None, (sizes, fact.method, fact.note))))
+
+
+def _figure_row(figure: str, value: str, kind: str, source: str, remark: str) -> dict[str, Any]:
+    return {"figure": figure, "value": value, "kind": kind, "source": source, "note": remark or None}
+
+
+def print_catalog(entries: Sequence[Entry], output: str) -> None:
+    """One row per hub id of the bundled catalog."""
+    print_rows([_catalog_row(entry) for entry in entries], output, columns=CATALOG_COLUMNS)
     if output == "table":
-        note(f"\n{profile.id}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node")
-        for remark in profile.notes:
-            note(f"- {remark}")
+        note(f"note: {len(entries)} models; any other id is asked for at the hub")
+
+
+def _catalog_row(entry: Entry) -> dict[str, Any]:
+    model = entry.model()
+    return {
+        "model": entry.id,
+        "architecture": model.architecture,
+        "total_params": model.total_params,
+        "active_params": model.active_params,
+        "weight_dtype": model.quantization.weight_dtype,
+        "base": entry.base,
+        "gated": entry.gated,
+        "kind": entry.kind,
+    }
 
 
 def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
-    """One row per model; what could not be shown goes to stderr, and into the JSON."""
+    """One row per model that could be shown; JSON has the others too."""
     if output == "json":
-        print_json(list(rows))
+        print_json(rows)
         return
-    shown = [_readable(row) for row in rows if "error" not in row]
+    shown = [_flat(row) for row in rows if "error" not in row]
     if shown:
         print_rows(shown, output, columns=MODEL_COLUMNS)
-    for row in rows:
-        if "error" in row:
-            note(f"error: {row['requested']}: {row['error']}\nhint: {row['hint']}")
-        elif output == "table":
-            for remark in row.get("notes", ()):
-                note(f"- {row['resolved']}: {remark}")
+    if output == "table":
+        print_notes(f"{row['resolved']}: {remark}" for row in shown for remark in row["notes"])
 
 
-def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    quantization = row["quantization"]
     return {
         **row,
-        "total_params": f"{row['total_params']:,}",
-        "active_params": f"{row['active_params']:,}",
-        "kv_bytes_per_token": f"{row['kv_bytes_per_token']:,}",
-        "weights_gb": format_gb(row["weights_bytes"]),
+        "weight_dtype": quantization["weight_dtype"],
+        "kv_cache_dtype": quantization["kv_cache_dtype"],
+        "weights_gb": row["weights_bytes"] / GB,
     }

@@ -7,12 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.plan import Plan
-from planner.recommend import Candidate, Ranking, Request, pareto
-from planner.report.render import note, print_json, print_rows
+from planner.recommend import Candidate, Ranking, Rejected, Request, pareto
+from planner.report.render import WIDTH, Column, note, print_json, print_rows, terminal_width, wrapped
+from planner.units import MS
 
 COLUMNS = (
-    "gpu", "model", "tp", "weights", "kv_cache", "max_num_seqs", "tok/s/gpu", "tok/s/user", "ttft_ms", "tpot_ms",
-    "e2el_ms", "vllm",
+    Column("gpu"),
+    Column("num_gpus", "gpus"),
+    Column("model", aside=True),
+    Column("tensor_parallel_size", "tp"),
+    Column("weight_dtype", "weights"),
+    Column("kv_cache_dtype", "kv cache"),
+    Column("max_num_seqs", "batch", ","),
+    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
+    Column("output_throughput_per_user", "tok/s/user", ",.1f"),
+    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+    Column("engine_version", "vllm"),
+)
+SETTINGS = ("gpu", "num_gpus", "model", "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs")
+FIGURES = (
+    "output_throughput_per_gpu", "output_throughput_per_user", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms",
 )  # fmt: skip
 SHOWN_REJECTED = 6  #: per GPU in the table; JSON has all
 
@@ -32,18 +48,21 @@ def print_recommendation(
     if output == "json":
         print_json(_object(request, rankings, made, defaults_taken))
         return
-    print_rows([_row(plan) for plan in made], output, columns=COLUMNS)
+    if made or output != "table":
+        print_rows([_row(plan) for plan in made], output, columns=COLUMNS)
     if output != "table":
         return
-    for ranking, plan in zip(rankings, plans, strict=True):
-        print()
-        if plan is None:
-            _print_nothing(ranking)
-        else:
+    for index, (ranking, plan) in enumerate(zip(rankings, plans, strict=True)):
+        if index or made:
+            print()
+        if plan:
             _print_plan(ranking, plan)
+        else:
+            print(f"{ranking.profile.name}: no plan")
+            _print_rejected(ranking)
     taken = ", ".join(f"{name} = {_plain(value)}" for name, value in defaults_taken.items())
     if taken:
-        note(f"\ndefaults taken: {taken}")
+        note(f"defaults taken: {taken}")
     if not wrote and made:
         note(f"write the scripts with: {command} -o plans")
 
@@ -107,48 +126,65 @@ def _point(candidate: Candidate) -> dict[str, Any]:
         "max_num_seqs": config.max_num_seqs,
         "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
         "output_throughput_per_user": candidate.tok_per_s_per_user,
-        "mean_e2el_ms": candidate.estimate.e2el_s * 1000,
+        "mean_e2el_ms": candidate.estimate.e2el_s / MS,
     }
 
 
 def _row(plan: Plan) -> dict[str, Any]:
-    figures = plan.predicted
-    return {
-        "gpu": f"{plan.num_gpus} x {plan.gpu}",
-        "model": plan.model,
-        "tp": plan.tensor_parallel_size,
-        "weights": plan.weight_dtype,
-        "kv_cache": plan.kv_cache_dtype,
-        "max_num_seqs": plan.max_num_seqs,
-        "tok/s/gpu": f"{figures['output_throughput_per_gpu']:,.0f}",
-        "tok/s/user": f"{figures['output_throughput_per_user']:,.1f}",
-        "ttft_ms": f"{figures['mean_ttft_ms']:,.0f}",
-        "tpot_ms": f"{figures['mean_tpot_ms']:,.1f}",
-        "e2el_ms": f"{figures['mean_e2el_ms']:,.0f}",
-        "vllm": plan.engine_version,
-    }
+    settings = {name: getattr(plan, name) for name in SETTINGS}
+    figures = {name: plan.predicted[name] for name in FIGURES}
+    return {**settings, **figures, "engine_version": plan.engine_version}
 
 
 def _print_plan(ranking: Ranking, plan: Plan) -> None:
     print(f"{ranking.profile.name}: {plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}, {plan.model}")
-    for reason in plan.why:
-        print(f"  - {reason}")
-    for warning in plan.warnings:
-        print(f"  ! {warning}")
-    for rejected in ranking.rejected[:SHOWN_REJECTED]:
-        size = f" TP {rejected.tensor_parallel_size}" if rejected.tensor_parallel_size else ""
-        print(f"  x {rejected.model}{size}: {rejected.reason}")
-    if len(ranking.rejected) > SHOWN_REJECTED:
-        print(f"  x and {len(ranking.rejected) - SHOWN_REJECTED} more: --format json lists them")
-    environment = " ".join(shlex.quote(f"{name}={value}") for name, value in plan.env.items())
-    print(f"  $ {environment} {shlex.join(plan.serve_argv)}".replace("$  ", "$ "))
+    _print_items("-", plan.why)
+    _print_items("!", plan.warnings)
+    _print_rejected(ranking)
+    for line in command_lines(plan):
+        print(line)
 
 
-def _print_nothing(ranking: Ranking) -> None:
-    print(f"{ranking.profile.name}: no plan")
-    for rejected in ranking.rejected[:SHOWN_REJECTED]:
-        size = f" TP {rejected.tensor_parallel_size}" if rejected.tensor_parallel_size else ""
-        print(f"  x {rejected.model}{size}: {rejected.reason}")
+def command_lines(plan: Plan) -> Iterator[str]:
+    """The launch command over several lines, cut between settings, ready to be pasted into a shell."""
+    groups = [shlex.quote(f"{name}={value}") for name, value in plan.env.items()]
+    for index, word in enumerate(plan.serve_argv):
+        if index == 0 or word.startswith("--"):
+            groups.append(shlex.quote(word))
+        else:
+            groups[-1] += f" {shlex.quote(word)}"
+    line, width = "  $", (terminal_width() or WIDTH) - len(" \\")
+    for group in groups:
+        if len(line) + 1 + len(group) > width and line.strip() != "$":
+            yield f"{line} \\"
+            line = "     "
+        line += f" {group}"
+    yield line
+
+
+def _print_rejected(ranking: Ranking) -> None:
+    """What lost by its figures first, then what does not fit or cannot run, then what was never tried."""
+    fitting = {
+        (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
+    }
+
+    def order(r: Rejected) -> tuple[bool, bool]:
+        return (r.model, r.tensor_parallel_size, r.kv_cache_dtype) not in fitting, r.tensor_parallel_size is None
+
+    ordered = sorted(ranking.rejected, key=order)
+    _print_items("x", (_describe(rejected) for rejected in ordered[:SHOWN_REJECTED]))
+    if len(ordered) > SHOWN_REJECTED:
+        _print_items("x", [f"and {len(ordered) - SHOWN_REJECTED} more: --format json lists them"])
+
+
+def _describe(rejected: Rejected) -> str:
+    size = f" TP {rejected.tensor_parallel_size}" if rejected.tensor_parallel_size else ""
+    return f"{rejected.model}{size}: {rejected.reason}"
+
+
+def _print_items(mark: str, items: Iterator[str] | Sequence[str]) -> None:
+    for item in items:
+        print(wrapped(item, first=f"  {mark} ", rest="    "))
 
 
 def _plain(value: Any) -> str:

@@ -1,60 +1,189 @@
-"""One list of rows, four ways to print it."""
+"""One list of rows, four ways to print it.
+
+CSV and JSON are for programs: values as they are, nothing where there is none. Tables and markdown are for people:
+thousands separated, ``-`` where there is nothing, numbers flush right, nothing wider than the terminal.
+"""
 
 from __future__ import annotations
 
 import csv
-import io
 import json
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 SCHEMA_VERSION = 1
+WIDTH = 120  #: of text for people where no terminal says otherwise
+NARROWEST = 24  #: that a column of text may be wrapped to
+
+Row = Mapping[str, Any]
 
 
-def print_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
-    """JSON on stdout. An object carries ``schema_version``; the schema only grows."""
-    if isinstance(data, Mapping):
-        data = {"schema_version": SCHEMA_VERSION, **data}
-    json.dump(data, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: the key of the row, and how people see it."""
+
+    key: str
+    heading: str = ""  #: in tables and markdown; the key where empty
+    form: str = ""  #: format of a number, such as ``,.2f``
+    wraps: bool = False  #: text that may run over several lines of a table
+    aside: bool = False  #: left to CSV and markdown, where width does not matter
+
+    @property
+    def title(self) -> str:
+        """What stands above the column."""
+        return self.heading or self.key
+
+    def cell(self, value: Any) -> str:
+        """A value as people read it."""
+        if value is None:
+            return "-"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int | float):
+            return format(value, self.form or (".4g" if isinstance(value, float) else ""))
+        if isinstance(value, list | tuple):
+            return ", ".join(map(str, value))
+        return str(value)
+
+
+def print_json(data: Row | Sequence[Row]) -> None:
+    """JSON on stdout. Every object, and every object of a list, carries ``schema_version``; the schema only grows."""
+    versioned: Any = _versioned(data) if isinstance(data, Mapping) else [_versioned(row) for row in data]
+    json.dump(versioned, sys.stdout, indent=2, allow_nan=False)
     print()
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], output: str, *, columns: Sequence[str] | None = None) -> None:
-    """Rows with the same keys, in the order of ``columns`` (default: of the first row).
+def print_rows(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = ()) -> None:
+    """Rows in the form ``output``: table, json, csv or markdown. ``columns`` are by default the keys of the first.
 
-    ``output`` is table, json, csv or markdown. JSON prints every key, the others only ``columns``.
+    JSON prints every key, the others only ``columns``.
     """
     if output == "json":
-        print_json(list(rows))
+        print_json(rows)
         return
-    names = list(columns or (rows[0] if rows else ()))
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    columns = columns or tuple(Column(key) for key in (rows[0] if rows else ()))
     if output == "csv":
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(cells)
-        print(buffer.getvalue(), end="")
-        return
-    from tabulate import tabulate
+        _print_csv(rows, columns)
+    elif output == "markdown":
+        _print_markdown(rows, columns)
+    else:
+        print_table(rows, [column for column in columns if not column.aside])
 
-    style = "github" if output == "markdown" else "simple"
-    print(tabulate(cells, headers=names, tablefmt=style, disable_numparse=True))
+
+def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    """A table no wider than the terminal: text wraps, and where that is not enough each row becomes a list."""
+    cells = [[column.cell(row.get(column.key)) for column in columns] for row in rows]
+    limit = terminal_width()
+    room = (limit or WIDTH) - _width(columns, cells)
+    for index, column in enumerate(columns):
+        if column.wraps and room < 0:
+            natural = max(len(line[index]) for line in cells)
+            narrowed = max(natural + room, NARROWEST, len(column.title))
+            cells = [[*line[:index], _folded(line[index], narrowed), *line[index + 1 :]] for line in cells]
+            room += natural - narrowed
+    if limit and room < 0:
+        _print_lists(columns, cells)
+    else:
+        _print_tabulated(columns, cells, "simple", rows)
+
+
+def print_pairs(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width: int = 30) -> None:
+    """Labels and values, one to a line; long values wrap under themselves."""
+    for label, value in pairs:
+        start = f"{' ' * indent}{label:<{label_width}} "
+        print(wrapped(value, first=start, rest=" " * len(start)))
+
+
+def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
+    """``text`` in lines as wide as the terminal, words whole."""
+    return textwrap.fill(
+        text, terminal_width() or WIDTH, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def note(text: str) -> None:
     """A remark for people, on stderr."""
-    print(text, file=sys.stderr)
+    print(wrapped(text, rest="      "), file=sys.stderr)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
+def print_notes(remarks: Iterable[str]) -> None:
+    """Remarks on stderr, each once."""
+    for remark in dict.fromkeys(remarks):
+        note(f"note: {remark}")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal (or ``COLUMNS``); 0 where the output goes elsewhere."""
+    return shutil.get_terminal_size((0, 0)).columns
+
+
+def _versioned(row: Row) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **row}
+
+
+def _print_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([column.key for column in columns])
+    writer.writerows([[_plain(row.get(column.key)) for column in columns] for row in rows])
+
+
+def _plain(value: Any) -> Any:
+    """A value as a program reads it; the csv module leaves None empty and floats exact."""
     if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return str(value)
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _print_markdown(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    cells = [[column.cell(row.get(column.key)).replace("|", "\\|") for column in columns] for row in rows]
+    _print_tabulated(columns, cells, "github", rows)
+
+
+def _print_tabulated(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], style: str, rows: Sequence[Row]
+) -> None:
+    import tabulate
+
+    tabulate.MIN_PADDING = 0  # headings need no more room than cells
+    numeric = [all(_is_number(row.get(column.key)) for row in rows) for column in columns]
+    print(
+        tabulate.tabulate(
+            cells,
+            headers=[column.title for column in columns],
+            tablefmt=style,
+            disable_numparse=True,
+            colalign=["right" if flush_right else "left" for flush_right in numeric] if rows else None,
+        )
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _print_lists(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+    longest = max(len(column.title) for column in columns)
+    for index, line in enumerate(cells):
+        if index:
+            print()
+        titles = (column.title for column in columns)
+        print_pairs(
+            ((title, " ".join(cell.split())) for title, cell in zip(titles, line, strict=True)),
+            indent=0,
+            label_width=longest,
+        )
+
+
+def _width(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
+    """Characters of the widest line of a table with two spaces between columns."""
+    widest = [max(len(column.title), *(len(line[i]) for line in cells), 0) for i, column in enumerate(columns)]
+    return sum(widest) + 2 * (len(columns) - 1)
+
+
+def _folded(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

@@ -18,7 +18,8 @@ from planner.units import GB, MIB
 
 #: Everything that any plan may write: what a new plan does not need, an old one may have left.
 ALL_FILES = (
-    "plan.json", "RUNBOOK.md", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "partition.sh",
+    "plan.json", "RUNBOOK.md", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh",
+    "partition.sh",
 )  # fmt: skip
 PORT = 8000  #: vLLM's own
 MODEL_CACHE = "/huggingface"  #: where the host's HF_HOME appears in the container
@@ -98,6 +99,8 @@ def check_exposure(plan: Plan) -> None:
 
     Raises IllegalPlanError otherwise, and where the container would share the host's network.
     """
+    if not plan.image:
+        return  # no container: ``planner.scripts.native`` asks for the opposite
     host = option(plan.serve_argv, "--host")
     if option(plan.docker_args, "--network") == "host" or option(plan.docker_args, "--net") == "host":
         raise IllegalPlanError(
@@ -158,13 +161,15 @@ def _container(emission: Emission) -> dict[str, Any]:
     plan = emission.file.plan
     mig = emission.profile.vendor == "nvidia" and emission.profile.partition is not None
     local = PurePosixPath(plan.model).is_absolute()
+    # launch.sh says itself which partition it takes
+    pinned = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if emission.profile.partition else set()
     return {
         "entrypoint": plan.serve_argv[0],
         "serve_args": plan.serve_argv[1:],
         "container_port": option(plan.serve_argv, "--port") or str(PORT),
         # one MIG instance takes the place of --gpus all
         "docker_args": without_option(plan.docker_args, "--gpus") if mig else plan.docker_args,
-        "env_words": tuple(f"{name}={value}" for name, value in plan.env.items()),
+        "env_words": tuple(f"{name}={value}" for name, value in plan.env.items() if name not in pinned),
         "model_cache": MODEL_CACHE,
         "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",
         "model_folder": plan.model if local else "",
@@ -199,7 +204,7 @@ def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     names: dict[str, Any] = {
         "partition": partition,
         "instances": f"{instances} such server{'s' if instances != 1 else ''}",
-        "devices": ",".join(map(str, range(plan.num_gpus))),
+        "devices": plan.env.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(plan.num_gpus))),
         "mig_profile": "",
     }
     if partition:

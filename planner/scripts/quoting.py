@@ -24,7 +24,7 @@ def sh(value: object) -> str:
     word = str(value)
     if "\0" in word or any(unicodedata.category(character) == "Cs" for character in word):
         raise InputError(
-            f"{ascii(word)} cannot be written into a script",
+            f"{word!a} cannot be written into a script",
             hint="it holds a NUL or bytes that are not UTF-8; rename the model, folder or option",
         )
     return shlex.quote(word)
@@ -67,9 +67,7 @@ def cell(value: object) -> str:
 
 def fenced(value: object) -> str:
     """A block of code in Markdown, behind a fence that its content cannot close."""
-    lines = [
-        "".join(" " if _breaks(c) and c != "\t" else c for c in line).rstrip() for line in str(value).split("\n")
-    ]
+    lines = ["".join(" " if _breaks(c) and c != "\t" else c for c in line).rstrip() for line in str(value).split("\n")]
     code = "\n".join(lines)
     fence = "`" * max(3, _longest_run(code) + 1)
     return f"{fence}\n{code}\n{fence}"

@@ -14,6 +14,12 @@ import sys
 from typing import Any
 
 BENCHMARKS = ("serve", "throughput", "latency")
+#: Where the parser of ``vllm serve`` has lived, newest first.
+CLI_ARGS = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+)
 
 
 def first(modules: tuple[str, ...], name: str) -> Any:
@@ -28,12 +34,7 @@ def first(modules: tuple[str, ...], name: str) -> Any:
 def parsers() -> dict[str, Any]:
     """The parser of each command that this vLLM has."""
     new_parser = first(("vllm.utils.argparse_utils", "vllm.utils"), "FlexibleArgumentParser")
-    cli_args = (
-        "vllm.entrypoints.common.cli_args",
-        "vllm.entrypoints.launchers.cli_args",
-        "vllm.entrypoints.openai.cli_args",
-    )
-    found = {"serve": first(cli_args, "make_arg_parser")(new_parser(prog="vllm serve"))}
+    found = {"serve": first(CLI_ARGS, "make_arg_parser")(new_parser(prog="vllm serve"))}
     for name in BENCHMARKS:
         parser = new_parser(prog=f"vllm bench {name}")
         try:

@@ -94,15 +94,15 @@ done < <(query index,memory.total,memory.free)
 # --- disk, port, token -----------------------------------------------------------------------------------------------
 existing=$models
 while [[ ! -d "$existing" ]]; do existing=$(dirname "$existing"); done
-if [[ -w "$existing" ]]; then
+if [[ "$existing" == "$models" || -w "$existing" ]]; then
   ok "models are kept in $models"
 else
-  fail "cannot write to $existing, where models are kept" "point HF_HOME to a folder that you may write to"
+  fail "cannot make the folder of the models, $models" "point HF_HOME to a folder that you may write to"
 fi
 cached=$models/hub/models--nvidia--Llama-3.3-70B-Instruct-FP4
 cached_gb=0
 if [[ -d "$cached" ]]; then
-  cached_gb=$(($(du -s -k "$cached" 2>/dev/null | cut -f 1) * 1024 / 1000000000))
+  cached_gb=$(($({ du -s -k "$cached" 2>/dev/null || true; } | cut -f 1) * 1024 / 1000000000))
 fi
 need_gb=$((43 - cached_gb))
 free_gb=$(($(df -k --output=avail "$existing" | tail -n 1) * 1024 / 1000000000))

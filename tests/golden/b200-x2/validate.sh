@@ -59,3 +59,4 @@ fi
 run "$here/benchmark.sh"
 echo "predicted: $here/plan.json"
 echo "measured:  $result"
+echo "compare:   planner validate $here"

@@ -2,7 +2,7 @@
 # Check that this machine can run the plan. Changes nothing.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x NVIDIA H100 SXM 80GB, MIG 3g.40gb, vLLM 0.9.1
-# goal: max-throughput; plan a1a5600a1f49; written by planner 0.0.0
+# goal: max-throughput; plan f26deb448782; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-a1a5600a1f49
+name=planner-f26deb448782
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 image=vllm/vllm-openai:v0.9.1
 port=${PORT:-8000}
@@ -83,15 +83,15 @@ fi
 # --- disk, port, token -----------------------------------------------------------------------------------------------
 existing=$models
 while [[ ! -d "$existing" ]]; do existing=$(dirname "$existing"); done
-if [[ -w "$existing" ]]; then
+if [[ "$existing" == "$models" || -w "$existing" ]]; then
   ok "models are kept in $models"
 else
-  fail "cannot write to $existing, where models are kept" "point HF_HOME to a folder that you may write to"
+  fail "cannot make the folder of the models, $models" "point HF_HOME to a folder that you may write to"
 fi
 cached=$models/hub/models--meta-llama--Llama-2-7b-chat-hf
 cached_gb=0
 if [[ -d "$cached" ]]; then
-  cached_gb=$(($(du -s -k "$cached" 2>/dev/null | cut -f 1) * 1024 / 1000000000))
+  cached_gb=$(($({ du -s -k "$cached" 2>/dev/null || true; } | cut -f 1) * 1024 / 1000000000))
 fi
 need_gb=$((14 - cached_gb))
 free_gb=$(($(df -k --output=avail "$existing" | tail -n 1) * 1024 / 1000000000))

@@ -1,0 +1,125 @@
+"""Which circumstances may change which efficiencies, and by how much before any run has said so.
+
+A random-effects model on the logarithm: the value of a parameter for one run is its prior times one factor for each
+line of ``STRUCTURE`` that targets it, shared by all runs in the same circumstance and drawn towards 1 with the line's
+standard deviation. The deviations were chosen by leaving out groups of runs, and single runs, of those that we ship.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.calibration.observed import Floats, Observed
+from planner.calibration.structure import STRUCTURE, Line
+from planner.efficiency import PARAMETERS, Effect, load_priors, prior_values, targets
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One factor: what it multiplies, under which circumstance, and what is believed of its logarithm."""
+
+    target: str
+    when: dict[str, str]
+    sd: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Column:
+    """Factors that multiply the same parameters of the same runs, which no run can tell apart: fitted as one."""
+
+    parts: tuple[Part, ...]
+    parameters: tuple[int, ...]
+    runs: NDArray[np.bool_]
+
+    @property
+    def variance(self) -> float:
+        """Of the logarithm of all parts together."""
+        return sum(part.sd**2 for part in self.parts)
+
+    @property
+    def mean(self) -> float:
+        """Of the logarithm of all parts together."""
+        return sum(part.mean for part in self.parts)
+
+    def split(self, log_factor: float) -> Iterator[tuple[Part, float]]:
+        """Each part with its share of what was fitted: in proportion to its variance, as Bayes has it."""
+        moved = log_factor - self.mean
+        return ((part, part.mean + moved * part.sd**2 / self.variance) for part in self.parts)
+
+
+class Design:
+    """All factors of a fit to ``observed``, and how they make up the efficiencies of each run."""
+
+    def __init__(
+        self, observed: Sequence[Observed], structure: Sequence[Line] = STRUCTURE, base: Sequence[Effect] = ()
+    ) -> None:
+        """``base``: factors of an earlier fit, which this one starts from and is drawn towards."""
+        self.observed = observed
+        self.start: Floats = np.log([list(_priors(one)) for one in observed])
+        self._known = {_key(effect.target, effect.when): effect for effect in base}
+        self.columns = _merged([*self._global(), *self._scoped(structure)])
+        self.sd: Floats = np.array([column.variance**0.5 for column in self.columns])
+        self.mean: Floats = np.array([column.mean for column in self.columns])
+        self._by_parameter = [
+            [i for i, column in enumerate(self.columns) if parameter in column.parameters]
+            for parameter in range(len(PARAMETERS))
+        ]
+        runs = np.array([column.runs for column in self.columns], dtype=np.float64).T
+        self._members = [runs[:, columns] for columns in self._by_parameter]
+
+    def _global(self) -> Iterator[Column]:
+        everywhere = np.ones(len(self.observed), dtype=bool)
+        return (self._column(name, {}, everywhere, prior.sd) for name, prior in load_priors().items())
+
+    def _scoped(self, structure: Sequence[Line]) -> Iterator[Column]:
+        for target, scope, sd in structure:
+            found = [tuple(one.circumstances[key] for key in scope) for one in self.observed]
+            for values in dict.fromkeys(found):
+                members = np.array([value == values for value in found])
+                yield self._column(target, dict(zip(scope, values, strict=True)), members, sd)
+
+    def _column(self, target: str, when: dict[str, str], runs: NDArray[np.bool_], sd: float) -> Column:
+        parameters = tuple(PARAMETERS.index(name) for name in targets(target))
+        before = self._known.get(_key(target, when))
+        mean = float(np.log(before.factor)) if before else 0.0
+        return Column((Part(target, when, before.sd if before else sd, mean),), parameters, runs)
+
+    def log_values(self, factors: Floats) -> Floats:
+        """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""
+        values = self.start.copy()
+        for parameter, columns in enumerate(self._by_parameter):
+            values[:, parameter] += self._members[parameter] @ factors[columns]
+        return values
+
+    def jacobian(self, derivative: Floats, metric_run: NDArray[np.int64]) -> Floats:
+        """Derivative of every metric by every factor, from those by the efficiencies of its run."""
+        result = np.zeros((len(derivative), len(self.columns)))
+        for parameter, columns in enumerate(self._by_parameter):
+            result[:, columns] += derivative[:, [parameter]] * self._members[parameter][metric_run]
+        return result
+
+
+def _priors(one: Observed) -> Iterator[float]:
+    values = prior_values(one.profile, one.config.tensor_parallel_size)
+    return (values[name] for name in PARAMETERS)
+
+
+def _key(target: str, when: dict[str, str]) -> Key:
+    return target, tuple(sorted(when.items()))
+
+
+def _merged(columns: Sequence[Column]) -> list[Column]:
+    """Columns that no run can tell apart become one."""
+    found: dict[tuple[tuple[int, ...], bytes], Column] = {}
+    for column in columns:
+        key = column.parameters, column.runs.tobytes()
+        same = found.get(key)
+        found[key] = Column(same.parts + column.parts, column.parameters, column.runs) if same else column
+    return list(found.values())

@@ -1,0 +1,249 @@
+"""Will a ``vllm serve`` line start, what would it deliver, and which settings would deliver more at the same load?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from planner.check.line import ServeLine
+from planner.engine.command import serve_argv
+from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.version import EngineVersion
+from planner.errors import InputError, PlannerError
+from planner.fit import FitResult, fit
+from planner.hardware import GpuProfile
+from planner.model.resolve import ResolvedModel
+from planner.plan import Goal
+from planner.predict import Deployment, Prediction, deploy, predict_serve
+from planner.recommend import Candidate, Ranking, Request, rank
+from planner.recommend.assemble import recipe_of
+from planner.workload import Workload
+
+DEFAULT_LEN = 1024  #: tokens, of prompt and of answer
+PROMPTS_PER_SLOT = 5  #: the recipes: at least five times the concurrency, to see the steady state
+WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines differ by more
+
+#: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
+SETTINGS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
+    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The load to compare at, as far as it is given, and what is wanted."""
+
+    input_len: int | None = None
+    output_len: int | None = None
+    max_concurrency: int | None = None
+    num_prompts: int | None = None
+    gpus: int | None = None  #: that a plan may use; None: as many as the line, or a node where the line does not start
+    goal: Goal = "balanced"
+
+
+@dataclass(frozen=True)
+class Served:
+    """One engine under the load."""
+
+    model: str  #: the checkpoint
+    deployment: Deployment
+    prediction: Prediction
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings."""
+        return self.deployment.config
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The keys of the benchmark's result file."""
+        return self.prediction.result
+
+    @property
+    def tok_per_s_per_gpu(self) -> float:
+        """Output tokens per second and GPU."""
+        return float(self.result["output_throughput"]) / self.config.num_gpus
+
+    @property
+    def e2el_s(self) -> float:
+        """Mean end-to-end latency."""
+        return float(self.result["mean_e2el_ms"]) / 1e3
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """``vllm serve`` with these settings and the options that the recipes add."""
+        return tuple(serve_argv(self.config, self.model, extra=recipe_of(self.deployment).flags))
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that the recipes set."""
+        return recipe_of(self.deployment).env
+
+    def score(self, goal: Goal) -> float:
+        """Larger is better; the goals are those of ``planner.recommend``."""
+        if goal == "min-latency":
+            return 1 / self.e2el_s
+        if goal == "max-throughput":
+            return self.tok_per_s_per_gpu
+        return self.tok_per_s_per_gpu / self.e2el_s
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said about a line. ``fit`` and ``served`` are None where it does not get so far."""
+
+    resolved: ResolvedModel
+    profile: GpuProfile
+    version: EngineVersion
+    line: ServeLine
+    goal: Goal
+    refusal: PlannerError | None = None  #: why vLLM refuses the settings, whatever the memory
+    fit: FitResult | None = None
+    workload: Workload | None = None
+    served: Served | None = None
+    ranking: Ranking | None = None
+
+    @property
+    def starts(self) -> bool:
+        """Whether the server would come up: no option is refused, and memory is enough."""
+        return not self.line.refused and self.fit is not None and self.fit.fits
+
+    @cached_property
+    def recommended(self) -> Served | None:
+        """The best plan for this GPU at the same load, replayed; None where nothing fits."""
+        return self._replayed(self.ranking.best if self.ranking else None)
+
+    @cached_property
+    def recommended_same_model(self) -> Served | None:
+        """The best plan that keeps the checkpoint, where the best one does not."""
+        if not self.ranking or not self.ranking.best or self.ranking.best.resolved.resolved == self.resolved.resolved:
+            return None
+        own = (c for c in self.ranking.candidates if c.resolved.resolved == self.resolved.resolved)
+        return self._replayed(next(own, None))
+
+    def better(self) -> Iterator[Served]:
+        """The plans that are worth a change, best first."""
+        for plan in (self.recommended, self.recommended_same_model):
+            if plan and (not self.served or plan.score(self.goal) > WORTH_IT * self.served.score(self.goal)):
+                yield plan
+
+    def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:
+        """Settings in which ``plan`` differs from the line: name -> (the line's, the plan's)."""
+        line = {"model": self.resolved.resolved, **self.settings}
+        planned = {"model": plan.model, **settings_of(plan.config)}
+        return {name: (value, planned[name]) for name, value in line.items() if value != planned[name]}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the line runs with; only what it says itself where vLLM refuses it."""
+        if self.fit:
+            return settings_of(self.fit.config)
+        given = {name: getattr(self.line.args, name, None) for name in SETTINGS}
+        return {name: value for name, value in given.items() if value not in (None, "auto")}
+
+    def _replayed(self, candidate: Candidate | None) -> Served | None:
+        if candidate is None or self.workload is None:
+            return None
+        return _serve(candidate.resolved.resolved, candidate.deployment, self.workload)
+
+
+def check_line(
+    line: ServeLine, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, asked: Asked
+) -> Answer:
+    """Judge a line for GPUs of ``profile`` under ``version``. Options that the version refuses are left out of account.
+
+    Raises InputError for a load that the line's own context does not hold, and whatever says that the model is not
+    understood.
+    """
+    answer = Answer(resolved, profile, version, line, asked.goal)
+    try:
+        args, result = _fit(line, resolved, profile, version)
+    except InputError as error:
+        return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN, asked.max_concurrency)
+    answer = replace(answer, fit=result)
+    room = result.config.max_model_len // 2
+    if not result.fits:
+        return _with_plan(answer, asked, min(DEFAULT_LEN, room), asked.max_concurrency)
+    deployment = deploy(resolved.model, profile, args, version)
+    workload = _workload(asked, deployment, min(DEFAULT_LEN, room))
+    served = _serve(resolved.resolved, deployment, workload)
+    answer = replace(answer, workload=workload, served=served)
+    return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _fit(
+    line: ServeLine, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion
+) -> tuple[EngineArgs, FitResult]:
+    """Whether the settings fit; a context of ``auto`` becomes the longest that does."""
+
+    def ask(args: EngineArgs) -> FitResult:
+        names = {"requested_model": resolved.requested, "resolved_model": resolved.resolved}
+        return fit(resolved.model, profile, args, version, **names)
+
+    result = ask(line.args)
+    longest = result.largest_max_model_len
+    if not line.longest_context or result.fits or longest < 1:
+        return line.args, result
+    args = replace(line.args, max_model_len=longest)
+    return args, ask(args)
+
+
+def _workload(asked: Asked, deployment: Deployment, default_len: int) -> Workload:
+    """The load to compare at: as asked, else 1024 in and out, and as many requests as run at once."""
+    input_len, output_len = asked.input_len or default_len, asked.output_len or default_len
+    config = deployment.config
+    if input_len + output_len > config.max_model_len:
+        raise InputError(
+            f"requests of {input_len} + {output_len} tokens are longer than the {config.max_model_len} of the line",
+            hint="give a smaller --random-input-len or --random-output-len, or raise --max-model-len in the line",
+        )
+    held = int(deployment.requests_held(input_len + output_len))
+    concurrency = asked.max_concurrency or max(1, min(config.max_num_seqs, held)) * config.data_parallel_size
+    prompts = asked.num_prompts or PROMPTS_PER_SLOT * concurrency
+    return Workload(input_len, output_len, prompts, max_concurrency=concurrency)
+
+
+def _with_plan(answer: Answer, asked: Asked, default_len: int, concurrency: int | None) -> Answer:
+    """For a line that does not start: what would, at the load that is asked for or at one that a plan chooses."""
+    input_len, output_len = asked.input_len or default_len, asked.output_len or default_len
+    prompts = asked.num_prompts or PROMPTS_PER_SLOT * (concurrency or 1)
+    load = Workload(input_len, output_len, prompts, max_concurrency=concurrency)
+    ranking = _ranking(answer, asked, load)
+    if ranking.best and concurrency is None:
+        concurrency = ranking.best.estimate.concurrency
+        load = replace(load, num_prompts=asked.num_prompts or PROMPTS_PER_SLOT * concurrency, max_concurrency=concurrency)
+    return replace(answer, workload=load, ranking=ranking)
+
+
+def _ranking(answer: Answer, asked: Asked, workload: Workload) -> Ranking:
+    """What ``recommend`` finds on this GPU. The context is the line's where it names one; all else is open."""
+    line = answer.line.args
+    ranks = line.tensor_parallel_size * line.pipeline_parallel_size * line.data_parallel_size
+    (ranking,) = rank(
+        Request(
+            model=answer.resolved,
+            gpus=(answer.profile,),
+            goal=asked.goal,
+            input_len=workload.input_len,
+            output_len=workload.output_len,
+            max_concurrency=workload.max_concurrency,
+            num_prompts=workload.num_prompts,
+            gpus_per_node=asked.gpus or (ranks if answer.served else None),
+            version=answer.version,
+            args=EngineArgs(max_model_len=line.max_model_len, allow_unvalidated=line.allow_unvalidated),
+        )
+    )
+    return ranking
+
+
+def _serve(model: str, deployment: Deployment, workload: Workload) -> Served:
+    return Served(model, deployment, predict_serve(deployment, workload, percentiles=(50, 90, 99)))
+
+
+def settings_of(config: EngineConfig) -> dict[str, Any]:
+    """The settings by name."""
+    return {name: getattr(config, name) for name in SETTINGS}

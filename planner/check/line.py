@@ -1,0 +1,227 @@
+"""From the words of a ``vllm serve`` line to settings, the way the parser of one vLLM version reads them.
+
+Its parser takes options by any unambiguous beginning, with hyphens or underscores, joined to their value by ``=`` or
+not; the last of two equal options wins. ``planner.engine.check`` knows which options the version has.
+
+>>> from planner.engine.speculative import parse_speculative_config
+from planner.engine.version import parse_version
+>>> read_line(["vllm", "serve", "m", "-tp=2", "--max_num_seqs", "8"], parse_version("0.27.1")).args.max_num_seqs
+8
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.check.shell import API_SERVER
+from planner.engine.check import Problem, check_command, check_env
+from planner.engine.config import EngineArgs
+from planner.engine.flags import flag_status, known_flags, spelled, takes_value
+from planner.engine.speculative import parse_speculative_config
+from planner.engine.version import EngineVersion
+from planner.errors import InputError
+
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_OPTION = re.compile(r"--?[A-Za-z]")
+_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+_SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-sc": "--speculative-config",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+}
+#: Options that take a list: every word up to the next option.
+_LISTS = frozenset(
+    ("--served-model-name", "--lora-modules", "--middleware", "--cudagraph-capture-sizes", "--cuda-graph-sizes")
+)
+#: Change memory or time, and are not simulated.
+_NOT_SIMULATED = frozenset((
+    "--speculative-model", "--cpu-offload-gb", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--enable-lora",
+    "--num-scheduler-steps",
+    "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
+    "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--kv-offloading-size",
+    "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
+    "--max-num-partial-prefills", "--mamba-cache-mode", "--limit-mm-per-prompt",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLine:
+    """What a line asks for, and what its version would not take."""
+
+    model: str | None  #: hub id or path; None: vLLM's own default, which nobody wants
+    args: EngineArgs
+    problems: tuple[Problem, ...]
+    not_simulated: tuple[str, ...]  #: options and variables that change memory or time and are left out of account
+    longest_context: bool = False  #: --max-model-len auto: as long as the memory allows
+
+    @property
+    def refused(self) -> bool:
+        """Whether the parser ends before the model is looked at."""
+        return any(problem.fatal for problem in self.problems)
+
+
+def read_line(
+    argv: Sequence[str], version: EngineVersion, *, env: Mapping[str, str] | None = None, platform: str = ""
+) -> ServeLine:
+    """The settings of a server's command line under ``version``.
+
+    Raises InputError for a command that is not vLLM's server, and for options that a file holds (``--config``).
+    """
+    words = _arguments(argv)
+    reader = _Reader(version)
+    reader.read(words)
+    environment = dict(env or {})
+    canonical = ["vllm", "serve", *reader.canonical]
+    seen = {problem.word for problem in reader.problems}
+    problems = [p for p in check_command(canonical, version, platform=platform) if p.word not in seen]
+    for name in environment:
+        problems += check_env(name, version, platform=platform)
+    engine = [f"VLLM_USE_V1={environment['VLLM_USE_V1']}"] if environment.get("VLLM_USE_V1") == "0" else []
+    return ServeLine(
+        model=reader.positional or reader.named,
+        args=EngineArgs(**reader.settings),
+        problems=tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
+        not_simulated=(*dict.fromkeys(reader.not_simulated), *engine),
+        longest_context=reader.longest_context,
+    )
+
+
+def _dated(problem: Problem, version: EngineVersion) -> Problem:
+    """A replacement that comes only with a later version says so."""
+    later = [flag_status(version, flag) for flag in re.findall(r"--[a-z][\w-]+", problem.hint)]
+    since = next((status.since for status in later if status.state == "not yet"), None)
+    return replace(problem, hint=f"{problem.hint}, from {since} on; leave it out until then") if since else problem
+
+
+def _arguments(argv: Sequence[str]) -> list[str]:
+    words = list(argv)
+    for at, word in enumerate(words):
+        if word.rsplit("/", 1)[-1] == "vllm" and words[at + 1 : at + 2] == ["serve"]:
+            return words[at + 2 :]
+        if word == API_SERVER:
+            return words[at + 1 :]
+    raise InputError("this is not a vllm serve command", hint="write: planner check -- vllm serve MODEL [options]")
+
+
+class _Reader:
+    """Walks along the words as argparse does."""
+
+    def __init__(self, version: EngineVersion) -> None:
+        self.version = version
+        self.known = known_flags(version, "serve")
+        self.settings: dict[str, Any] = {}
+        self.positional: str | None = None
+        self.named: str | None = None  #: by --model, which a positional one overrules
+        self.longest_context = False
+        self.problems: list[Problem] = []
+        self.not_simulated: list[str] = []
+        self.canonical: list[str] = []  #: the same words with whole option names, for ``check_command``
+
+    def read(self, words: Sequence[str]) -> None:
+        at = 0
+        while at < len(words):
+            word = words[at]
+            if not _OPTION.match(word):
+                self.positional = self.positional or word
+                self.canonical.append(word)
+                at += 1
+                continue
+            flag = self._whole(spelled(word))
+            joined = word.partition("=")[2] if "=" in word.split("{", 1)[0] else None
+            values = [joined] if joined is not None else self._values(flag, words[at + 1 :])
+            at += 1 if joined is not None else 1 + len(values)
+            self.canonical += [flag + word[len(word.split(".", 1)[0].split("=", 1)[0]) :], *values[joined is not None :]]
+            self._take(flag, values)
+
+    def _whole(self, flag: str) -> str:
+        """The option that ``flag`` is, or is the beginning of."""
+        if flag in self.known or not flag.startswith("--"):
+            return flag
+        meant = sorted(name for name in self.known if name.startswith(flag))
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            self.problems.append(Problem(flag, f"could mean {', '.join(meant)}", "write the option out"))
+        return flag
+
+    def _values(self, flag: str, following: Sequence[str]) -> list[str]:
+        """The words that belong to an option: none, one, or for lists all up to the next option."""
+        if flag in self.known and not takes_value(self.version, flag):
+            return []
+        upto = next((i for i, word in enumerate(following) if _OPTION.match(word)), len(following))
+        own = list(following[:upto])
+        if _SHORT.get(flag, flag) in _SWITCHES and (own[:1] or [""])[0].lower() not in ("true", "false"):
+            return []
+        if flag not in self.known and not (self.positional or self.named) and len(own) == 1:
+            return []  # an unknown option in front of the model: the model it is
+        return own if flag in _LISTS else own[:1]
+
+    def _take(self, flag: str, values: list[str]) -> None:
+        if flag == "--config":
+            raise InputError("--config: the settings are in a file that is not read here", hint="write them out instead")
+        if flag in _NOT_SIMULATED:
+            self.not_simulated.append(flag)
+        flag = _SHORT.get(flag, flag)
+        if flag == "--model":
+            self.named = values[0] if values else None
+        elif flag in _SWITCHES:
+            name, value = _SWITCHES[flag]
+            self.settings[name] = value if not values else value == (values[0].lower() == "true")
+        elif flag in _VALUES:
+            self._set(flag, values)
+
+    def _set(self, flag: str, values: list[str]) -> None:
+        name, read = _VALUES[flag]
+        if not values:
+            self.problems.append(Problem(flag, "needs a value"))
+        elif "$" in values[0]:
+            self.problems.append(Problem(flag, f"{values[0]} is not set in the script", "write the value out"))
+        elif flag == "--dtype" and values[0] not in _DTYPES:
+            self.problems.append(Problem(flag, f"takes no {values[0]!r}", f"use {', '.join(_DTYPES)}"))
+        elif flag == "--max-model-len" and values[0] in ("auto", "-1"):
+            self.longest_context = True
+        else:
+            try:
+                self.settings[name] = read(values[0])
+            except ValueError:
+                self.problems.append(Problem(flag, f"{values[0]!r} is not a number"))
+            except InputError as error:
+                self.problems.append(Problem(flag, error.cause.removeprefix(f"{flag} ").removeprefix(f"{flag}: "), error.hint))
+
+
+def _count(text: str) -> int:
+    """``32k`` is 32,000 and ``32K`` 32,768, as vLLM reads lengths (``human_readable_int``)."""
+    scaled = _SCALED.fullmatch(text.strip())
+    return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
+
+
+_VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "--tensor-parallel-size": ("tensor_parallel_size", int),
+    "--pipeline-parallel-size": ("pipeline_parallel_size", int),
+    "--data-parallel-size": ("data_parallel_size", int),
+    "--decode-context-parallel-size": ("decode_context_parallel_size", int),
+    "--speculative-config": ("speculative_config", parse_speculative_config),
+    "--dtype": ("dtype", str),
+    "--quantization": ("quantization", str),
+    "--kv-cache-dtype": ("kv_cache_dtype", str),
+    "--max-model-len": ("max_model_len", _count),
+    "--max-num-seqs": ("max_num_seqs", int),
+    "--max-num-batched-tokens": ("max_num_batched_tokens", _count),
+    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
+    "--block-size": ("block_size", int),
+}
+_SWITCHES: dict[str, tuple[str, bool]] = {
+    f"--{no}{name.replace('_', '-')}": (name, not no)
+    for name in (
+        "enable_expert_parallel", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"
+    )
+    for no in ("", "no-")
+}  # fmt: skip

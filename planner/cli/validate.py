@@ -1,0 +1,30 @@
+"""``planner validate``: a plan's prediction beside what its scripts measured."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.cli import options as flag
+from planner.cli.options import Format
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("validate", help="Measured results of an emitted plan beside its prediction, and why they differ.")(
+        validate
+    )
+
+
+def validate(
+    *,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a plan, after ./benchmark.sh ran in it.")],
+    output: flag.OutputFormat = Format.table,
+) -> int:
+    """Exit status 0 when every measurement lies within its bounds, 1 when one does not."""
+    from planner.report.validation import print_validation
+    from planner.validate import validate as compare
+
+    validation = compare(directory)
+    print_validation(validation, output)
+    return 0 if validation.inside else 1

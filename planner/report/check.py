@@ -1,0 +1,167 @@
+"""Printing what is said about a ``vllm serve`` line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from planner.check import Answer, Served
+from planner.engine.check import Problem
+from planner.report.render import Column, print_json, print_notes, print_pairs, print_rows, print_table, wrapped
+from planner.units import format_bytes
+
+COLUMNS = (
+    Column("what", ""),
+    Column("gpus"),
+    Column("output_throughput", "tok/s", ",.0f"),
+    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
+    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+)
+
+
+def print_check(answer: Answer, output: str) -> None:
+    """The flags, whether it starts, what it delivers, what delivers more."""
+    if output == "json":
+        print_json(to_json(answer))
+    elif output == "table":
+        _print_text(answer)
+    else:
+        print_rows([_row("this line", answer.served), *_plan_rows(answer)], output, columns=COLUMNS)
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """``planner check --format json``."""
+    load = answer.workload
+    return {
+        "starts": answer.starts,
+        "model": {"requested": answer.resolved.requested, "resolved": answer.resolved.resolved},
+        "gpu": answer.profile.id,
+        "engine_version": str(answer.version),
+        "flags": [_problem(problem) for problem in answer.line.problems],
+        "not_simulated": list(answer.line.not_simulated),
+        "refusal": {"cause": answer.refusal.cause, "hint": answer.refusal.hint} if answer.refusal else None,
+        "fit": answer.fit.to_json() if answer.fit else None,
+        "settings": answer.settings,
+        "load": {
+            "input_len": load.input_len,
+            "output_len": load.output_len,
+            "max_concurrency": load.max_concurrency,
+            "num_prompts": load.num_prompts,
+        }
+        if load
+        else None,
+        "delivers": _figures(answer.served) if answer.served else None,
+        "goal": answer.goal,
+        "better": [_plan(answer, plan) for plan in answer.better()],
+        "notes": list(_notes(answer)),
+    }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {"flag": problem.word, "cause": problem.cause, "hint": problem.hint, "fatal": problem.fatal}
+
+
+def _figures(served: Served) -> dict[str, Any]:
+    return {**served.result, "output_throughput_per_gpu": served.tok_per_s_per_gpu, "num_gpus": served.config.num_gpus}
+
+
+def _plan(answer: Answer, plan: Served) -> dict[str, Any]:
+    return {
+        "model": plan.model,
+        "env": plan.env,
+        "command": shlex.join(plan.command),
+        "changes": {name: {"line": own, "plan": other} for name, (own, other) in answer.changes(plan).items()},
+        "delivers": _figures(plan),
+    }
+
+
+def _row(what: str, served: Served | None) -> dict[str, Any]:
+    if served is None:
+        return {"what": what}
+    figures = _figures(served)
+    return {"what": what, "gpus": served.config.num_gpus, **{column.key: figures[column.key] for column in COLUMNS[2:]}}
+
+
+def _plan_rows(answer: Answer) -> Iterator[dict[str, Any]]:
+    for plan in answer.better():
+        yield _row(plan.model if plan.model != answer.resolved.resolved else "same model, other settings", plan)
+
+
+def _print_text(answer: Answer) -> None:
+    where = f"{answer.settings.get('tensor_parallel_size', 1)} x {answer.profile.id}"
+    if answer.fit:
+        where = f"{answer.fit.config.num_gpus} x {answer.profile.id}"
+    print(wrapped(f"{answer.resolved.resolved} on {where}, vLLM {answer.version}: {_verdict(answer)}"))
+    for problem in answer.line.problems:
+        print(wrapped(str(problem), first="  x " if problem.fatal else "  ! ", rest="    "))
+    _print_start(answer)
+    if answer.served or answer.workload:
+        _print_load(answer)
+    print_notes(_notes(answer))
+
+
+def _verdict(answer: Answer) -> str:
+    if answer.refusal:
+        return "vLLM refuses these settings"
+    fit = answer.fit
+    memory = fit.verdict if fit else "too close to call"
+    words = {"fits": "starts", "does not fit": "does not fit", "too close to call": "may or may not start"}
+    if answer.line.refused:
+        return f"vLLM refuses an option; without it: {words[memory]}"
+    return words[memory]
+
+
+def _print_start(answer: Answer) -> None:
+    if answer.refusal:
+        print(wrapped(f"{answer.refusal.cause} ({answer.refusal.hint})", first="  x ", rest="    "))
+    fit = answer.fit
+    if not fit:
+        return
+    if fit.reason:
+        print(wrapped(fit.reason, first="  x " if not fit.fits else "  ! ", rest="    "))
+    print_pairs((
+        ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)} on each GPU, {fit.config.weight_dtype}"),
+        ("KV cache", f"{format_bytes(fit.kv_cache.mid)}, {fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}"),
+        ("context", f"{fit.config.max_model_len:,} tokens, {fit.max_concurrency:.2f} requests of that length at once"),
+        ("batch", f"{fit.config.max_num_seqs:,} requests, {fit.config.max_num_batched_tokens:,} tokens"),
+    ))  # fmt: skip
+    for option in fit.options:
+        print(wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    "))
+
+
+def _print_load(answer: Answer) -> None:
+    load = answer.workload
+    plans = list(_plan_rows(answer))
+    if load:
+        print(
+            f"\n{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens, "
+            f"{load.max_concurrency or 'all'} in flight:"
+        )
+    rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
+    if rows:
+        print_table(rows, COLUMNS)
+    if not plans:
+        print(f"no plan is better for {answer.goal} with these GPUs" if rows else "no plan fits on this GPU")
+    for row, plan in zip(plans, answer.better(), strict=True):
+        print(f"\n{row['what']}:")
+        for name, (own, other) in answer.changes(plan).items():
+            print(f"  {name}: {own} -> {other}")
+        words = [*(f"{name}={value}" for name, value in plan.env.items()), *plan.command]
+        print(f"  $ {shlex.join(words)}")
+
+
+def _notes(answer: Answer) -> Iterator[str]:
+    yield from answer.resolved.notes
+    if answer.version.note:
+        yield answer.version.note
+    if answer.line.not_simulated:
+        yield f"not simulated: {', '.join(answer.line.not_simulated)}"
+    if answer.line.args.speculative_config:
+        yield "speculative decoding is counted in the memory, not in the speed"
+    if answer.fit:
+        if answer.fit.config.defaults_taken:
+            yield f"defaults: {', '.join(answer.fit.config.defaults_taken)}"
+        yield from answer.fit.notes

@@ -1,0 +1,290 @@
+"""Why a measurement missed: what the log says first, then what the pattern of the misses says.
+
+Each rule looks at one cause and either has evidence for it or is silent. The order is the order of belief: another
+engine or another GPU explains everything after it, a slower prefill only the TTFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.engine.version import parse_version
+from planner.validate.compare import Line
+from planner.validate.folder import Measured
+
+#: A setting or a rate that differs by less is the same, printed with fewer digits.
+SAME = 0.005
+#: Prefix-cache hits below this share do not change a TTFT that one would see.
+NOTICEABLE_HITS = 0.02
+#: A full cache: requests wait for blocks.
+FULL_CACHE = 0.98
+#: Steps below this many ms are as long as what the host does between them.
+HOST_BOUND_MS = 12.0
+#: Ratios of measured to predicted that differ by less than this factor are one and the same slowdown.
+ALIKE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause, what speaks for it, and what to do next."""
+
+    cause: str
+    evidence: str
+    next_step: str
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the rules look at."""
+
+    measured: Measured
+    lines: Sequence[Line]
+
+    @cached_property
+    def by_metric(self) -> Mapping[str, Line]:
+        return {line.metric: line for line in self.lines}
+
+    def line(self, metric: str) -> Line | None:
+        """The line of ``metric`` where it is outside its bounds."""
+        line = self.by_metric.get(metric)
+        return line if line and line.verdict != "inside" else None
+
+    def ratio(self, metric: str) -> float | None:
+        """Measured / predicted; None where it was not compared."""
+        line = self.by_metric.get(metric)
+        return line.measured / line.predicted if line else None
+
+    def slower(self, *metrics: str) -> bool:
+        """Whether one of ``metrics`` is outside on the slow side."""
+        found = filter(None, map(self.line, metrics))
+        return any((line.verdict == "above") is line.is_latency for line in found)
+
+    def faster(self, *metrics: str) -> bool:
+        """Whether one of ``metrics`` is outside on the fast side."""
+        found = filter(None, map(self.line, metrics))
+        return any((line.verdict == "below") is line.is_latency for line in found)
+
+    @property
+    def slow_first_token(self) -> bool:
+        return self.slower("mean_ttft_ms", "median_ttft_ms")
+
+    @property
+    def slow_tokens(self) -> bool:
+        return self.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
+
+
+def findings(measured: Measured, lines: Sequence[Line]) -> tuple[Finding, ...]:
+    """The causes that there is evidence for, likeliest first. What the log contradicts is told even where all fits."""
+    case = _Case(measured, lines)
+    found = [finding for rule in _FROM_THE_LOG for finding in rule(case)]
+    if all(line.verdict == "inside" for line in lines):
+        return tuple(found)
+    found += [finding for rule in _FROM_THE_PATTERN for finding in rule(case)]
+    return tuple(found) or (_unexplained(case),)
+
+
+# --- the log contradicts the plan ----------------------------------------------------------------------------------
+
+
+def _refused(case: _Case) -> Iterator[Finding]:
+    startup = case.measured.startup
+    if startup and startup.refusal:
+        yield Finding(
+            "a start of the server failed for want of memory",
+            startup.refusal,
+            "start it again with ./launch.sh and measure once it says ready",
+        )
+
+
+def _other_version(case: _Case) -> Iterator[Finding]:
+    log, plan = case.measured.log, case.measured.plan
+    if log and log.version and parse_version(log.version).release != parse_version(plan.engine_version).release:
+        yield Finding(
+            "another vLLM was measured than planned",
+            f"the log is of vLLM {log.version}, the plan is for {plan.engine_version}",
+            f"run the plan's own image ({plan.image or 'none: vLLM as installed'}), or plan again with "
+            f"--engine-version {log.version}",
+        )
+
+
+def _other_settings(case: _Case) -> Iterator[Finding]:
+    """Batch limits, parallelism and the like that the server took otherwise."""
+    log, plan = case.measured.log, case.measured.plan
+    if not log:
+        return
+    differing = [
+        f"{name} {value} instead of {planned}"
+        for name, value in log.settings.items()
+        if (planned := getattr(plan, name)) != value and not _close(float(value), float(planned))
+    ]
+    if differing:
+        yield Finding(
+            "the server ran with other settings than the plan",
+            f"the log says {', '.join(differing)}",
+            "start it with ./launch.sh, which passes the plan's settings and nothing else",
+        )
+
+
+def _other_gpu(case: _Case) -> Iterator[Finding]:
+    line = case.line("memory_bytes")
+    if line:
+        yield Finding(
+            "the server did not run on the GPU that was planned for",
+            f"the driver reports {line.measured:.2f} GiB, {case.measured.plan.gpu} has {line.predicted:.2f}",
+            "see ./preflight.sh, and planner hardware list; then plan for the GPU, or the partition, that is there",
+        )
+
+
+def _other_weights(case: _Case) -> Iterator[Finding]:
+    line = case.line("weights_bytes")
+    if line:
+        plan = case.measured.plan
+        yield Finding(
+            "other weights were loaded than planned",
+            f"{line.measured:.2f} GiB on each GPU instead of {line.predicted:.2f} for {plan.weight_dtype} at "
+            f"tensor-parallel size {plan.tensor_parallel_size}",
+            f"check that the log loads {plan.model}, quantised as planned; else please report the difference",
+        )
+
+
+def _preempted(case: _Case) -> Iterator[Finding]:
+    log = case.measured.log
+    if log and log.preemptions:
+        yield Finding(
+            "requests were preempted: the KV cache was too small for the load",
+            f"the log counts {log.preemptions} preemptions",
+            "plan with a smaller --max-num-seqs or an fp8 KV cache, or raise --gpu-memory-utilization",
+        )
+
+
+def _other_cache(case: _Case) -> Iterator[Finding]:
+    line = case.line("kv_cache_tokens") or case.line("kv_cache_bytes")
+    if not line or case.line("memory_bytes") or case.line("weights_bytes"):
+        return  # those explain it
+    startup = case.measured.startup
+    parts = {"activations": startup and startup.activation_bytes, "graphs": startup and startup.graph_bytes}
+    logged = ", ".join(f"{name} {value / 2**30:.2f} GiB" for name, value in parts.items() if value is not None)
+    more = "more" if line.verdict == "above" else "fewer"
+    yield Finding(
+        f"the KV cache holds {more} blocks than predicted",
+        f"{line.metric} {line.measured:,.4g} instead of {line.predicted:,.4g} {line.unit}"
+        + (f"; the log also says {logged}" if logged else ""),
+        "stop what else uses the GPU (./preflight.sh shows it)"
+        if line.verdict == "below"
+        else "nothing is lost: plan again with a larger --max-num-seqs",
+    )
+
+
+# --- the pattern of the misses -------------------------------------------------------------------------------------
+
+
+def _cached_prefixes(case: _Case) -> Iterator[Finding]:
+    log = case.measured.log
+    hits = log.prefix_hit_rate if log else None
+    if hits and hits > NOTICEABLE_HITS and case.faster("mean_ttft_ms", "median_ttft_ms", "output_throughput"):
+        yield Finding(
+            "prompts were found in the prefix cache",
+            f"up to {hits:.0%} of the prompt tokens were hits; random prompts of one seed repeat on a second run",
+            "restart the server (./launch.sh) and measure with FORCE=1",
+        )
+
+
+def _full_cache(case: _Case) -> Iterator[Finding]:
+    log = case.measured.log
+    if log and not log.preemptions and log.peak_cache_usage and log.peak_cache_usage >= FULL_CACHE and log.peak_waiting:
+        yield Finding(
+            "requests waited for the KV cache",
+            f"it was {log.peak_cache_usage:.0%} full with {log.peak_waiting} requests waiting",
+            "lower the concurrency, or plan with an fp8 KV cache",
+        )
+
+
+def _all_alike(case: _Case) -> Iterator[Finding]:
+    first, tokens = case.ratio("mean_ttft_ms"), case.ratio("mean_tpot_ms")
+    if not (first and tokens and case.slow_first_token and case.slow_tokens):
+        return
+    if max(first, tokens) / min(first, tokens) < ALIKE:
+        yield Finding(
+            "everything is slower by one factor",
+            f"TTFT {first:.2f} and TPOT {tokens:.2f} times the prediction",
+            "look for lower clocks, a power cap or a neighbour on the same GPU while ./benchmark.sh runs; if it is the "
+            "machine's own speed, planner calibrate learns it from this result",
+        )
+
+
+def _slow_prefill(case: _Case) -> Iterator[Finding]:
+    if case.slow_first_token and not case.slow_tokens:
+        yield Finding(
+            "prefill, or the wait for it, is slower than predicted; decoding is as predicted",
+            f"TTFT {_times(case.ratio('mean_ttft_ms'))} the prediction, TPOT {_times(case.ratio('mean_tpot_ms'))}",
+            "measure with --max-concurrency 1: if TTFT is still high, the prefill kernels are (attention backend, "
+            "fp8 GEMMs; see the first lines of logs/server.log), else the queue is: try a larger "
+            "--max-num-batched-tokens",
+        )
+
+
+def _slow_decode(case: _Case) -> Iterator[Finding]:
+    if not case.slow_tokens or case.slow_first_token:
+        return
+    tokens = case.by_metric.get("median_itl_ms") or case.by_metric.get("median_tpot_ms")
+    if tokens and tokens.predicted < HOST_BOUND_MS:
+        yield Finding(
+            "the host does not keep up: steps are short, and each is longer by about the same",
+            f"{tokens.metric} {tokens.measured:.2f} instead of {tokens.predicted:.2f} ms",
+            "set the CPU governor to performance, pin the server to the NUMA node of its GPU, check that CUDA or HIP "
+            "graphs are captured (no --enforce-eager) and that asynchronous scheduling is on",
+        )
+    else:
+        yield Finding(
+            "decoding is slower than predicted; prefill is as predicted",
+            f"TPOT {_times(case.ratio('mean_tpot_ms'))} the prediction, TTFT {_times(case.ratio('mean_ttft_ms'))}",
+            "check in logs/server.log that graphs are captured and which attention backend and quantisation kernels "
+            "are taken; then planner calibrate learns the rest from this result",
+        )
+
+
+def _interrupted_decode(case: _Case) -> Iterator[Finding]:
+    median, tail = case.ratio("median_itl_ms"), case.ratio("p99_itl_ms")
+    if case.slower("p99_itl_ms") and median and tail and not case.slower("median_itl_ms"):
+        yield Finding(
+            "single gaps between tokens are longer than predicted: prefills of other requests, or pauses of the host",
+            f"ITL median {_times(median)} the prediction, 99th percentile {_times(tail)}",
+            "try a smaller --max-num-batched-tokens; if it stays, look for other work on the host's CPU",
+        )
+
+
+def _faster(case: _Case) -> Iterator[Finding]:
+    if case.faster("output_throughput", "mean_e2el_ms") and not case.slow_first_token and not case.slow_tokens:
+        yield Finding(
+            "the machine is faster than predicted",
+            f"output throughput {_times(case.ratio('output_throughput'))} the prediction",
+            "planner calibrate learns it from this result; plan again for more",
+        )
+
+
+def _unexplained(case: _Case) -> Finding:
+    outside = [line.metric for line in case.lines if line.verdict != "inside"]
+    return Finding(
+        "no single cause stands out",
+        f"outside: {', '.join(outside)}",
+        "measure again with FORCE=1 to see the spread, and with more --num-prompts",
+    )
+
+
+_Rule = Callable[[_Case], Iterator[Finding]]
+_FROM_THE_LOG: tuple[_Rule, ...] = (
+    _refused, _other_version, _other_gpu, _other_weights, _other_settings, _preempted, _other_cache,
+)  # fmt: skip
+_FROM_THE_PATTERN: tuple[_Rule, ...] = (
+    _full_cache, _cached_prefixes, _all_alike, _slow_prefill, _slow_decode, _interrupted_decode, _faster,
+)  # fmt: skip
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= SAME * max(abs(one), abs(other))
+
+
+def _times(ratio: float | None) -> str:
+    return "was not compared with" if ratio is None else f"{ratio:.2f} times"

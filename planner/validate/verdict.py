@@ -1,0 +1,72 @@
+"""The whole comparison of one folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.validate.causes import Finding, findings
+from planner.validate.compare import Line, compare
+from planner.validate.folder import Measured, read_folder
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Predicted beside measured, and what to make of it."""
+
+    measured: Measured
+    lines: tuple[Line, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def inside(self) -> bool:
+        """Whether every measurement lies within its bounds."""
+        return all(line.verdict == "inside" for line in self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """``planner validate --format json``."""
+        file, plan = self.measured.file, self.measured.plan
+        return {
+            "inside": self.inside,
+            "digest": plan.digest,
+            "goal": file.goal,
+            "gpu": plan.gpu,
+            "num_gpus": plan.num_gpus,
+            "model": plan.model,
+            "engine_version": plan.engine_version,
+            "result": f"results/{self.measured.result_name}",
+            "lines": [_line(line) for line in self.lines],
+            "findings": [
+                {"cause": f.cause, "evidence": f.evidence, "next_step": f.next_step} for f in self.findings
+            ],
+            "accuracy": [
+                {"task": a.task, "metric": a.metric, "value": a.value, "stderr": a.stderr}
+                for a in self.measured.accuracy
+            ],
+            "notes": list(self.measured.notes),
+        }
+
+
+def validate(directory: Path) -> Validation:
+    """Compare what the plan in ``directory`` promised with what its scripts measured.
+
+    Raises InputError where there is nothing to compare with; see ``planner.validate.read_folder``.
+    """
+    measured = read_folder(directory)
+    lines = compare(measured)
+    return Validation(measured, lines, findings(measured, lines))
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "metric": line.metric,
+        "unit": line.unit,
+        "predicted": line.predicted,
+        "lo": line.lo,
+        "hi": line.hi,
+        "basis": line.basis,
+        "measured": line.measured,
+        "error": line.error,
+        "verdict": line.verdict,
+    }

@@ -1,0 +1,71 @@
+"""Running command lines: in this process, or in one of their own where the process itself is the point."""
+
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+from planner.cli.main import main
+
+
+class Outcome(NamedTuple):
+    """What a command printed and how it ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run(*words: str) -> Outcome:
+    """A command line in this process."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(words)
+    return Outcome(status, out.getvalue(), err.getvalue())
+
+
+def start(*words: str, program: tuple[str, ...] = ("-m", "planner"), **environment: str) -> subprocess.Popen[bytes]:
+    """A command line in a process of its own, offline, with pipes for stdout and stderr."""
+    return subprocess.Popen(
+        [sys.executable, *program, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": _path(), "HF_HUB_OFFLINE": "1", **environment},
+    )
+
+
+def spawn(*words: str, **environment: str) -> Outcome:
+    """A command line in a process of its own, to its end."""
+    process = start(*words, **environment)
+    out, err = process.communicate(timeout=60)
+    return Outcome(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def shell(line: str) -> Outcome:
+    """A line for ``bash``, in which ``planner`` is the command."""
+    words = ["bash", "-c", f'planner() {{ "{sys.executable}" -m planner "$@"; }}; {line}']
+    done = subprocess.run(
+        words, capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": _path(), "HF_HUB_OFFLINE": "1"}
+    )
+    return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+def error_of(outcome: Outcome) -> tuple[str, str]:
+    """Cause and hint of an error; fails unless it is told in exactly these two lines and nothing is on stdout."""
+    lines = outcome.err.splitlines()
+    assert outcome.out == ""
+    assert len(lines) == 2, outcome.err
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+    return lines[0].removeprefix("error: "), lines[1].removeprefix("hint: ")
+
+
+def _path() -> str:
+    """Where the tested package lies, so that a process in another folder finds the same one."""
+    import planner
+
+    return str(Path(str(planner.__file__)).parent.parent)

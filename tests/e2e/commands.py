@@ -1,0 +1,193 @@
+"""Real parsers, and a real configuration builder, judge what the planner writes.
+
+- the golden plans, each by the parsers of its own version
+- a pairwise table of GPU x model x precision x goal x version, likewise; those of the installed version also through
+  ``EngineArgs.create_engine_config``, whose settings must be the plan's
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path[:0] = [str(HERE), str(ROOT)]
+
+from pairwise import pairwise  # noqa: E402
+
+from planner.engine.config import EngineArgs  # noqa: E402
+from planner.engine.version import parse_version  # noqa: E402
+from planner.errors import PlannerError  # noqa: E402
+from planner.hardware import load_profile  # noqa: E402
+from planner.model import catalog  # noqa: E402
+from planner.model.resolve import load_model  # noqa: E402
+from planner.plan import Plan, PlanFile  # noqa: E402
+from planner.recommend import Request, assemble, rank  # noqa: E402
+
+INSTALLED = "0.32.0"
+#: Versions whose parsers judge, and the folder of libraries that their trees import (none: the environment's); the
+#: options of 0.33.0 are judged by the installed parser, which knows all of them.
+LIBRARIES = {
+    "0.8.5": "0.9", "0.9.1": "0.9", "0.10.2": "0.14", "0.11.0": "0.14", "0.14.0": "0.14", "0.27.1": "",
+}  # fmt: skip
+BUILT = ("0.27.1", INSTALLED)  #: whose configurations are built as well
+NEWER = "0.33.0"
+
+#: Hub ids by precision; a precision that nobody publishes is that of the model itself.
+MODELS = {
+    "llama-70b": {
+        "16-bit": "meta-llama/Llama-3.3-70B-Instruct",
+        "8-bit": "amd/Llama-3.3-70B-Instruct-FP8-KV",
+        "4-bit": "nvidia/Llama-3.3-70B-Instruct-FP4",
+    },
+    "llama-8b": {"16-bit": "meta-llama/Llama-3.1-8B-Instruct", "8-bit": "amd/Llama-3.1-8B-Instruct-FP8-KV"},
+    "qwen3-moe": {
+        "16-bit": "Qwen/Qwen3-235B-A22B-Instruct-2507",
+        "8-bit": "Qwen/Qwen3-235B-A22B-FP8",
+        "4-bit": "amd/Qwen3-235B-A22B-Instruct-2507-MXFP4",
+    },
+    "deepseek": {"8-bit": "deepseek-ai/DeepSeek-R1"},
+    "gpt-oss": {"4-bit": "openai/gpt-oss-120b"},
+    "llama2-7b": {"16-bit": "meta-llama/Llama-2-7b-chat-hf"},
+    "mixtral": {"16-bit": "mistralai/Mixtral-8x7B-Instruct-v0.1", "8-bit": "amd/Mixtral-8x7B-Instruct-v0.1-FP8-KV"},
+}
+FACTORS = {
+    "gpu": (
+        "mi300x", "mi300x-cpx", "mi325x", "mi355x", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "h100-mig-3g.40gb",
+        "b200-sxm",
+    ),
+    "model": tuple(MODELS),
+    "precision": ("16-bit", "8-bit", "4-bit", "fp8 cache"),
+    "goal": ("min-latency", "max-throughput", "balanced"),
+    "version": (*LIBRARIES, INSTALLED, NEWER),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan, and where it comes from."""
+
+    name: str
+    plan: Plan
+
+
+def golden() -> Iterator[Case]:
+    for path in sorted((ROOT / "tests" / "golden").glob("*/plan.json")):
+        yield Case(f"golden {path.parent.name}", PlanFile.from_json(path.read_text()).plan)
+
+
+def matrix(none: Counter[str]) -> Iterator[Case]:
+    """Plans of the pairwise table; why there is none is counted in ``none``."""
+    for row in pairwise(FACTORS):
+        published = MODELS[row["model"]]
+        name = published.get(row["precision"]) or next(iter(published.values()))
+        args = EngineArgs(kv_cache_dtype="fp8" if row["precision"] == "fp8 cache" else "auto")
+        profile, version = load_profile(row["gpu"]), parse_version(row["version"])
+        request = Request(load_model(name, network=False), (profile,), row["goal"], 1024, 1024, version=version, args=args)  # type: ignore[arg-type]
+        try:
+            (ranking,) = rank(request)
+            if ranking.best is None:
+                none["nothing fits, or no version of the engine runs it"] += 1
+                continue
+            yield Case(" ".join(row.values()), assemble(request, ranking, ranking.best))
+        except PlannerError as error:
+            none[error.cause.split(":")[0]] += 1
+
+
+def in_vllm(script: str, data: Any, python: Path, *path: Path) -> Any:
+    """What a script of ``tests/real_parsers`` answers in vLLM's interpreter, with ``path`` first on its path."""
+    quiet = {
+        "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_TARGET_DEVICE": "cpu", "PYTHONPATH": os.pathsep.join(map(str, path)),
+    }  # fmt: skip
+    done = subprocess.run(
+        [python, ROOT / "tests" / "real_parsers" / script],
+        input=json.dumps(data), env={**os.environ, **quiet}, cwd=path[0] if path else None,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{script} with {python}, {path}: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout[done.stdout.index("[") :].strip().splitlines()[-1])
+
+
+def paths_of(version: str, trees: Path) -> tuple[Path, ...]:
+    """The tree of a version and its libraries; nothing for the one that is installed, or newer."""
+    if version not in LIBRARIES:
+        return ()
+    libraries = LIBRARIES[version]
+    return (trees / f"vllm-{version}", *((trees / f"libraries-{libraries}",) if libraries else ()))
+
+
+def judge_parsers(cases: Sequence[Case], python: Path, trees: Path) -> int:
+    """Commands that a parser refuses, over all versions."""
+    refused = 0
+    for version in FACTORS["version"]:
+        own = [case for case in cases if case.plan.engine_version == version]
+        argvs = [list(argv) for case in own for argv in (case.plan.serve_argv, case.plan.bench_argv)]
+        names = [case.name for case in own for _ in range(2)]
+        verdicts = in_vllm("parse_commands.py", argvs, python, *paths_of(version, trees))
+        judged = [v for v in verdicts if not (v or "").startswith("not judged")]
+        wrong = [(n, a, v) for n, a, v in zip(names, argvs, verdicts, strict=True) if v and v in judged]
+        for name, argv, said in wrong:
+            print(f"  {name}: {' '.join(argv)}\n    -> {said}")
+        by = f"the parsers of {INSTALLED}" if version == NEWER else "its parsers"
+        print(f"vLLM {version}: {len(own)} plans, {len(judged) - len(wrong)} of {len(judged)} commands accepted by {by}")
+        refused += len(wrong)
+    return refused
+
+
+def judge_configs(cases: Sequence[Case], version: str, python: Path, trees: Path) -> int:
+    """Plans of a version with which vLLM would run other settings than planned."""
+    jobs, judged = [], []
+    for case in cases:
+        entry = catalog.find(case.plan.model)
+        if case.plan.engine_version == version and entry is not None:
+            jobs.append({"argv": case.plan.serve_argv, "env": case.plan.env, "config": entry.config})
+            judged.append(case)
+    verdicts = in_vllm("build_configs.py", jobs, python, *paths_of(version, trees))
+    wrong, left_out = 0, Counter[str]()
+    for case, verdict in zip(judged, verdicts, strict=True):
+        differing = [
+            f"{name} is {value}, planned {getattr(case.plan, name)}"
+            for name, value in verdict.get("settings", {}).items()
+            if value != getattr(case.plan, name)
+        ]
+        left_out[verdict.get("not_judged", "")] += "not_judged" in verdict
+        if differing or "error" in verdict:
+            wrong += 1
+            print(f"  {case.name}: {case.plan.model}\n    -> {'; '.join(differing) or verdict['error']}")
+    skipped = sum(left_out.values())
+    print(
+        f"vLLM {version}: of {len(judged)} configurations built from config.json, {len(judged) - wrong - skipped} have "
+        f"exactly the plan's settings, {wrong} differ, {skipped} need a GPU build to judge"
+    )
+    for reason, times in left_out.items():
+        if times:
+            print(f"  {times} x {reason[:160]}")
+    return wrong
+
+
+def main(venv: Path, trees: Path) -> int:
+    python, start_s = venv / "bin" / "python", time.monotonic()
+    none: Counter[str] = Counter()
+    cases = [*golden(), *matrix(none)]
+    print(f"{len(cases)} plans, {sum(none.values())} combinations without one ({time.monotonic() - start_s:.0f} s)")
+    for reason, times in none.most_common():
+        print(f"  {times} x {reason}")
+    wrong = judge_parsers(cases, python, trees)
+    wrong += sum(judge_configs(cases, version, python, trees) for version in BUILT)
+    print(f"commands: {'all as planned' if not wrong else f'{wrong} wrong'} ({time.monotonic() - start_s:.0f} s)")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()))

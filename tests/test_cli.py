@@ -1,0 +1,409 @@
+"""The contract that users script against: what goes where, in which form, and how each command ends."""
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Outcome, error_of, run
+
+LLAMA_7B, LLAMA_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
+SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "20", "--max-concurrency", "4")
+
+FIT_KEYS = {
+    "schema_version", "fits", "verdict", "model", "gpu", "engine_version", "tensor_parallel_size", "weight_dtype",
+    "kv_cache_dtype", "max_model_len", "gpu_memory_utilization", "weights_bytes", "activation_bytes",
+    "cuda_graph_bytes", "non_torch_bytes", "kv_cache_bytes", "kv_bytes_per_token", "kv_cache_tokens",
+    "max_concurrency", "min_tensor_parallel_size", "options", "notes",
+}  # fmt: skip
+#: of the file that ``vllm bench serve --save-result`` writes, with the percentiles asked for by default
+SERVE_KEYS = {
+    "duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput",
+    "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "std_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "median_tpot_ms", "std_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "std_itl_ms", "p99_itl_ms",
+    "mean_e2el_ms", "median_e2el_ms", "std_e2el_ms", "p99_e2el_ms", "num_prompts", "request_rate", "burstiness",
+    "max_concurrency",
+}  # fmt: skip
+PLAN_KEYS = {
+    "gpu", "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "model", "weight_dtype",
+    "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization",
+    "engine_version", "image", "predicted", "memory", "why",
+}  # fmt: skip
+
+
+def data(outcome: Outcome) -> Any:
+    """The JSON on stdout."""
+    return json.loads(outcome.out)
+
+
+def table(text: str) -> list[dict[str, str]]:
+    """The rows of a CSV."""
+    return list(csv.DictReader(StringIO(text)))
+
+
+# --- fit -----------------------------------------------------------------------------------------------------------
+
+
+def test_fit_answers_yes_and_no_with_its_exit_status() -> None:
+    """AMD's own example: of a 24 GB partition, Llama 2 7B takes 13.48 GB and fits, 13B takes 26.03 GB and does not."""
+    small, large = run("fit", LLAMA_7B, "--gpu", "mi300x-cpx"), run("fit", LLAMA_13B, "--gpu", "mi300x-cpx")
+    assert (small.status, large.status) == (0, 1)
+    assert ": fits\n" in small.out and "13.48 GB" in small.out
+    assert ": does not fit\n" in large.out and "26.03 GB" in large.out
+    assert small.err == large.err == ""
+
+
+def test_fit_json_has_the_keys_of_the_contract() -> None:
+    outcome = run("fit", LLAMA_13B, "--gpu", "mi300x-cpx", "--format", "json")
+    answer = data(outcome)
+    assert outcome.status == 1
+    assert answer.keys() >= FIT_KEYS
+    assert (answer["schema_version"], answer["fits"], answer["verdict"]) == (1, False, "does not fit")
+    assert answer["model"]["total_params"] == answer["model"]["active_params"] == 13_015_864_320
+    assert answer["weights_bytes"] == 2 * 13_015_864_320
+    assert answer["kv_bytes_per_token"] == 2 * 40 * 5120 * 2  # K and V x layers x hidden size x 2 bytes
+    assert answer["min_tensor_parallel_size"] is None  # a CPX partition serves TP 1 only
+    assert answer["gpu"]["id"] == "mi300x-cpx"
+
+
+def test_original_format_ids_resolve_and_say_so() -> None:
+    answer = data(run("fit", "meta-llama/Llama-2-13B", "--gpu", "mi300x", "--format", "json"))
+    assert (answer["model"]["requested"], answer["model"]["resolved"]) == ("meta-llama/Llama-2-13B", LLAMA_13B)
+    assert any(LLAMA_13B in note for note in answer["notes"])
+
+
+def test_several_gpus_give_a_list_in_their_order() -> None:
+    outcome = run("fit", LLAMA_13B, "--gpu", "h200", "--gpu", "mi300x-cpx", "--gpu", "h200-sxm", "--format", "json")
+    answers = data(outcome)
+    assert outcome.status == 1  # not on the partition
+    assert [(a["gpu"]["id"], a["fits"]) for a in answers] == [("h200-sxm", True), ("mi300x-cpx", False)]
+    assert all(a["schema_version"] == 1 for a in answers)
+
+
+def test_all_gpus_are_answered_even_those_that_refuse_the_settings() -> None:
+    """Partitions that serve TP 1 only, and modes that are disputed, are an answer among others, not an error."""
+    command = ("fit", LLAMA_7B, "--gpu", "all", "--tensor-parallel-size", "2", "--format")
+    answers = {a["gpu"]["id"]: a for a in data(run(*command, "json"))}
+    listed = {row["id"] for row in data(run("hardware", "list", "--format", "json"))}
+    assert answers.keys() == listed
+    assert answers["h100-sxm"]["fits"]
+    assert not answers["mi300x-cpx"]["fits"]
+    assert "TP" in answers["mi300x-cpx"]["error"] or "tensor parallel" in answers["mi300x-cpx"]["error"]
+    assert answers["mi300x-cpx"]["hint"]
+    rows = {row["gpu"]: row["verdict"] for row in table(run(*command, "csv").out)}
+    assert rows.keys() == listed
+    assert rows["mi300x-cpx"] == "refused"
+
+
+def test_settings_that_no_gpu_runs_are_bad_input() -> None:
+    outcome = run("fit", LLAMA_7B, "--gpu", "h100", "--gpu", "mi300x", "--max-model-len", "4097")
+    assert outcome.status == 2
+    assert error_of(outcome)[0].startswith("--max-model-len 4097")
+
+
+def test_options_are_answers_that_hold() -> None:
+    """Every option that ``fit`` offers says "fits" when it is asked for."""
+    command = ("fit", LLAMA_13B, "--gpu", "mi300x-cpx")
+    options = data(run(*command, "--format", "json"))["options"]
+    assert options
+    for option in options:
+        words = [word for flag in option["flags"] for word in flag.split(" ", 1)]
+        without_gpu = command[:2] if "--gpu" in words else command
+        asked = run(*without_gpu, *words, "--format", "json")
+        assert asked.status == 0, option
+        assert data(asked)["kv_cache_tokens"] == option["kv_cache_tokens"]
+
+
+def test_sweep_is_a_table_over_precisions_and_sizes() -> None:
+    rows = table(run("fit", LLAMA_7B, "--gpu", "h100", "--sweep", "--format", "csv").out)
+    assert {row["weight_dtype"] for row in rows} == {"fp16", "fp8", "int4-awq"}
+    assert {row["tensor_parallel_size"] for row in rows} == {"1", "2", "4", "8"}
+
+
+def test_explain_shows_the_arithmetic_and_the_rule_of_thumb() -> None:
+    shown = run("fit", LLAMA_13B, "--gpu", "mi300x-cpx", "--explain").out
+    assert "13,015,864,320 parameters" in shown
+    assert "819,200 B" in shown
+    assert "rule of thumb" in shown
+    arithmetic = data(run("fit", LLAMA_13B, "--gpu", "mi300x-cpx", "--explain", "--format", "json"))["arithmetic"]
+    assert {"label", "value", "how"} == arithmetic[0].keys()
+
+
+def test_engine_flags_reach_the_answer() -> None:
+    flags = {
+        "tensor_parallel_size": ("-tp", 2), "max_model_len": ("--max-model-len", 2048),
+        "max_num_seqs": ("--max-num-seqs", 32), "max_num_batched_tokens": ("--max-num-batched-tokens", 4096),
+        "gpu_memory_utilization": ("--gpu-memory-utilization", 0.5), "kv_cache_dtype": ("--kv-cache-dtype", "fp8"),
+    }  # fmt: skip
+    words = [str(word) for pair in flags.values() for word in pair]
+    answer = data(run("fit", LLAMA_7B, "--gpu", "h100", *words, "--engine-version", "0.11.0", "--format", "json"))
+    assert {name: answer[name] for name in flags} == {name: value for name, (_, value) in flags.items()}
+    assert answer["engine_version"] == "0.11.0"
+
+
+# --- predict ---------------------------------------------------------------------------------------------------------
+
+
+def test_predict_serve_speaks_as_the_bench_does() -> None:
+    outcome = run(*SERVE)
+    assert outcome.status == 0
+    lines = outcome.out.splitlines()
+    assert lines[0] == " Serving Benchmark Result ".center(50, "=")
+    assert any(line.startswith("Mean TTFT (ms):") for line in lines)
+    assert outcome.err.startswith("note: vLLM ")
+
+
+def test_predict_serve_json_has_the_keys_of_the_result_file() -> None:
+    result = data(run(*SERVE, "--format", "json"))
+    assert result.keys() >= SERVE_KEYS | {"schema_version", "engine_version", "breakdown"}
+    assert result["completed"] == result["num_prompts"] == 20
+    assert result["total_output_tokens"] == 20 * 128  # the bench's own default length
+    steps = result["breakdown"]
+    for step in steps.values():
+        assert {"name", "time_s", "flop", "bytes", "bound"} <= step["operators"][0].keys()
+    assert set(steps) == {"decode step", "prefill step"}
+
+
+def test_predict_goodput_and_percentiles_are_those_asked_for() -> None:
+    asked = ("--metric-percentiles", "50,95", "--goodput", "ttft:100000", "--goodput", "e2el:0.001")
+    result = data(run(*SERVE, *asked, "--format", "json"))
+    assert "p95_ttft_ms" in result and "p99_ttft_ms" not in result
+    assert result["request_goodput"] == 0  # nobody ends within a microsecond
+    everyone = data(run(*SERVE, "--goodput", "e2el:1e9", "--format", "json"))
+    assert everyone["request_goodput"] == pytest.approx(everyone["request_throughput"])
+
+
+def test_predict_throughput_and_latency_have_the_keys_of_their_result_files() -> None:
+    model = (LLAMA_7B, "--gpu", "h100", "--input-len", "64", "--output-len", "16")
+    throughput = data(run("predict", "throughput", *model, "--num-prompts", "8", "--format", "json"))
+    wanted = {"elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second"}
+    assert throughput.keys() >= wanted | {"output_throughput", "breakdown"}
+    assert throughput["total_num_tokens"] == 8 * (64 + 16)
+    latency = data(run("predict", "latency", *model, "--batch-size", "2", "--format", "json"))
+    assert latency.keys() >= {"avg_latency", "latencies", "percentiles", "breakdown"}
+
+
+def test_predict_says_no_where_the_cache_holds_no_request() -> None:
+    """131 GiB of weights do not go into 80 GB."""
+    command = ("predict", "latency", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100")
+    plain, answer = run(*command), run(*command, "--format", "json")
+    assert (plain.status, answer.status) == (1, 1)
+    assert "cannot be served" in plain.out
+    assert data(answer)["fits"] is False
+
+
+def test_predict_says_where_the_server_would_not_start_as_it_is_set_up() -> None:
+    """80 GB hold 70 GB of fp8 weights and some requests, but not one of the model's 131,072 tokens (40 GiB)."""
+    command = ("predict", "latency", "meta-llama/Llama-3.3-70B-Instruct", "--weight-dtype", "fp8", "--gpu", "h100")
+    assert "would not start" in run(*command).err
+    assert "would not start" not in run(*command, "--max-model-len", "1024").err
+    assert any("would not start" in note for note in data(run(*command, "--format", "json"))["notes"])
+
+
+def test_predict_csv_is_one_metric_a_line() -> None:
+    rows = {row["metric"]: row["value"] for row in table(run(*SERVE, "--format", "csv").out)}
+    assert rows["completed"] == "20"
+    assert float(rows["mean_ttft_ms"]) == data(run(*SERVE, "--format", "json"))["mean_ttft_ms"]  # no digit is lost
+
+
+def test_predict_explain_names_what_bounds_each_operator() -> None:
+    shown = run(*SERVE, "--explain").out
+    assert "decode step:" in shown and "prefill step:" in shown
+    assert {"memory", "compute"} <= set(shown.split())
+
+
+# --- recommend -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recommendation() -> Any:
+    command = ("recommend", LLAMA_7B, "--gpu", "h100", "--gpu", "mi300x-cpx", "--goal", "min-latency")
+    outcome = run(*command, "--format", "json")
+    assert outcome.status == 0
+    return data(outcome)
+
+
+def test_recommend_json_has_the_keys_of_the_contract(recommendation: Any) -> None:
+    assert recommendation.keys() >= {"goal", "workload", "defaults_taken", "plans", "pareto", "rejected"}
+    assert recommendation["goal"] == "min-latency"
+    assert recommendation["workload"]["input_len"] == recommendation["workload"]["output_len"] == 1024
+    for plan in recommendation["plans"]:
+        assert plan.keys() >= PLAN_KEYS
+        assert plan["why"]
+
+
+def test_recommend_lists_the_best_plan_first(recommendation: Any) -> None:
+    latencies = [plan["predicted"]["mean_e2el_ms"] for plan in recommendation["plans"]]
+    assert latencies == sorted(latencies)
+    assert recommendation["plans"][0]["gpu"] == "h100-sxm"  # 3.35 TB/s a GPU, against 0.66 TB/s a partition
+
+
+def test_recommend_says_which_defaults_it_took(recommendation: Any) -> None:
+    taken = [line.partition(" = ")[0] for line in recommendation["defaults_taken"]]
+    assert taken == ["gpus", "input_len", "output_len"]  # model, goal and GPU were given
+
+
+def test_recommend_without_anything_compares_four_gpus() -> None:
+    outcome = run("recommend", "--format", "csv", "--goal", "min-latency")
+    assert outcome.status == 0
+    assert [row["gpu"] for row in table(outcome.out)] == ["mi300x", "mi355x", "b200-sxm", "h100-sxm"]
+
+
+def test_recommend_prints_the_launch_command_and_the_line_that_writes_it() -> None:
+    outcome = run("recommend", LLAMA_7B, "--gpu", "h100")
+    assert "$ vllm serve meta-llama/Llama-2-7b-hf" in outcome.out
+    assert "defaults taken: goal = balanced" in outcome.err
+    assert f"write the scripts with: planner recommend {LLAMA_7B} --gpu h100 -o plans" in outcome.err
+
+
+def test_recommend_writes_the_plan_that_it_prints(tmp_path: Path) -> None:
+    outcome = run("recommend", LLAMA_7B, "--gpu", "h100", "-o", "plan", "--format", "json")
+    assert outcome.status == 0
+    plan = json.loads((tmp_path / "plan/plan.json").read_text())
+    printed = data(outcome)["plans"][0]
+    assert {name: plan[name] for name in printed} == printed
+    assert (plan["schema_version"], plan["goal"]) == (1, "balanced")
+    assert plan["command"] == f"planner recommend {LLAMA_7B} --gpu h100 -o plan --format json"
+    wanted = {"preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "RUNBOOK.md"}
+    assert {file.name for file in (tmp_path / "plan").iterdir()} >= wanted
+
+
+def test_recommend_writes_a_folder_for_each_of_several_gpus(tmp_path: Path) -> None:
+    assert run("recommend", LLAMA_7B, "--gpu", "h100", "--gpu", "mi300x", "-o", "plans").status == 0
+    assert {folder.name for folder in (tmp_path / "plans").iterdir()} == {"h100-sxm", "mi300x"}
+
+
+def test_another_plan_can_be_picked(tmp_path: Path) -> None:
+    first, second = (data(run("recommend", LLAMA_7B, "--gpu", "h100", "--pick", n, "--format", "json")) for n in "12")
+    assert first["plans"][0] != second["plans"][0]
+
+
+def test_recommend_says_no_where_nothing_fits() -> None:
+    """A trillion parameters at any precision do not go into one 24 GB partition."""
+    command = ("recommend", "moonshotai/Kimi-K2-Instruct", "--gpu", "mi300x-cpx")
+    outcome = run(*command, "--format", "json")
+    assert outcome.status == 1
+    assert data(outcome)["plans"] == []
+    assert data(outcome)["rejected"]
+    assert "no plan" in run(*command).out
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def test_hardware_list_has_every_profile_with_its_aliases() -> None:
+    rows = {row["id"]: row for row in data(run("hardware", "list", "--format", "json"))}
+    assert rows.keys() >= {"mi300x", "mi300x-cpx", "mi300x-cpx-nps4", "mi325x", "mi355x", "b200-sxm", "h100-sxm"}
+    aliases = {alias: name for name, row in rows.items() for alias in row["aliases"]}
+    assert {"mi355": "mi355x", "b200": "b200-sxm", "h100": "h100-sxm", "h200": "h200-sxm"}.items() <= aliases.items()
+    for alias, name in aliases.items():
+        assert data(run("hardware", "show", alias, "--format", "json"))["id"] == name
+
+
+def test_every_profile_can_be_shown() -> None:
+    for row in data(run("hardware", "list", "--format", "json")):
+        outcome = run("hardware", "show", row["id"])
+        assert outcome.status == 0
+        assert outcome.out.startswith(row["id"])
+
+
+def test_models_show_keeps_the_order_and_reports_what_it_cannot_show(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    outcome = run("models", "show", "openai/gpt-oss-120b", "config.json", LLAMA_7B, "--format", "json")
+    rows = data(outcome)
+    assert outcome.status == 2
+    assert [row["requested"] for row in rows] == ["openai/gpt-oss-120b", "config.json", LLAMA_7B]
+    wanted = {
+        "requested", "resolved", "architecture", "attention", "total_params", "active_params", "weights_bytes",
+        "kv_bytes_per_token", "quantization", "schema_version",
+    }  # fmt: skip
+    assert rows[0].keys() >= wanted and rows[2].keys() >= wanted
+    assert "not valid JSON" in rows[1]["error"]
+    assert outcome.err.startswith("error: config.json is not valid JSON")
+    assert rows[2]["total_params"] == 6_738_415_616
+
+
+def test_models_show_exits_3_where_the_hub_is_needed_and_cannot_be_had() -> None:
+    outcome = run("models", "show", LLAMA_7B, "nobody/nothing", "also/missing")
+    assert outcome.status == 3
+    assert LLAMA_7B in outcome.out
+    assert [line.partition(":")[0] for line in outcome.err.splitlines()] == ["error", "hint"]
+
+
+def test_models_list_is_the_catalog() -> None:
+    rows = table(run("models", "list", "--format", "csv").out)
+    assert {LLAMA_7B, "meta-llama/Llama-3.3-70B-Instruct", "openai/gpt-oss-120b"} <= {row["model"] for row in rows}
+
+
+# --- every command ---------------------------------------------------------------------------------------------------
+
+EVERY = {
+    "fit": ("fit", LLAMA_7B, "--gpu", "h100"),
+    "several": ("fit", LLAMA_7B, "--gpu", "h100", "--gpu", "mi300x"),
+    "serve": SERVE,
+    "recommend": ("recommend", LLAMA_7B, "--gpu", "h100", "--goal", "min-latency"),
+    "hardware list": ("hardware", "list"),
+    "hardware show": ("hardware", "show", "mi300x-cpx"),
+    "models list": ("models", "list"),
+    "models show": ("models", "show", LLAMA_7B),
+}
+
+
+@pytest.mark.parametrize("command", EVERY.values(), ids=EVERY.keys())
+def test_json_carries_the_schema_version(command: tuple[str, ...]) -> None:
+    answer = data(run(*command, "--format", "json"))
+    assert {row["schema_version"] for row in (answer if isinstance(answer, list) else [answer])} == {1}
+
+
+@pytest.mark.parametrize("command", EVERY.values(), ids=EVERY.keys())
+def test_csv_has_as_many_cells_in_each_row_as_in_its_head(command: tuple[str, ...]) -> None:
+    head, *rows = csv.reader(StringIO(run(*command, "--format", "csv").out))
+    assert rows
+    assert {len(row) for row in rows} == {len(head)}
+    assert len(set(head)) == len(head)
+
+
+@pytest.mark.parametrize("command", EVERY.values(), ids=EVERY.keys())
+def test_markdown_is_one_table(command: tuple[str, ...]) -> None:
+    head, rule, *rows = run(*command, "--format", "markdown").out.splitlines()
+    assert rows
+    assert set(rule) <= set("|-: ")
+    columns = head.count("|")
+    assert all(row.replace("\\|", "").count("|") == columns for row in rows)
+
+
+@pytest.mark.parametrize("command", EVERY.values(), ids=EVERY.keys())
+def test_a_table_is_no_wider_than_120_columns(command: tuple[str, ...]) -> None:
+    """Addresses are not cut."""
+    lines = [line for line in run(*command).out.splitlines() if not line.strip().startswith("http")]
+    longest = max(lines, key=len)
+    assert len(longest) <= 120, longest
+
+
+@pytest.mark.parametrize("command", EVERY.values(), ids=EVERY.keys())
+def test_every_answer_names_the_engine_version_where_it_depends_on_one(command: tuple[str, ...]) -> None:
+    if command[0] in ("fit", "predict", "recommend"):
+        outcome = run(*command, "--engine-version", "0.25.0")
+        assert "0.25.0" in outcome.out + outcome.err
+        assert "0.25.0" in run(*command, "--engine-version", "0.25.0", "--format", "json").out
+        assert "0.25.0" in run(*command, "--engine-version", "0.25.0", "--format", "csv").out
+
+
+def test_version() -> None:
+    outcome = run("--version")
+    assert outcome.status == 0
+    assert outcome.out.startswith("planner ")
+
+
+@pytest.mark.parametrize("words", [(), ("fit",), ("predict",), ("predict", "serve"), ("hardware",), ("models", "show")])
+def test_help_is_data_and_a_missing_word_is_an_error(words: tuple[str, ...]) -> None:
+    helped = run(*words, "--help")
+    assert helped.status == 0
+    assert helped.out.startswith("Usage: planner")
+    bare = run(*words)
+    assert bare.status == 2
+    cause, hint = error_of(bare)
+    assert "Missing" in cause
+    assert hint == " ".join(("see planner", *words, "--help"))

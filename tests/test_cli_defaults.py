@@ -1,0 +1,89 @@
+"""``planner.toml`` in the working directory: other defaults, a table per command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import error_of, run
+
+LLAMA = "meta-llama/Llama-2-7b-hf"
+
+
+def write(text: str) -> None:
+    Path("planner.toml").write_text(text)
+
+
+def test_a_default_stands_in_for_a_flag_and_gives_way_to_it() -> None:
+    write('[fit]\ngpu = "h100"\nformat = "json"\nmax-model-len = 2048\nenforce_eager = true\n')
+    outcome = run("fit", LLAMA)
+    answer = json.loads(outcome.out)
+    assert (answer["gpu"]["id"], answer["max_model_len"], answer["cuda_graph_bytes"]) == ("h100-sxm", 2048, 0)
+    assert json.loads(run("fit", LLAMA, "--gpu", "mi300x", "--max-model-len", "1024").out)["max_model_len"] == 1024
+
+
+def test_flags_that_may_be_repeated_take_a_list() -> None:
+    write('[fit]\ngpu = ["h100", "mi300x"]\nformat = "json"\n')
+    assert [answer["gpu"]["id"] for answer in json.loads(run("fit", LLAMA).out)] == ["h100-sxm", "mi300x"]
+
+
+def test_commands_of_a_group_have_tables_of_their_own() -> None:
+    write('[predict.serve]\ngpu = "h100"\nformat = "json"\nrandom-input-len = 64\nmax-concurrency = 4\n')
+    result = json.loads(run("predict", "serve", LLAMA, "--num-prompts", "8").out)
+    assert (result["total_input_tokens"], result["max_concurrency"]) == (8 * 64, 4)
+    assert run("predict", "latency", LLAMA).status == 2  # has no --gpu
+
+
+def test_arguments_have_defaults_too() -> None:
+    write(f'[models.show]\nmodel = ["{LLAMA}"]\nformat = "json"\n[recommend]\nmodel = "{LLAMA}"\ngpu = "h100"\n')
+    assert json.loads(run("models", "show").out)[0]["resolved"] == LLAMA
+    recommended = json.loads(run("recommend", "--format", "json").out)
+    assert recommended["plans"][0]["requested_model"] == LLAMA
+    assert not any(taken.startswith(("model", "gpu =")) for taken in recommended["defaults_taken"])
+
+
+def test_switches_may_be_written_either_way() -> None:
+    """vLLM 0.11.0 cannot be told not to chunk prompts, so there the value of the switch shows."""
+    table = '[fit]\ngpu = "h100"\nengine-version = "0.11.0"\n'
+    for line in ("enable-chunked-prefill = true", "no-enable-chunked-prefill = false"):
+        write(f"{table}{line}\n")
+        assert run("fit", LLAMA).status == 0
+    for line in ("enable-chunked-prefill = false", "no-enable-chunked-prefill = true"):
+        write(f"{table}{line}\n")
+        assert error_of(run("fit", LLAMA))[0].startswith("--no-enable-chunked-prefill: ")
+        assert run("fit", LLAMA, "--enable-chunked-prefill").status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "hint"),
+    [
+        ("[fit", "planner.toml: Expected ']'", "fix the file"),
+        ("[fits]\ngpu = 'h100'", "planner.toml: fits is no table of a command", "[fit]"),
+        ("gpu = 'h100'", "planner.toml: gpu is no table of a command", "[predict]"),
+        ("[predict]\ngpu = 'h100'", "planner.toml: predict.gpu is no table of a command", "[predict.serve]"),
+        ("[fit]\ngpus = 'h100'", "planner.toml: [fit] gpus is not a flag", "nearest: gpu"),
+        ("[fit]\nhelp = true", "planner.toml: [fit] help is not a flag", "without their dashes"),
+        ("[fit]\nenforce-eager = 1", "[fit] enforce-eager is not true or false", "command line"),
+        ("[fit]\nmax-model-len = true", "[fit] max-model-len is not a string or a number", "command line"),
+        ("[fit]\nmax-model-len = [1, 2]", "[fit] max-model-len is not a string or a number", "command line"),
+        ("[fit]\ngpu = 1979-05-27", "[fit] gpu is not a string or a number, or a list of them", "command line"),
+        ("[fit]\nmax-model-len = 'abc'", "planner.toml: Invalid value for '--max-model-len'", "planner fit --help"),
+        ("[fit]\nmax-model-len = 0", "planner.toml: Invalid value for '--max-model-len'", "planner fit --help"),
+        ("[fit]\nformat = 'xml'", "planner.toml: Invalid value for '--format'", "planner fit --help"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(text: str, cause: str, hint: str) -> None:
+    write(text)
+    outcome = run("fit", LLAMA, "--gpu", "h100") if "gpu" not in text or "predict" in text else run("fit", LLAMA)
+    assert outcome.status == 2
+    told, offered = error_of(outcome)
+    assert cause in told
+    assert hint in offered
+
+
+def test_a_file_that_cannot_be_read_is_an_error_and_the_version_needs_none() -> None:
+    Path("planner.toml").write_bytes(b"\xff")
+    assert error_of(run("hardware", "list"))[0].startswith("planner.toml: ")
+    assert run("--version").status == 0
+    Path("planner.toml").unlink()
+    Path("planner.toml").mkdir()
+    assert error_of(run("hardware", "list"))[0] == "planner.toml: Is a directory"

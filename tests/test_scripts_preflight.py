@@ -1,0 +1,131 @@
+"""preflight.sh: content with a machine that fits the plan, and precise about one that does not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from script_machine import Machine, files_below, prepared
+from script_plans import MATRIX
+
+MakeMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> MakeMachine:
+    """A machine for one of the plans."""
+    return partial(prepared, tmp_path)
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_preflight_is_content_and_changes_nothing(machine: MakeMachine, name: str) -> None:
+    here = machine(name)
+    before = files_below(here.plan), files_below(here.home), files_below(here.fake_root)
+    done = here.run("preflight.sh", HF_TOKEN="token")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("ready\n") and "FAIL" not in done.stdout
+    assert (files_below(here.plan), files_below(here.home), files_below(here.fake_root)) == before
+    assert {call[0] for call in here.calls("docker")} <= {"info", "image", "ps"}
+    assert not (here.home / ".cache").exists()
+    assert here.calls("sudo") == here.calls("amd-smi") == here.calls("modprobe") == []
+
+
+BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
+    ("mi355x", lambda m: m.program(m.bin / "docker", "exit 1"), "docker does not answer", "install docker"),
+    ("mi355x", lambda m: (m.state / "image").unlink(), "is not present", "docker pull rocm/vllm-dev:nightly"),
+    ("mi355x", lambda m: (m.bin / "curl").unlink(), "curl is missing", "install curl"),
+    ("mi355x", lambda m: (m.fake_root / "dev/kfd").unlink(), "kfd is missing", "modprobe amdgpu"),
+    ("mi355x", lambda m: m.keep_packages(1, gfx=90402),
+     "0 GPUs gfx950, 1 needed", "it has: 90402"),
+    ("mi300x-x8", lambda m: m.keep_packages(3), "3 GPUs gfx942, 8 needed", "run this on a machine that has them"),
+    ("mi355x", lambda m: m.fake_all("current_compute_partition", "CPX"),
+     "partitioned as CPX/NPS1", "--compute-partition SPX"),
+    ("mi355x", lambda m: m.fake_all("mem_info_vram_used", 200 * 2**30),
+     "MiB free, the server takes", "amd-smi process"),
+    ("mi355x", lambda m: m.fake_all("mem_info_vram_total", 192 * 2**30), "the plan is for", "plan again"),
+    ("mi355x", lambda m: m.fake("/proc/sys/kernel/numa_balancing", "1"),
+     "NUMA balancing is on", "kernel.numa_balancing=0"),
+    ("mi300x-cpx-nps4", lambda m: m.fake_all("current_memory_partition", "NPS1"),
+     "partitioned as CPX/NPS1, the plan is for CPX/NPS4", "partition.sh"),
+    ("b200-x2", lambda m: m.set(nvidia_down=""), "nvidia-smi does not answer", "575 or newer"),
+    ("b200-x2", lambda m: m.set(docker_info="Kernel Version: 6.8-nvidia"),
+     "cannot reach NVIDIA GPUs", "Container Toolkit"),
+    ("b200-x2", lambda m: m.set_nvidia("compute_cap", ["10.0", "9.0"]), "1 GPUs of compute capability 10.0, 2 needed",
+     "run this on a machine"),
+    ("b200-x2", lambda m: m.set_nvidia("mig.mode.current", ["Disabled", "Enabled"]), "MIG instances", "-mig 0"),
+    ("b200-x2", lambda m: m.set_nvidia("index,memory.total,memory.free", ["0, 183359, 183000", "1, 183359, 90000"]),
+     "GPU 1 has 90000 MiB free", "nvidia-smi shows"),
+    ("b200-x2", lambda m: m.set_nvidia("index,memory.total,memory.free", ["0, 81559, 81000"]),
+     "GPU 0 has 81559 MiB, the plan is for", "plan again"),
+    ("h100-mig", lambda m: m.set_nvidia("list", ["GPU 0: H100 (UUID: GPU-0)", "  MIG 1g.10gb Device 0: (UUID: MIG-x)"]),
+     "0 MIG instances 3g.40gb", "partition.sh"),
+    ("h100-mig", lambda m: m.set_nvidia("compute_cap", ["8.0"]), "no GPU of compute capability 9.0", "run this on"),
+    ("local-folder", lambda m: (m.fake_root / "models/my llama/config.json").unlink(),
+     "there is no model in", "copy it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "breaking", "cause", "fix"), BROKEN, ids=[f"{b[0]}-{b[2][:20]}" for b in BROKEN])
+def test_preflight_names_what_is_broken_and_how_to_mend_it(
+    machine: MakeMachine, name: str, breaking: Callable[[Machine], object], cause: str, fix: str
+) -> None:
+    here = machine(name)
+    breaking(here)
+    done = here.run("preflight.sh", HF_TOKEN="token")
+    assert done.returncode == 1 and not done.stdout.endswith("ready\n")
+    failed = [(line, after) for line, after in pairwise(done.stdout.splitlines()) if line.startswith("FAIL")]
+    assert any(cause in line and fix in after for line, after in failed), done.stdout + done.stderr
+    assert f"not ready: {len(failed)} of the checks failed" in done.stderr
+
+
+def test_preflight_does_not_mind_what_other_gpus_do(machine: MakeMachine) -> None:
+    """The server takes the first GPUs; the MI355X plan needs one of the two, the B200 plan two of eight."""
+    here = machine()
+    here.fake("/sys/bus/pci/drivers/amdgpu/0000:01:00.0/mem_info_vram_used", 250 * 2**30)
+    done = here.run("preflight.sh")
+    assert done.returncode == 0 and "GPU 0 has" in done.stdout and "GPU 1" not in done.stdout
+
+
+def test_preflight_minds_the_first_gpus_of_nvidia_only(machine: MakeMachine) -> None:
+    here = machine("b200-x2")
+    here.set_nvidia("index,memory.total,memory.free", [f"{i}, 183359, {183000 if i < 2 else 10}" for i in range(8)])
+    done = here.run("preflight.sh")
+    assert done.returncode == 0 and "GPU 1 has" in done.stdout and "GPU 2" not in done.stdout
+
+
+def test_preflight_looks_at_disk_port_and_token(machine: MakeMachine) -> None:
+    here = machine("h100-gated", free_gb=10)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = here.run("preflight.sh", PORT=port, HF_HOME=f"{here.home}/a:b")
+    for cause in (
+        f"10 GB free in {here.home}, 73 GB to download",
+        f"port {port} is taken",
+        "is gated and HF_TOKEN is not set",
+        "with a colon in its path",
+    ):
+        assert cause in done.stdout, done.stdout
+    assert done.returncode == 1 and "not ready: 4 of" in done.stderr
+
+
+def test_a_model_on_disk_needs_neither_space_nor_token(machine: MakeMachine) -> None:
+    here = machine("h100-gated", free_gb=1)
+    cache = here.home / ".cache/huggingface/hub/models--nvidia--Llama-3.3-70B-Instruct-FP4"
+    cache.mkdir(parents=True)
+    here.program(here.bin / "du", "#!/bin/bash\nprintf '71500000\\t.'\nexit 1\n")  # KiB: 73.2 GB; one file unreadable
+    done = here.run("preflight.sh")
+    assert done.returncode == 0, done.stdout
+    assert "none is needed: the model is on disk" in done.stdout
+
+
+def test_preflight_is_ready_where_the_plan_is_being_served(machine: MakeMachine) -> None:
+    here = machine()
+    here.run("launch.sh")
+    done = here.run("preflight.sh")
+    assert done.returncode == 0 and "already running" in done.stdout
