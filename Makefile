@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+E2E_VENV ?= .venv-e2e
 
-.PHONY: test check lint types unit docs lock benchmarks clean
+.PHONY: test check lint types unit e2e docs lock benchmarks clean
 
 test: lint types unit
 
@@ -25,6 +26,10 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest -n auto
+
+e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB
+	PYTHON=$(PYTHON) tests/e2e/install.sh $(E2E_VENV) build/e2e
+	$(BIN)/python tests/e2e/run.py $(E2E_VENV) build/e2e
 
 docs: $(STAMP)  ## write the real output of each documented command into docs/
 	$(BIN)/python docs/refresh.py

@@ -181,6 +181,7 @@ def as_log(row: Row) -> StartupLog:
         max_concurrency=None,
         block_size=None,
         refusal=None,
+        given_cache=False,
         ranks=1,
         notes=(),
         digest=row["log_id"][:8],

@@ -133,7 +133,8 @@ def case_of(run: Run) -> Case:
         max_num_batched_tokens=run.max_num_batched_tokens,
         allow_unvalidated=True,
     )
-    return Case(run, deploy(model, profile, args, version_of(run), offline=run.bench != "serve"), workload)
+    offline = run.bench != "serve"
+    return Case(run, deploy(model, profile, args, version_of(run), offline=offline, known_to_run=True), workload)
 
 
 _KV_NAMES = {"bf16": "bfloat16", "fp16": "float16"}

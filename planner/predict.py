@@ -20,12 +20,14 @@ from typing import Any
 
 from planner.bench import latency_result, serve_result, throughput_result
 from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.features import features_of
 from planner.engine.resolve import resolve
 from planner.engine.version import EngineVersion
 from planner.fit import served_model
 from planner.hardware import GpuProfile
 from planner.memory.budget import MemoryBudget, memory_budget
 from planner.model.architecture import Model
+from planner.parallelism import Layout, check_layout
 from planner.scheduler import Client, Limits, Replay, replay
 from planner.step import Batch, StepBreakdown, StepModel
 from planner.workload import Workload
@@ -81,11 +83,29 @@ class Deployment:
 
 
 def deploy(
-    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, *, offline: bool = False
+    model: Model,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    *,
+    offline: bool = False,
+    known_to_run: bool = False,
 ) -> Deployment:
-    """The engine that ``args`` describe. Raises IllegalPlanError for what vLLM refuses."""
+    """The engine that ``args`` describe. Raises IllegalPlanError for what vLLM refuses.
+
+    ``known_to_run``: somebody measured it, so whether the model may be cut like that is not asked.
+    """
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
-    return Deployment(served_model(model, args), profile, config)
+    served = served_model(model, args)
+    if not known_to_run:
+        check_layout(
+            served,
+            profile,
+            Layout.of(config),
+            allow_unvalidated=args.allow_unvalidated,
+            refines_fp8_blocks=features_of(config, profile).refines_fp8_blocks,
+        )
+    return Deployment(served, profile, config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,9 @@ class Workload:
 
     ``length_distribution`` says what ``range_ratio`` r does to a length L:
 
-    - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4, its ``bench serve`` since 0.9.1 (its pull request 16126)
-    - ``below``: uniform in [int(r L), L], vLLM up to 0.8.4, SGLang and InferenceX
+    - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4,
+      its ``bench serve`` since 0.9.1 (pull request 16126)
+    - ``below``: uniform in [int(r L), L], vLLM before that, SGLang and InferenceX
     - ``lognormal``: only the means are known, as for ShareGPT; r is not used
 
     Raises InputError, naming the flag of ``vllm bench``, for values that it would not accept.

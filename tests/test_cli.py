@@ -254,7 +254,7 @@ def test_recommend_without_anything_compares_four_gpus() -> None:
 def test_recommend_prints_the_launch_command_and_the_line_that_writes_it() -> None:
     outcome = run("recommend", LLAMA_7B, "--gpu", "h100")
     assert "$ vllm serve meta-llama/Llama-2-7b-hf" in outcome.out
-    assert "defaults taken: goal = balanced" in outcome.err
+    assert "defaults taken: goal=balanced" in outcome.err
     assert f"write the scripts with: planner recommend {LLAMA_7B} --gpu h100 -o plans" in outcome.err
 
 

@@ -10,6 +10,7 @@ from command_line import error_of, run, shell, spawn, start
 
 from planner.cli.streams import write
 from planner.errors import InputError
+from planner.report.render import print_command
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 
@@ -33,10 +34,10 @@ def test_ctrl_c_ends_with_130_and_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_signal_of_ctrl_c_ends_the_process_so() -> None:
     program = """
 import sys, time, planner.cli.main
-def app(**settings):
+def app_for(words):
     print("running", file=sys.__stdout__, flush=True)
     time.sleep(60)
-planner.cli.main.app = app
+planner.cli.main.app_for = app_for
 planner.cli.run()
 """
     process = start("recommend", program=("-c", program))
@@ -121,19 +122,39 @@ def test_nothing_is_coloured() -> None:
             assert "\x1b" not in outcome.out + outcome.err
 
 
-@pytest.mark.parametrize("columns", ["40", "79"])
-def test_a_narrow_terminal_gets_a_list_instead_of_a_broken_table(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    lines = run("hardware", "list").out.splitlines()
-    assert lines[0].split() == ["id", "a100-mig-1g.10gb"]
-    assert max(map(len, lines)) <= int(columns)
-    fits = run("fit", LLAMA, "--gpu", "h100").out.splitlines()
-    assert max(len(line) for line in fits if LLAMA not in line) <= int(columns) + len("smallest tensor-parallel size")
+@pytest.mark.parametrize("columns", [40, 60, 79, 100])
+def test_nothing_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for single words, such as the id of a model."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in (("hardware", "list"), ("fit", LLAMA, "--gpu", "h100"), ("fit", LLAMA, "--gpu", "all")):
+        outcome = run(*words)
+        for line in (outcome.out + outcome.err).splitlines():
+            assert len(line) <= columns or LLAMA in line or len(line.split()[-1]) > columns - 40, line
+
+
+def test_a_table_that_is_too_wide_becomes_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    first, second, *_ = run("hardware", "list").out.splitlines()
+    assert first.split() == ["id", "a100-mig-1g.10gb"]
+    assert second.split() == ["GiB", "9.50"]
 
 
 def test_a_wide_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert run("hardware", "list").out.splitlines()[1].startswith("----")
+
+
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_a_launch_command_can_be_pasted(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bash reads the lines as the words and variables that they were made of."""
+    monkeypatch.setenv("COLUMNS", columns)
+    words = ("server", "an id", "--flag", "--config", '{"a": "b c"}', "--text", "$(id)")
+    print_command({"PLAIN": "1", "SPACED": "two words"}, words)
+    typed = capsys.readouterr().out.removeprefix("  $ ")
+    outcome = shell(f'server() {{ printf "%s|" "$PLAIN" "$SPACED" "$@"; }}\n{typed}')
+    assert outcome.out.split("|")[:-1] == ["1", "two words", *words[1:]]
 
 
 class Broken(StringIO):

@@ -195,7 +195,11 @@ def test_what_is_kept_has_the_format_of_our_own(log: Callable[[str], str]) -> No
         (SUM_ONLY, ("Qwen/Qwen3-4B", "--gpu", "h100", "--gpu", "h200"), "one start on one GPU"),
         (SUM_ONLY, ("Qwen/Qwen3-4B", "--gpu", "h100", "--sweep"), "one start on one GPU"),
         (SUM_ONLY, ("Qwen/Qwen3-4B", "--gpu", "h100", "--weight-dtype", "fp8"), "another checkpoint"),
-        (SUM_ONLY.partition("Available")[0], ("Qwen/Qwen3-4B", "--gpu", "h100"), "breaks off before the KV cache was made"),
+        (
+            SUM_ONLY.partition("Available")[0],
+            ("Qwen/Qwen3-4B", "--gpu", "h100"),
+            "breaks off before the KV cache was made",
+        ),
         ("hello", ("Qwen/Qwen3-4B", "--gpu", "h100"), "no line of a vLLM start-up"),
         (ALL_PARTS, (BIG, "--gpu", "h100"), "the log is of a GPU with 95.01 GiB, not 79.18 GiB"),
     ],
@@ -221,6 +225,20 @@ def test_a_calibration_that_cannot_be_read_is_named(tmp_path: Path, content: str
     assert outcome.status == 2
     assert str(path) in outcome.err
     assert "hint:" in outcome.err
+
+
+def test_the_same_type_under_another_name_is_no_contradiction(log: Callable[[str], str]) -> None:
+    assert fit("Qwen/Qwen3-4B", "--gpu", "h100", "--dtype", "bf16", "--startup-log", log(SUM_ONLY))["fits"]
+
+
+def test_nothing_is_learned_from_a_cache_that_was_asked_for(log: Callable[[str], str]) -> None:
+    text = SUM_ONLY.replace("422,672", "72,816").replace("58.05", "10.00") + (
+        "INFO Initial free memory 78.57 GiB, reserved 10.00 GiB memory for KV Cache as specified by "
+        "kv_cache_memory_bytes config and skipped memory profiling.\n"
+    )
+    found = fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(text))
+    assert found["kv_cache_bytes"] / GIB == pytest.approx(58.05, rel=0.01)
+    assert any("--kv-cache-memory-bytes" in note for note in found["notes"])
 
 
 def test_people_see_a_table(log: Callable[[str], str]) -> None:

@@ -142,6 +142,41 @@ def test_an_earlier_start_up_in_the_file_leaves_nothing_behind() -> None:
     assert log.memory_bytes is None
 
 
+CPU = """
+(APIServer pid=3154) INFO 11-20 19:13:12 [api_utils.py:286] non-default args: {'model_tag': './tinycfg', 'model': './tinycfg', 'dtype': 'bfloat16', 'max_model_len': 2048, 'enforce_eager': True, 'max_num_seqs': 8}
+(EngineCore pid=3256) INFO 11-20 19:13:29 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='./tinycfg', speculative_config=None, trust_remote_code=False, dtype=torch.bfloat16, max_seq_len=2048, tensor_parallel_size=1, decode_context_parallel_size=1, quantization=None, quantization_config=None, enforce_eager=True, kv_cache_dtype=auto, device_config=cpu, enable_prefix_caching=True, enable_chunked_prefill=True
+(Worker pid=3341) INFO 11-20 19:13:37 [cpu_worker.py:260] Explicitly set (1.0/23.54) GiB for KV cache on node 0.
+(EngineCore pid=3256) INFO 11-20 19:13:37 [kv_cache_utils.py:2327] CPU KV cache size: 262,144 tokens, Maximum concurrency for 2,048 tokens per request: 128.00x
+"""  # noqa: E501
+
+
+def test_a_start_of_0_32_on_a_cpu_is_read() -> None:
+    """As vLLM 0.32 printed it; its version stands in a banner and in the engine's summary."""
+    log = read_startup_log(CPU * 2, model="tinycfg")
+    assert (log.version, log.kv_cache_tokens, log.max_concurrency, log.weights_bytes) == (
+        "0.32.0",
+        262_144,
+        128.0,
+        None,
+    )
+    assert (log.settings["max_num_seqs"], log.settings["enforce_eager"]) == (8, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        CPU.splitlines()[3],
+        "INFO Initial free memory 78.57 GiB, reserved 10.00 GiB memory for KV Cache as specified by "
+        "kv_cache_memory_bytes config and skipped memory profiling.",
+    ],
+)
+def test_a_cache_of_a_size_that_was_asked_for_is_not_what_was_left(line: str) -> None:
+    log = read_startup_log(f"{V1}{line}\n")
+    assert log.given_cache
+    assert any("--kv-cache-memory-bytes" in note for note in log.notes)
+    assert not read_startup_log(V1).given_cache
+
+
 def test_of_several_start_ups_the_last_counts() -> None:
     again = V1.replace("58.05", "50.00").replace("422,672", "364,064")
     assert read_startup_log(V1 + again).kv_cache_tokens == 364_064

@@ -15,7 +15,7 @@ from planner.errors import InputError, PlannerError
 from planner.fit import FitResult, fit
 from planner.hardware import GpuProfile
 from planner.model.resolve import ResolvedModel
-from planner.plan import Goal
+from planner.plan import Goal, Plan
 from planner.predict import Deployment, Prediction, deploy, predict_serve
 from planner.recommend import Candidate, Ranking, Request, rank
 from planner.recommend.assemble import recipe_of
@@ -43,6 +43,17 @@ class Asked:
     num_prompts: int | None = None
     gpus: int | None = None  #: that a plan may use; None: as many as the line, or a node where the line does not start
     goal: Goal = "balanced"
+
+    def as_planned(self, plan: Plan) -> Asked:
+        """What is left open, as in the load that a plan was made for."""
+        load = plan.workload
+        return replace(
+            self,
+            input_len=self.input_len or load.input_len,
+            output_len=self.output_len or load.output_len,
+            max_concurrency=self.max_concurrency or load.max_concurrency,
+            num_prompts=self.num_prompts or load.num_prompts,
+        )
 
 
 @dataclass(frozen=True)
@@ -181,8 +192,8 @@ def _fit(
     """Whether the settings fit; a context of ``auto`` becomes the longest that does."""
 
     def ask(args: EngineArgs) -> FitResult:
-        names = {"requested_model": resolved.requested, "resolved_model": resolved.resolved}
-        return fit(resolved.model, profile, args, version, **names)
+        requested, found = resolved.requested, resolved.resolved
+        return fit(resolved.model, profile, args, version, requested_model=requested, resolved_model=found)
 
     result = ask(line.args)
     longest = result.largest_max_model_len
@@ -215,7 +226,8 @@ def _with_plan(answer: Answer, asked: Asked, default_len: int, concurrency: int 
     ranking = _ranking(answer, asked, load)
     if ranking.best and concurrency is None:
         concurrency = ranking.best.estimate.concurrency
-        load = replace(load, num_prompts=asked.num_prompts or PROMPTS_PER_SLOT * concurrency, max_concurrency=concurrency)
+        prompts = asked.num_prompts or PROMPTS_PER_SLOT * concurrency
+        load = replace(load, num_prompts=prompts, max_concurrency=concurrency)
     return replace(answer, workload=load, ranking=ranking)
 
 

@@ -130,6 +130,8 @@ class _Reader:
         while at < len(words):
             word = words[at]
             if not _OPTION.match(word):
+                if self.positional:
+                    self.problems.append(Problem(word, "is no option, and the model is named already", "quote values"))
                 self.positional = self.positional or word
                 self.canonical.append(word)
                 at += 1
@@ -138,7 +140,8 @@ class _Reader:
             joined = word.partition("=")[2] if "=" in word.split("{", 1)[0] else None
             values = [joined] if joined is not None else self._values(flag, words[at + 1 :])
             at += 1 if joined is not None else 1 + len(values)
-            self.canonical += [flag + word[len(word.split(".", 1)[0].split("=", 1)[0]) :], *values[joined is not None :]]
+            key_and_value = word[len(re.split(r"[.=]", word, maxsplit=1)[0]) :]
+            self.canonical += [flag + key_and_value, *(values if joined is None else ())]
             self._take(flag, values)
 
     def _whole(self, flag: str) -> str:
@@ -154,19 +157,20 @@ class _Reader:
 
     def _values(self, flag: str, following: Sequence[str]) -> list[str]:
         """The words that belong to an option: none, one, or for lists all up to the next option."""
+        truth = following[:1] if following and following[0].lower() in ("true", "false") else []
         if flag in self.known and not takes_value(self.version, flag):
-            return []
+            return list(truth)  # refused, but not taken for the model
         upto = next((i for i, word in enumerate(following) if _OPTION.match(word)), len(following))
         own = list(following[:upto])
-        if _SHORT.get(flag, flag) in _SWITCHES and (own[:1] or [""])[0].lower() not in ("true", "false"):
-            return []
+        if _SHORT.get(flag, flag) in _SWITCHES:
+            return list(truth)
         if flag not in self.known and not (self.positional or self.named) and len(own) == 1:
             return []  # an unknown option in front of the model: the model it is
         return own if flag in _LISTS else own[:1]
 
     def _take(self, flag: str, values: list[str]) -> None:
         if flag == "--config":
-            raise InputError("--config: the settings are in a file that is not read here", hint="write them out instead")
+            raise InputError("--config: the settings are in a file that is not read", hint="write them out instead")
         if flag in _NOT_SIMULATED:
             self.not_simulated.append(flag)
         flag = _SHORT.get(flag, flag)
@@ -193,8 +197,8 @@ class _Reader:
                 self.settings[name] = read(values[0])
             except ValueError:
                 self.problems.append(Problem(flag, f"{values[0]!r} is not a number"))
-            except InputError as error:
-                self.problems.append(Problem(flag, error.cause.removeprefix(f"{flag} ").removeprefix(f"{flag}: "), error.hint))
+            except InputError as error:  # of a configuration in JSON
+                self.problems.append(Problem(flag, error.cause.removeprefix(flag).lstrip(": "), error.hint))
 
 
 def _count(text: str) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planner.errors import InputError
 
@@ -85,7 +86,7 @@ def _variables(before: Sequence[str]) -> dict[str, str]:
 
 def _in_container(words: Sequence[str]) -> Found | None:
     """``docker run ... --entrypoint vllm IMAGE serve MODEL``, or an image whose entry point is the server."""
-    entry = next((b for a, b in zip(words, words[1:], strict=False) if a == "--entrypoint"), "")
+    entry = next((value for flag, value in pairwise(words) if flag == "--entrypoint"), "")
     entry = next((w.split("=", 1)[1] for w in words if w.startswith("--entrypoint=")), entry)
     for at, word in enumerate(words):
         rest = words[at + 1 :]

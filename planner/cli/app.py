@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from planner import __version__
-from planner.cli import catalog, check, fit, measure, plan, predict, validate, workflow
-from planner.cli.defaults import read_defaults
+from planner.cli.defaults import FILE, read_defaults
 
-app = typer.Typer(
-    name="planner",
-    help="Plan how to serve a large language model with vLLM, before renting a GPU.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+#: Command -> the module that registers it.
+COMMANDS = {
+    "fit": "fit",
+    "predict": "predict",
+    "recommend": "plan",
+    "check": "check",
+    "validate": "validate",
+    "evaluate": "measure",
+    "workflow": "workflow",
+    "hardware": "catalog",
+    "models": "catalog",
+}
+
+
+def app_for(words: Sequence[str]) -> typer.Typer:
+    """The command line. It has just the command that ``words`` name: to declare them all takes longer than to answer.
+
+    Help and errors want to know all commands, and so does ``planner.toml``.
+    """
+    app = typer.Typer(
+        name="planner",
+        help="Plan how to serve a large language model with vLLM, before renting a GPU.",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    named = COMMANDS.get(words[0]) if words and not Path(FILE).exists() else None
+    for module in [named] if named else dict.fromkeys(COMMANDS.values()):
+        import_module(f"planner.cli.{module}").register(app)
+    return app
 
 
 def _print_version(value: bool) -> None:
@@ -25,7 +51,6 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -35,13 +60,3 @@ def _root(
 ) -> None:
     del version
     context.default_map = read_defaults(context.command)
-
-
-fit.register(app)
-predict.register(app)
-plan.register(app)
-check.register(app)
-validate.register(app)
-measure.register(app)
-workflow.register(app)
-catalog.register(app)

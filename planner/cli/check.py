@@ -31,7 +31,7 @@ def check(
     *,
     line: Annotated[
         list[str],
-        typer.Argument(metavar="-- vllm serve ... | FILE", help="The line itself; or a script, a plan's folder, '-'."),
+        typer.Argument(metavar="LINE", help="-- vllm serve MODEL ...; or a script with it, a plan's folder, '-'."),
     ],
     gpu: Annotated[
         str | None, typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file. Default: the plan's.")
@@ -85,16 +85,8 @@ def check(
     if "$" in name:
         raise InputError(f"the model is {name}, which the script does not set", hint="name it with --as-model")
     resolved = load_model(name, revision=revision, refresh=refresh)
-    load = plan.workload if plan else None  # the load that the plan was made for
-    asked = Asked(
-        input_len or (load and load.input_len),
-        output_len or (load and load.output_len),
-        max_concurrency or (load and load.max_concurrency),
-        num_prompts or (load and load.num_prompts),
-        gpus,
-        goal.value,
-    )
-    answer = check_line(read, resolved, profile, version, asked)
+    asked = Asked(input_len, output_len, max_concurrency, num_prompts, gpus, goal.value)
+    answer = check_line(read, resolved, profile, version, asked.as_planned(plan) if plan else asked)
     print_check(answer, output)
     return 0 if answer.starts else 1
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("fit", help="Does the model start on this GPU, and how many tokens will its KV cache hold?")(fit)
+    app.command("fit", help="Does it fit, and how many tokens will its KV cache hold?")(fit)
 
 
 @takes_engine_flags(*FLAGS)
@@ -95,7 +95,7 @@ def _with_log(
     """The answer with the overheads of a start-up log, compared with what was fitted to other machines."""
     from planner.cli.inputs import engine_version_for
     from planner.engine.version import parse_version
-    from planner.fit import fit_with_log, read_log, version_of
+    from planner.fit.startup import fit_with_log, read_log, version_of
 
     log = read_log(path, (resolved.requested, resolved.resolved, resolved.model.id))
     engine = version_of(log, parse_version(version) if version else None) or engine_version_for(None, profile)

@@ -15,7 +15,7 @@ from io import StringIO
 
 import typer
 
-from planner.cli.app import app
+from planner.cli.app import app_for
 from planner.cli.streams import complain, write
 from planner.errors import PlannerError
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     """The exit status that a command line gives. Raises whatever its command raises."""
-    status = app(args=words, prog_name="planner", standalone_mode=False, obj=words)
+    status = app_for(words)(args=words, prog_name="planner", standalone_mode=False, obj=words)
     if status == INTERRUPTED:  # newer versions of typer answer Ctrl-C so
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0

@@ -33,9 +33,7 @@ class Goal(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("recommend", help="Which GPU, parallelism, precision and batch; and the scripts that prove it.")(
-        recommend
-    )
+    app.command("recommend", help="Which settings, and the scripts that launch and prove them.")(recommend)
 
 
 @takes_engine_flags(
@@ -176,15 +174,18 @@ def _write(
     from planner.report.recommendation import predicted_lines
     from planner.report.render import note
     from planner.scripts import Emission, render, write
+    from planner.scripts.workflows import needed_by, published_scores
 
     files: dict[str, str] = {}
     for ranking, plan in zip(rankings, plans, strict=True):
         if plan is None:
             continue
         file = PlanFile(planner_version=__version__, command=command, goal=request.goal, plan=plan)
-        emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
+        lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
+        emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], lines, scores)
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
-        files |= {f"{folder}{name}": content for name, content in render(emission).items()}
+        made = {**render(emission), **needed_by(emission)}
+        files |= {f"{folder}{name}": content for name, content in made.items()}
     if files:
         write(directory, files, force=force)
         note(f"wrote {len(files)} files into {directory}; start with RUNBOOK.md")

@@ -35,6 +35,9 @@ def workflow(
     max_concurrency: Annotated[
         int | None, typer.Option("--max-concurrency", min=1, rich_help_panel=flag.LOAD, help="Requests in flight.")
     ] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="MODEL", help="Model that drafts, for 'speculative'.")
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")
     ] = None,
@@ -50,11 +53,11 @@ def workflow(
     from planner.scripts.workflows import Choice, find, plan_workflow, purpose_of, workflows
 
     if name == LIST:
-        print_workflows(workflows().values(), output)
+        print_workflows([found.summary() for found in workflows().values()], output)
         return 0
     chosen = find(name)
     choice = Choice(
-        model, gpu, engine_version, input_len, output_len, max_concurrency, revision=revision, refresh=refresh
+        model, gpu, engine_version, input_len, output_len, max_concurrency, draft, revision=revision, refresh=refresh
     )
     command = shlex.join(["planner", *(context.obj or ())])
     files = plan_workflow(chosen, choice, command=command)

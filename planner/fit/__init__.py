@@ -4,7 +4,6 @@ from planner.fit.answer import fit, sweep
 from planner.fit.check import Checked, check, min_tensor_parallel_size, served_model
 from planner.fit.explain import Line, explain
 from planner.fit.result import Condition, FitResult, LogLine, Option, Verdict
-from planner.fit.startup import fit_with_log, read_log, version_of
 
 __all__ = [
     "Checked",
@@ -17,10 +16,7 @@ __all__ = [
     "check",
     "explain",
     "fit",
-    "fit_with_log",
     "min_tensor_parallel_size",
-    "read_log",
     "served_model",
     "sweep",
-    "version_of",
 ]

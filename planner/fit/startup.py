@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.engine.config import EngineArgs
+from planner.engine.kv_dtype import SHORT_NAMES
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import InputError
 from planner.fit.answer import fit
@@ -126,7 +127,7 @@ def settings_of(log: StartupLog, args: EngineArgs, model: Model) -> EngineArgs:
         if value is None or value == "None":
             continue
         asked = getattr(args, name)
-        if name in LAYOUT and asked not in (getattr(unset, name), value):
+        if name in LAYOUT and asked != getattr(unset, name) and _name(asked) != _name(value):
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
@@ -140,6 +141,11 @@ def settings_of(log: StartupLog, args: EngineArgs, model: Model) -> EngineArgs:
     return replace(args, **taken)
 
 
+def _name(value: object) -> object:
+    """One name for types that have several: ``half`` and ``float16`` are fp16."""
+    return SHORT_NAMES.get(value, value) if isinstance(value, str) else value
+
+
 def _asked(args: EngineArgs, as_logged: EngineArgs) -> EngineArgs:
     """What was asked for, else what the log prints."""
     unset = EngineArgs()
@@ -148,7 +154,8 @@ def _asked(args: EngineArgs, as_logged: EngineArgs) -> EngineArgs:
 
 
 def _check_machine(log: StartupLog, budget: MemoryBudget, profile: GpuProfile) -> None:
-    if log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:
+    named = profile.platform != "cpu"  # one profile stands for machines of any memory
+    if named and log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:
         raise InputError(
             f"--gpu {profile.id}: the log is of a GPU with {format_bytes(log.memory_bytes)}, "
             f"not {format_bytes(profile.memory_bytes)}",

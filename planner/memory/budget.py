@@ -171,6 +171,7 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "architecture": profile.architecture,
             "link": profile.interconnect.kind,
             "model": model.id,
+            "weight_dtype": config.weight_dtype,
             "layers": "moe" if model.is_moe else "dense",
             "tensor_parallel_size": config.tensor_parallel_size,
             "sampler": "sorting" if found.sampler_factor == SORTING_SAMPLER else "sort-free",

@@ -29,11 +29,9 @@ from planner.units import GIB
 
 #: Half of the last digit that vLLM prints.
 ROUNDING_BYTES = 0.005 * GIB
-#: How far another model on the same machine may be off, as a share. Five models on one H100 with vLLM 0.11.0 differ by
-#: 1 % (sampler) and 8 % (memory outside torch); the others are guesses on the safe side.
+#: How far another model on the same machine may be off, as a share. Five logs of four models on H100 with vLLM 0.11.0
+#: differ by 1 % (sampler) and 8 % (memory outside torch); the others are guesses on the safe side.
 SPREAD = {"sampler": 0.03, "forward": 0.3, "encoder": 0.5, "non_torch": 0.2, "graphs": 0.5, "graph_each": 0.5}
-
-
 IMPLIED = "the log prints the sum of activations and memory outside torch: the split is ours"
 PEAKS = ("sampler", "forward", "encoder")
 
@@ -79,7 +77,8 @@ def learned(log: StartupLog, budget: MemoryBudget, profile: GpuProfile, *, origi
             note = IMPLIED if parts.implied and name in (*PEAKS, "non_torch") else ""
             yield Fit(name, interval, (log.digest,), where, (major, minor), (major, minor + 1), note, origin)
 
-    return (*kept(own, {**machine, "model": budget.model.id}), *kept(others, machine))
+    model = {"model": budget.model.id, "weight_dtype": budget.config.weight_dtype}
+    return (*kept(own, {**machine, **model}), *kept(others, machine))
 
 
 def parts_of(log: StartupLog, budget: MemoryBudget) -> Parts:
@@ -108,7 +107,9 @@ def parts_of(log: StartupLog, budget: MemoryBudget) -> Parts:
 
 
 def cache_bytes(log: StartupLog, budget: MemoryBudget) -> float | None:
-    """The cache of a GPU; V0 before 0.6.5 prints its blocks only."""
+    """What was left for the cache of a GPU; V0 before 0.6.5 prints its blocks only."""
+    if log.given_cache:
+        return None
     if log.kv_cache_bytes is None and log.num_gpu_blocks is not None:
         return float(log.num_gpu_blocks * budget.binding.block_bytes)
     return log.kv_cache_bytes

@@ -86,8 +86,8 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
         for name in names.split()
     ),
 )
-#: A line that begins a start-up: what an earlier one in the same file said is over.
-_BEGIN = "vLLM API server version"
+#: Lines that begin a start-up: what an earlier one in the same file said is over.
+_BEGIN = ("vLLM API server version", "non-default args: ")
 _REFUSALS = (
     "No available memory for the cache blocks",
     "larger than the maximum number of tokens that can be stored in KV cache",
@@ -95,6 +95,9 @@ _REFUSALS = (
     "less than desired GPU memory utilization",
     "out of memory",
 )
+#: What vLLM says when the size of the cache was given to it: then what is left was not measured.
+_GIVEN = ("as specified by kv_cache_memory_bytes", "Explicitly set (")
+GIVEN = "the cache of this start was given (--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE), not what was left"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|EngineCore_DP\d)[^)]*\)")
 _GIB_FIELDS = frozenset(
@@ -125,15 +128,10 @@ class StartupLog:
     max_concurrency: float | None
     block_size: int | None
     refusal: str | None  #: vLLM's own words, where it did not start
+    given_cache: bool  #: the size of the cache was asked for, not what was left
     ranks: int  #: that printed anything
     notes: tuple[str, ...]
     digest: str = ""  #: first eight hexadecimal digits of the text's SHA-256
-
-    @property
-    def tensor_parallel_size(self) -> int | None:
-        """As printed."""
-        size = self.settings.get("tensor_parallel_size")
-        return None if size is None else int(size)
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -152,12 +150,14 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
     by_rank: dict[str, dict[str, float]] = defaultdict(dict)
     settings: dict[str, str] = {}
     refusal: str | None = None
+    given = False
     for line in _ANSI.sub("", text).splitlines():
-        if _BEGIN in line and by_rank:
+        if by_rank and any(words in line for words in _BEGIN):
             by_rank.clear()
             settings.clear()
-            refusal = None
+            refusal, given = None, False
         _read_line(line, by_rank, settings)
+        given = given or any(words in line for words in _GIVEN)
         if refusal is None and any(words in line for words in _REFUSALS):
             refusal = line.strip()[-400:]
     values: dict[str, list[float]] = defaultdict(list)
@@ -167,7 +167,8 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
     _check_complete(values, refusal)
     _check_model(settings.get("model"), (model,) if isinstance(model, str) else model)
     log = _startup_log(values, settings, refusal, sum(1 for f in by_rank.values() if f.keys() & _GIB_FIELDS))
-    return replace(log, digest=sha256(text.encode()).hexdigest()[:8])
+    notes = (*log.notes, GIVEN) if given else log.notes
+    return replace(log, given_cache=given, notes=notes, digest=sha256(text.encode()).hexdigest()[:8])
 
 
 def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[str, str]) -> None:
@@ -240,6 +241,7 @@ def _startup_log(
         max_concurrency=least("concurrency", 1),
         block_size=count("block_size"),
         refusal=refusal,
+        given_cache=False,
         ranks=ranks,
         notes=tuple(_disagreements(values)),
     )

@@ -192,4 +192,4 @@ def _warnings(candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator
         yield "partitions of one package share its memory bandwidth: the prediction assumes that all of them are busy"
     copies = profile.gpus_per_node // config.num_gpus
     if copies > 1:
-        yield f"a node of {profile.gpus_per_node} holds {copies} such servers; this plan starts one"
+        yield f"a node of {profile.gpus_per_node} holds {copies} such servers: launch.sh starts one, instances.sh all"

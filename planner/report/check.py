@@ -8,7 +8,16 @@ from typing import Any
 
 from planner.check import Answer, Served
 from planner.engine.check import Problem
-from planner.report.render import Column, print_json, print_notes, print_pairs, print_rows, print_table, wrapped
+from planner.report.render import (
+    Column,
+    print_command,
+    print_json,
+    print_notes,
+    print_pairs,
+    print_rows,
+    print_table,
+    wrapped,
+)
 from planner.units import format_bytes
 
 COLUMNS = (
@@ -149,8 +158,7 @@ def _print_load(answer: Answer) -> None:
         print(f"\n{row['what']}:")
         for name, (own, other) in answer.changes(plan).items():
             print(f"  {name}: {own} -> {other}")
-        words = [*(f"{name}={value}" for name, value in plan.env.items()), *plan.command]
-        print(f"  $ {shlex.join(words)}")
+        print_command(plan.env, plan.command)
 
 
 def _notes(answer: Answer) -> Iterator[str]:

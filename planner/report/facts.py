@@ -43,7 +43,7 @@ MODEL_COLUMNS = (
     Column("weight_dtype", "weights"),
     Column("weights_bytes", aside=True),
     Column("weights_gb", "GB", ",.2f"),
-    Column("kv_bytes_per_token", "KV B/token", ","),
+    Column("kv_bytes_per_token", "KV B/tok", ","),
     Column("kv_cache_dtype", "KV"),
 )
 FIGURE_COLUMNS = (

@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.fit import FitResult, Line, LogLine, explain
 from planner.hardware import GpuProfile
-from planner.memory.overheads import Interval
+from planner.memory.overheads import SHIPPED, Interval
 from planner.model.resolve import ResolvedModel
 from planner.report.render import Column, print_json, print_notes, print_pairs, print_rows, print_table, wrapped
 from planner.units import GIB, format_bytes, format_gb
@@ -123,7 +123,7 @@ def _print_one(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) 
     where = f"{config.num_gpus} x {result.gpu_id}" if config.num_gpus > 1 else result.gpu_id
     print(f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict}")
     if result.reason:
-        print(wrapped(result.reason, first="  ", rest="  "))
+        print(wrapped(_reason(result), first="  ", rest="  "))
     print()
     print_pairs(_figures(result))
     if result.startup_log:
@@ -135,6 +135,15 @@ def _print_one(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) 
         for line in explain(result):
             _print_line(line)
     print_notes((*resolved.notes, *result.notes))
+
+
+def _reason(result: FitResult) -> str:
+    """What vLLM would say; where that is not sure, how far the margin reaches."""
+    if result.verdict == "does not fit":
+        return result.reason
+    condition = result.binding_condition
+    short, spare = -condition.margin.low / GIB, condition.margin.high / GIB
+    return f"{condition.name}: from {short:,.2f} GiB too little to {spare:,.2f} GiB to spare"
 
 
 def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
@@ -153,6 +162,7 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
         at_once = ""
     yield "context", f"{config.max_model_len:,} tokens{at_once}"
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or 'none fits'}"
+    yield "memory overheads", "fitted, as shipped" if result.calibration == SHIPPED else result.calibration
 
 
 def _left(room: Interval) -> str:
@@ -181,7 +191,7 @@ def _print_options(result: FitResult) -> None:
     if result.options:
         print("\nWhat would make it fit (each one checked):")
     for option in result.options[:OPTIONS_SHOWN]:
-        print(f"  {option.change}: {' '.join(option.flags)}")
+        print(wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      "))
         print(f"    {option.verdict}, {option.kv_cache_tokens:,} tokens, {option.max_concurrency:.2f} requests at once")
 
 

@@ -121,7 +121,8 @@ def _notes(deployment: Deployment, checked: Checked, resolved: ResolvedModel) ->
     config = deployment.config
     for condition in checked.conditions:
         if condition.margin.mid < 0:
-            yield f"vLLM would not start with these settings: {condition.message}; the figures hold once that is changed"
+            refusal = f"vLLM would not start with these settings: {condition.message}"
+            yield f"{refusal}; the figures hold once that is changed"
             break
     yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
     yield from resolved.notes

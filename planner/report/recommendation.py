@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.plan import Plan
 from planner.recommend import Candidate, Ranking, Rejected, Request, pareto
-from planner.report.render import WIDTH, Column, note, print_json, print_rows, terminal_width, wrapped
+from planner.report.render import Column, note, print_command, print_json, print_rows, wrapped
 from planner.units import MS
 
 COLUMNS = (
@@ -30,7 +29,7 @@ SETTINGS = ("gpu", "num_gpus", "model", "tensor_parallel_size", "weight_dtype", 
 FIGURES = (
     "output_throughput_per_gpu", "output_throughput_per_user", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms",
 )  # fmt: skip
-SHOWN_REJECTED = 6  #: per GPU in the table; JSON has all
+SHOWN_REJECTED = 3  #: models per GPU in the table; JSON has all
 
 
 def print_recommendation(
@@ -60,7 +59,7 @@ def print_recommendation(
         else:
             print(f"{ranking.profile.name}: no plan")
             _print_rejected(ranking)
-    taken = ", ".join(f"{name} = {_plain(value)}" for name, value in defaults_taken.items())
+    taken = ", ".join(f"{name}={_plain(value)}" for name, value in defaults_taken.items())
     if taken:
         note(f"defaults taken: {taken}")
     if not wrote and made:
@@ -141,29 +140,11 @@ def _print_plan(ranking: Ranking, plan: Plan) -> None:
     _print_items("-", plan.why)
     _print_items("!", plan.warnings)
     _print_rejected(ranking)
-    for line in command_lines(plan):
-        print(line)
-
-
-def command_lines(plan: Plan) -> Iterator[str]:
-    """The launch command over several lines, cut between settings, ready to be pasted into a shell."""
-    groups = [shlex.quote(f"{name}={value}") for name, value in plan.env.items()]
-    for index, word in enumerate(plan.serve_argv):
-        if index == 0 or word.startswith("--"):
-            groups.append(shlex.quote(word))
-        else:
-            groups[-1] += f" {shlex.quote(word)}"
-    line, width = "  $", (terminal_width() or WIDTH) - len(" \\")
-    for group in groups:
-        if len(line) + 1 + len(group) > width and line.strip() != "$":
-            yield f"{line} \\"
-            line = "     "
-        line += f" {group}"
-    yield line
+    print_command(plan.env, plan.serve_argv)
 
 
 def _print_rejected(ranking: Ranking) -> None:
-    """What lost by its figures first, then what does not fit or cannot run, then what was never tried."""
+    """One line for each model: what lost by its figures first, then what does not fit or cannot run, then the rest."""
     fitting = {
         (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
     }
@@ -171,10 +152,15 @@ def _print_rejected(ranking: Ranking) -> None:
     def order(r: Rejected) -> tuple[bool, bool]:
         return (r.model, r.tensor_parallel_size, r.kv_cache_dtype) not in fitting, r.tensor_parallel_size is None
 
-    ordered = sorted(ranking.rejected, key=order)
-    _print_items("x", (_describe(rejected) for rejected in ordered[:SHOWN_REJECTED]))
-    if len(ordered) > SHOWN_REJECTED:
-        _print_items("x", [f"and {len(ordered) - SHOWN_REJECTED} more: --format json lists them"])
+    winner = ranking.best.resolved.resolved if ranking.best else None  # its other sizes are among the reasons
+    best: dict[str, Rejected] = {}
+    for rejected in sorted(ranking.rejected, key=order):
+        if rejected.model != winner:
+            best.setdefault(rejected.model, rejected)
+    shown = list(best.values())[:SHOWN_REJECTED]
+    _print_items("x", map(_describe, shown))
+    if len(ranking.rejected) > len(shown):
+        _print_items("x", [f"and {len(ranking.rejected) - len(shown)} more: --format json lists them"])
 
 
 def _describe(rejected: Rejected) -> str:
@@ -182,10 +168,10 @@ def _describe(rejected: Rejected) -> str:
     return f"{rejected.model}{size}: {rejected.reason}"
 
 
-def _print_items(mark: str, items: Iterator[str] | Sequence[str]) -> None:
+def _print_items(mark: str, items: Iterable[str]) -> None:
     for item in items:
         print(wrapped(item, first=f"  {mark} ", rest="    "))
 
 
 def _plain(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

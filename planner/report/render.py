@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 WIDTH = 120  #: of text for people where no terminal says otherwise
-NARROWEST = 24  #: that a column of text may be wrapped to
+NARROWEST = 16  #: that a column of text may be wrapped to
 
 Row = Mapping[str, Any]
 
@@ -78,14 +79,12 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     """A table no wider than the terminal: text wraps, and where that is not enough each row becomes a list."""
     cells = [[column.cell(row.get(column.key)) for column in columns] for row in rows]
     limit = terminal_width()
-    room = (limit or WIDTH) - _width(columns, cells)
     for index, column in enumerate(columns):
-        if column.wraps and room < 0:
-            natural = max(len(line[index]) for line in cells)
-            narrowed = max(natural + room, NARROWEST, len(column.title))
-            cells = [[*line[:index], _folded(line[index], narrowed), *line[index + 1 :]] for line in cells]
-            room += natural - narrowed
-    if limit and room < 0:
+        excess = _width(columns, cells) - (limit or WIDTH)
+        if column.wraps and excess > 0:
+            width = max(_widest(line[index] for line in cells) - excess, NARROWEST, len(column.title))
+            cells = [[*line[:index], _folded(line[index], width), *line[index + 1 :]] for line in cells]
+    if limit and _width(columns, cells) > limit:
         _print_lists(columns, cells)
     else:
         _print_tabulated(columns, cells, "simple", rows)
@@ -96,6 +95,24 @@ def print_pairs(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_widt
     for label, value in pairs:
         start = f"{' ' * indent}{label:<{label_width}} "
         print(wrapped(value, first=start, rest=" " * len(start)))
+
+
+def print_command(environment: Mapping[str, str], words: Sequence[str]) -> None:
+    """A command behind a ``$``, cut between settings into lines that a shell reads as one."""
+    parts = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    for index, word in enumerate(words):
+        if index == 0 or word.startswith("--"):
+            parts.append(shlex.quote(word))
+        else:
+            parts[-1] += f" {shlex.quote(word)}"
+    line, width = f"  $ {parts[0]}", (terminal_width() or WIDTH) - len(" \\")
+    for part in parts[1:]:
+        if len(line) + 1 + len(part) > width:
+            print(f"{line} \\")
+            line = f"      {part}"
+        else:
+            line += f" {part}"
+    print(line)
 
 
 def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
@@ -181,8 +198,13 @@ def _print_lists(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> N
 
 def _width(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
     """Characters of the widest line of a table with two spaces between columns."""
-    widest = [max(len(column.title), *(len(line[i]) for line in cells), 0) for i, column in enumerate(columns)]
+    widest = [_widest((column.title, *(line[i] for line in cells))) for i, column in enumerate(columns)]
     return sum(widest) + 2 * (len(columns) - 1)
+
+
+def _widest(texts: Iterable[str]) -> int:
+    """Characters of the longest line of texts of several lines."""
+    return max((len(line) for text in texts for line in text.splitlines()), default=0)
 
 
 def _folded(text: str, width: int) -> str:

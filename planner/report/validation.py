@@ -49,11 +49,9 @@ def _print_verdict(validation: Validation) -> None:
     plan = validation.measured.plan
     outside = sum(line.verdict != "inside" for line in validation.lines)
     verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.lines)} lines"
-    print(
-        wrapped(
-            f"\n{plan.model} on {plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}: {verdict}"
-        )
-    )
+    where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
+    print()
+    print(wrapped(f"{plan.model} on {where}: {verdict}"))
     for place, finding in enumerate(validation.findings):
         print(wrapped(finding.cause, first="likeliest cause: " if not place else "or: ", rest="  "))
         print(wrapped(finding.evidence, first="  because ", rest="    "))

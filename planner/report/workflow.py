@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from planner.report.render import Column, print_rows
-
-if TYPE_CHECKING:
-    from planner.scripts.workflows import Workflow
+from planner.report.render import Column, Row, print_rows
 
 COLUMNS = (
     Column("name"),
@@ -21,20 +17,8 @@ COLUMNS = (
 FILE_COLUMNS = (Column("file"), Column("purpose", wraps=True))
 
 
-def print_workflows(found: Iterable[Workflow], output: str) -> None:
+def print_workflows(rows: Sequence[Row], output: str) -> None:
     """One row per workflow, with the model, GPU and version that it takes when nothing else is asked for."""
-    rows = [
-        {
-            "name": workflow.name,
-            "title": workflow.title,
-            "model": workflow.model,
-            "gpu": workflow.gpus[0],
-            "engine_version": workflow.engine_version,
-            "scripts": list(workflow.scripts),
-            "sources": list(workflow.sources),
-        }
-        for workflow in found
-    ]
     print_rows(rows, output, columns=COLUMNS)
 
 

@@ -20,6 +20,10 @@ from planner.units import GB, MIB
 ALL_FILES = (
     "plan.json", "RUNBOOK.md", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh",
     "partition.sh",
+    # of workflows
+    "WORKFLOW.md", "pull_image.sh", "build_image.sh", "build_engine.sh", "shell.sh", "download.sh", "quantize.sh",
+    "request.sh", "latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh", "sweep.sh",
+    "guidellm.sh", "instances.sh", "nginx.conf", "mad.sh", "compare.sh", "COMPARISON.md",
 )  # fmt: skip
 PORT = 8000  #: vLLM's own
 MODEL_CACHE = "/huggingface"  #: where the host's HF_HOME appears in the container

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.engine.version import parse_version
+from planner.units import GIB
 from planner.validate.compare import Line
 from planner.validate.folder import Measured
 
@@ -73,6 +74,18 @@ class _Case:
     @property
     def slow_tokens(self) -> bool:
         return self.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
+
+    @property
+    def wrong_gpu_or_weights(self) -> bool:
+        """Whether something more basic than the cache is off, from which its size follows."""
+        return self.line("memory_bytes") is not None or self.line("weights_bytes") is not None
+
+    @property
+    def needed_tok(self) -> int:
+        """Tokens that the load holds at once, each request at its full length."""
+        load = self.measured.plan.workload
+        requests = min(load.max_concurrency or load.num_prompts, self.measured.plan.max_num_seqs)
+        return requests * (load.input_len + load.output_len)
 
 
 def findings(measured: Measured, lines: Sequence[Line]) -> tuple[Finding, ...]:
@@ -159,22 +172,15 @@ def _preempted(case: _Case) -> Iterator[Finding]:
         )
 
 
-def _other_cache(case: _Case) -> Iterator[Finding]:
-    line = case.line("kv_cache_tokens") or case.line("kv_cache_bytes")
-    if not line or case.line("memory_bytes") or case.line("weights_bytes"):
-        return  # those explain it
-    startup = case.measured.startup
-    parts = {"activations": startup and startup.activation_bytes, "graphs": startup and startup.graph_bytes}
-    logged = ", ".join(f"{name} {value / 2**30:.2f} GiB" for name, value in parts.items() if value is not None)
-    more = "more" if line.verdict == "above" else "fewer"
-    yield Finding(
-        f"the KV cache holds {more} blocks than predicted",
-        f"{line.metric} {line.measured:,.4g} instead of {line.predicted:,.4g} {line.unit}"
-        + (f"; the log also says {logged}" if logged else ""),
-        "stop what else uses the GPU (./preflight.sh shows it)"
-        if line.verdict == "below"
-        else "nothing is lost: plan again with a larger --max-num-seqs",
-    )
+def _small_cache(case: _Case) -> Iterator[Finding]:
+    """A cache that is smaller than predicted and too small for the load."""
+    line = case.line("kv_cache_tokens")
+    if line and line.verdict == "below" and not case.wrong_gpu_or_weights and line.measured < case.needed_tok:
+        yield Finding(
+            "the KV cache holds fewer blocks than predicted, and fewer than the load needs: requests wait",
+            f"{_cache(case, line)}; the load holds up to {case.needed_tok:,} tokens at once",
+            "stop what else uses the GPU (./preflight.sh shows it), or plan with a lower concurrency",
+        )
 
 
 # --- the pattern of the misses -------------------------------------------------------------------------------------
@@ -201,23 +207,23 @@ def _full_cache(case: _Case) -> Iterator[Finding]:
         )
 
 
-def _all_alike(case: _Case) -> Iterator[Finding]:
+def _all_slow(case: _Case) -> Iterator[Finding]:
     first, tokens = case.ratio("mean_ttft_ms"), case.ratio("mean_tpot_ms")
     if not (first and tokens and case.slow_first_token and case.slow_tokens):
         return
-    if max(first, tokens) / min(first, tokens) < ALIKE:
-        yield Finding(
-            "everything is slower by one factor",
-            f"TTFT {first:.2f} and TPOT {tokens:.2f} times the prediction",
-            "look for lower clocks, a power cap or a neighbour on the same GPU while ./benchmark.sh runs; if it is the "
-            "machine's own speed, planner calibrate learns it from this result",
-        )
+    alike = max(first, tokens) / min(first, tokens) < ALIKE
+    yield Finding(
+        "everything is slower by one factor" if alike else "prefill and decoding are both slower, by different factors",
+        f"TTFT {first:.2f} and TPOT {tokens:.2f} times the prediction",
+        "look for lower clocks, a power cap or other work on the GPU or the host while ./benchmark.sh runs; if it is "
+        "the machine's own speed, planner calibrate learns it from this result",
+    )
 
 
 def _slow_prefill(case: _Case) -> Iterator[Finding]:
     if case.slow_first_token and not case.slow_tokens:
         yield Finding(
-            "prefill, or the wait for it, is slower than predicted; decoding is as predicted",
+            "prefill, or the wait for it, is slower than predicted; decoding is not",
             f"TTFT {_times(case.ratio('mean_ttft_ms'))} the prediction, TPOT {_times(case.ratio('mean_tpot_ms'))}",
             "measure with --max-concurrency 1: if TTFT is still high, the prefill kernels are (attention backend, "
             "fp8 GEMMs; see the first lines of logs/server.log), else the queue is: try a larger "
@@ -238,7 +244,7 @@ def _slow_decode(case: _Case) -> Iterator[Finding]:
         )
     else:
         yield Finding(
-            "decoding is slower than predicted; prefill is as predicted",
+            "decoding is slower than predicted; prefill is not",
             f"TPOT {_times(case.ratio('mean_tpot_ms'))} the prediction, TTFT {_times(case.ratio('mean_ttft_ms'))}",
             "check in logs/server.log that graphs are captured and which attention backend and quantisation kernels "
             "are taken; then planner calibrate learns the rest from this result",
@@ -264,6 +270,31 @@ def _faster(case: _Case) -> Iterator[Finding]:
         )
 
 
+def _other_cache(case: _Case) -> Iterator[Finding]:
+    """A cache of another size that does not matter for this load."""
+    line = case.line("kv_cache_tokens") or case.line("kv_cache_bytes")
+    if not line or case.wrong_gpu_or_weights or any(_small_cache(case)):
+        return
+    below = line.verdict == "below"
+    yield Finding(
+        f"the KV cache holds {'fewer' if below else 'more'} blocks than predicted",
+        _cache(case, line),
+        "this load fits; for larger ones see ./preflight.sh for what else uses the GPU"
+        if below
+        else "nothing is lost: plan again with a larger --max-num-seqs",
+    )
+
+
+def _cache(case: _Case, line: Line) -> str:
+    """How large the cache is, and what the log says took the rest."""
+    startup = case.measured.startup
+    parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
+    logged = ", ".join(f"{name} {value / GIB:.2f} GiB" for name, value in parts.items() if value is not None)
+    digits = 0 if line.unit == "tokens" else 2
+    size = f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}"
+    return f"{size}; the log also says {logged}" if logged else size
+
+
 def _unexplained(case: _Case) -> Finding:
     outside = [line.metric for line in case.lines if line.verdict != "inside"]
     return Finding(
@@ -275,10 +306,11 @@ def _unexplained(case: _Case) -> Finding:
 
 _Rule = Callable[[_Case], Iterator[Finding]]
 _FROM_THE_LOG: tuple[_Rule, ...] = (
-    _refused, _other_version, _other_gpu, _other_weights, _other_settings, _preempted, _other_cache,
+    _refused, _other_version, _other_gpu, _other_weights, _other_settings, _preempted, _small_cache,
 )  # fmt: skip
 _FROM_THE_PATTERN: tuple[_Rule, ...] = (
-    _full_cache, _cached_prefixes, _all_alike, _slow_prefill, _slow_decode, _interrupted_decode, _faster,
+    _full_cache, _cached_prefixes, _all_slow, _slow_prefill, _slow_decode, _interrupted_decode, _faster,
+    _other_cache,
 )  # fmt: skip
 
 

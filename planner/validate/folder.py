@@ -146,13 +146,14 @@ def _number(path: Path, result: Mapping[str, Any], name: str) -> float:
 
 def _log(path: Path, plan: Plan) -> tuple[StartupLog | None, ServerLog | None, tuple[str, ...]]:
     """The server's log where there is one. Raises InputError when it is of another model."""
+    where = f"{path.parent.name}/{path.name}"
     if not path.is_file():
-        return None, None, (f"{path} is not there: memory is not compared",)
+        return None, None, (f"{where} is not there: memory is not compared",)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         read_startup_log(text)
     except InputError as error:
-        return None, read_server_log(text), (f"{path}: {error.cause}: memory is not compared",)
+        return None, read_server_log(text), (f"{where}: {error.cause}: memory is not compared",)
     return read_startup_log(text, model=plan.model), read_server_log(text), ()
 
 

@@ -37,9 +37,7 @@ class Validation:
             "engine_version": plan.engine_version,
             "result": f"results/{self.measured.result_name}",
             "lines": [_line(line) for line in self.lines],
-            "findings": [
-                {"cause": f.cause, "evidence": f.evidence, "next_step": f.next_step} for f in self.findings
-            ],
+            "findings": [{"cause": f.cause, "evidence": f.evidence, "next_step": f.next_step} for f in self.findings],
             "accuracy": [
                 {"task": a.task, "metric": a.metric, "value": a.value, "stderr": a.stderr}
                 for a in self.measured.accuracy

@@ -1,8 +1,9 @@
 """Real parsers, and a real configuration builder, judge what the planner writes.
 
 - the golden plans, each by the parsers of its own version
-- a pairwise table of GPU x model x precision x goal x version, likewise; those of the installed version also through
-  ``EngineArgs.create_engine_config``, whose settings must be the plan's
+- a pairwise table of GPU x model x precision x goal x version, likewise
+- every GPU x model x precision for two versions, likewise, and through ``EngineArgs.create_engine_config`` of that
+  version: the settings that vLLM ends with must be the plan's
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from pairwise import pairwise  # noqa: E402
+from pairwise import Row, pairwise  # noqa: E402
 
 from planner.engine.config import EngineArgs  # noqa: E402
 from planner.engine.version import parse_version  # noqa: E402
@@ -85,14 +87,29 @@ def golden() -> Iterator[Case]:
         yield Case(f"golden {path.parent.name}", PlanFile.from_json(path.read_text()).plan)
 
 
-def matrix(none: Counter[str]) -> Iterator[Case]:
-    """Plans of the pairwise table; why there is none is counted in ``none``."""
-    for row in pairwise(FACTORS):
+def rows() -> Iterator[Row]:
+    """What is planned."""
+    yield from pairwise(FACTORS)
+    goals = cycle(FACTORS["goal"])
+    for version, gpu, model, precision in product(BUILT, FACTORS["gpu"], FACTORS["model"], FACTORS["precision"]):
+        yield {"gpu": gpu, "model": model, "precision": precision, "goal": next(goals), "version": version}
+
+
+def planned(none: Counter[str]) -> Iterator[Case]:
+    """Plans of ``rows``; why there is none is counted in ``none``."""
+    for row in rows():
         published = MODELS[row["model"]]
         name = published.get(row["precision"]) or next(iter(published.values()))
         args = EngineArgs(kv_cache_dtype="fp8" if row["precision"] == "fp8 cache" else "auto")
-        profile, version = load_profile(row["gpu"]), parse_version(row["version"])
-        request = Request(load_model(name, network=False), (profile,), row["goal"], 1024, 1024, version=version, args=args)  # type: ignore[arg-type]
+        request = Request(
+            model=load_model(name, network=False),
+            gpus=(load_profile(row["gpu"]),),
+            goal=row["goal"],  # type: ignore[arg-type]
+            input_len=1024,
+            output_len=1024,
+            version=parse_version(row["version"]),
+            args=args,
+        )
         try:
             (ranking,) = rank(request)
             if ranking.best is None:
@@ -140,7 +157,8 @@ def judge_parsers(cases: Sequence[Case], python: Path, trees: Path) -> int:
         for name, argv, said in wrong:
             print(f"  {name}: {' '.join(argv)}\n    -> {said}")
         by = f"the parsers of {INSTALLED}" if version == NEWER else "its parsers"
-        print(f"vLLM {version}: {len(own)} plans, {len(judged) - len(wrong)} of {len(judged)} commands accepted by {by}")
+        accepted = len(judged) - len(wrong)
+        print(f"vLLM {version}: {len(own)} plans, {accepted} of {len(judged)} commands accepted by {by}")
         refused += len(wrong)
     return refused
 
@@ -151,7 +169,8 @@ def judge_configs(cases: Sequence[Case], version: str, python: Path, trees: Path
     for case in cases:
         entry = catalog.find(case.plan.model)
         if case.plan.engine_version == version and entry is not None:
-            jobs.append({"argv": case.plan.serve_argv, "env": case.plan.env, "config": entry.config})
+            plan = case.plan
+            jobs.append({"argv": plan.serve_argv, "env": plan.env, "config": entry.config, "platform": plan.platform})
             judged.append(case)
     verdicts = in_vllm("build_configs.py", jobs, python, *paths_of(version, trees))
     wrong, left_out = 0, Counter[str]()
@@ -179,7 +198,7 @@ def judge_configs(cases: Sequence[Case], version: str, python: Path, trees: Path
 def main(venv: Path, trees: Path) -> int:
     python, start_s = venv / "bin" / "python", time.monotonic()
     none: Counter[str] = Counter()
-    cases = [*golden(), *matrix(none)]
+    cases = list({case.plan.digest: case for case in (*golden(), *planned(none))}.values())
     print(f"{len(cases)} plans, {sum(none.values())} combinations without one ({time.monotonic() - start_s:.0f} s)")
     for reason, times in none.most_common():
         print(f"  {times} x {reason}")

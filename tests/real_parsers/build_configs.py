@@ -1,15 +1,16 @@
 """Let an installed vLLM build its whole configuration from a ``vllm serve`` line: no engine, no weights, no GPU.
 
-Reads a JSON list of ``{"argv": [...], "env": {...}, "config": {...}}`` from standard input, where ``config`` stands for
-the model's own ``config.json``. Writes a JSON list of the settings that vLLM ends with, or of what it said instead.
-Runs in vLLM's own interpreter and imports nothing of the planner.
+Reads a JSON list of ``{"argv": [...], "env": {...}, "config": {...}, "platform": "rocm"}`` from standard input, where
+``config`` stands for the model's own ``config.json``. Writes a JSON list of the settings that vLLM ends with, or of
+what it said instead. Runs in vLLM's own interpreter and imports nothing of the planner.
 
 What a CPU would do differently (block size, asynchronous scheduling, quantisation kernels) is switched off: the lines
-are for GPUs, and what is judged is vLLM's common code.
+are for GPUs, and what is judged is vLLM's common code, and its list of what ROCm can quantise.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
@@ -19,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import vllm
 from parse_commands import CLI_ARGS, first
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import registry
@@ -32,19 +34,43 @@ NOT_JUDGED = ("'_C' object has no attribute", "failed to be inspected")
 def use_common_rules() -> None:
     """Leave out the CPU platform's own changes, and look at model classes in this process: it is faster."""
     platform = type(current_platform)
-    platform.verify_quantization = classmethod(lambda cls, quant: None)
+    platform.verify_quantization = classmethod(verify_quantization)
     platform.check_and_update_config = classmethod(lambda cls, config: None)
     registry._run_in_subprocess = lambda function: function()
 
 
+def verify_quantization(cls: type, method: str) -> None:
+    """What the platform that the line is for would say."""
+    if PLATFORM == "rocm" and method not in QUANTIZED_BY_ROCM:
+        raise ValueError(f"{method} quantization is currently not supported in rocm.")
+
+
+def methods_of(platform: str) -> frozenset[str]:
+    """The list in a platform's source, whose module only its own machines can import."""
+    source = (Path(vllm.__file__).parent / "platforms" / f"{platform}.py").read_text()
+    lists = (
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "supported_quantization"
+    )
+    return frozenset(ast.literal_eval(next(lists)))
+
+
+QUANTIZED_BY_ROCM = methods_of("rocm")
+PLATFORM = ""  #: of the line that is judged
+
+
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A trimmed configuration of AMD's Quark with the keys that vLLM wants and that say nothing about the model."""
+    """A trimmed configuration of AMD's Quark with the keys that vLLM also wants: how its KV cache is scaled."""
     quantization = config.get("quantization_config") or {}
     if quantization.get("quant_method") == "quark":
-        quantization.setdefault("export", {"kv_cache_group": [], "pack_method": "reorder"})
-        layers = [quantization.get("global_quant_config"), *(quantization.get("layer_quant_config") or {}).values()]
-        for layer in filter(None, layers):
-            layer.setdefault("output_tensors", None)
+        export = quantization.setdefault("export", {"kv_cache_group": []})
+        export.setdefault("pack_method", "reorder")
+        static = {"dtype": "fp8_e4m3", "is_dynamic": False, "qscheme": "per_tensor"}
+        scales = static if export["kv_cache_group"] else None
+        quantization.get("global_quant_config", {}).setdefault("output_tensors", None)
+        for layer in (quantization.get("layer_quant_config") or {}).values():
+            layer.setdefault("output_tensors", scales)
     return config
 
 
@@ -74,6 +100,8 @@ def built(job: dict[str, Any]) -> dict[str, Any]:
 
 def verdict(job: dict[str, Any]) -> dict[str, Any]:
     """``{"settings": ...}``, ``{"error": ...}``, or ``{"not_judged": ...}``."""
+    global PLATFORM
+    PLATFORM = job["platform"]
     said = io.StringIO()
     before = dict(os.environ)
     os.environ.update(job["env"])

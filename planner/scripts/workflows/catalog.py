@@ -90,6 +90,18 @@ class Workflow:
     expected: tuple[str, ...] = ()
     corrections: tuple[str, ...] = ()
 
+    def summary(self) -> dict[str, Any]:
+        """What a list of workflows says of this one."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "model": self.model,
+            "gpu": self.gpus[0],
+            "engine_version": self.engine_version,
+            "scripts": list(self.scripts),
+            "sources": list(self.sources),
+        }
+
 
 @lru_cache(maxsize=1)
 def workflows() -> dict[str, Workflow]:
@@ -108,6 +120,12 @@ def find(name: str) -> Workflow:
             hint=f"did you mean {near[0]}?" if near else "planner workflow list shows them",
         )
     return known[name]
+
+
+def published_scores(model: str, task: str) -> tuple[str, ...]:
+    """The scores that a document prints for a checkpoint in an evaluation; none where it prints none."""
+    found = (w for w in workflows().values() if w.model == model and (w.accuracy_task or "gsm8k") == task)
+    return next((w.expected for w in found if w.expected), ())
 
 
 @lru_cache(maxsize=1)

@@ -96,6 +96,7 @@ def compare(workflow: Workflow, choice: Choice) -> Comparison:
         "load": f"{load.max_concurrency} requests in flight on the node, {load.input_len} input and "
         f"{load.output_len} output tokens each",
         "layouts": rows,
+        "steps": sorted(rows, key=lambda row: (row["is_partition"], row["folder"])),  # few changes of the mode
         "rejected": rejected,
         "remarks": REMARKS,
     }

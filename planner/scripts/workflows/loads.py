@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +60,7 @@ def offline_points(found: Subject, bench: str) -> tuple[Point, ...]:
 
 
 def _points(found: Subject, measure: Measure, row: Row) -> Iterator[Point]:
-    if measure.draft:
+    if found.draft:
         config, flags, env = speculation(found, measure)
         yield _point(found, measure, row, Variant("without"), config=config, env=env)
         yield _point(found, measure, row, Variant("with"), config=config, env=env, flags=flags, predicted=False)
@@ -160,10 +159,10 @@ def speculation(found: Subject, measure: Measure) -> tuple[EngineConfig, dict[st
         )
     if flag_status(found.version, "--speculative-model"):
         flags: dict[str, Any] = {
-            "speculative-model": measure.draft, "num-speculative-tokens": measure.draft_tokens
+            "speculative-model": found.draft, "num-speculative-tokens": measure.draft_tokens
         }  # fmt: skip
     else:
-        drafting = {"model": measure.draft, "num_speculative_tokens": measure.draft_tokens}
+        drafting = {"model": found.draft, "num_speculative_tokens": measure.draft_tokens}
         flags = {"speculative-config": drafting}
     if (0, 8) <= release < (0, 10):
         tokens = max(config.max_num_batched_tokens, config.max_model_len)
@@ -196,13 +195,11 @@ def rate_loads(plan: Plan, deployment: Deployment) -> tuple[Load, ...]:
     """Requests per second, as shares of what the server is predicted to answer with every place taken."""
     most = plan.max_num_seqs
     closed = _closed(plan, most)
-    prompts = closed.num_prompts
     highest = predict_serve(deployment, closed).result["request_throughput"]
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
     return tuple(
         _load(plan, deployment, f"rate-{rate:g}", replace(closed, max_concurrency=None, request_rate=rate))
         for rate in rates
-        if prompts
     )
 
 
@@ -240,14 +237,3 @@ def _load(plan: Plan, deployment: Deployment, name: str, load: Workload) -> Load
 
 def _serve_argv(plan: Plan, deployment: Deployment, load: Workload) -> tuple[str, ...]:
     return tuple(bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform))
-
-
-def guidellm_data(plan: Plan) -> str:
-    """GuideLLM's description of prompts like the plan's."""
-    return json.dumps(
-        {
-            "kind": "synthetic_text",
-            "prompt_tokens": plan.workload.input_len,
-            "output_tokens": plan.workload.output_len,
-        }
-    )

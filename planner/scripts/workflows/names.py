@@ -17,7 +17,6 @@ from planner.scripts.emission import Emission, option, without_option
 from planner.scripts.workflows.catalog import Build
 from planner.scripts.workflows.loads import (
     concurrency_loads,
-    guidellm_data,
     node_load,
     offline_points,
     rate_loads,
@@ -25,7 +24,7 @@ from planner.scripts.workflows.loads import (
 )
 from planner.scripts.workflows.subject import Subject
 
-HUB_REQUIREMENT = "huggingface_hub==1.10.1"
+HUB_REQUIREMENT = "huggingface_hub==2.4.0"
 GUIDELLM_REQUIREMENT = "guidellm[recommended]==0.8.1"
 QUARK_REQUIREMENT = "amd-quark[cli]==0.13"
 FASTSAFETENSORS_REF = "v0.1.15-rocm7-preview"  #: the release that the MI355X recipe links
@@ -148,10 +147,21 @@ def _guidellm_names(found: Subject) -> dict[str, Any]:
     loads = concurrency_loads(found.plan, found.deployment)
     return {
         "guidellm_requirement": GUIDELLM_REQUIREMENT,
-        "guidellm_data": guidellm_data(found.plan),
+        **_guidellm_arguments(found.plan),
         "guidellm_total": len(loads),
         "concurrency_loads": loads,
-        "served_name": served_name(found.plan),
+    }
+
+
+def _guidellm_arguments(plan: Plan) -> dict[str, str]:
+    """JSON, because GuideLLM cuts its other form at every comma."""
+    load = plan.workload
+    return {
+        "guidellm_backend": json.dumps({"kind": "openai_http", "model": served_name(plan)}),
+        "guidellm_tokenizer": json.dumps({"kind": "huggingface_auto", "model": plan.model}),
+        "guidellm_data": json.dumps(
+            {"kind": "synthetic_text", "prompt_tokens": load.input_len, "output_tokens": load.output_len}
+        ),
     }
 
 

@@ -38,6 +38,7 @@ class Choice:
     input_len: int | None = None
     output_len: int | None = None
     max_concurrency: int | None = None
+    draft: str | None = None  #: of the workflow that measures drafting
     revision: str | None = None
     refresh: bool = False
 
@@ -54,6 +55,7 @@ class Subject:
     plan: Plan
     build: Build | None
     documented: bool
+    draft: str = ""  #: the model that drafts, where one does
 
     @property
     def profile(self) -> GpuProfile:
@@ -94,13 +96,16 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     if build and build.version:
         version = parse_version(build.version)
     load = _sendable(_load(workflow, choice), version)
-    find = _documented if documented else _recommended
-    request, ranking, args = find(workflow, resolved, profile, version, load)
+    if documented:
+        request, ranking, args = _documented(workflow, resolved, profile, version, load)
+    else:
+        request, ranking, args = _recommended(workflow, resolved, profile, version, load, choice.max_concurrency)
     candidate = ranking.candidates[0]
     own_load = load if documented or not load.max_concurrency else None
     plan = assemble(request, ranking, candidate, image=_image(build, profile, version), workload=own_load)
     recipe = recipe_of(candidate.deployment)
-    found = Subject(workflow, candidate.resolved, candidate.deployment, args, recipe, plan, build, documented)
+    draft = _draft(workflow, choice, documented=documented)
+    found = Subject(workflow, candidate.resolved, candidate.deployment, args, recipe, plan, build, documented, draft)
     return replace(found, plan=_as_documented(found))
 
 
@@ -151,6 +156,19 @@ def _build(workflow: Workflow, profile: GpuProfile, version: EngineVersion) -> B
     return None
 
 
+def _draft(workflow: Workflow, choice: Choice, *, documented: bool) -> str:
+    """The document's draft drafts for the document's model only: the vocabularies have to be the same."""
+    own = workflow.measure.draft if workflow.measure else ""
+    if not own or choice.draft:
+        return choice.draft or ""
+    if not documented:
+        raise IllegalPlanError(
+            f"{own} drafts for {workflow.model}; which model drafts for another one is not known",
+            hint="name one of the same vocabulary with --draft",
+        )
+    return own
+
+
 def _image(build: Build | None, profile: GpuProfile, version: EngineVersion) -> Image | None:
     if build is None:
         return None
@@ -162,10 +180,11 @@ def _documented(
     workflow: Workflow, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, load: Workload
 ) -> tuple[Request, Ranking, EngineArgs]:
     """The document's settings, checked as any others."""
-    args = EngineArgs(**{"max_model_len": context_for(load.total_len), **workflow.settings})
+    args = EngineArgs(**workflow.settings)
     if args.async_scheduling and not flag_status(version, "--async-scheduling"):
         args = replace(args, async_scheduling=None)
-    deployment = deploy(resolved.model, profile, args, version)
+    served = replace(args, max_model_len=args.max_model_len or context_for(load.total_len))
+    deployment = deploy(resolved.model, profile, served, version)
     if deployment.requests_held(load.total_len) < 1:
         raise IllegalPlanError(
             f"{resolved.resolved} on {args.tensor_parallel_size} x {profile.name}: not one request of "
@@ -179,10 +198,15 @@ def _documented(
 
 
 def _recommended(
-    workflow: Workflow, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, load: Workload
+    workflow: Workflow,
+    resolved: ResolvedModel,
+    profile: GpuProfile,
+    version: EngineVersion,
+    load: Workload,
+    concurrency: int | None,
 ) -> tuple[Request, Ranking, EngineArgs]:
-    """The best settings for a model or GPU that the document does not have."""
-    request = _request(resolved, profile, version, load, None)
+    """The best settings for a model or GPU that the document does not have, at any concurrency or the one asked for."""
+    request = _request(resolved, profile, version, load, concurrency)
     (ranking,) = rank(request)
     if ranking.best is None:
         reasons = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected))

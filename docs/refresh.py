@@ -1,0 +1,125 @@
+"""Write the real output of every command into the documentation: ``make docs``.
+
+In README.md and docs/*.md, each ``$ planner ...`` in a block fenced as ``console`` is run, in this process, offline and
+in an empty folder; what a terminal 120 columns wide would show is written below it. Also understood, so that pages
+can show what a reader would type: a line continued with a backslash, ``| head -n N`` behind a command, ``echo $?``
+after one, and ``pip install . && `` before one (not run). Other commands keep the output that they have.
+
+A block fenced as ``toml planner.toml`` (or any format and file name) is written to that file for the rest of the page.
+
+``tests/test_docs.py`` fails when a page is not as this script would write it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+from planner.cli.main import main
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 120
+BLOCK = re.compile(r"^```(?P<kind>\w+)(?: (?P<file>\S+))?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+PROMPT = "$ "
+NOT_RUN = "pip install . && "
+HEAD = re.compile(r" \| head -n (\d+)$")
+
+
+def pages() -> list[Path]:
+    """The pages whose commands are run."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def refreshed(page: str) -> str:
+    """The text of a page with the output of its commands as it is now."""
+    with _empty_folder():
+        return BLOCK.sub(lambda found: _block(found), page)
+
+
+def _block(found: re.Match[str]) -> str:
+    if found["file"]:
+        path = Path(found["file"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(found["body"], encoding="utf-8")
+    if found["kind"] != "console":
+        return found[0]
+    return f"```console\n{''.join(_session(found['body']))}```"
+
+
+def _session(body: str) -> Iterator[str]:
+    """The commands of a block, each followed by its output."""
+    status = 0
+    for typed, shown in _commands(body):
+        yield typed
+        line = " ".join(part.removesuffix("\\").strip() for part in typed.splitlines())
+        line = line.removeprefix(PROMPT).removeprefix(NOT_RUN)
+        if line == "echo $?":
+            yield f"{status}\n"
+        elif line.startswith("planner "):
+            status, output = run(line)
+            yield output
+        else:
+            yield shown
+
+
+def _commands(body: str) -> Iterator[tuple[str, str]]:
+    """(what is typed, what is shown below it) for each command of a block."""
+    lines = body.splitlines(keepends=True)
+    index = 0
+    while index < len(lines):
+        end = index + 1
+        while lines[end - 1].endswith("\\\n"):
+            end += 1
+        after = end
+        while after < len(lines) and not lines[after].startswith(PROMPT):
+            after += 1
+        yield "".join(lines[index:end]), "".join(lines[end:after])
+        index = after
+
+
+def run(line: str) -> tuple[int, str]:
+    """Exit status of a command line, and what it shows: data, then remarks."""
+    cut = HEAD.search(line)
+    words = shlex.split(HEAD.sub("", line))[1:]
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(words)
+    data = out.getvalue()
+    if cut:
+        data = "".join(data.splitlines(keepends=True)[: int(cut[1])])
+    return status, data + err.getvalue()
+
+
+@contextmanager
+def _empty_folder() -> Iterator[None]:
+    """An empty working directory and an empty home, no network, and a terminal of a fixed width."""
+    with tempfile.TemporaryDirectory() as home:
+        names = ("HOME", "HF_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+        settings = {**dict.fromkeys(names, f"{home}/home"), "HF_HUB_OFFLINE": "1", "COLUMNS": str(WIDTH)}
+        work = Path(home) / "work"
+        work.mkdir()
+        with patch.dict(os.environ, settings), chdir(work):
+            yield
+
+
+def refresh() -> int:
+    """Rewrite the pages; say which changed."""
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        after = refreshed(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"rewrote {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(refresh())

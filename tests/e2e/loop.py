@@ -1,0 +1,226 @@
+"""The whole loop on a real vLLM: plan, launch, benchmark, validate, calibrate, on the CPU with a small random model.
+
+What is asserted is the mechanics: what was planned is what runs, what was sent is what was predicted for, and each
+command says what it should. How fast a CPU that others use too turns out to be is printed, never asserted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+VERSION = "0.32.0"
+LOAD = {"input_len": 128, "output_len": 32, "num_prompts": 24, "max_concurrency": 4}
+#: Of the memory of one NUMA node; the process itself takes about 0.75 GiB.
+SHARE = 0.25
+
+
+class Loop:
+    """One model, one folder with its plan."""
+
+    def __init__(self, venv: Path, folder: Path) -> None:
+        self.venv, self.model, self.plan = venv, folder / "model", folder / "plan"
+        self.port = free_port()
+        quiet = {
+            "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+            "PORT": str(self.port), "START_TIMEOUT_S": "300", "PYTHONPATH": str(ROOT),
+            "XDG_DATA_HOME": str(folder / "data"),
+        }  # fmt: skip
+        self.environment = {**os.environ, **quiet, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
+
+    def planner(self, *words: object, status: int | tuple[int, ...] = 0) -> str:
+        """What a planner command prints."""
+        return self.run([sys.executable, "-m", "planner", *map(str, words)], status)
+
+    def script(self, name: str, status: int = 0, **variables: str) -> str:
+        """What an emitted script prints."""
+        return self.run([str(self.plan / name)], status, variables)
+
+    def run(self, words: list[str], status: int | tuple[int, ...], variables: Mapping[str, str] | None = None) -> str:
+        done = subprocess.run(
+            words, env={**self.environment, **(variables or {})}, cwd="/", capture_output=True, text=True, check=False
+        )
+        wanted = status if isinstance(status, tuple) else (status,)
+        said = f"{done.stdout}\n{done.stderr}"
+        assert done.returncode in wanted, f"{' '.join(words)} ended with {done.returncode}, not {wanted}:\n{said}"
+        return done.stdout if status == 0 else said
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads((self.plan / "plan.json").read_text())
+        return data
+
+    @property
+    def result(self) -> Path:
+        return self.plan / "results" / f"serve-{self.saved['digest']}.json"
+
+
+@contextmanager
+def step(title: str) -> Iterator[None]:
+    start_s = time.monotonic()
+    yield
+    print(f"  {title} ({time.monotonic() - start_s:.0f} s)", flush=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def make_model(loop: Loop) -> None:
+    if not (loop.model / "config.json").exists():
+        script = Path(__file__).parent / "make_model.py"
+        loop.run([str(loop.venv / "bin" / "python"), str(script), str(loop.model)], 0)
+
+
+def recommend(loop: Loop) -> None:
+    """A plan for this folder's model. A second one into the same folder is refused."""
+    shutil.rmtree(loop.plan, ignore_errors=True)
+    words = (
+        "recommend", loop.model, "--gpu", "cpu", "--engine-version", VERSION, "--goal", "min-latency",
+        "--input-len", LOAD["input_len"], "--output-len", LOAD["output_len"], "--num-prompts", LOAD["num_prompts"],
+        "--max-concurrency", LOAD["max_concurrency"], "--gpu-memory-utilization", SHARE, "--enforce-eager",
+        "-o", loop.plan,
+    )  # fmt: skip
+    loop.planner(*words)
+    assert "already exists" in loop.planner(*words, status=2)
+    assert loop.saved["model"] == str(loop.model), "a local model is planned by its whole path"
+    assert loop.saved["image"] == "" and loop.saved["platform"] == "cpu"
+
+
+def launch(loop: Loop) -> None:
+    """The server starts, answers on 127.0.0.1 only, and is not started twice."""
+    assert "nothing was measured yet" in loop.planner("validate", loop.plan, status=2)
+    assert "is not running" in loop.script("benchmark.sh", status=1)
+    assert loop.script("preflight.sh").endswith("ready\n")
+    assert f"ready: http://127.0.0.1:{loop.port}/v1" in loop.script("launch.sh")
+    direct = build_opener(ProxyHandler({}))
+    assert direct.open(f"http://127.0.0.1:{loop.port}/health", timeout=10).status == 200
+    listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    places = [word for word in listening.split() if word.endswith(f":{loop.port:04X}") and word != "00000000:0000"]
+    assert places and all(place.startswith("0100007F:") for place in places), f"listens elsewhere too: {places}"
+    assert "is already running" in loop.script("launch.sh")
+    assert "is already running" in loop.script("preflight.sh")
+
+
+def benchmark(loop: Loop) -> None:
+    """Exactly the plan's load is sent; an interrupted measurement leaves no result; a finished one is kept."""
+    client = subprocess.Popen([loop.plan / "benchmark.sh"], env=loop.environment, stderr=subprocess.PIPE, text=True)
+    time.sleep(4)
+    client.send_signal(signal.SIGTERM)
+    _, said = client.communicate(timeout=60)
+    assert client.returncode == 143 and "interrupted" in said, f"{client.returncode}: {said[-2000:]}"
+    assert not loop.result.exists()
+    loop.script("benchmark.sh")
+    result = json.loads(loop.result.read_text())
+    assert (result["completed"], result["failed"]) == (LOAD["num_prompts"], 0)
+    assert result["total_output_tokens"] == LOAD["num_prompts"] * LOAD["output_len"]
+    assert "already measured" in loop.script("benchmark.sh")
+    assert "already measured" in loop.script("validate.sh")
+
+
+def stop(loop: Loop) -> None:
+    """As the runbook says."""
+    command = next(line for line in (loop.plan / "RUNBOOK.md").read_text().splitlines() if "kill " in line)
+    subprocess.run(["bash", "-c", command.split("`")[1]], cwd=loop.plan, check=True)
+    deadline = time.monotonic() + 60
+    while "is not running" not in loop.script("benchmark.sh", status=(0, 1), FORCE="1"):
+        assert time.monotonic() < deadline, "the server does not end"
+        time.sleep(1)
+
+
+def validate(loop: Loop) -> None:
+    """Every metric and the KV cache stand beside their prediction; what was launched is what was planned."""
+    text = loop.planner("validate", loop.plan, status=(0, 1))
+    compared = json.loads(json_of(loop, "validate", str(loop.plan), "--format", "json"))
+    metrics = {line["metric"] for line in compared["lines"]}
+    latencies = product(("mean", "median", "p99"), ("ttft", "tpot", "itl", "e2el"))
+    wanted = {f"{statistic}_{name}_ms" for statistic, name in latencies}
+    assert wanted | {"output_throughput", "kv_cache_bytes", "kv_cache_tokens"} <= metrics, metrics
+    causes = [finding["cause"] for finding in compared["findings"]]
+    assert not any("other settings" in cause or "another vLLM" in cause for cause in causes), causes
+    assert compared["inside"] or causes, "a miss has a likeliest cause"
+    print(text)
+
+
+def json_of(loop: Loop, *words: str) -> str:
+    """Standard output of a planner command that may end with 0 or 1."""
+    command = [sys.executable, "-m", "planner", *words]
+    done = subprocess.run(command, env=loop.environment, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+def refuse_foreign_results(loop: Loop) -> None:
+    """Results of another plan, or of another load, are not compared."""
+    result = json.loads(loop.result.read_text())
+    kept = loop.result.read_text()
+    loop.result.write_text(json.dumps({**result, "num_prompts": 7}))
+    assert "another load was measured" in loop.planner("validate", loop.plan, status=2)
+    loop.result.write_text(kept[: len(kept) // 2])
+    assert "is broken" in loop.planner("validate", loop.plan, status=2)
+    elsewhere = loop.result.with_name("serve-0123456789ab.json")
+    loop.result.rename(elsewhere)
+    assert "another plan" in loop.planner("validate", loop.plan, status=2)
+    elsewhere.unlink()
+    loop.result.write_text(kept)
+
+
+def check(loop: Loop) -> None:
+    """The line that was launched is understood again, and with the same settings."""
+    answer = json.loads(json_of(loop, "check", str(loop.plan), "--format", "json"))
+    assert answer["starts"] and not answer["flags"], answer["flags"]
+    saved = loop.saved
+    for name in ("tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager"):
+        assert answer["settings"][name] == saved[name], name
+    assert answer["load"] == LOAD
+
+
+def calibrate(loop: Loop) -> None:
+    """Learn from the result, where the command is there."""
+    if "calibrate" not in loop.planner("--help"):
+        print("  planner calibrate is not there yet")
+        return
+    learned = loop.plan / "learned.json"
+    loop.planner("calibrate", loop.result, "-o", learned)
+    assert learned.stat().st_size > 0
+
+
+def main(venv: Path, folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    loop = Loop(venv, folder)
+    with step("model with random weights"):
+        make_model(loop)
+    with step("recommend"):
+        recommend(loop)
+    try:
+        with step("preflight, launch"):
+            launch(loop)
+        with step("benchmark"):
+            benchmark(loop)
+    finally:
+        with step("stop"):
+            stop(loop)
+    for part in (validate, refuse_foreign_results, check, calibrate):
+        with step(part.__name__.replace("_", " ")):
+            part(loop)
+    print("loop: plan, launch, benchmark and validation agree")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()))

@@ -1,0 +1,375 @@
+"""Somebody's own line: found in scripts, read as the version's parser reads it, judged, and compared with a plan."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import error_of, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.check import ServeLine, find_command, read_line
+from planner.engine.config import EngineArgs
+from planner.engine.flags import table_versions
+from planner.engine.version import parse_version
+from planner.errors import InputError
+
+GOLDEN = Path(__file__).parent / "golden"
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+NEW = parse_version("0.32.0")
+
+
+def words_of(script: str) -> list[str]:
+    return list(find_command(script).argv)
+
+
+# --- finding the line in a script ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
+def test_our_own_launch_script_gives_the_plans_command(name: str) -> None:
+    saved = json.loads((GOLDEN / name / "plan.json").read_text())
+    found = find_command((GOLDEN / name / "launch.sh").read_text())
+    assert list(found.argv) == saved["serve_argv"]
+    assert all(found.env[name] == value for name, value in saved["env"].items() if name.startswith("VLLM_"))
+
+
+SCRIPT = r"""#!/bin/bash
+# vllm serve is what this starts, don't be surprised
+set -euo pipefail
+MODEL=${1:-org/model}          # a default
+ARGS=(--max-num-seqs 8
+  --kv-cache-dtype "fp8")
+ARGS+=(--seed 1)
+EXTRA="--max-model-len 4096 --trust-remote-code"
+export VLLM_USE_V1=1
+cat <<EOF > notes.txt
+vllm serve nothing of this ' counts
+EOF
+if [[ $# -gt 1 ]]; then echo "hi (there"; fi
+nohup env FOO=bar vllm serve "$MODEL" \
+    "${ARGS[@]}" $EXTRA --port ${PORT:-8000} \
+    --compilation-config '{"cudagraph_mode": "FULL"}' \
+    --served-model-name "two words" --seed "$(date +%s)" 2>&1 >server.log &
+"""
+
+
+def test_what_a_launch_script_does_with_its_line_is_followed() -> None:
+    found = find_command(SCRIPT)
+    assert found.argv == (
+        "vllm", "serve", "org/model", "--max-num-seqs", "8", "--kv-cache-dtype", "fp8", "--seed", "1",
+        "--max-model-len", "4096", "--trust-remote-code", "--port", "8000",
+        "--compilation-config", '{"cudagraph_mode": "FULL"}', "--served-model-name", "two words",
+        "--seed", "$(date +%s)",
+    )  # fmt: skip
+    assert found.env == {"VLLM_USE_V1": "1", "FOO": "bar"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "vllm serve org/model -tp 2",
+        "CUDA_VISIBLE_DEVICES=0,1 /opt/venv/bin/vllm serve org/model -tp 2 # mine",
+        "exec vllm serve 'org/model' -tp 2;",
+        "cd /models && numactl -N 0 vllm serve org/model -tp 2 | tee log",
+        "(vllm serve org/model -tp 2) &",
+        'bash -lc "vllm serve org/model -tp 2"',
+        "kubectl exec pod -- sh -c 'ulimit -n 65536; vllm serve org/model -tp 2'",
+        "docker run --gpus all -p 8000:8000 --entrypoint vllm some/image:tag serve org/model -tp 2",
+        "docker run --gpus all -v ~/.cache:/root/.cache --ipc=host vllm/vllm-openai:v0.11.0 org/model -tp 2",
+        "M=org/model\nN=2\nvllm serve ${M} -tp $N",
+        "vllm \\\n  serve org/model \\\n -tp 2\n",
+        "vllm serve org/model -tp 2\r\n",
+    ],
+)
+def test_a_line_is_found_wherever_it_stands(script: str) -> None:
+    assert words_of(script)[1:] == ["serve", "org/model", "-tp", "2"]
+
+
+def test_the_older_way_to_start_the_server_is_found() -> None:
+    script = "python3 -u -m vllm.entrypoints.openai.api_server --model org/model --tensor-parallel-size=2"
+    line = read_line(find_command(script).argv, NEW)
+    assert (line.model, line.args.tensor_parallel_size, line.problems) == ("org/model", 2, ())
+    image = "docker run vllm/vllm-openai:v0.6.3 --model org/model --tensor-parallel-size 2"
+    assert read_line(find_command(image).argv, NEW).model == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("", "no vllm serve command"),
+        ("# vllm serve org/model", "no vllm serve command"),
+        ("vllm bench serve --model m", "no vllm serve command"),
+        ("vllm serve a\nvllm serve b", "2 different vllm serve commands"),
+        ("echo a\nvllm serve 'a", "opens in line 2 is not closed"),
+        ('vllm serve "a', "is not closed"),
+        ("vllm serve ${a", "is not closed"),
+    ],
+)
+def test_a_script_without_one_line_is_refused(script: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        find_command(script)
+    assert error.value.hint
+
+
+def test_the_same_line_twice_is_one() -> None:
+    assert words_of("vllm serve a || vllm serve a") == ["vllm", "serve", "a"]
+
+
+#: What every shell passes on unchanged when it is quoted.
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude_categories=("Cs",)), min_size=1)
+
+
+@given(values=st.lists(WORDS, max_size=5))
+def test_whatever_is_quoted_comes_back_as_it_was(values: list[str]) -> None:
+    words = ["vllm", "serve", "org/model", *values]
+    assert words_of(shlex.join(words)) == words
+
+
+@given(st.text(max_size=200))
+def test_no_script_is_too_strange_to_be_read_or_refused(script: str) -> None:
+    try:
+        found = find_command(script + "\nvllm serve org/model")
+    except InputError as error:
+        assert error.hint
+    else:
+        assert found.argv[1] == "serve"
+
+
+def line_of(text: str) -> ServeLine:
+    return read_line(shlex.split(text), NEW)
+
+
+# --- reading the line ----------------------------------------------------------------------------------------------
+
+
+def settings(line: str, version: str = "0.32.0") -> dict[str, Any]:
+    """What a line sets, beside the defaults."""
+    args = read_line(shlex.split(f"vllm serve org/model {line}"), parse_version(version)).args
+    plain = EngineArgs()
+    return {name: getattr(args, name) for name in EngineArgs.__slots__ if getattr(args, name) != getattr(plain, name)}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--tensor-parallel 2", {"tensor_parallel_size": 2}),
+        ("--gpu-memory-util=0.5", {"gpu_memory_utilization": 0.5}),
+        ("--max_num_seqs 8", {"max_num_seqs": 8}),
+        ("-tp=4 -ep", {"tensor_parallel_size": 4, "enable_expert_parallel": True}),
+        ("-pp 2 -dp 2", {"pipeline_parallel_size": 2, "data_parallel_size": 2}),
+        ("--max-model-len 32k --max-num-batched-tokens 8K", {"max_model_len": 32_000, "max_num_batched_tokens": 8192}),
+        ("--max-model-len 25.6k", {"max_model_len": 25_600}),
+        ("--no-enable-prefix", {"enable_prefix_caching": False}),
+        ("--enforce-eager --async-scheduling", {"enforce_eager": True, "async_scheduling": True}),
+        ("--max-num-seqs 8 --max-num-seqs 16", {"max_num_seqs": 16}),
+        ("-q awq --kv-cache-dtype=fp8", {"quantization": "awq", "kv_cache_dtype": "fp8"}),
+        ("--served-model-name a b --block-size 32", {"block_size": 32}),
+        ("--compilation-config '{\"cudagraph_mode\": \"FULL\"}' --dtype half", {"dtype": "half"}),
+    ],
+)  # fmt: skip
+def test_options_are_read_as_argparse_reads_them(line: str, expected: dict[str, Any]) -> None:
+    """The real parser of 0.32.0 takes each of these lines so."""
+    assert settings(line) == expected
+    assert not read_line(shlex.split(f"vllm serve org/model {line}"), NEW).problems
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "words", "fatal"),
+    [
+        ("0.32.0", "--max-num 8", "could mean", True),
+        ("0.32.0", "--tp 2", "nearest: -tp", True),
+        ("0.18.0", "--swap-space 16", "gone in 0.18.0", True),
+        ("0.11.0", "--num-scheduler-steps 10", "--async-scheduling", True),
+        ("0.9.1", "--async-scheduling", "not before 0.10.0", True),
+        ("0.32.0", "--dtype bf16", "takes no 'bf16'", True),
+        ("0.32.0", "--max-num-seqs two", "'two' is not a number", True),
+        ("0.32.0", "--max-num-seqs 1k", "'1k' is not a number", True),
+        ("0.32.0", "--max-num-seqs $N", "is not set in the script", True),
+        ("0.32.0", "--tensor-parallel-size --enforce-eager", "needs a value", True),
+        ("0.32.0", "--enforce-eager=true", "takes no value", True),
+        ("0.32.0", "--enforce-eager true", "takes no value", True),
+        ("0.32.0", "another/model", "the model is named already", True),
+        ("0.32.0", "--quantization nosuch", "never known", True),
+        ("0.32.0", "-cc '{\"full_cuda_graph\": true}'", "cudagraph_mode", True),
+        ("0.32.0", "--speculative-config '{}'", "num_speculative_tokens", True),
+        # the replacement itself comes only one version later
+        ("0.11.0", "--max-seq-len-to-capture 8192", "from 0.11.1 on", True),
+    ],
+)
+def test_what_the_version_does_not_take_is_named_with_what_to_use(
+    version: str, line: str, words: str, fatal: bool
+) -> None:
+    read = read_line(shlex.split(f"vllm serve org/model {line}"), parse_version(version))
+    (problem,) = read.problems
+    assert words in str(problem) and problem.fatal is fatal
+    assert read.model == "org/model"
+
+
+def test_a_variable_that_nobody_reads_is_no_reason_not_to_start() -> None:
+    line = read_line(["vllm", "serve", "m"], NEW, env={"VLLM_NO_SUCH_THING": "1", "HF_TOKEN": "secret"})
+    (problem,) = line.problems
+    assert not problem.fatal and not line.refused and "secret" not in str(problem)
+
+
+def test_a_positional_model_overrules_a_named_one() -> None:
+    assert line_of("vllm serve --model a b").model == "b"
+    assert line_of("vllm serve --tensor-parallel-size 2 b").model == "b"
+    assert line_of("vllm serve").model is None
+
+
+def test_options_in_a_file_are_not_guessed_at() -> None:
+    with pytest.raises(InputError, match="--config"):
+        line_of("vllm serve m --config serve.yaml")
+
+
+def test_what_is_left_out_of_account_is_said() -> None:
+    line = line_of("vllm serve m --cpu-offload-gb 4 --enable-lora")
+    assert line.not_simulated == ("--cpu-offload-gb", "--enable-lora")
+
+
+@given(version=st.sampled_from(table_versions()).map(parse_version), words=st.lists(WORDS, max_size=6))
+def test_no_line_is_too_strange_to_be_read_or_refused(version: Any, words: list[str]) -> None:
+    try:
+        line = read_line(["vllm", "serve", "m", *words], version)
+    except InputError as error:
+        assert error.hint
+    else:
+        assert line.model is not None
+
+
+# --- the answer ----------------------------------------------------------------------------------------------------
+
+
+def answer(*words: str, status: int = 0) -> dict[str, Any]:
+    outcome = run("check", "--format", "json", *words)
+    assert outcome.status == status, outcome.err
+    data: dict[str, Any] = json.loads(outcome.out)
+    return data
+
+
+def test_a_good_line_starts_and_is_predicted_like_planner_predict() -> None:
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-num-seqs", "64", "--max-model-len", "8192")
+    assert said["starts"] and said["flags"] == []
+    assert said["load"] == {"input_len": 1024, "output_len": 1024, "max_concurrency": 64, "num_prompts": 320}
+    predicted = run(
+        "predict", "serve", LLAMA, "--gpu", "h100", "--max-num-seqs", "64", "--max-model-len", "8192",
+        "--random-input-len", "1024", "--random-output-len", "1024", "--max-concurrency", "64",
+        "--num-prompts", "320", "--format", "json",
+    )  # fmt: skip
+    same = json.loads(predicted.out)
+    for key in ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
+        assert said["delivers"][key] == pytest.approx(same[key])
+
+
+def test_without_an_asked_load_as_many_requests_are_sent_as_run_at_once() -> None:
+    """A context of 131,072 tokens, 1024 sequences by default: the cache holds fewer requests of 2048 tokens."""
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA)
+    held = said["fit"]["kv_cache_tokens"] // 2048
+    assert 1 < held < said["settings"]["max_num_seqs"]
+    assert abs(said["load"]["max_concurrency"] - held) <= 1
+
+
+def test_what_does_not_fit_is_answered_with_no_and_a_plan_that_does() -> None:
+    said = answer("--gpu", "h100", "--", "vllm", "serve", "meta-llama/Llama-3.3-70B-Instruct", status=1)
+    assert not said["starts"] and said["fit"]["verdict"] == "does not fit"
+    assert said["delivers"] is None and said["fit"]["options"]
+    for plan in said["better"]:
+        again = answer("--gpu", "h100", "--gpus", "8", "--", *shlex.split(plan["command"]))
+        assert again["starts"], plan["command"]
+
+
+def test_a_refused_option_is_no_but_the_rest_is_answered() -> None:
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--swap-space", "4", status=1)
+    assert [flag["flag"] for flag in said["flags"]] == ["--swap-space"]
+    assert said["fit"]["fits"] and said["delivers"]
+
+
+def test_settings_that_vllm_refuses_are_told_with_the_reason() -> None:
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "-tp", "3", status=1)
+    assert "32 attention heads" in said["refusal"]["cause"] and said["refusal"]["hint"]
+
+
+def test_a_better_plan_is_better_at_the_same_load_and_with_as_many_gpus() -> None:
+    line = ("vllm", "serve", LLAMA, "--max-num-seqs", "64", "--enforce-eager", "--max-model-len", "8192")
+    said = answer("--gpu", "h100", "--goal", "max-throughput", "--", *line)
+    assert said["better"]
+    for plan in said["better"]:
+        assert plan["delivers"]["num_gpus"] == 1
+        assert plan["delivers"]["output_throughput_per_gpu"] > said["delivers"]["output_throughput_per_gpu"]
+        assert plan["changes"]["enforce_eager"] == {"line": True, "plan": False}
+        assert "max_model_len" not in plan["changes"], "the context that the line asks for is kept"
+        assert plan["delivers"]["max_concurrency"] == said["load"]["max_concurrency"]
+
+
+def test_the_line_of_a_plan_cannot_be_improved_much(tmp_path: Path) -> None:
+    """What recommend writes is checked with the load that it was made for, and is what recommend would write."""
+    made = run("recommend", LLAMA, "--gpu", "h100", "--goal", "max-throughput", "-o", str(tmp_path / "plan"))
+    assert made.status == 0
+    said = answer(str(tmp_path / "plan"), "--goal", "max-throughput")
+    saved = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert said["starts"] and said["gpu"] == "h100-sxm" and said["engine_version"] == saved["engine_version"]
+    assert said["load"] == {key: saved["workload"][key] for key in said["load"]}
+    assert said["delivers"]["output_throughput"] == pytest.approx(saved["predicted"]["output_throughput"], rel=1e-6)
+    assert said["better"] == []
+
+
+def test_a_short_context_is_filled_half_with_the_prompt() -> None:
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-model-len", "512")
+    assert (said["load"]["input_len"], said["load"]["output_len"]) == (256, 256)
+    outcome = run(
+        "check", "--gpu", "h100", "--input-len", "600", "--", "vllm", "serve", LLAMA, "--max-model-len", "512"
+    )
+    assert outcome.status == 2 and "longer than the 512" in error_of(outcome)[0]
+
+
+def test_a_context_of_auto_is_as_long_as_the_memory_allows() -> None:
+    """Llama-3.3-70B at TP 2 on H100: the weights leave room for a part of its 131,072 tokens."""
+    line = ("vllm", "serve", "meta-llama/Llama-3.3-70B-Instruct", "-tp", "2", "--max-num-seqs", "32")
+    assert not answer("--gpu", "h100", "--", *line, status=1)["starts"]
+    auto = answer("--gpu", "h100", "--", *line, "--max-model-len", "auto")
+    assert auto["starts"] and 2048 < auto["settings"]["max_model_len"] < 131_072
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("vllm serve m",), "no GPU is named"),
+        (("--gpu", "h100"), "LINE"),
+        (("--gpu", "h100", "--", "vllm", "serve"), "names no model"),
+        (("--gpu", "h100", "--", "vllm", "bench", "serve"), "is no vllm serve line"),
+        (("--gpu", "h100", "nowhere.sh"), "nowhere.sh"),
+        (("--gpu", "h1000", "vllm serve m"), "h1000"),
+        (("--gpu", "h100", "M=$1; vllm serve $M"), "the script does not set"),
+        (("--gpu", "h100", "--engine-version", "banana", "vllm serve m"), "banana"),
+    ],
+)
+def test_bad_input_is_told_in_two_lines(words: tuple[str, ...], cause: str) -> None:
+    outcome = run("check", *words)
+    assert outcome.status == 2
+    assert cause in error_of(outcome)[0]
+
+
+def test_a_line_needs_no_dashes_before_it() -> None:
+    with_dashes = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-num-seqs", "8", "-tp", "2")
+    assert answer("--gpu", "h100", "vllm", "serve", LLAMA, "--max-num-seqs", "8", "-tp", "2") == with_dashes
+    assert answer("--gpu", "h100", f"vllm serve {LLAMA} --max-num-seqs 8 -tp 2") == with_dashes
+
+
+def test_a_path_of_another_machine_can_be_named(tmp_path: Path) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text("vllm serve /models/llama --max-num-seqs 8 --max-model-len 4096\n")
+    assert run("check", str(script), "--gpu", "h100").status == 2
+    assert answer(str(script), "--gpu", "h100", "--as-model", LLAMA)["model"]["resolved"] == LLAMA
+
+
+def test_the_text_says_what_to_change() -> None:
+    outcome = run("check", "--gpu", "mi300x", "--", "vllm", "serve", LLAMA, "--swap-space", "4", "--enforce-eager")
+    assert outcome.status == 1
+    assert "x --swap-space: gone in" in outcome.out
+    assert "enforce_eager: True -> False" in outcome.out
+    assert "$ " in outcome.out and "vllm serve" in outcome.out.split("$ ")[-1]
