@@ -131,6 +131,7 @@ def case_of(run: Run) -> Case:
         max_model_len=context,
         max_num_seqs=run.max_num_seqs,
         max_num_batched_tokens=run.max_num_batched_tokens,
+        async_scheduling=run.async_scheduling,
         allow_unvalidated=True,
     )
     offline = run.bench != "serve"

@@ -32,8 +32,8 @@ RUN_COLUMNS = (
     "run_id", *REQUIRED, "num_gpus", "base_model", "weight_dtype", "kv_cache_dtype", "tensor_parallel_size",
     "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size", "engine_build", "engine_version",
     "input_len", "output_len", "mean_input_len", "mean_output_len", "length_distribution", "arrival", "batch_size",
-    "max_concurrency", "request_rate", "num_prompts", "max_num_seqs", "max_num_batched_tokens", "suspect", "date",
-    "family",
+    "max_concurrency", "request_rate", "num_prompts", "max_num_seqs", "max_num_batched_tokens", "async_scheduling",
+    "suspect", "date", "family",
 )  # fmt: skip
 
 
@@ -66,6 +66,7 @@ class Run:
     num_prompts: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    async_scheduling: bool | None = None
     suspect: str = ""
     date: str = ""
     family: str = ""
@@ -140,6 +141,7 @@ class _Row:
             num_prompts=self.prompts(),
             max_num_seqs=self.count("max_num_seqs"),
             max_num_batched_tokens=self.count("max_num_batched_tokens"),
+            async_scheduling=self.flag("async_scheduling"),
             suspect=self.text("suspect"),
             date=self.text("date"),
             family=self.text("family"),
@@ -183,6 +185,12 @@ class _Row:
         if value not in choices:
             raise self._wrong(name, f"{value!r} is not one of {', '.join(choices)}")
         return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.text(name).lower()
+        if value not in ("", "true", "false"):
+            raise self._wrong(name, f"{value!r} is neither true nor false")
+        return value == "true" if value else None
 
     def number(self, name: str) -> float | None:
         """A positive number, or None where the cell is empty."""

@@ -56,7 +56,7 @@ class Plan(_Record):
     async_scheduling: bool
     engine_version: str
     platform: Literal["rocm", "cuda", "cpu"]
-    image: str
+    image: str  #: empty: no container, the server is the vLLM that is installed on the machine
     image_source: str
     env: dict[str, str] = Field(default_factory=dict)
     docker_args: tuple[str, ...] = ()  #: devices, groups, shared memory; names, ports and folders are added

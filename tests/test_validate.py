@@ -310,6 +310,11 @@ def test_a_log_that_contradicts_the_plan_is_told_even_where_all_is_inside(
     assert words in found.findings[0].evidence
 
 
+def test_a_build_without_a_number_is_not_another_version(folder: Folder) -> None:
+    log = LOG.replace("0.11.0", "0.1.dev11974+g1b2c3d4")
+    assert validate(folder(log=log + "INFO: Using CUDA version 12.8\n")).findings == ()
+
+
 def test_what_the_log_explains_comes_before_what_the_pattern_suggests(folder: Folder) -> None:
     """Half the memory: another GPU. That the cache is smaller and the first token late follows from it."""
     log = LOG.replace("180.53 GiB", "20.00 GiB").replace("1,183,120", "131,072")

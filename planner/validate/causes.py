@@ -19,6 +19,8 @@ from planner.validate.folder import Measured
 SAME = 0.005
 #: Prefix-cache hits below this share do not change a TTFT that one would see.
 NOTICEABLE_HITS = 0.02
+#: How builds call themselves that know no release.
+UNTAGGED = "0.1.dev"
 #: A full cache: requests wait for blocks.
 FULL_CACHE = 0.98
 #: Steps below this many ms are as long as what the host does between them.
@@ -113,7 +115,9 @@ def _refused(case: _Case) -> Iterator[Finding]:
 
 def _other_version(case: _Case) -> Iterator[Finding]:
     log, plan = case.measured.log, case.measured.plan
-    if log and log.version and parse_version(log.version).release != parse_version(plan.engine_version).release:
+    if not log or not log.version or log.version.startswith(UNTAGGED):
+        return
+    if parse_version(log.version).release != parse_version(plan.engine_version).release:
         yield Finding(
             "another vLLM was measured than planned",
             f"the log is of vLLM {log.version}, the plan is for {plan.engine_version}",

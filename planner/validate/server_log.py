@@ -29,7 +29,7 @@ _SETTINGS: dict[str, Callable[[str], Setting]] = {
     "enable_prefix_caching": lambda text: text == "True",
 }
 _SETTING = re.compile(rf"['\"]?\b({'|'.join(_SETTINGS)})['\"]?\s?[=:]\s?(\d+(?:\.\d+)?|True|False)\b")
-_VERSION = re.compile(r"(?:LLM engine \(v|API server version |LLM engine \(version |\bversion )(\d+\.\d+[\w.+]*)")
+_VERSION = re.compile(r"(?:LLM engine \(v|LLM engine \(version |API server version )(\d+\.\d+[\w.+]*)")
 _PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
 _PREEMPTED = re.compile(r"is preempted by PreemptionMode")
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")

@@ -219,7 +219,8 @@ def _recommended(
         tensor_parallel_size=config.tensor_parallel_size,
         kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
         gpu_memory_utilization=config.gpu_memory_utilization,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        # without chunks it follows the context, which is another one for each measurement
+        max_num_batched_tokens=config.max_num_batched_tokens if config.enable_chunked_prefill else None,
     )
     return request, ranking, args
 
