@@ -51,9 +51,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-FILES = [
-    p for p in PACKAGE.rglob("*.py") if p.name not in {"__init__.py", "__main__.py"} or p.parent != PACKAGE
-]
+FILES = [p for p in PACKAGE.rglob("*.py") if p.name not in {"__init__.py", "__main__.py"} or p.parent != PACKAGE]
 
 
 def test_every_module_has_a_place_in_the_house() -> None:
@@ -70,9 +68,7 @@ def test_imports_point_from_the_edge_to_the_base() -> None:
             if parts[0] != "planner" or len(parts) < 2 or parts[1] not in RANK:
                 continue
             if RANK[parts[1]] > RANK[here]:
-                wrong.append(
-                    f"{path.relative_to(PACKAGE)} ({here}) imports {name}, which lives nearer to the edge"
-                )
+                wrong.append(f"{path.relative_to(PACKAGE)} ({here}) imports {name}, which lives nearer to the edge")
     assert not wrong, "\n".join(wrong)
 
 

@@ -7,11 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from workflow_cases import NAMES, commands_in, files_of, in_container, points_of, saved_plan, value_of
 
 from planner.cli.main import main
 from planner.engine.check import check_command, split_command
@@ -21,52 +21,10 @@ from planner.hardware import load_profile
 from planner.plan import PlanFile
 from planner.resources import data_dir
 from planner.scripts import ALL_FILES, Emission, render
-from planner.scripts.workflows import Choice, find, needed_by, plan_workflow, purpose_of, workflows
+from planner.scripts.workflows import find, needed_by, purpose_of
 from planner.scripts.workflows.catalog import builds
 
 TEMPLATES = sorted((data_dir("templates") / "workflows").glob("*.j2"))
-DOCUMENTATION = Path(__file__).parent.parent / "docs" / "workflows.md"
-NAMES = tuple(workflows())
-OFFLINE = {"latency": "latency.sh", "ttft": "ttft.sh", "throughput": "throughput.sh", "speculative": "speculative.sh"}
-
-
-@lru_cache(maxsize=64)
-def files_of(name: str, **choice: str) -> dict[str, str]:
-    return plan_workflow(find(name), Choice(**choice), command=f"planner workflow {name}")  # type: ignore[arg-type]
-
-
-def saved_plan(name: str, **choice: str) -> dict[str, object]:
-    plan: dict[str, object] = json.loads(files_of(name, **choice)["plan.json"])
-    return plan
-
-
-def commands_in(script: str) -> list[list[str]]:
-    """Every line of a script, continued lines joined, as words; comments and what is no plain command left out."""
-    found = []
-    for line in script.replace("\\\n", " ").splitlines():
-        if line.strip() and not line.lstrip().startswith("#"):
-            try:
-                found.append(shlex.split(line))
-            except ValueError:
-                continue
-    return found
-
-
-def in_container(words: list[str]) -> list[str]:
-    """What ``docker run --entrypoint PROGRAM IMAGE ...`` runs; other command lines as they are."""
-    if "--entrypoint" not in words:
-        return words
-    at = words.index("--entrypoint")
-    return [words[at + 1], *words[at + 3 :]]
-
-
-def points_of(name: str, script: str, **choice: str) -> list[list[str]]:
-    """The calls of ``measure`` in an offline script."""
-    return [words for words in commands_in(files_of(name, **choice)[script]) if words[:1] == ["measure"]]
-
-
-def value_of(words: list[str], flag: str) -> str:
-    return words[words.index(flag) + 1]
 
 
 # --- templates and scripts as such ---
@@ -250,6 +208,12 @@ def test_latency_measures_the_rows_of_the_published_table() -> None:
     assert len({value_of(words, "--max-num-seqs") for words in points}) == 1, "one set of graphs for all points"
     assert "published 125.471 s" in points[-1][3]
     assert all("published" not in words[3] for words in points_of("latency", "latency.sh", engine_version="0.10.0"))
+
+
+def test_published_throughput_stands_in_the_unit_of_the_result() -> None:
+    """The result counts input and output: 12,638.9 output tokens/s x (128 + 2048) / 2048 = 13,428.8."""
+    first = points_of("throughput", "throughput.sh")[0]
+    assert first[2] == "tokens_per_second" and "published 13,428.8 tokens/s (12,638.9 of them output)" in first[3]
 
 
 def test_ttft_is_one_token_without_graphs() -> None:
@@ -483,80 +447,3 @@ def test_the_command_line_lists_and_writes(tmp_path: Path, capsys: pytest.Captur
     assert "--force" in capsys.readouterr().err
     assert main(["workflow", "sweeping"]) == 2
     assert "hint:" in capsys.readouterr().err
-
-
-# --- the table ---
-
-#: The headings of the documents that say something to do; those of licences and tables stand beside them.
-SECTIONS = {
-    "Quick start recipe for Llama 3.3 70B, AMD MI355": (
-        "Introduction", "License", "Weights", "Prerequisites", "Pull Docker Image", "Run Docker Container",
-        "Prepare the AITER and vLLM packages", "Launch the vLLM Server", "Configs and Parameters", "Basic Test",
-        "Verify Accuracy", "Benchmarking Performance", "Interpreting Performance Benchmarking Output",
-    ),
-    "vLLM FP8 latency and throughput on MI300X, vLLM 0.6.3": (
-        "Overview", "Pull latest", "What is New", "Obtaining access to models", "System optimization",
-        "Launch AMD vLLM Docker", "Downloading models with huggingface-cli", "Use pre-quantized models",
-        "Quantize your own models", "Performance environment variables", "vLLM engine performance settings",
-        "Latency Benchmark", "Throughput Benchmark", "Online Serving Benchmark", "CPX mode", "Speculative Decoding",
-        "MMLU_PRO_Biology Accuracy Eval", "MLPerf Llama-2-70B", "Docker Manifest",
-    ),
-    "vLLM FP8 latency and throughput on MI300X, vLLM 0.9.1": (
-        "Overview", "Pull latest Docker Image", "What is New", "Known Issues and Workarounds",
-        "Throughput Measurements", "Latency Measurements", "Obtaining access to models", "System optimization",
-        "Launch AMD vLLM Docker", "Downloading models with huggingface-cli", "Use pre-quantized models",
-        "Quantize your own models", "Performance environment variables", "vLLM engine performance settings",
-        "Latency Benchmark", "Throughput Benchmark", "Online Serving Benchmark", "Running DeepSeek-V3 and DeepSeek-R1",
-        "CPX mode", "Speculative Decoding", "AITER use cases", "MMLU_PRO_Biology Accuracy Evaluation",
-        "MLPerf Performance Results", "Docker Manifest", "Building AITER Image", "Changelog",
-    ),
-    "Quick start recipe for Llama 3.3 70B, NVIDIA Blackwell and Hopper": (
-        "Introduction", "License", "Weights", "Prerequisites", "Build Docker Image", "Run Docker Container",
-        "Launch the vLLM Server", "Configs and Parameters", "Basic Test", "Verify Accuracy", "Benchmarking Performance",
-        "Interpreting benchmark_serving.py Output", "Balancing between Throughput and Latencies",
-    ),
-    "Steps to run a vLLM workload on MI300X partitions": (
-        "Introduction", "One-Time Setup", "Launching the Container", "Cloning the Benchmark Suite", "Authentication",
-        "How to Check if an LLM Fits within a CPX GPU?", "How do above partitions affect LLM models?", "GPU Selection",
-        "Running the vLLM Benchmark",
-    ),
-}  # fmt: skip
-
-
-def rows_by_document() -> dict[str, list[list[str]]]:
-    rows: dict[str, list[list[str]]] = {}
-    title = ""
-    for line in DOCUMENTATION.read_text().splitlines():
-        if line.startswith("## "):
-            title = line[3:]
-        elif line.startswith("|") and not line.startswith(("| ---", "| section", "| word")):
-            rows.setdefault(title, []).append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
-
-
-def test_every_section_of_every_document_has_a_row() -> None:
-    rows = rows_by_document()
-    for document, sections in SECTIONS.items():
-        named = [row[0] for row in rows[document]]
-        missing = [section for section in sections if not any(section in name for name in named)]
-        assert not missing, document
-
-
-def test_every_row_names_what_exists_and_how_it_was_checked() -> None:
-    rows = rows_by_document()
-    words = {row[0] for row in rows.pop("How it was checked")}
-    for document, table in rows.items():
-        for row in table:
-            assert len(row) == 4 and all(row), (document, row)
-            assert set(row[2].split(", ")) <= words, row
-            named = re.findall(r"`([^`]+)`", row[1])
-            assert named or row[1].startswith("not available because"), row
-            for what in named:
-                if what.startswith("planner "):
-                    assert main([what.split()[1], "--help"]) == 0, what
-                else:
-                    workflow, _, script = what.partition("/")
-                    assert script in files_of(workflow), what
-            if "flags" in row[2] and "bash" in row[2]:
-                scripts = [files_of(*what.split("/")[:1])[what.partition("/")[2]] for what in named if "/" in what]
-                assert any(split_command(in_container(line))[0] for s in scripts for line in commands_in(s)), row

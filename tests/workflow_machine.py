@@ -18,8 +18,8 @@ from pathlib import Path
 from planner.scripts import write
 
 TOOLS = (
-    "awk", "basename", "bash", "cat", "cp", "cut", "dirname", "env", "grep", "head", "ln", "ls", "mkdir", "mv", "rm", "sed",
-    "seq", "sh", "sort", "tail", "tee", "touch", "tr", "wc",
+    "awk", "basename", "bash", "cat", "cp", "cut", "dirname", "env", "grep", "head", "ln", "ls", "mkdir", "mv", "rm",
+    "sed", "seq", "sh", "sort", "tail", "tee", "touch", "tr", "wc",
 )  # fmt: skip
 RESULT = {
     "avg_latency": 1.5, "tokens_per_second": 250.0, "completed": "PROMPTS", "output_throughput": 99.5,

@@ -16,7 +16,7 @@ Bench = Literal["latency", "throughput"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One offline measurement. ``published`` is seconds (latency) or tokens/s, input and output (throughput)."""
+    """One offline measurement. ``published`` is seconds (latency) or output tokens/s (throughput)."""
 
     bench: Bench
     input_len: int

@@ -127,16 +127,19 @@ def _argv(found: Subject, config: EngineConfig, row: Row, flags: dict[str, Any])
 
 
 def _expected(found: Subject, deployment: Deployment, row: Row, *, predicted: bool) -> Iterator[str]:
-    unit = "s" if row.bench == "latency" else "tokens/s"
+    """The prediction and the published figure, in the unit of the result's key."""
     load = Workload(row.input_len, row.output_len, row.requests)
     if predicted and deployment.requests_held(load.total_len) >= 1:
         if row.bench == "latency":
-            value = predict_latency(deployment, load).result["avg_latency"]
+            yield f"predicted {predict_latency(deployment, load).result['avg_latency']:,.2f} s"
         else:
-            value = predict_throughput(deployment, load).result["tokens_per_second"]
-        yield f"predicted {value:,.4g} {unit}"
+            yield f"predicted {predict_throughput(deployment, load).result['tokens_per_second']:,.1f} tokens/s"
     if row.published and found.documented and str(found.version) == found.workflow.engine_version:
-        yield f"published {row.published:,.6g} {unit}"
+        if row.bench == "latency":
+            yield f"published {row.published:,.3f} s"
+        else:  # the key counts input and output
+            total = row.published * load.total_len / row.output_len
+            yield f"published {total:,.1f} tokens/s ({row.published:,.1f} of them output)"
 
 
 def _name(row: Row, variant: Variant) -> str:

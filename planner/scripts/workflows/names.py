@@ -9,6 +9,7 @@ from typing import Any
 from planner.engine.command import bench_serve_argv
 from planner.engine.flags import value_status
 from planner.engine.images import image_for
+from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.plan import Plan
@@ -183,10 +184,8 @@ def instance_names(emission: Emission, base: Mapping[str, Any]) -> dict[str, Any
     nvidia = profile.vendor == "nvidia"
     own = without_option(plan.docker_args, "--gpus") if nvidia else plan.docker_args
     client = ("--gpus", "all", *own) if nvidia else own
-    argv = bench_serve_argv(
-        node_load(plan, copies), served_name(plan), _version(plan), port=BALANCER_PORT, platform=plan.platform,
-        extra=_tokenizer(plan),
-    )  # fmt: skip
+    load, version = node_load(plan, copies), parse_version(plan.engine_version)
+    argv = bench_serve_argv(load, plan.model, version, port=BALANCER_PORT, platform=plan.platform)
     result = f"node-{base['digest']}.json"
     return {
         "copies": copies,
@@ -200,20 +199,10 @@ def instance_names(emission: Emission, base: Mapping[str, Any]) -> dict[str, Any
         "nvidia": nvidia,
         "node_bench_program": argv[0],
         "node_bench_args": tuple(argv[1:]),
-        "node_prompts": node_load(plan, copies).num_prompts,
+        "node_prompts": load.num_prompts,
         "node_result_name": result,
         "node_partial_name": f".partial-{result}",
     }
-
-
-def _tokenizer(plan: Plan) -> dict[str, Any]:
-    return {"tokenizer": plan.model} if served_name(plan) != plan.model else {}
-
-
-def _version(plan: Plan) -> Any:
-    from planner.engine.version import parse_version
-
-    return parse_version(plan.engine_version)
 
 
 def _groups(copies: int, size: int) -> Sequence[str]:

@@ -42,7 +42,6 @@ PURPOSES = {
     "COMPARISON.md": "predicts whole GPUs against partitions",
     "WORKFLOW.md": "says what is here and what differs from the document",
 }
-_PLAIN_NGINX_ERROR = "nginx.conf takes numbers only"
 
 
 def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[str, str]:
@@ -64,7 +63,7 @@ def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[s
     for script in workflow.scripts:
         own = script_names(found, emission, base, script)
         files[script] = templates.get_template(TEMPLATES.get(script, f"{script}.j2")).render({**base, **own})
-    files["WORKFLOW.md"] = _about(found.workflow, found.workflow.scripts, command, documented=found.documented)
+    files["WORKFLOW.md"] = _about(found.workflow, found.workflow.scripts, command)
     return _checked(files)
 
 
@@ -98,7 +97,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     names = {**found.names, "command": command, "planner_version": __version__}
     for script in workflow.scripts:
         files[script] = templates.get_template(f"{script}.j2").render(names)
-    files["WORKFLOW.md"] = _about(workflow, workflow.scripts, command, documented=False)
+    files["WORKFLOW.md"] = _about(workflow, workflow.scripts, command)
     return files
 
 
@@ -109,7 +108,7 @@ def _servers(emission: Emission) -> dict[str, str]:
     return {name: _templates().get_template(f"{name}.j2").render(names) for name in ("instances.sh", "nginx.conf")}
 
 
-def _about(workflow: Workflow, scripts: tuple[str, ...], command: str, *, documented: bool) -> str:
+def _about(workflow: Workflow, scripts: tuple[str, ...], command: str) -> str:
     names = {
         "workflow": workflow,
         "documents": "; ".join(workflow.sources),
@@ -117,7 +116,6 @@ def _about(workflow: Workflow, scripts: tuple[str, ...], command: str, *, docume
         "command": command,
         "purposes": [(script, PURPOSES[script]) for script in scripts],
         "corrections": workflow.corrections,
-        "documented": documented,
     }
     return _templates().get_template("WORKFLOW.md.j2").render(names)
 
@@ -138,5 +136,5 @@ def _digits(value: object) -> str:
     """A number, and nothing else: for files that no shell reads."""
     text = str(value)
     if not text.isdecimal():
-        raise ValueError(f"{_PLAIN_NGINX_ERROR}: {text!r}")
+        raise ValueError(f"nginx.conf takes numbers only, not {text!r}")
     return text

@@ -1,0 +1,50 @@
+"""The workflows, rendered once, and how their scripts are read."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import lru_cache
+
+from planner.scripts.workflows import Choice, find, plan_workflow, workflows
+
+NAMES = tuple(workflows())
+
+
+@lru_cache(maxsize=64)
+def files_of(name: str, **choice: str) -> dict[str, str]:
+    return plan_workflow(find(name), Choice(**choice), command=f"planner workflow {name}")  # type: ignore[arg-type]
+
+
+def saved_plan(name: str, **choice: str) -> dict[str, object]:
+    plan: dict[str, object] = json.loads(files_of(name, **choice)["plan.json"])
+    return plan
+
+
+def commands_in(script: str) -> list[list[str]]:
+    """Every line of a script, continued lines joined, as words; comments and what is no plain command left out."""
+    found = []
+    for line in script.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                found.append(shlex.split(line))
+            except ValueError:
+                continue
+    return found
+
+
+def in_container(words: list[str]) -> list[str]:
+    """What ``docker run --entrypoint PROGRAM IMAGE ...`` runs; other command lines as they are."""
+    if "--entrypoint" not in words:
+        return words
+    at = words.index("--entrypoint")
+    return [words[at + 1], *words[at + 3 :]]
+
+
+def points_of(name: str, script: str, **choice: str) -> list[list[str]]:
+    """The calls of ``measure`` in an offline script."""
+    return [words for words in commands_in(files_of(name, **choice)[script]) if words[:1] == ["measure"]]
+
+
+def value_of(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
