@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -100,12 +101,13 @@ def run(line: str) -> tuple[int, str]:
 
 @contextmanager
 def _empty_folder() -> Iterator[None]:
-    """An empty working directory and an empty home, no network, and a terminal of a fixed width."""
+    """A working directory with the data of the pages alone, an empty home, no network, a terminal of fixed width."""
     with tempfile.TemporaryDirectory() as home:
         names = ("HOME", "HF_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
         settings = {**dict.fromkeys(names, f"{home}/home"), "HF_HUB_OFFLINE": "1", "COLUMNS": str(WIDTH)}
         work = Path(home) / "work"
         work.mkdir()
+        shutil.copytree(ROOT / "docs" / "data", work / "docs" / "data")
         with patch.dict(os.environ, settings), chdir(work):
             yield
 

@@ -55,6 +55,7 @@ class Plan(_Record):
     enable_prefix_caching: bool
     async_scheduling: bool
     engine_version: str
+    gpus_per_node: int = 1  #: logical GPUs of the node that was planned for
     platform: Literal["rocm", "cuda", "cpu"]
     image: str  #: empty: no container, the server is the vLLM that is installed on the machine
     image_source: str

@@ -73,7 +73,9 @@ def plan(**changes: Any) -> Plan:
         "why": ("one GPU gives the most tokens/s per GPU: no all-reduce",),
         "warnings": ("the fits for this GPU rest on few runs",),
     }  # fmt: skip
-    return Plan(**{**fields, **changes})
+    fields |= changes
+    fields.setdefault("gpus_per_node", load_profile(fields["gpu"]).gpus_per_node)
+    return Plan(**fields)
 
 
 def emission(

@@ -110,9 +110,9 @@ def made_up(slow: float, *, seed: int = 0) -> list[Observed]:
 def test_a_slow_gpu_is_found_slow_and_the_other_is_not() -> None:
     fitted = fit(made_up(1.5), (("slowdown", ("gpu",), 0.5),))
     found = {effect.when["gpu"]: effect for effect in fitted.effects() if effect.target == "slowdown" and effect.when}
-    # not all of a step is GPU time: the host's share of it was slowed down too
-    assert 1.4 < found["slow"].factor < 1.9
-    assert "fast" not in found or found["fast"].factor == pytest.approx(1.0, abs=0.05)
+    fast = found["fast"].factor if "fast" in found else 1.0
+    # what both have in common may go elsewhere; not all of a step is GPU time, and the host was slowed down too
+    assert found["slow"].factor / fast == pytest.approx(1.5, rel=0.15)
     assert found["slow"].rows == 40
 
 

@@ -32,7 +32,11 @@ from planner.hardware import load_profile
 from planner.hardware.schema import AllReduceCurve, Kernels
 from planner.model.architecture import SparseIndexer
 
-HERE = {"gpu": "a", "architecture": "x", "shape": "s", "weights": "fp8"}
+HERE = {"gpu": "a", "architecture": "x", "shape": "s", "weights": "fp8", "tp": "1", "release": "0.11", "era": "v1-full"}
+
+
+def measured(gpu_id: str, shape: str, weights: str) -> Combination:
+    return Combination(gpu=gpu_id, architecture="x", shape=shape, weights=weights, tp="1", release="0.11")
 
 
 def test_every_parameter_has_a_prior_with_a_source_and_shares_are_shares() -> None:
@@ -80,13 +84,11 @@ def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> Non
 
 
 def test_what_was_measured_decides_what_is_familiar() -> None:
-    known = (
-        Combination(gpu="a", architecture="x", shape="s", weights="fp8"),
-        Combination(gpu="a", architecture="x", shape="t", weights="bf16"),
-        Combination(gpu="b", architecture="x", shape="u", weights="fp8"),
-    )
+    known = (measured("a", "s", "fp8"), measured("a", "t", "bf16"), measured("b", "u", "fp8"))
     calibration = Calibration(name="test", fitted_on="", combinations=known)
-    assert calibration.familiarity(HERE) == "combination"
+    assert calibration.familiarity(HERE) == "setting"
+    assert calibration.familiarity(HERE | {"tp": "8"}) == "combination"
+    assert calibration.familiarity(HERE | {"release": "0.12"}) == "combination"
     assert calibration.familiarity(HERE | {"weights": "bf16"}) == "parts"
     assert calibration.familiarity(HERE | {"shape": "u"}) == "parts"
     assert calibration.familiarity(HERE | {"shape": "new"}) == "gpu"
@@ -99,12 +101,23 @@ def test_intervals_never_narrow_where_less_is_known() -> None:
         Spread(metric="mean_tpot_ms", familiarity="combination", lo=0.9, hi=1.2, rows=50),
         Spread(metric="mean_tpot_ms", familiarity="gpu", lo=0.8, hi=1.1, rows=50),
     )
-    known = (Combination(gpu="a", architecture="x", shape="s", weights="fp8"),)
-    calibration = Calibration(name="test", fitted_on="", spreads=spreads, combinations=known)
-    assert calibration.interval("mean_tpot_ms", HERE) == (0.9, 1.2)
-    assert calibration.interval("mean_tpot_ms", HERE | {"shape": "new"}) == (0.8, 1.2)
-    assert calibration.interval("mean_itl_ms", HERE) == (0.9, 1.2)
-    assert calibration.interval("mean_ttft_ms", HERE) is None
+    calibration = Calibration(name="test", fitted_on="", spreads=spreads, combinations=(measured("a", "s", "fp8"),))
+    here = HERE | {"tp": "8"}
+    assert calibration.interval("mean_tpot_ms", here) == (0.9, 1.2)
+    assert calibration.interval("mean_tpot_ms", here | {"shape": "new"}) == (0.8, 1.2)
+    assert calibration.interval("mean_itl_ms", here) == (0.9, 1.2)
+    assert calibration.interval("mean_ttft_ms", here) is None
+
+
+def test_the_interval_of_like_runs_comes_before_that_of_all() -> None:
+    of_all, of_like, of_others = (
+        Spread(metric="mean_tpot_ms", familiarity="setting", when=when, lo=lo, hi=1.5, rows=50)
+        for when, lo in (({}, 0.5), ({"era": "v1-full"}, 0.7), ({"era": "v0"}, 0.1))
+    )
+    known = (measured("a", "s", "fp8"),)
+    calibration = Calibration(name="", fitted_on="", spreads=(of_like, of_all, of_others), combinations=known)
+    assert calibration.interval("mean_tpot_ms", HERE) == (0.7, 1.5)
+    assert calibration.interval("mean_tpot_ms", HERE | {"era": "v1"}) == (0.5, 1.5)
 
 
 def test_what_we_ship_is_readable_physical_and_has_intervals_for_every_metric() -> None:

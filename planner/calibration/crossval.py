@@ -1,8 +1,9 @@
 """How far off the fit is where it has not looked: errors of runs that were left out, and intervals from them.
 
-An interval must know how familiar a configuration is. So runs are left out in five ways, each of which leaves the
+An interval must know how familiar a configuration is. So runs are left out in six ways, each of which leaves the
 fit as familiar with them as the interval is for::
 
+    setting       this model on this GPU in this version at this TP was measured, under another load
     combination   the GPU was measured with this model in this precision, in another version or at another TP
     parts         the GPU and the model were measured, but not together
     gpu           the GPU was measured, the model was not
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from math import exp
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +31,14 @@ FOLDS = 5
 ITERATIONS = 6
 COVERAGE = 0.90
 #: Fewer errors than this say nothing of their tails.
-LEAST_ROWS = 12
+LEAST_ROWS = 25
+#: Circumstances in which errors are wide or narrow: the engine's era, and whether there are experts.
+SCOPE = ("era", "kind")
+Where = tuple[tuple[str, str], ...]
 
 #: What is left out together, for each familiarity.
 LEFT_OUT: dict[Familiarity, Callable[[Observed], Hashable]] = {
+    "setting": lambda one: one.run_id,
     "combination": lambda one: one.group,
     "parts": lambda one: (one.circumstances["gpu"], one.circumstances["shape"]),
     "gpu": lambda one: one.circumstances["shape"],
@@ -74,30 +80,33 @@ def _folds(groups: Sequence[Hashable], seed: int) -> NDArray[np.int64]:
 def spreads(
     observed: Sequence[Observed], structure: Sequence[Line] = STRUCTURE
 ) -> tuple[tuple[Spread, ...], dict[str, float]]:
-    """Intervals by metric and familiarity; and the median error of each metric of a known combination."""
+    """Intervals by metric, familiarity and ``SCOPE``; and the median error of each metric of a known combination."""
     problem = Problem(Terms(observed), Design(observed, structure))
-    names = problem.terms.metric_names
-    found, median_error = [], {}
+    found: list[Spread] = []
+    median_error: dict[str, float] = {}
     for familiarity, left_out in LEFT_OUT.items():
         errors = cross_validate(observed, structure, left_out, problem=problem)
-        by_metric: dict[str, list[float]] = defaultdict(list)
-        for name, error in zip(names, errors.tolist(), strict=True):
-            by_metric[name].append(error)
-        for name, values in by_metric.items():
-            if len(values) < LEAST_ROWS:
-                continue
-            # a throughput was observed as a duration: its error has the other sign
-            ratio = np.array(values) if name == "output_throughput" else -np.array(values)
-            lo, hi = np.exp(np.quantile(ratio, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]))
-            found.append(
-                Spread(
-                    metric=name,
-                    familiarity=familiarity,
-                    lo=round(float(min(lo, 1)), 3),
-                    hi=round(float(max(hi, 1)), 3),
-                    rows=len(values),
-                )
-            )
-            if familiarity == "combination":
-                median_error[name] = round(float(np.median(np.abs(np.expm1(ratio)))), 4)
+        for (metric, when), ratios in _measured_over_predicted(problem.terms, errors).items():
+            if len(ratios) >= LEAST_ROWS:
+                found.append(_spread(metric, familiarity, dict(when), ratios))
+            if familiarity == "combination" and not when:
+                median_error[metric] = round(float(np.median(np.abs(1 / np.array(ratios) - 1))), 4)
     return tuple(found), median_error
+
+
+def _measured_over_predicted(terms: Terms, errors: Floats) -> dict[tuple[str, Where], list[float]]:
+    """Ratios of every metric, of all runs and of those in each circumstance of ``SCOPE``."""
+    found: dict[tuple[str, Where], list[float]] = defaultdict(list)
+    for run, metric, error in zip(terms.metric_run.tolist(), terms.metric_names, errors.tolist(), strict=True):
+        # a throughput was observed as a duration: its error has the other sign
+        ratio = exp(error if metric == "output_throughput" else -error)
+        circumstances = terms.observed[run].circumstances
+        found[metric, ()].append(ratio)
+        found[metric, tuple((key, circumstances[key]) for key in SCOPE)].append(ratio)
+    return found
+
+
+def _spread(metric: str, familiarity: Familiarity, when: dict[str, str], ratios: list[float]) -> Spread:
+    low, high = np.quantile(ratios, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]).tolist()
+    lo, hi = round(min(low, 1.0), 3), round(max(high, 1.0), 3)
+    return Spread(metric=metric, familiarity=familiarity, when=when, lo=lo, hi=hi, rows=len(ratios))

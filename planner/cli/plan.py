@@ -21,6 +21,7 @@ DEFAULT_MODEL = "meta-llama/Llama-3.3-70B-Instruct"
 DEFAULT_GPUS = ("mi300x", "mi355x", "b200-sxm", "h100-sxm")
 DEFAULT_LEN = 1024
 GPUS_PER_NODE = 8
+LISTED = 3  #: plans of each GPU in the JSON
 
 
 class Goal(StrEnum):
@@ -114,8 +115,9 @@ def recommend(
     command = shlex.join(["planner", *(context.obj or ())])
     if directory:
         _write(directory, rankings, plans, request, command, force=force)
+    listed = _listed(request, rankings, plans, pick) if output is Format.json else []
     print_recommendation(
-        request, rankings, plans, _defaults_taken(context), output, command=command, wrote=directory is not None
+        request, rankings, plans, listed, _defaults_taken(context), output, command=command, wrote=directory is not None
     )
     return 0 if any(plan is not None for plan in plans) else 1
 
@@ -147,11 +149,30 @@ def _plans(request: "Request", rankings: "Sequence[Ranking]", pick: int) -> "lis
     return plans
 
 
+def _listed(
+    request: "Request", rankings: "Sequence[Ranking]", plans: "Sequence[Plan | None]", pick: int
+) -> "list[Plan]":
+    """The picked plan of each GPU and those that could be picked instead, in the order of ``--pick``."""
+    from planner.recommend import assemble
+
+    found = [plan for plan in plans if plan is not None]
+    for ranking in rankings:
+        others = [c for place, c in enumerate(ranking.candidates[:LISTED], 1) if place != pick]
+        found += [assemble(request, ranking, candidate) for candidate in others]
+    return found
+
+
 def _defaults_taken(context: typer.Context) -> dict[str, Any]:
     """Parameters that the user left open, with what was taken."""
-    named = {"model": DEFAULT_MODEL, "gpu": list(DEFAULT_GPUS)}
+    goal = context.params.get("goal")
+    named = {
+        "model": DEFAULT_MODEL,
+        "gpu": list(DEFAULT_GPUS),
+        "max_concurrency": 8 if goal == Goal.min_latency else "searched",
+        "num_prompts": "5 x the concurrency",
+    }
     found: dict[str, Any] = {}
-    for name in ("model", "goal", "gpu", "gpus", "input_len", "output_len"):
+    for name in ("model", "goal", "gpu", "gpus", "input_len", "output_len", "max_concurrency", "num_prompts"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "DEFAULT":
             value = named.get(name, context.params.get(name))

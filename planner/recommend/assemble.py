@@ -12,20 +12,21 @@ from planner.engine.images import Image, docker_args, image_for, visible_devices
 from planner.engine.recipes import Recipe, recipe_for
 from planner.memory import stored_weight_bytes
 from planner.model.resolve import ResolvedModel
-from planner.plan import Plan, PlannedWorkload
-from planner.predict import Deployment, predict_serve
-from planner.recommend.search import Candidate, Ranking, Request, figure
+from planner.plan import Goal, Plan, PlannedWorkload
+from planner.predict import Deployment
+from planner.recommend.search import (
+    PERCENTILES,
+    Candidate,
+    Ranking,
+    Request,
+    figure,
+    node_size,
+    predicted,
+    wanted_batch,
+    workload_of,
+)
 from planner.units import GIB
 from planner.workload import Workload
-
-PROMPTS_PER_SLOT = 5  #: the recipes: at least five times the concurrency, to see the steady state
-PERCENTILES = (50, 90, 99)
-
-
-def workload_of(request: Request, concurrency: int) -> Workload:
-    """What the benchmark of a plan sends."""
-    prompts = request.num_prompts or PROMPTS_PER_SLOT * concurrency
-    return Workload(request.input_len, request.output_len, prompts, max_concurrency=concurrency)
 
 
 def assemble(
@@ -44,6 +45,7 @@ def assemble(
     deployment, config = candidate.deployment, candidate.config
     profile = deployment.profile
     model = served_name(candidate.resolved)
+    figures = candidate.figures if workload is None else None
     workload = workload or workload_of(request, candidate.estimate.concurrency)
     image = image or image_for(profile, config.version)
     recipe = recipe_of(deployment)
@@ -70,6 +72,7 @@ def assemble(
         enable_prefix_caching=config.enable_prefix_caching,
         async_scheduling=config.async_scheduling,
         engine_version=str(config.version),
+        gpus_per_node=node_size(request, profile),
         platform=profile.platform,
         image=image.name,
         image_source=image.source,
@@ -87,10 +90,10 @@ def assemble(
             request_rate=None if isinf(workload.request_rate) else workload.request_rate,
             seed=workload.seed,
         ),
-        predicted=predicted(deployment, workload),
+        predicted=figures or predicted(deployment, workload),
         memory=memory(deployment, workload.total_len),
         why=tuple(_why(request, ranking, candidate, recipe)),
-        warnings=tuple(_warnings(candidate, image.note, recipe)),
+        warnings=tuple(_warnings(request, candidate, image.note, recipe)),
     )
 
 
@@ -100,6 +103,16 @@ def served_name(resolved: ResolvedModel) -> str:
         return resolved.resolved
     path = Path(resolved.resolved).resolve()
     return str(path if path.is_dir() else path.parent)
+
+
+def standing(plan: Plan, goal: Goal) -> float:
+    """How plans of different GPUs compare, larger is better; for ``balanced`` the product of the two rates."""
+    figures = plan.predicted
+    if goal == "min-latency":
+        return -float(figures["mean_e2el_ms"])
+    if goal == "max-throughput":
+        return float(figures["output_throughput_per_gpu"])
+    return float(figures["output_throughput_per_gpu"] * figures["output_throughput_per_user"])
 
 
 def recipe_of(deployment: Deployment) -> Recipe:
@@ -112,16 +125,6 @@ def recipe_of(deployment: Deployment) -> Recipe:
         kv_cache_dtype=config.kv_cache_dtype,
         engine=config.engine,
     )
-
-
-def predicted(deployment: Deployment, workload: Workload) -> dict[str, Any]:
-    """The keys of the benchmark's result file, and the two rates that plans are compared by."""
-    result = predict_serve(deployment, workload, percentiles=PERCENTILES).result
-    rates = {
-        "output_throughput_per_gpu": result["output_throughput"] / deployment.config.num_gpus,
-        "output_throughput_per_user": result["output_throughput"] / (workload.max_concurrency or 1),
-    }
-    return {**{key: value for key, value in result.items() if value is not None}, **rates}
 
 
 def memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
@@ -145,7 +148,10 @@ def memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
 
 def _why(request: Request, ranking: Ranking, winner: Candidate, recipe: Recipe) -> Iterator[str]:
     config, goal = winner.config, request.goal
-    yield f"{goal}: {figure(winner, goal)}, the best of {len(ranking.candidates)} settings that fit"
+    place = ranking.candidates.index(winner) + 1 if winner in ranking.candidates else 1
+    best = ranking.candidates[0] if ranking.candidates else winner
+    standing = "the best" if place == 1 else f"number {place}, behind {figure(best, goal)},"
+    yield f"{goal}: {figure(winner, goal)}, {standing} of {len(ranking.candidates)} settings that fit"
     for size, best in sorted(_best_by_size(ranking, winner).items()):
         if size != config.tensor_parallel_size:
             yield f"--tensor-parallel-size {size} instead: {figure(best, goal)}"
@@ -172,24 +178,29 @@ def _why_batch(request: Request, winner: Candidate) -> str:
     largest = int(winner.deployment.requests_held(request.input_len + request.output_len, pessimistic=True))
     if request.args.max_num_seqs or request.max_concurrency:
         return "as asked for"
-    if request.goal == "min-latency":
+    if wanted_batch(request):
         return "a small batch, no larger than the concurrency that latency is wanted at"
-    if winner.config.max_num_seqs >= largest:
+    if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees room for a few more
         return "the largest batch whose requests all fit the KV cache at full length"
     return f"up to {largest} would fit the KV cache"
 
 
-def _warnings(candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator[str]:
+def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator[str]:
     config, profile = candidate.config, candidate.deployment.profile
     yield from candidate.resolved.notes
-    if config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
+    chosen = candidate.resolved.resolved != request.model.resolved  # what the user named is the user's choice
+    if chosen and config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
         yield f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before the plan goes into production"
     if image_note:
         yield f"image: {image_note}"
-    if recipe.left_out:
-        yield f"vLLM {config.version} does not know what the recipes also set: {', '.join(recipe.left_out)}"
+    options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
+    if options:
+        yield f"vLLM {config.version} does not know what the recipes also set: {', '.join(options)}"
+    if recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP":
+        yield "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production"
     if profile.partition and not profile.partition.isolated_bandwidth:
         yield "partitions of one package share its memory bandwidth: the prediction assumes that all of them are busy"
-    copies = profile.gpus_per_node // config.num_gpus
+    node = node_size(request, profile)
+    copies = node // config.num_gpus
     if copies > 1:
-        yield f"a node of {profile.gpus_per_node} holds {copies} such servers: launch.sh starts one, instances.sh all"
+        yield f"a node of {node} holds {copies} such servers: launch.sh starts one, instances.sh all"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import log
 from typing import Any
 
@@ -32,14 +31,19 @@ from planner.model.architecture import Model
 from planner.model.resolve import ResolvedModel, load_model
 from planner.parallelism import legal_tensor_parallel_sizes
 from planner.plan import Goal
-from planner.predict import Deployment, Estimate, deploy, estimate
-from planner.units import GIB
+from planner.predict import Deployment, Estimate, deploy, estimate, predict_serve
+from planner.units import GIB, MS
+from planner.workload import Workload
 
 DEFAULT_CONCURRENCY = 8  #: of min-latency, where none is given
 MAX_NUM_SEQS = 1024  #: vLLM's own default on large GPUs; larger batches are not searched
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_NUM_SEQS)
 #: Besides the model's own publisher: those who publish evaluations with their quantised checkpoints.
 TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
+FINALISTS = 6  #: engines of each GPU whose best batches are replayed
+FINALISTS_PER_ENGINE = 2
+PROMPTS_PER_SLOT = 5  #: the recipes: at least five times the concurrency, to see the steady state
+PERCENTILES = (50, 90, 99)
 CONTEXT_STEP = 256  #: max_model_len is the request's length rounded up to this, so that no odd value is launched
 
 
@@ -77,21 +81,31 @@ class Candidate:
     resolved: ResolvedModel
     deployment: Deployment
     estimate: Estimate
+    figures: dict[str, Any] | None = None  #: of the replay, for the finalists; the others have the closed form alone
 
     @property
     def config(self) -> EngineConfig:
         """The engine's settings."""
         return self.deployment.config
 
-    @cached_property
+    @property
     def tok_per_s_per_gpu(self) -> float:
         """Output tokens per second and GPU."""
+        if self.figures:
+            return float(self.figures["output_throughput_per_gpu"])
         return self.estimate.output_tok_per_s / self.config.num_gpus
 
     @property
     def tok_per_s_per_user(self) -> float:
         """Output tokens per second of one request."""
+        if self.figures:
+            return float(self.figures["output_throughput_per_user"])
         return self.estimate.tok_per_s_per_user
+
+    @property
+    def e2el_s(self) -> float:
+        """Mean end-to-end latency."""
+        return self.figures["mean_e2el_ms"] * MS if self.figures else self.estimate.e2el_s
 
 
 @dataclass(frozen=True)
@@ -122,8 +136,8 @@ def _rank_gpu(request: Request, profile: GpuProfile) -> Ranking:
         for args in _engines(request, resolved.model, profile, version, rejected):
             found = list(_batches(request, resolved, profile, args, version, rejected))
             candidates += found
-    merit = merits(candidates, request.goal)
-    candidates.sort(key=lambda c: (-merit[id(c)], c.config.num_gpus, c.config.max_num_seqs))
+    candidates = best_first(candidates, request.goal)
+    candidates = best_first(_replayed(request, candidates), request.goal)
     if candidates:
         rejected += _runners_up(candidates, request.goal)
     return Ranking(profile, version, tuple(candidates), tuple(rejected))
@@ -174,7 +188,7 @@ def _engines(
     request: Request, model: Model, profile: GpuProfile, version: EngineVersion, rejected: list[Rejected]
 ) -> Iterator[EngineArgs]:
     """Tensor-parallel sizes x KV dtypes."""
-    node = min(request.gpus_per_node or profile.gpus_per_node, profile.gpus_per_node)
+    node = node_size(request, profile)
     sizes = [
         size
         for size in legal_tensor_parallel_sizes(model, profile, allow_unvalidated=request.args.allow_unvalidated)
@@ -198,6 +212,28 @@ def _as_recipes_advise(args: EngineArgs, model: Model, profile: GpuProfile, vers
         if name != "max_num_seqs" and getattr(args, name) in (None, "auto")
     }
     return replace(args, **unset)
+
+
+def workload_of(request: Request, concurrency: int) -> Workload:
+    """What the benchmark of a plan sends."""
+    prompts = request.num_prompts or PROMPTS_PER_SLOT * concurrency
+    return Workload(request.input_len, request.output_len, prompts, max_concurrency=concurrency)
+
+
+def predicted(deployment: Deployment, workload: Workload) -> dict[str, Any]:
+    """The keys of the benchmark's result file, and the two rates that plans are compared by."""
+    result = predict_serve(deployment, workload, percentiles=PERCENTILES).result
+    rates = {
+        "output_throughput_per_gpu": result["output_throughput"] / deployment.config.num_gpus,
+        "output_throughput_per_user": result["output_throughput"] / (workload.max_concurrency or 1),
+    }
+    return {**{key: value for key, value in result.items() if value is not None}, **rates}
+
+
+def node_size(request: Request, profile: GpuProfile) -> int:
+    """Logical GPUs of one node: those of ``gpus_per_node`` packages, at most what the profile's nodes have."""
+    parts = profile.partition.count if profile.partition else 1
+    return min((request.gpus_per_node or profile.gpus_per_node) * parts, profile.gpus_per_node)
 
 
 def context_of(request: Request, model: Model) -> int:
@@ -240,7 +276,7 @@ def _batches(
             return
         batches = _worth_trying(request, largest)
         if not batches:
-            reject(f"holds {largest} requests of this length at once, {request.max_concurrency} are asked for")
+            reject(f"holds {largest} requests of this length at once, {wanted_batch(request)} are asked for")
         for batch in batches:
             deployment = deploy(model, profile, replace(args, max_num_seqs=batch), version)
             figures = estimate(deployment, request.input_len, request.output_len, batch)
@@ -273,12 +309,16 @@ def _why_not(deployment: Deployment) -> str:
     )
 
 
-def _worth_trying(request: Request, largest: int) -> Sequence[int]:
+def wanted_batch(request: Request) -> int | None:
+    """The concurrency that every engine is compared at; None where it is searched."""
     if request.args.max_num_seqs or request.max_concurrency:
-        wanted = request.args.max_num_seqs or request.max_concurrency or 1
+        return request.args.max_num_seqs or request.max_concurrency
+    return DEFAULT_CONCURRENCY if request.goal == "min-latency" else None
+
+
+def _worth_trying(request: Request, largest: int) -> Sequence[int]:
+    if wanted := wanted_batch(request):
         return (wanted,) if wanted <= largest else ()
-    if request.goal == "min-latency":
-        return (min(DEFAULT_CONCURRENCY, largest),)
     least = DEFAULT_CONCURRENCY if request.goal == "balanced" else 1
     return sorted({batch for batch in BATCHES if least <= batch < largest} | {largest})
 
@@ -286,10 +326,32 @@ def _worth_trying(request: Request, largest: int) -> Sequence[int]:
 # --- what won, what lost -----------------------------------------------------------------------------------------
 
 
+def best_first(candidates: Sequence[Candidate], goal: Goal) -> list[Candidate]:
+    """By merit; of equals, the one with fewer GPUs and the smaller batch."""
+    merit = merits(candidates, goal)
+    return sorted(candidates, key=lambda c: (-merit[id(c)], c.config.num_gpus, c.config.max_num_seqs))
+
+
+def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best candidates of the best engines with their replay, the others as they are."""
+    engines = list(dict.fromkeys(map(_engine, candidates)))[:FINALISTS]
+    left = dict.fromkeys(engines, FINALISTS_PER_ENGINE)
+    found: list[Candidate] = []
+    for candidate in candidates:
+        engine = _engine(candidate)
+        if left.get(engine):
+            left[engine] -= 1
+            workload = workload_of(request, candidate.estimate.concurrency)
+            found.append(replace(candidate, figures=predicted(candidate.deployment, workload)))
+        else:
+            found.append(candidate)
+    return found
+
+
 def merits(candidates: Sequence[Candidate], goal: Goal) -> dict[int, float]:
     """How well each candidate serves the goal, by ``id``; larger is better."""
     if goal == "min-latency":
-        return {id(c): -c.estimate.e2el_s for c in candidates}
+        return {id(c): -c.e2el_s for c in candidates}
     if goal == "max-throughput":
         return {id(c): c.tok_per_s_per_gpu for c in candidates}
     front = pareto(candidates)
@@ -339,7 +401,7 @@ def _engine(candidate: Candidate) -> tuple[Any, ...]:
 def figure(candidate: Candidate, goal: Goal) -> str:
     """The number that the goal is about, in words."""
     if goal == "min-latency":
-        return f"mean E2EL {candidate.estimate.e2el_s:.2f} s"
+        return f"mean E2EL {candidate.e2el_s:.2f} s"
     if goal == "max-throughput":
         return f"{candidate.tok_per_s_per_gpu:,.0f} output tokens/s per GPU"
     return f"{candidate.tok_per_s_per_gpu:,.0f} tokens/s per GPU at {candidate.tok_per_s_per_user:.0f} per user"

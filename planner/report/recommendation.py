@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.plan import Plan
-from planner.recommend import Candidate, Ranking, Rejected, Request, pareto
+from planner.recommend import Candidate, Ranking, Rejected, Request, pareto, standing, wanted_batch
 from planner.report.render import Column, note, print_command, print_json, print_rows, wrapped
 from planner.units import MS
 
@@ -36,16 +36,17 @@ def print_recommendation(
     request: Request,
     rankings: Sequence[Ranking],
     plans: Sequence[Plan | None],
+    listed: Sequence[Plan],
     defaults_taken: Mapping[str, Any],
     output: str,
     *,
     command: str,
     wrote: bool,
 ) -> None:
-    """All plans, best first in JSON; in the order of the GPUs in tables."""
+    """The plan of each GPU in the order of the GPUs; in JSON ``listed``, best first."""
     made = [plan for plan in plans if plan is not None]
     if output == "json":
-        print_json(_object(request, rankings, made, defaults_taken))
+        print_json(_object(request, rankings, listed, defaults_taken))
         return
     if made or output != "table":
         print_rows([_row(plan) for plan in made], output, columns=COLUMNS)
@@ -79,13 +80,13 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
 def _object(
     request: Request, rankings: Sequence[Ranking], plans: Sequence[Plan], defaults_taken: Mapping[str, Any]
 ) -> dict[str, Any]:
-    best_first = sorted(plans, key=lambda plan: _merit(plan, request.goal), reverse=True)
+    best_first = sorted(plans, key=lambda plan: standing(plan, request.goal), reverse=True)
     return {
         "goal": request.goal,
         "workload": {
             "input_len": request.input_len,
             "output_len": request.output_len,
-            "max_concurrency": request.max_concurrency,
+            "max_concurrency": wanted_batch(request),
             "num_prompts": request.num_prompts,
         },
         "defaults_taken": [f"{name} = {_plain(value)}" for name, value in defaults_taken.items()],
@@ -105,15 +106,6 @@ def _object(
     }
 
 
-def _merit(plan: Plan, goal: str) -> float:
-    figures = plan.predicted
-    if goal == "min-latency":
-        return -float(figures["mean_e2el_ms"])
-    if goal == "max-throughput":
-        return float(figures["output_throughput_per_gpu"])
-    return float(figures["output_throughput_per_gpu"] * figures["output_throughput_per_user"])
-
-
 def _point(candidate: Candidate) -> dict[str, Any]:
     config = candidate.config
     return {
@@ -125,7 +117,7 @@ def _point(candidate: Candidate) -> dict[str, Any]:
         "max_num_seqs": config.max_num_seqs,
         "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
         "output_throughput_per_user": candidate.tok_per_s_per_user,
-        "mean_e2el_ms": candidate.estimate.e2el_s / MS,
+        "mean_e2el_ms": candidate.e2el_s / MS,
     }
 
 
@@ -140,7 +132,10 @@ def _print_plan(ranking: Ranking, plan: Plan) -> None:
     _print_items("-", plan.why)
     _print_items("!", plan.warnings)
     _print_rejected(ranking)
-    print_command(plan.env, plan.serve_argv)
+    # as typed on the machine itself: only a container's server binds to all addresses
+    words = list(plan.serve_argv)
+    words[words.index("--host") + 1] = "127.0.0.1"
+    print_command(plan.env, words)
 
 
 def _print_rejected(ranking: Ranking) -> None:

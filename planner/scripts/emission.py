@@ -83,6 +83,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "gpu_name": emission.profile.name,
         "container": container_name(file),
         "port": PORT,
+        "pull_command": f"docker pull {shlex.quote(plan.image)}",
         "stop_command": f"docker stop {container_name(file)}",
         "result_name": result_name(file),
         "result_path": f"results/{result_name(file)}",
@@ -204,10 +205,11 @@ def _machine(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
 def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     """How the GPUs are cut, and which part the server gets."""
     partition = profile.partition
-    instances = profile.gpus_per_node // plan.num_gpus
+    instances = plan.gpus_per_node // plan.num_gpus
     names: dict[str, Any] = {
         "partition": partition,
         "instances": f"{instances} such server{'s' if instances != 1 else ''}",
+        "several": instances > 1 and plan.platform != "cpu",
         "devices": plan.env.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(plan.num_gpus))),
         "mig_profile": "",
     }

@@ -12,7 +12,7 @@ from planner.engine.flags import Command, env_status, flag_status
 from planner.errors import IllegalPlanError, InputError
 from planner.plan import Plan
 from planner.predict import Deployment, deploy, predict_latency, predict_serve, predict_throughput
-from planner.recommend.assemble import PROMPTS_PER_SLOT
+from planner.recommend.search import PROMPTS_PER_SLOT
 from planner.scripts.workflows.catalog import Measure, Row, Variant
 from planner.scripts.workflows.subject import Subject, bench_command, context_for
 from planner.workload import Workload

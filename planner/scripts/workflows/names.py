@@ -11,7 +11,6 @@ from planner.engine.flags import value_status
 from planner.engine.images import image_for
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
-from planner.hardware import GpuProfile
 from planner.plan import Plan
 from planner.predict import Deployment
 from planner.scripts.emission import Emission, option, without_option
@@ -56,9 +55,9 @@ OFFLINE_TITLES = {
 }
 
 
-def copies_of(plan: Plan, profile: GpuProfile) -> int:
+def copies_of(plan: Plan) -> int:
     """How many servers like this one a node holds."""
-    return profile.gpus_per_node // plan.num_gpus
+    return plan.gpus_per_node // plan.num_gpus
 
 
 def script_names(found: Subject, emission: Emission, base: Mapping[str, Any], script: str) -> dict[str, Any]:
@@ -180,7 +179,7 @@ def _mad_names(found: Subject) -> dict[str, Any]:
 def instance_names(emission: Emission, base: Mapping[str, Any]) -> dict[str, Any]:
     """Several servers on one node and what spreads requests over them."""
     plan, profile = emission.file.plan, emission.profile
-    copies = copies_of(plan, profile)
+    copies = copies_of(plan)
     nvidia = profile.vendor == "nvidia"
     own = without_option(plan.docker_args, "--gpus") if nvidia else plan.docker_args
     client = ("--gpus", "all", *own) if nvidia else own

@@ -70,7 +70,7 @@ def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[s
 def needed_by(emission: Emission) -> dict[str, str]:
     """What a plan needs beside its own scripts: several servers, where a node holds more than one."""
     plan = emission.file.plan
-    if is_native(plan) or copies_of(plan, emission.profile) < 2:
+    if is_native(plan) or copies_of(plan) < 2:
         return {}
     return _checked(_servers(emission))
 

@@ -22,8 +22,8 @@ from planner.model.resolve import ResolvedModel, load_model
 from planner.plan import Plan
 from planner.predict import Deployment, deploy, estimate
 from planner.recommend import Candidate, Ranking, Request, assemble, rank
-from planner.recommend.assemble import PROMPTS_PER_SLOT, recipe_of
-from planner.recommend.search import CONTEXT_STEP
+from planner.recommend.assemble import recipe_of
+from planner.recommend.search import CONTEXT_STEP, PROMPTS_PER_SLOT
 from planner.scripts.workflows.catalog import Build, Workflow, builds
 from planner.workload import Workload
 

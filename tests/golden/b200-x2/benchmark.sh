@@ -2,7 +2,7 @@
 # Benchmark the running server with exactly the load that was predicted.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 2 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
-# goal: max-throughput; plan edfacbe5e90e; written by planner 0.0.0
+# goal: max-throughput; plan ed76ce547e24; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 640 requests of 1024 input and 1024 output tokens, at most 128 in flight:
@@ -11,14 +11,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-edfacbe5e90e
+name=planner-ed76ce547e24
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
-result=$here/results/serve-edfacbe5e90e.json
-partial=$here/results/.partial-serve-edfacbe5e90e.json
+result=$here/results/serve-ed76ce547e24.json
+partial=$here/results/.partial-serve-ed76ce547e24.json
 num_prompts=640
 results=/results # this folder's results/, as the container sees it
 pid_file=$results/.client.pid
@@ -68,7 +68,7 @@ docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhos
     --ignore-eos \
     --percentile-metrics ttft,tpot,itl,e2el \
     --seed 0 \
-    --save-result --result-dir "$results" --result-filename .partial-serve-edfacbe5e90e.json &
+    --save-result --result-dir "$results" --result-filename .partial-serve-ed76ce547e24.json &
 client=$!
 status=0
 wait "$client" || status=$?

@@ -2,7 +2,7 @@
 # Launch the planned server in a container and wait until it answers.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 2 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
-# goal: max-throughput; plan edfacbe5e90e; written by planner 0.0.0
+# goal: max-throughput; plan ed76ce547e24; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 640 requests of 1024 input and 1024 output tokens, at most 128 in flight:
@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-edfacbe5e90e
+name=planner-ed76ce547e24
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.

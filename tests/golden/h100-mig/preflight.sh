@@ -2,7 +2,7 @@
 # Check that this machine can run the plan. Changes nothing.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x NVIDIA H100 SXM 80GB, MIG 3g.40gb, vLLM 0.9.1
-# goal: max-throughput; plan f26deb448782; written by planner 0.0.0
+# goal: max-throughput; plan 1c16226d4f9b; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-f26deb448782
+name=planner-1c16226d4f9b
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 image=vllm/vllm-openai:v0.9.1
 port=${PORT:-8000}

@@ -2,7 +2,7 @@
 # Benchmark the running server with exactly the load that was predicted.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x AMD Instinct MI300X, CPX/NPS4 partition, vLLM 0.9.1
-# goal: max-throughput; plan e8a7a033f6d6; written by planner 0.0.0
+# goal: max-throughput; plan 5bd0a7e475f2; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,14 +11,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-e8a7a033f6d6
+name=planner-5bd0a7e475f2
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
-result=$here/results/serve-e8a7a033f6d6.json
-partial=$here/results/.partial-serve-e8a7a033f6d6.json
+result=$here/results/serve-5bd0a7e475f2.json
+partial=$here/results/.partial-serve-5bd0a7e475f2.json
 num_prompts=40
 results=/results # this folder's results/, as the container sees it
 pid_file=$results/.client.pid
@@ -68,7 +68,7 @@ docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhos
     --ignore-eos \
     --percentile-metrics ttft,tpot,itl,e2el \
     --seed 0 \
-    --save-result --result-dir "$results" --result-filename .partial-serve-e8a7a033f6d6.json &
+    --save-result --result-dir "$results" --result-filename .partial-serve-5bd0a7e475f2.json &
 client=$!
 status=0
 wait "$client" || status=$?

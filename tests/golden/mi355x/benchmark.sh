@@ -2,7 +2,7 @@
 # Benchmark the running server with exactly the load that was predicted.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan bafa4989b903; written by planner 0.0.0
+# goal: max-throughput; plan ac72ec94bb50; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
@@ -11,14 +11,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-bafa4989b903
+name=planner-ac72ec94bb50
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
-result=$here/results/serve-bafa4989b903.json
-partial=$here/results/.partial-serve-bafa4989b903.json
+result=$here/results/serve-ac72ec94bb50.json
+partial=$here/results/.partial-serve-ac72ec94bb50.json
 num_prompts=320
 results=/results # this folder's results/, as the container sees it
 pid_file=$results/.client.pid
@@ -68,7 +68,7 @@ docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhos
     --ignore-eos \
     --percentile-metrics ttft,tpot,itl,e2el \
     --seed 0 \
-    --save-result --result-dir "$results" --result-filename .partial-serve-bafa4989b903.json &
+    --save-result --result-dir "$results" --result-filename .partial-serve-ac72ec94bb50.json &
 client=$!
 status=0
 wait "$client" || status=$?

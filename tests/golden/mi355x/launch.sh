@@ -2,7 +2,7 @@
 # Launch the planned server in a container and wait until it answers.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan bafa4989b903; written by planner 0.0.0
+# goal: max-throughput; plan ac72ec94bb50; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-bafa4989b903
+name=planner-ac72ec94bb50
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.

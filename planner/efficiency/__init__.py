@@ -1,0 +1,50 @@
+"""How much of a GPU's peaks vLLM reaches, and what each kernel, exchange and step costs beside them.
+
+``Efficiency`` holds few numbers, each named and physical: shares of a peak (never above 1) and fixed costs in
+seconds. Three sources give them, each in its own file::
+
+    value = prior                   hardware/calibration/priors.toml, or the GPU's own kernel tables where it has any
+          x effect(architecture)    hardware/calibration/efficiency.json: factors fitted to measured runs, each for a
+          x effect(GPU) x ...       circumstance, drawn towards 1 where runs are few
+
+So a GPU that nobody measured takes the effects of its architecture, and else the prior; ``basis`` says which.
+"""
+
+from planner.efficiency.circumstances import Graphs, attention_class, circumstances, era, graphs
+from planner.efficiency.fits import (
+    Calibration,
+    Combination,
+    Effect,
+    Familiarity,
+    Spread,
+    efficiency_for,
+    load_calibration,
+    parse_calibration,
+)
+from planner.efficiency.parameters import PARAMETERS, SHARES, Basis, Efficiency, targets
+from planner.efficiency.priors import Prior, kernel_values, load_priors, prior_values
+
+__all__ = [
+    "PARAMETERS",
+    "SHARES",
+    "Basis",
+    "Calibration",
+    "Combination",
+    "Effect",
+    "Efficiency",
+    "Familiarity",
+    "Graphs",
+    "Prior",
+    "Spread",
+    "attention_class",
+    "circumstances",
+    "efficiency_for",
+    "era",
+    "graphs",
+    "kernel_values",
+    "load_calibration",
+    "load_priors",
+    "parse_calibration",
+    "prior_values",
+    "targets",
+]

@@ -1,0 +1,175 @@
+"""Files of fits: factors on the priors under circumstances, and how far off predictions have been."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.efficiency.circumstances import circumstances
+from planner.efficiency.parameters import PARAMETERS, SHARES, Basis, Efficiency, targets
+from planner.efficiency.priors import prior_values
+from planner.engine.config import EngineConfig
+from planner.errors import InputError
+from planner.hardware.schema import GpuProfile
+from planner.model.architecture import Model
+from planner.resources import data_dir
+
+#: How near to a configuration measured runs are: this very setting under another load; the GPU with this model in this
+#: precision; both, but not together; the GPU with other models; another GPU of its architecture; none.
+Familiarity = Literal["setting", "combination", "parts", "gpu", "architecture", "nothing"]
+FAMILIARITIES: tuple[Familiarity, ...] = get_args(Familiarity)
+#: Metrics whose intervals are those of another: part of the name, and the other.
+STANDS_FOR = {
+    "throughput": "output_throughput",
+    "latency": "avg_latency_s",
+    "duration": "output_throughput",
+    "p99_itl": "p99_tpot_ms",
+    "median_itl": "median_tpot_ms",
+    "mean_itl": "mean_tpot_ms",
+    "median_e2el": "mean_e2el_ms",
+}
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Effect(_Record):
+    """A factor on a parameter, or on a group of them (``launch``, ``expert_flop``), under some circumstance."""
+
+    target: str
+    when: dict[str, str]
+    factor: float = Field(gt=0)
+    sd: float = Field(ge=0)  #: of its logarithm
+    rows: int = Field(default=0, ge=0)  #: metrics of measured runs under this circumstance
+
+
+class Spread(_Record):
+    """90 % of measurements lie between ``lo`` and ``hi`` times the prediction, by runs that the fit did not see."""
+
+    metric: str
+    familiarity: Familiarity
+    when: dict[str, str] = Field(default_factory=dict)  #: of runs in this circumstance; empty: of all
+    lo: float = Field(gt=0)
+    hi: float = Field(gt=0)
+    rows: int = Field(ge=0)
+
+
+class Combination(_Record):
+    """What was measured together."""
+
+    gpu: str
+    architecture: str
+    shape: str
+    weights: str
+    tp: str
+    release: str
+
+
+class Calibration(_Record):
+    """The content of a file of fits."""
+
+    name: str
+    fitted_on: str  #: which runs, and when
+    median_error: dict[str, float] = Field(default_factory=dict)  #: by metric, of runs that the fit did not see
+    effects: tuple[Effect, ...] = ()
+    spreads: tuple[Spread, ...] = ()
+    combinations: tuple[Combination, ...] = ()
+
+    def efficiency(self, circumstances: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
+        """The efficiency under ``circumstances``, from the values that ``prior_values`` gives."""
+        values = dict(priors)
+        basis: Basis = "global"
+        for effect in self._matching(circumstances):
+            for name in targets(effect.target):
+                values[name] *= effect.factor
+            if "gpu" in effect.when:
+                basis = "gpu"
+            elif "architecture" in effect.when and basis == "global":
+                basis = "architecture"
+        for name in SHARES:
+            values[name] = min(values[name], 1.0)
+        return Efficiency(**values, basis=basis)
+
+    def familiarity(self, circumstances: Mapping[str, str]) -> Familiarity:
+        """How near the fit has been to ``circumstances``."""
+        here = Combination(**{key: circumstances.get(key, "") for key in Combination.model_fields})
+        if here in self.combinations:
+            return "setting"
+        gpu = [c for c in self.combinations if c.gpu == here.gpu]
+        if any((c.shape, c.weights) == (here.shape, here.weights) for c in gpu):
+            return "combination"
+        if gpu:
+            return "parts" if any(c.shape == here.shape for c in self.combinations) else "gpu"
+        return "architecture" if any(c.architecture == here.architecture for c in self.combinations) else "nothing"
+
+    def interval(self, metric: str, circumstances: Mapping[str, str]) -> tuple[float, float] | None:
+        """Factors around a prediction of ``metric`` between which 90 % of measurements lie; None where unknown.
+
+        The less familiar the circumstances, the wider: never narrower than what is known of more familiar ones.
+        """
+        name = next((name for part, name in STANDS_FOR.items() if part in metric), metric)
+        near = FAMILIARITIES[: FAMILIARITIES.index(self.familiarity(circumstances)) + 1]
+        found: dict[Familiarity, Spread] = {}
+        for spread in self.spreads:
+            if (
+                spread.metric != name
+                or spread.familiarity not in near
+                or not spread.when.items() <= circumstances.items()
+            ):
+                continue
+            other = found.get(spread.familiarity)
+            if other is None or len(spread.when) > len(other.when):
+                found[spread.familiarity] = spread
+        if not found:
+            return None
+        return min(spread.lo for spread in found.values()), max(spread.hi for spread in found.values())
+
+    def _matching(self, circumstances: Mapping[str, str]) -> Iterable[Effect]:
+        held = circumstances.items()
+        return (effect for effect in self.effects if effect.when.items() <= held)
+
+
+def load_calibration(path: Path | None = None) -> Calibration:
+    """Read a file of fits; the one we ship without ``path``. Raises InputError naming what is wrong."""
+    return _load(path or data_dir("hardware") / "calibration" / "efficiency.json")
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path) -> Calibration:
+    try:
+        return parse_calibration(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise InputError(f"cannot read the calibration {path}: {error.strerror}", hint="check --calibration") from error
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise InputError(f"{path} is not JSON: {error}", hint="write it with planner calibrate") from error
+
+
+def parse_calibration(content: Any, where: str) -> Calibration:
+    """A calibration from what was read of ``where``. Raises InputError naming the field that is wrong."""
+    try:
+        calibration = Calibration.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where}: {field}: {first['msg']}", hint="write it with planner calibrate") from error
+    for effect in calibration.effects:
+        if not targets(effect.target):
+            raise InputError(
+                f"{where}: no parameter is called {effect.target!r}", hint=f"one of {', '.join(PARAMETERS)}"
+            )
+    return calibration
+
+
+def efficiency_for(
+    model: Model, profile: GpuProfile, config: EngineConfig, calibration: Calibration | None = None
+) -> Efficiency:
+    """The efficiency of ``model`` on ``profile`` under ``config``, from ``calibration`` or the one we ship."""
+    calibration = calibration or load_calibration()
+    priors = prior_values(profile, config.tensor_parallel_size)
+    return calibration.efficiency(circumstances(model, profile, config), priors)
