@@ -23,7 +23,7 @@ from planner.calibration.crossval import LEFT_OUT
 from planner.calibration.effects import Design
 from planner.calibration.fit import Problem
 from planner.calibration.terms import Terms
-from planner.efficiency import Calibration
+from planner.efficiency import Calibration, to_text
 from planner.measurements import METRICS, RUN_COLUMNS, Run, read_runs
 from planner.observations import combinations, observe
 
@@ -103,7 +103,7 @@ def write(observed: Sequence[Observed], source: Path, folder: Path) -> None:
         spreads=found,
         combinations=combinations(observed),
     )
-    (folder / "efficiency.json").write_text(calibration.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    (folder / "efficiency.json").write_text(to_text(calibration), encoding="utf-8")
     carried(source, folder / "runs.csv")
 
 

@@ -151,7 +151,7 @@ class StepModel:
             units, _ = drivers[load]
             if units:
                 gpu_s += fixed_s + units * unit_s
-        return self._total_s(gpu_s * self.efficiency.slowdown, self._launch_s(batch), self._host_s(seqs))
+        return self._total_s(gpu_s, self._launch_s(batch), self._host_s(seqs))
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         """The same step, part by part."""
@@ -163,7 +163,7 @@ class StepModel:
             units, _ = drivers[load]
             if units:
                 bound = "launch" if fixed_s > units * unit_s else "link"
-                time_s = (fixed_s + units * unit_s) * self.efficiency.slowdown
+                time_s = fixed_s + units * unit_s
                 moved = units * collective.bytes_per_unit
                 parts.append(OperatorTime(collective.name, collective.count, time_s, 0.0, moved, bound))
         gpu_s = sum(part.time_s for part in parts)
@@ -264,7 +264,7 @@ class StepModel:
         return OperatorTime(
             op.name,
             op.count,
-            term.time_s(units, rows, self.efficiency.overlap) * self.efficiency.slowdown,
+            term.time_s(units, rows, self.efficiency.overlap),
             op.flop_per_unit * (rows or units),
             op.fixed_bytes + op.bytes_per_unit * units + op.bytes_per_row * rows,
             bound,

@@ -133,5 +133,5 @@ def mixer_model(mixer: Mixer) -> Model:
 
 def perfect(**changes: float) -> Efficiency:
     """Every share 1 and every fixed cost 0: the roofline itself."""
-    values = {name: 1.0 if name in SHARES or name == "slowdown" else 0.0 for name in PARAMETERS}
+    values = {name: 1.0 if name in SHARES else 0.0 for name in PARAMETERS}
     return Efficiency(**{**values, **changes})

@@ -163,13 +163,22 @@ def test_what_is_left_out_is_not_remembered() -> None:
 
 
 def test_an_effect_multiplies_every_parameter_of_its_group() -> None:
-    assert targets("launch") == tuple(name for name in PARAMETERS if "launch" in name)
+    assert targets("launch") == {name: 1 for name in PARAMETERS if "launch" in name}
     effect = Effect(target="launch", when={"gpu": "x"}, factor=2.0, sd=0.1)
     calibration = Calibration(name="test", fitted_on="nothing", effects=(effect,))
     priors = prior_values(gpu(), 1)
     there, elsewhere = (calibration.efficiency({"gpu": name}, priors) for name in ("x", "y"))
     assert there.gemm_launch_s == 2 * elsewhere.gemm_launch_s
     assert (there.basis, elsewhere.basis) == ("gpu", "global")
+
+
+def test_a_slowdown_costs_more_and_reaches_less() -> None:
+    effect = Effect(target="slowdown", when={}, factor=2.0, sd=0.1)
+    priors = prior_values(gpu(), 1)
+    slow = Calibration(name="test", fitted_on="nothing", effects=(effect,)).efficiency({}, priors)
+    assert slow.gemm_launch_s == 2 * priors["gemm_launch_s"]
+    assert slow.gemm_flop_16 == priors["gemm_flop_16"] / 2
+    assert slow.host_step_s == priors["host_step_s"]  # the host is no part of the GPU
 
 
 def test_shares_never_pass_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from planner.efficiency import (
     load_calibration,
     load_priors,
     prior_values,
+    to_text,
 )
 from planner.engine.version import known_version
 from planner.errors import InputError
@@ -159,7 +159,7 @@ def test_a_calibration_survives_being_written(tmp_path: Path) -> None:
     effect = Effect(target="launch", when={"gpu": "a"}, factor=1.1, sd=0.1, rows=3)
     before = Calibration(name="test", fitted_on="three runs", effects=(effect,))
     path = tmp_path / "fit.json"
-    path.write_text(json.dumps(before.model_dump(mode="json")))
+    path.write_text(to_text(before))
     assert load_calibration(path) == before
 
 

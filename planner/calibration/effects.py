@@ -35,7 +35,7 @@ class Column:
     """Factors that multiply the same parameters of the same runs, which no run can tell apart: fitted as one."""
 
     parts: tuple[Part, ...]
-    parameters: tuple[int, ...]
+    powers: tuple[int, ...]  #: of the factor, for each parameter
     runs: NDArray[np.bool_]
 
     @property
@@ -68,11 +68,12 @@ class Design:
         self.sd: Floats = np.array([column.variance**0.5 for column in self.columns])
         self.mean: Floats = np.array([column.mean for column in self.columns])
         self._by_parameter = [
-            [i for i, column in enumerate(self.columns) if parameter in column.parameters]
+            [i for i, column in enumerate(self.columns) if column.powers[parameter]]
             for parameter in range(len(PARAMETERS))
         ]
         runs = np.array([column.runs for column in self.columns], dtype=np.float64).T
-        self._members = [runs[:, columns] for columns in self._by_parameter]
+        powers = np.array([column.powers for column in self.columns], dtype=np.float64)
+        self._members = [runs[:, on] * powers[on, parameter] for parameter, on in enumerate(self._by_parameter)]
 
     def _global(self) -> Iterator[Column]:
         everywhere = np.ones(len(self.observed), dtype=bool)
@@ -86,10 +87,11 @@ class Design:
                 yield self._column(target, dict(zip(scope, values, strict=True)), members, sd)
 
     def _column(self, target: str, when: dict[str, str], runs: NDArray[np.bool_], sd: float) -> Column:
-        parameters = tuple(PARAMETERS.index(name) for name in targets(target))
+        changed = targets(target)
+        powers = tuple(changed.get(name, 0) for name in PARAMETERS)
         before = self._known.get(_key(target, when))
         mean = float(np.log(before.factor)) if before else 0.0
-        return Column((Part(target, when, before.sd if before else sd, mean),), parameters, runs)
+        return Column((Part(target, when, before.sd if before else sd, mean),), powers, runs)
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""
@@ -119,7 +121,7 @@ def _merged(columns: Sequence[Column]) -> list[Column]:
     """Columns that no run can tell apart become one."""
     found: dict[tuple[tuple[int, ...], bytes], Column] = {}
     for column in columns:
-        key = column.parameters, column.runs.tobytes()
+        key = column.powers, column.runs.tobytes()
         same = found.get(key)
-        found[key] = Column(same.parts + column.parts, column.parameters, column.runs) if same else column
+        found[key] = Column(same.parts + column.parts, column.powers, column.runs) if same else column
     return list(found.values())

@@ -112,9 +112,6 @@ class Terms:
     def _batches(self, values: Floats, free: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Seconds of each batch, and the derivative by the logarithm of each efficiency."""
         gpu_s, gpu_d = self._gpu(values, free)
-        slowdown = values[self.batch_run, INDEX["slowdown"]]
-        gpu_s, gpu_d = gpu_s * slowdown, gpu_d * slowdown[:, None]
-        gpu_d[:, INDEX["slowdown"]] = gpu_s
         eager_s = self.eager_kernels * values[self.batch_run, INDEX["eager_launch_s"]]
         step_s = values[self.batch_run, INDEX["host_step_s"]] / self.visits
         seqs_s = values[self.batch_run, INDEX["host_seq_s"]] * self.seqs / self.visits

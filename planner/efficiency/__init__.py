@@ -20,6 +20,7 @@ from planner.efficiency.fits import (
     efficiency_for,
     load_calibration,
     parse_calibration,
+    to_text,
 )
 from planner.efficiency.parameters import PARAMETERS, SHARES, Basis, Efficiency, targets
 from planner.efficiency.priors import Prior, kernel_values, load_priors, prior_values
@@ -47,4 +48,5 @@ __all__ = [
     "parse_calibration",
     "prior_values",
     "targets",
+    "to_text",
 ]

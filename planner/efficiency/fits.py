@@ -86,8 +86,8 @@ class Calibration(_Record):
         values = dict(priors)
         basis: Basis = "global"
         for effect in self._matching(circumstances):
-            for name in targets(effect.target):
-                values[name] *= effect.factor
+            for name, power in targets(effect.target).items():
+                values[name] *= effect.factor**power
             if "gpu" in effect.when:
                 basis = "gpu"
             elif "architecture" in effect.when and basis == "global":
@@ -164,6 +164,18 @@ def parse_calibration(content: Any, where: str) -> Calibration:
                 f"{where}: no parameter is called {effect.target!r}", hint=f"one of {', '.join(PARAMETERS)}"
             )
     return calibration
+
+
+def to_text(calibration: Calibration) -> str:
+    """The file of ``calibration``: JSON with one effect, one interval and one combination to a line."""
+    fields = []
+    for name, value in calibration.model_dump(mode="json", exclude_defaults=True).items():
+        if isinstance(value, list):
+            lines = ",\n  ".join(json.dumps(item) for item in value)
+            fields.append(f" {json.dumps(name)}: [\n  {lines}\n ]")
+        else:
+            fields.append(f" {json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
 def efficiency_for(

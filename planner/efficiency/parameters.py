@@ -52,7 +52,6 @@ class Efficiency:
     tile_tok: float  #: rows that a matrix multiplication of few rows is padded by
     expert_tile_tok: float  #: and that of one expert
     overlap: float  #: share of the shorter of compute and memory that is hidden behind the longer
-    slowdown: float  #: of everything on the GPU: what measured neighbours show beyond all of the above
     basis: Basis = "global"  #: the nearest circumstance that was measured
 
 
@@ -65,12 +64,23 @@ SHARES: frozenset[str] = frozenset(
 )
 
 
-@lru_cache(maxsize=64)
-def targets(target: str) -> tuple[str, ...]:
-    """The parameters that an effect on ``target`` multiplies: one of them, or all of a group.
+#: A target of its own: a factor on the GPU's time. It multiplies fixed costs and divides shares, which stop at 1.
+SLOWDOWN = "slowdown"
+_FIXED_COSTS = frozenset(
+    ("gemm_launch_s", "expert_launch_s", "expert_each_s", "attention_launch_s", "small_launch_s", "collective_s")
+)
 
-    A group is written as the common part of its members' names (``launch``, ``expert_flop``, ``host``).
+
+@lru_cache(maxsize=64)
+def targets(target: str) -> dict[str, int]:
+    """The parameters that a factor on ``target`` changes, and the power of the factor that multiplies each.
+
+    A target is a parameter, a group written as the common part of its members' names (``launch``, ``expert_flop``,
+    ``host``), or ``slowdown``.
     """
+    if target == SLOWDOWN:
+        rates = (name for name in PARAMETERS if "bandwidth" in name or "flop" in name or name == "link_share")
+        return dict.fromkeys(rates, -1) | dict.fromkeys(_FIXED_COSTS, 1)
     if target in PARAMETERS:
-        return (target,)
-    return tuple(name for name in PARAMETERS if target in name)
+        return {target: 1}
+    return {name: 1 for name in PARAMETERS if target in name}
