@@ -16,7 +16,7 @@ from typing import Any
 from planner.engine.config import EngineArgs
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import InputError, PlannerError
-from planner.hardware import load_profile
+from planner.hardware import GpuProfile, load_profile
 from planner.measurements import Run
 from planner.model.architecture import Model
 from planner.model.precision import UNQUANTIZED
@@ -27,12 +27,19 @@ from planner.workload import NAMED_DISTRIBUTIONS, Workload
 
 #: What is taken where a run does not say.
 ASSUMED = {
-    "num_prompts of a closed loop": "10 x the concurrency",
+    "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths 5 x, and lengths that scatter by 10 %",
+    "num_scheduler_steps": "10 for offline throughput on the V0 engine, as AMD's tables were run",
     "num_prompts otherwise": "1000",
     "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
-    "kv_cache_dtype": "what the checkpoint and the version choose",
+    "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), else the default",
 }
 PROMPTS_PER_SLOT = 10
+#: A closed loop of fixed lengths that does not state its prompts was not run by ``vllm bench``: other clients stop
+#: earlier, and their lengths scatter, so that requests which start together do not end together.
+OTHER_PROMPTS_PER_SLOT, OTHER_RANGE_RATIO = 5, 0.1
+V0_SCHEDULER_STEPS = 10
+#: Published runs of such weights that do not state their cache hold more requests than a 16-bit one has room for.
+NARROW_WEIGHTS = frozenset({"fp8", "mxfp8", "nvfp4", "mxfp4", "fp4-experts+fp8"})
 PROMPTS = 1000
 LEAST_PROMPTS, MOST_PROMPTS = 20, 5120
 CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
@@ -134,8 +141,28 @@ def case_of(run: Run) -> Case:
         async_scheduling=run.async_scheduling,
         allow_unvalidated=True,
     )
-    offline = run.bench != "serve"
-    return Case(run, deploy(model, profile, args, version_of(run), offline=offline, known_to_run=True), workload)
+    deployment = _deployed(run, model, profile, args)
+    if run.bench == "throughput" and deployment.config.engine == "V0":
+        config = replace(deployment.config, num_scheduler_steps=V0_SCHEDULER_STEPS)
+        deployment = replace(deployment, config=config)
+    return Case(run, deployment, workload)
+
+
+def _deployed(run: Run, model: Model, profile: GpuProfile, args: EngineArgs) -> Deployment:
+    """What ``args`` describe; with an fp8 cache where the run does not say and its weights are as narrow."""
+
+    def with_cache(kv_cache_dtype: str) -> Deployment:
+        asked, offline = replace(args, kv_cache_dtype=kv_cache_dtype), run.bench != "serve"
+        return deploy(model, profile, asked, version_of(run), offline=offline, known_to_run=True)
+
+    deployment = with_cache(args.kv_cache_dtype)
+    narrow = deployment.config.weight_dtype in NARROW_WEIGHTS and deployment.config.engine == "V1"
+    if run.kv_cache_dtype or not narrow:
+        return deployment
+    try:
+        return with_cache("fp8")
+    except PlannerError:  # the GPU, the model or the version has no such cache
+        return deployment
 
 
 _KV_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -186,8 +213,16 @@ def workload_of(run: Run) -> Workload:
         return replace(one, num_prompts=run.num_prompts or PROMPTS, max_concurrency=concurrency, request_rate=rate)
     if not run.max_concurrency:
         raise InputError(f"{run.run_id}: neither max_concurrency nor request_rate is stated", hint="fill in one")
-    prompts = min(max(PROMPTS_PER_SLOT * run.max_concurrency, LEAST_PROMPTS), MOST_PROMPTS)
-    return replace(one, num_prompts=run.num_prompts or prompts, max_concurrency=run.max_concurrency)
+    other = run.num_prompts is None and run.length_distribution == "fixed"
+    per_slot = OTHER_PROMPTS_PER_SLOT if other else PROMPTS_PER_SLOT
+    prompts = min(max(per_slot * run.max_concurrency, LEAST_PROMPTS), MOST_PROMPTS)
+    return replace(
+        one,
+        num_prompts=run.num_prompts or prompts,
+        max_concurrency=run.max_concurrency,
+        request_rate=run.request_rate or inf,
+        range_ratio=OTHER_RANGE_RATIO if other else one.range_ratio,
+    )
 
 
 # --- the summary -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ and costs a few steps instead of thousands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -32,6 +32,9 @@ from planner.scheduler import Client, Limits, Replay, replay
 from planner.step import Batch, StepBreakdown, StepModel
 from planner.workload import Workload
 
+#: Share of a GPU's memory that is taken for the cache of a run where the budget, which is an estimate, leaves less.
+KNOWN_TO_RUN = 0.04
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -40,6 +43,7 @@ class Deployment:
     model: Model
     profile: GpuProfile
     config: EngineConfig
+    least_cache_bytes: int = 0  #: on each GPU, whatever the budget says: of what was seen to run
 
     @cached_property
     def budget(self) -> MemoryBudget:
@@ -58,6 +62,18 @@ class Deployment:
             return float(self.config.max_num_seqs)
         return self.budget.pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
 
+    def requests_served(self, total_len: int) -> float:
+        """Requests of ``total_len`` tokens that decode at once.
+
+        More than ``requests_held`` where there are windows: vLLM counts the tokens of a whole batch in flight for each
+        request, which only those that are being prefilled hold.
+        """
+        pool, stage = replace(self.budget.pool, in_flight_tokens=1), self.budget.binding
+        if not pool.groups:
+            return float(self.config.max_num_seqs)
+        blocks = max(self.budget.num_blocks.mid, stage.num_blocks(self.least_cache_bytes))
+        return pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+
     def limits(self, total_len: int) -> Limits:
         """What the scheduler is bound by; the KV cache counts tokens of requests of ``total_len``.
 
@@ -67,7 +83,7 @@ class Deployment:
         return Limits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            kv_cache_tokens=int(self.requests_held(total_len) * total_len),
+            kv_cache_tokens=int(self.requests_served(total_len) * total_len),
             block_size=config.block_size,
             enable_chunked_prefill=config.enable_chunked_prefill,
             prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
@@ -76,9 +92,11 @@ class Deployment:
             data_parallel_size=config.data_parallel_size,
         )
 
-    def replay(self, workload: Workload) -> Replay:
-        """Serve ``workload``. Raises InputError where a request can never be scheduled."""
-        client = Client(request_s=self.timer.efficiency.request_s)
+    def replay(self, workload: Workload, *, offline: bool = False) -> Replay:
+        """Serve ``workload``, ``offline`` without a front end. Raises InputError where a request never fits."""
+        efficiency = self.timer.efficiency
+        online = Client(request_s=efficiency.request_s, frontend_s=efficiency.frontend_s)
+        client = Client() if offline else online
         return replay(self.timer, workload, self.limits(workload.max_total_len), client)
 
 
@@ -93,7 +111,8 @@ def deploy(
 ) -> Deployment:
     """The engine that ``args`` describe. Raises IllegalPlanError for what vLLM refuses.
 
-    ``known_to_run``: somebody measured it, so whether the model may be cut like that is not asked.
+    ``known_to_run``: somebody measured it, so whether the model may be cut like that is not asked, and
+    some cache there is.
     """
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
     served = served_model(model, args)
@@ -105,7 +124,7 @@ def deploy(
             allow_unvalidated=args.allow_unvalidated,
             refines_fp8_blocks=features_of(config, profile).refines_fp8_blocks,
         )
-    return Deployment(served, profile, config)
+    return Deployment(served, profile, config, int(KNOWN_TO_RUN * profile.memory_bytes) if known_to_run else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +143,13 @@ def predict_serve(deployment: Deployment, workload: Workload, **asked: Any) -> P
 
 def predict_throughput(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench throughput``: all prompts at once."""
-    served = deployment.replay(workload)
+    served = deployment.replay(workload, offline=True)
     return Prediction(throughput_result(served, model_id=deployment.model.id), served)
 
 
 def predict_latency(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
-    served = deployment.replay(workload)
+    served = deployment.replay(workload, offline=True)
     return Prediction(latency_result(served, model_id=deployment.model.id), served)
 
 

@@ -114,7 +114,10 @@ class Client:
 
     request_s: float = 0.0  #: from sending a request until the scheduler can see it
     response_s: float = 0.0  #: from the end of a step until the client holds its tokens
+    #: that the front end works on a request; those sent at the same moment wait for each other, since they pass
+    #: its stages (template, tokenizer) side by side on one core
+    frontend_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.request_s < 0 or self.response_s < 0:
+        if min(self.request_s, self.response_s, self.frontend_s) < 0:
             raise InputError("the delays of the client must not be negative", hint="leave them out for none")

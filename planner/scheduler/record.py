@@ -63,6 +63,17 @@ class Tally:
 Run = tuple[float, int, float, float, int]
 
 
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """Steps that differ in the context of their sequences only, from ``first`` to ``last``."""
+
+    start_s: float
+    end_s: float
+    steps: int
+    first: Batch
+    last: Batch
+
+
 @dataclass(slots=True)
 class Log:
     """Written by the replicas while they run. Times are the engine's own."""
@@ -73,6 +84,7 @@ class Log:
     runs: list[Run] = field(default_factory=list)
     decode: Tally = field(default_factory=Tally)  #: steps that only decode
     prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
+    step_runs: list[StepRun] | None = None  #: every step, where somebody asked for them
 
     @classmethod
     def of(cls, num_requests: int) -> Log:
@@ -139,6 +151,7 @@ class Replay:
     prefill_steps: int  #: steps with prompt tokens in them
     prefill_time_s: float
     prefill_batch: Batch | None
+    step_runs: tuple[StepRun, ...] = ()  #: every step in order, with ``keep_steps`` and one replica
 
     @property
     def duration_s(self) -> float:

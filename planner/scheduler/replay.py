@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 
 import numpy as np
@@ -18,16 +19,20 @@ def replay(
     limits: Limits,
     client: Client | None = None,
     requests: Requests | None = None,
+    *,
+    keep_steps: bool = False,
 ) -> Replay:
     """Serve ``workload`` on engines with ``limits`` and return what the client measures.
 
     ``timer`` gives the time of a step of one replica. ``requests`` replaces the lengths and arrival times that
-    ``workload`` would draw, as for a recorded trace; the concurrency stays the workload's. The result depends
-    on nothing but the arguments.
+    ``workload`` would draw, as for a recorded trace; the concurrency stays the workload's. With ``keep_steps`` the
+    result lists every step that ran. The result depends on nothing but the arguments.
 
     Raises InputError when a request can never be scheduled within ``limits``.
     """
     sender = _Sender(timer, workload, limits, client or Client(), requests or workload.sample())
+    if keep_steps:
+        sender.log.step_runs = []
     sender.run()
     return sender.result()
 
@@ -48,13 +53,16 @@ class _Sender:
             limits.check(*lengths)
         self.places = workload.max_concurrency or len(self.input_len)
         self.sent_s: list[float] = []
+        self._ready_s = 0.0  # when the engine sees the newest request
         self.log = Log.of(len(self.input_len))
         self.replicas = [Replica(timer, limits, self.log) for _ in range(limits.data_parallel_size)]
 
     def run(self) -> None:
         """From the opening burst to the last token."""
-        for _ in range(min(self.places, len(self.input_len))):
-            self._send_next(0.0)
+        opening = min(self.places, len(self.input_len))
+        together = Counter(self.arrival_s[:opening])
+        for arrival_s in self.arrival_s[:opening]:
+            self._send_next(0.0, together[arrival_s])
         while True:
             replica = min(self.replicas, key=_next_event)
             time_s, kind = replica.event
@@ -63,20 +71,23 @@ class _Sender:
             if kind != ENDS:
                 replica.begin()
                 continue
-            for index in replica.end():
+            done = replica.end()
+            for index in done:
                 self.log.end_s[index] = time_s
                 if len(self.sent_s) < len(self.input_len):
-                    self._send_next(time_s + self.client.response_s)
+                    self._send_next(time_s + self.client.response_s, len(done))
 
-    def _send_next(self, place_s: float) -> None:
-        """Send the next request, once it has arrived and a place is free from ``place_s`` on."""
+    def _send_next(self, place_s: float, together: int) -> None:
+        """Send the next request, one of ``together``, once it has arrived and a place is free from ``place_s`` on."""
         index = len(self.sent_s)
         sent_s = max(place_s, self.arrival_s[index])
         self.sent_s.append(sent_s)
         prompt_tok = self.input_len[index]
         cached_tok = self.limits.cached_tok(prompt_tok)
         sequence = Sequence(index, prompt_tok, self.output_len[index], cached_tok)
-        self.replicas[index % len(self.replicas)].submit(sent_s + self.client.request_s, sequence)
+        ready_s = sent_s + self.client.request_s + self.client.frontend_s * together
+        self._ready_s = max(self._ready_s, ready_s)  # first come, first served
+        self.replicas[index % len(self.replicas)].submit(self._ready_s, sequence)
 
     def result(self) -> Replay:
         """The log as the client sees it."""
@@ -98,6 +109,7 @@ class _Sender:
             prefill_steps=log.prefill.steps,
             prefill_time_s=log.prefill.time_s,
             prefill_batch=log.prefill.mean(),
+            step_runs=tuple(log.step_runs or ()),
         )
 
 

@@ -15,7 +15,7 @@ from math import inf
 
 from planner.scheduler.kv import KvBlocks
 from planner.scheduler.limits import Limits, StepTimer
-from planner.scheduler.record import Log
+from planner.scheduler.record import Log, StepRun
 from planner.step import Batch
 
 #: Times closer than this are one moment, lest rounding decides who comes first, s.
@@ -55,6 +55,7 @@ class Step:
 
     start_s: float
     first_s: float  #: duration of the first step
+    batch: Batch  #: of the first step
     growth_s: float = 0.0  #: by which each further step is longer
     ticks: int = 1  #: of the decode clock; 0 while prompts keep everybody else waiting (V0)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  #: prompts, with their new tokens
@@ -93,7 +94,7 @@ class Replica:
         self._ticked_s = 0.0  # end of the last tick
         self._last_start_s = 0.0  # start of the last step
         self._stalled: dict[float, int] = {}  # V0: decoding requests by the time of their last token
-        self._step = Step(0.0, 0.0)
+        self._step = Step(0.0, 0.0, Batch())
 
     def submit(self, ready_s: float, sequence: Sequence) -> None:
         """A request that the scheduler can see from ``ready_s`` on; calls must be in order of that time."""
@@ -224,7 +225,7 @@ class Replica:
         )
         time_s = self.timer.step_s(batch)
         self.log.prefill.add(batch, time_s)
-        self._step = Step(start_s, time_s, ticks=0 if self.limits.prefill_first else 1, chunks=chunks)
+        self._step = Step(start_s, time_s, batch, ticks=0 if self.limits.prefill_first else 1, chunks=chunks)
         self.event = (start_s + time_s, ENDS)
 
     def _begin_decode(self, start_s: float, once: bool) -> None:
@@ -238,12 +239,13 @@ class Replica:
         ticks = 1 if once else self._ticks_to_next_ending()
         if ticks > 1:
             ticks = 1 + self.kv.ticks_that_fit(self._clock + 1, ticks - 1)
-        first_s = self.timer.step_s(Batch(seqs, context_tok))
+        first = Batch(seqs, context_tok)
+        first_s = self.timer.step_s(first)
         growth_s = 0.0
         if ticks > 1:
             ticks, growth_s = self._straight(seqs, context_tok, ticks, first_s)
         room = not self._waiting and len(self._running) < self.limits.max_num_seqs
-        self._step = Step(start_s, first_s, growth_s, ticks, may_be_cut=room)
+        self._step = Step(start_s, first_s, first, growth_s, ticks, may_be_cut=room)
         self.event = (self._step.end_s, ENDS)
         self._cut()
 
@@ -282,6 +284,8 @@ class Replica:
         """Account for what ends now, set ``event``, and return the requests that are done."""
         step, end_s = self._step, self.event[0]
         self._last_start_s = step.begins_s(max(step.ticks, 1) - 1)
+        if self.log.step_runs is not None:
+            self.log.step_runs.append(_run_of(step, end_s))
         if step.ticks:
             self._tick(step, end_s)
         elif self.kv.seqs and not self._stalled:
@@ -368,3 +372,12 @@ class Replica:
             self._endings[sequence.ends] = []
             heappush(self._ending_clocks, sequence.ends)
         self._endings[sequence.ends].append(sequence)
+
+
+def _run_of(step: Step, end_s: float) -> StepRun:
+    """The run that ends at ``end_s``, with its last batch: the first, on contexts that grew by a token per step."""
+    first, steps = step.batch, max(step.ticks, 1)
+    last = first
+    if steps > 1:
+        last = Batch(first.decode_seqs, first.decode_context_tok + (steps - 1) * first.decode_seqs)
+    return StepRun(step.start_s, end_s, steps, first, last)

@@ -1,0 +1,103 @@
+"""Runs as weighted sums of step times: the sums must give back what the replay itself measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.calibration.effects import Design
+from planner.calibration.terms import Terms
+from planner.efficiency import Calibration, load_calibration, prior_values
+from planner.errors import InputError
+from planner.evaluate import case_of
+from planner.measurements import Run
+from planner.observations import calibrate, combinations, observe, observe_case
+from planner.predict import Deployment
+from planner.scheduler import replay
+from planner.step import StepModel
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+ANY = {name: 1.0 for name in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")}
+SERVE = Run("s", "serve", "h100-sxm", MODEL, engine_version="0.11.0", input_len=800, output_len=120, num_prompts=60,
+            length_distribution="uniform-0.8-1", arrival="closed-loop", max_concurrency=12, metrics=ANY)  # fmt: skip
+BATCH = Run("l", "latency", "mi300x", MODEL, engine_version="0.9.1", input_len=256, output_len=64, batch_size=16,
+            metrics={"avg_latency_s": 2.0})  # fmt: skip
+
+
+def inside_times(run: Run) -> tuple[dict[str, float], Deployment]:
+    """What the sums over steps say at the priors, by metric, client and front end excluded; and the deployment."""
+    one = observe_case(case_of(run))
+    inside = replace(one, metrics=tuple(replace(metric, requests=0.0, waits=0.0) for metric in one.metrics))
+    seconds = np.exp(Terms([inside]).log_metrics(Design([inside], ()).start)[0])
+    return dict(zip((m.name for m in one.metrics), seconds, strict=True)), case_of(run).deployment
+
+
+def test_the_sums_are_what_the_replay_measures() -> None:
+    found, deployment = inside_times(SERVE)
+    priors = prior_values(deployment.profile, 1)
+    efficiency = Calibration(name="", fitted_on="").efficiency({}, priors)
+    timer = StepModel(deployment.model, deployment.profile, deployment.config, efficiency)
+    workload = case_of(SERVE).workload
+    served = replay(timer, workload, deployment.limits(workload.max_total_len))
+    assert found["output_throughput"] == pytest.approx(served.duration_s, rel=0.02)
+    assert found["mean_tpot_ms"] == pytest.approx(served.tpot_s.mean(), rel=0.02)
+    assert found["mean_ttft_ms"] == pytest.approx(served.ttft_s.mean(), rel=0.05)
+    assert found["mean_e2el_ms"] == pytest.approx(served.e2el_s.mean(), rel=0.02)
+
+
+def test_steps_that_are_alike_are_put_together() -> None:
+    assert len(observe_case(case_of(SERVE)).batches) < 80
+
+
+def test_a_batch_has_no_front_end() -> None:
+    (metric,) = observe_case(case_of(BATCH)).metrics
+    assert (metric.requests, metric.waits) == (0, 0)
+
+
+def test_a_burst_waits_for_all_of_itself() -> None:
+    once = replace(SERVE, arrival="all-at-once", max_concurrency=None, length_distribution="fixed")
+    metrics = {m.name: m for m in observe_case(case_of(once)).metrics}
+    assert metrics["mean_ttft_ms"].waits == metrics["output_throughput"].waits == 60
+
+
+def test_suspect_runs_are_left_out_and_impossible_ones_named() -> None:
+    broken = replace(SERVE, run_id="x", gpu="no-such-gpu")
+    found, refused = observe([SERVE, replace(SERVE, run_id="y", suspect="breaks Little's law"), broken])
+    assert [one.run_id for one in found] == ["s"]
+    assert [run.run_id for run, _ in refused] == ["x"]
+
+
+def test_a_fit_to_slower_runs_predicts_slower_ones_and_keeps_what_it_knew() -> None:
+    """Twice the time that is predicted now, three times measured: the next prediction lies in between."""
+    base = load_calibration()
+    case = case_of(BATCH)
+    served = case.deployment.replay(case.workload)
+    slow = [replace(BATCH, run_id=str(i), metrics={"avg_latency_s": 2 * served.duration_s}) for i in range(3)]
+    local, left_out = calibrate(slow, base, name="local", fitted_on="three runs")
+    assert not left_out
+    deployment = case.deployment
+    seen = observe_case(case).circumstances
+    priors = prior_values(deployment.profile, 1)
+    timer = StepModel(
+        deployment.model,
+        deployment.profile,
+        deployment.config,
+        local.efficiency(seen, priors),
+    )
+    again = replay(timer, case.workload, deployment.limits(case.workload.max_total_len))
+    assert 1.1 * served.duration_s < again.duration_s < 2.05 * served.duration_s
+    assert {e.target for e in base.effects} <= {e.target for e in local.effects}
+    assert local.familiarity(seen) == "setting"
+    assert set(combinations(observe(slow)[0])) <= set(local.combinations)
+
+
+def test_nothing_to_calibrate_on_is_said() -> None:
+    with pytest.raises(InputError, match="nothing to calibrate on"):
+        calibrate(
+            [replace(SERVE, gpu="no-such-gpu")],
+            load_calibration(),
+            name="",
+            fitted_on="",
+        )
