@@ -22,7 +22,7 @@ from planner.model.architecture import Model
 from planner.model.precision import UNQUANTIZED
 from planner.model.quantization import as_quantized
 from planner.model.resolve import load_model
-from planner.predict import Deployment, deploy, predict_latency, predict_serve, predict_throughput
+from planner.predict import Deployment, deploy, interval, predict_latency, predict_serve, predict_throughput
 from planner.workload import NAMED_DISTRIBUTIONS, Workload
 
 #: What is taken where a run does not say.
@@ -95,8 +95,17 @@ def evaluate_run(run: Run) -> Evaluated:
         predicted = predict(case)
     except PlannerError as error:
         return Evaluated(run, {}, error.cause)
-    figures = {name: Figure(value, predicted[name]) for name, value in run.metrics.items() if name in predicted}
+    figures = {
+        name: _figure(case, name, measured, predicted[name])
+        for name, measured in run.metrics.items()
+        if name in predicted
+    }
     return Evaluated(run, figures, None if figures else "nothing that this bench reports was measured")
+
+
+def _figure(case: Case, name: str, measured: float, predicted: float) -> Figure:
+    bounds = interval(case.deployment, name)
+    return Figure(measured, predicted, *(predicted * factor for factor in bounds or ()))
 
 
 def predict(case: Case) -> dict[str, float]:

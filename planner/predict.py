@@ -19,6 +19,7 @@ from math import ceil
 from typing import Any
 
 from planner.bench import latency_result, serve_result, throughput_result
+from planner.efficiency import circumstances, load_calibration
 from planner.engine.config import EngineArgs, EngineConfig
 from planner.engine.features import features_of
 from planner.engine.resolve import resolve
@@ -32,6 +33,15 @@ from planner.scheduler import Client, Limits, Replay, replay
 from planner.step import Batch, StepBreakdown, StepModel
 from planner.workload import Workload
 
+#: Figures that scale with the output throughput.
+RATES = frozenset(
+    {
+        "output_throughput", "total_token_throughput", "request_throughput", "requests_per_second",
+        "tokens_per_second", "output_throughput_per_gpu", "output_throughput_per_user",
+    }
+)  # fmt: skip
+#: Whose interval a statistic takes: runs were published with means, medians and 99th percentiles.
+STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
 #: Share of a GPU's memory that is taken for the cache of a run where the budget, which is an estimate, leaves less.
 KNOWN_TO_RUN = 0.04
 
@@ -49,6 +59,11 @@ class Deployment:
     def budget(self) -> MemoryBudget:
         """How the memory is divided."""
         return memory_budget(self.model, self.profile, self.config)
+
+    @cached_property
+    def circumstances(self) -> dict[str, str]:
+        """What the fits know this engine by."""
+        return circumstances(self.model, self.profile, self.config)
 
     @cached_property
     def timer(self) -> StepModel:
@@ -138,19 +153,47 @@ class Prediction:
 def predict_serve(deployment: Deployment, workload: Workload, **asked: Any) -> Prediction:
     """The result of ``vllm bench serve``; ``asked`` as for ``bench.serve_result``."""
     served = deployment.replay(workload)
-    return Prediction(serve_result(served, workload, model_id=deployment.model.id, **asked), served)
+    result = serve_result(served, workload, model_id=deployment.model.id, **asked)
+    return Prediction(with_intervals(deployment, result), served)
 
 
 def predict_throughput(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench throughput``: all prompts at once."""
     served = deployment.replay(workload, offline=True)
-    return Prediction(throughput_result(served, model_id=deployment.model.id), served)
+    return Prediction(with_intervals(deployment, throughput_result(served, model_id=deployment.model.id)), served)
 
 
 def predict_latency(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
     served = deployment.replay(workload, offline=True)
-    return Prediction(latency_result(served, model_id=deployment.model.id), served)
+    return Prediction(with_intervals(deployment, latency_result(served, model_id=deployment.model.id)), served)
+
+
+def with_intervals(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
+    """``result`` and, beside each predicted figure, ``KEY_lo`` and ``KEY_hi``: the 90 % interval of its fits."""
+    found: dict[str, Any] = {}
+    for key, value in result.items():
+        found[key] = value
+        bounds = interval(deployment, key)
+        if bounds and isinstance(value, float):
+            found[f"{key}_lo"], found[f"{key}_hi"] = value * bounds[0], value * bounds[1]
+    return found
+
+
+def interval(deployment: Deployment, key: str) -> tuple[float, float] | None:
+    """Factors around the figure ``key`` between which 90 % of measurements lie; None for what is no prediction."""
+    calibration, held = load_calibration(), deployment.circumstances
+    if key in ("duration", "elapsed_time"):  # the same work in more time is less throughput
+        bounds = calibration.interval("output_throughput", held)
+        return (1 / bounds[1], 1 / bounds[0]) if bounds else None
+    if key in ("avg_latency", "avg_latency_s"):
+        return calibration.interval("avg_latency_s", held)
+    if key in RATES:
+        return calibration.interval("output_throughput", held)
+    statistic, _, metric = key.partition("_")
+    if not metric.endswith("_ms") or statistic not in STATISTICS:
+        return None
+    return calibration.interval(f"{STATISTICS[statistic]}_{metric}", held)
 
 
 def typical_steps(deployment: Deployment, served: Replay) -> dict[str, StepBreakdown]:

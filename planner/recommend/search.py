@@ -31,7 +31,7 @@ from planner.model.architecture import Model
 from planner.model.resolve import ResolvedModel, load_model
 from planner.parallelism import legal_tensor_parallel_sizes
 from planner.plan import Goal
-from planner.predict import Deployment, Estimate, deploy, estimate, predict_serve
+from planner.predict import Deployment, Estimate, deploy, estimate, predict_serve, with_intervals
 from planner.units import GIB, MS
 from planner.workload import Workload
 
@@ -227,7 +227,7 @@ def predicted(deployment: Deployment, workload: Workload) -> dict[str, Any]:
         "output_throughput_per_gpu": result["output_throughput"] / deployment.config.num_gpus,
         "output_throughput_per_user": result["output_throughput"] / (workload.max_concurrency or 1),
     }
-    return {**{key: value for key, value in result.items() if value is not None}, **rates}
+    return {**{key: value for key, value in result.items() if value is not None}, **with_intervals(deployment, rates)}
 
 
 def node_size(request: Request, profile: GpuProfile) -> int:
