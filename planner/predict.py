@@ -26,7 +26,7 @@ from planner.engine.resolve import resolve
 from planner.engine.version import EngineVersion
 from planner.fit import served_model
 from planner.hardware import GpuProfile
-from planner.memory.budget import MemoryBudget, memory_budget
+from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget
 from planner.model.architecture import Model
 from planner.parallelism import Layout, check_layout
 from planner.scheduler import Client, Limits, Replay, replay
@@ -53,12 +53,13 @@ class Deployment:
     model: Model
     profile: GpuProfile
     config: EngineConfig
+    basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those that a user's own logs taught
     least_cache_bytes: int = 0  #: on each GPU, whatever the budget says: of what was seen to run
 
     @cached_property
     def budget(self) -> MemoryBudget:
         """How the memory is divided."""
-        return memory_budget(self.model, self.profile, self.config)
+        return memory_budget(self.model, self.profile, self.config, self.basis)
 
     @cached_property
     def circumstances(self) -> dict[str, str]:
@@ -123,6 +124,7 @@ def deploy(
     *,
     offline: bool = False,
     known_to_run: bool = False,
+    basis: Basis = SHIPPED_BASIS,
 ) -> Deployment:
     """The engine that ``args`` describe. Raises IllegalPlanError for what vLLM refuses.
 
@@ -139,7 +141,8 @@ def deploy(
             allow_unvalidated=args.allow_unvalidated,
             refines_fp8_blocks=features_of(config, profile).refines_fp8_blocks,
         )
-    return Deployment(served, profile, config, int(KNOWN_TO_RUN * profile.memory_bytes) if known_to_run else 0)
+    least = int(KNOWN_TO_RUN * profile.memory_bytes) if known_to_run else 0
+    return Deployment(served, profile, config, basis, least)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,16 @@ def test_later_runs_on_the_machine_use_it_and_say_so(log: Callable[[str], str]) 
     assert after["startup_log"] == []
 
 
+def test_a_plan_for_the_machine_rests_on_its_log_too(log: Callable[[str], str]) -> None:
+    asked = ("recommend", "Qwen/Qwen3-4B", "--gpu", "h100", "--gpus", "1", "--engine-version", "0.10.2")
+    asked += ("--max-concurrency", "8", "--format", "json")
+    before = json.loads(run(*asked).out)["plans"][0]["memory"]
+    fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(SUM_ONLY))
+    after = json.loads(run(*asked).out)["plans"][0]["memory"]
+    assert after["kv_cache_bytes"] != before["kv_cache_bytes"]
+    assert after["weights_bytes"] == before["weights_bytes"]
+
+
 def test_another_model_on_the_machine_profits_with_a_wider_interval(log: Callable[[str], str]) -> None:
     """Sampling took 9.47 copies of the logits there rather than the 9.6 of all logs: 1,024 x 151,936 x 4 B each."""
     other = ("Qwen/Qwen3-8B", "--gpu", "h100", "--engine-version", "0.10.2")

@@ -87,6 +87,8 @@ def recommend(
     """Exit status 0 when there is a plan for at least one GPU, 1 when there is none."""
     from planner.cli.inputs import check_context, gpu_profiles
     from planner.engine.version import parse_version
+    from planner.memory.budget import Basis
+    from planner.memory.local import constants_for
     from planner.model.resolve import load_model
     from planner.recommend import Request, rank
     from planner.report.recommendation import print_recommendation
@@ -108,6 +110,7 @@ def recommend(
         num_prompts=num_prompts,
         gpus_per_node=gpus,
         version=parse_version(engine_version) if engine_version else None,
+        basis=Basis(constants_for(None)),
         args=args,
     )
     rankings = rank(request)

@@ -124,13 +124,16 @@ def _predict(bench: str, workload: "Workload", case: Case, output: str, *, expla
     from planner.cli import inputs
     from planner.fit import check
     from planner.hardware import load_profile
+    from planner.memory.budget import Basis
+    from planner.memory.local import constants_for
     from planner.report import prediction as report
 
     profile = load_profile(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
     resolved = inputs.model_as(case.model, case.weight_dtype, revision=case.revision, refresh=case.refresh)
     version = inputs.engine_version_for(case.engine_version, profile)
-    checked = check(resolved.model, profile, case.args, version)
-    deployment = predict.deploy(resolved.model, profile, case.args, version, offline=bench != "serve")
+    basis = Basis(constants_for(None))  # overheads that the user's own logs taught count here too
+    checked = check(resolved.model, profile, case.args, version, basis)
+    deployment = predict.deploy(resolved.model, profile, case.args, version, offline=bench != "serve", basis=basis)
     inputs.check_duration(workload)
     inputs.check_context(workload, deployment.config.max_model_len, resolved.resolved)
     if deployment.requests_held(workload.max_total_len) < 1:

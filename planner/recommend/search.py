@@ -26,6 +26,7 @@ from planner.engine.recipes import recipe_for
 from planner.engine.version import EngineVersion
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
+from planner.memory.budget import SHIPPED_BASIS, Basis
 from planner.model import catalog
 from planner.model.architecture import Model
 from planner.model.resolve import ResolvedModel, load_model
@@ -60,6 +61,7 @@ class Request:
     num_prompts: int | None = None
     gpus_per_node: int | None = None  #: GPUs that one node has; None: as the profile says
     version: EngineVersion | None = None  #: None: the newest with an image for each GPU
+    basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those of the user's own machines
     args: EngineArgs = field(default_factory=EngineArgs)  #: settings that are given, not searched
 
 
@@ -272,13 +274,13 @@ def _batches(
     try:
         largest = _largest_batch(request, model, profile, args, version)
         if largest < 1:
-            reject(_why_not(deploy(model, profile, args, version)))
+            reject(_why_not(deploy(model, profile, args, version, basis=request.basis)))
             return
         batches = _worth_trying(request, largest)
         if not batches:
             reject(f"holds {largest} requests of this length at once, {wanted_batch(request)} are asked for")
         for batch in batches:
-            deployment = deploy(model, profile, replace(args, max_num_seqs=batch), version)
+            deployment = deploy(model, profile, replace(args, max_num_seqs=batch), version, basis=request.basis)
             figures = estimate(deployment, request.input_len, request.output_len, batch)
             yield Candidate(resolved, deployment, figures)
     except PlannerError as error:
@@ -292,7 +294,7 @@ def _largest_batch(
     batch = args.max_num_seqs or MAX_NUM_SEQS
     holds = 0
     for _ in range(2):  # a smaller max_num_seqs frees activation memory, which may hold a few requests more
-        deployment = deploy(model, profile, replace(args, max_num_seqs=batch), version)
+        deployment = deploy(model, profile, replace(args, max_num_seqs=batch), version, basis=request.basis)
         holds = int(deployment.requests_held(request.input_len + request.output_len, pessimistic=True))
         if holds >= batch:
             return batch
