@@ -23,6 +23,7 @@ from planner.model.precision import UNQUANTIZED
 from planner.model.quantization import as_quantized
 from planner.model.resolve import load_model
 from planner.predict import Deployment, deploy, interval, predict_latency, predict_serve, predict_throughput
+from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Workload
 
 #: What is taken where a run does not say.
@@ -151,10 +152,22 @@ def case_of(run: Run) -> Case:
         allow_unvalidated=True,
     )
     deployment = _deployed(run, model, profile, args)
+    _refuse_impossible(deployment)
     if run.bench == "throughput" and deployment.config.engine == "V0":
         config = replace(deployment.config, num_scheduler_steps=V0_SCHEDULER_STEPS)
         deployment = replace(deployment, config=config)
     return Case(run, deployment, workload)
+
+
+def _refuse_impossible(deployment: Deployment) -> None:
+    """Overheads are estimates, which a run that was measured outweighs; weights are arithmetic."""
+    weights_bytes = deployment.budget.binding.weights.loaded_bytes
+    memory_bytes = deployment.profile.memory_bytes
+    if weights_bytes > memory_bytes:
+        raise InputError(
+            f"{format_bytes(weights_bytes)} of weights on each GPU do not fit {format_bytes(memory_bytes)}",
+            hint="check model, weight_dtype and tensor_parallel_size of the run",
+        )
 
 
 def _deployed(run: Run, model: Model, profile: GpuProfile, args: EngineArgs) -> Deployment:
