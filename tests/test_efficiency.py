@@ -96,6 +96,21 @@ def test_what_was_measured_decides_what_is_familiar() -> None:
     assert calibration.familiarity(HERE | {"gpu": "new", "architecture": "new"}) == "nothing"
 
 
+def test_a_part_of_a_gpu_is_not_the_gpu_that_was_measured() -> None:
+    calibration = load_calibration()
+    whole, part = (circumstances(llama_8b(), load_profile(name), engine()) for name in ("mi300x", "mi300x-cpx"))
+    assert calibration.familiarity(part) == "architecture"
+    assert calibration.efficiency(whole, prior_values(load_profile("mi300x"), 1)).basis == "gpu"
+    assert calibration.efficiency(part, prior_values(load_profile("mi300x-cpx"), 1)).basis == "architecture"
+    wide, narrow = (calibration.interval("mean_tpot_ms", where) for where in (part, whole))
+    assert wide and narrow and wide[0] <= narrow[0] and wide[1] >= narrow[1]
+
+
+def test_b300_takes_what_was_fitted_for_b200() -> None:
+    found = efficiency_for(llama_8b(), load_profile("b300-sxm"), engine())
+    assert found.basis == "architecture"
+
+
 def test_intervals_never_narrow_where_less_is_known() -> None:
     spreads = (
         Spread(metric="mean_tpot_ms", familiarity="combination", lo=0.9, hi=1.2, rows=50),

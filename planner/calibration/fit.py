@@ -32,7 +32,7 @@ SIGMA = {
     "avg_latency_s": 0.05, "output_throughput": 0.08, "mean_tpot_ms": 0.08, "median_tpot_ms": 0.10,
     "mean_e2el_ms": 0.10, "mean_ttft_ms": 0.25, "median_ttft_ms": 0.30,
 }  # fmt: skip
-GROUP_SD = 0.03
+GROUP_SD = 0.02
 LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
 #: Factors that stayed closer to 1 than this are not written down.
 NEGLIGIBLE = 0.004

@@ -9,17 +9,21 @@ from planner.engine.features import features_of, graph_batches
 from planner.hardware.schema import GpuProfile
 from planner.model.architecture import Attention, CompressedAttention, LatentAttention, Model, StateMixer
 
+#: Architectures that differ from another one in their peaks only, as far as vLLM's kernels go.
+KIN = {"sm_103": "sm_100"}
+
 
 def circumstances(model: Model, profile: GpuProfile, config: EngineConfig) -> dict[str, str]:
     """What an efficiency may depend on, as words.
 
-    ``gpu`` (of a partition: the whole GPU), ``architecture``, ``platform``, ``links``, ``era`` (see there), ``release``
-    (major and minor), ``weights``, ``attention``, ``kind`` (dense or moe), ``shape`` (one architecture at one size,
-    whoever trained it), ``tp``.
+    ``gpu`` (of a partition: the whole GPU), ``partition`` (its mode, or empty), ``architecture``, ``platform``,
+    ``links``, ``era`` (see there), ``release`` (major and minor), ``weights``, ``attention``, ``kind`` (dense or moe),
+    ``shape`` (one architecture at one size, whoever trained it), ``tp``.
     """
     return {
         "gpu": profile.partition.of if profile.partition else profile.id,
-        "architecture": profile.architecture,
+        "partition": profile.partition.compute_mode if profile.partition else "",
+        "architecture": KIN.get(profile.architecture, profile.architecture),
         "platform": profile.platform,
         "links": profile.interconnect.kind,
         "era": era(config, profile),

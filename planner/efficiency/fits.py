@@ -92,12 +92,16 @@ class Calibration(_Record):
                 basis = "gpu"
             elif "architecture" in effect.when and basis == "global":
                 basis = "architecture"
+        if circumstances.get("partition") and basis == "gpu":
+            basis = "architecture"  # a part of a GPU is not the GPU that was measured
         for name in SHARES:
             values[name] = min(values[name], 1.0)
         return Efficiency(**values, basis=basis)
 
     def familiarity(self, circumstances: Mapping[str, str]) -> Familiarity:
-        """How near the fit has been to ``circumstances``."""
+        """How near the fit has been to ``circumstances``; nobody has measured a part of a GPU."""
+        if circumstances.get("partition"):
+            return "architecture"
         here = Combination(**{key: circumstances.get(key, "") for key in Combination.model_fields})
         if here in self.combinations:
             return "setting"
