@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 E2E_VENV ?= .venv-e2e
 
-.PHONY: test check lint types unit e2e docs lock benchmarks clean
+.PHONY: test check lint types unit browser e2e docs pictures lock benchmarks clean
 
 test: lint types unit
 
@@ -23,9 +23,13 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+	$(BIN)/mypy tests/library_use.py  # the types as a user of the library sees them
 
 unit: $(STAMP)
 	$(BIN)/pytest -n auto
+
+browser: $(STAMP)  ## the report in headless Chromium, which has to be installed
+	$(BIN)/pytest tests/browser/check_report.py
 
 e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB
 	PYTHON=$(PYTHON) tests/e2e/install.sh $(E2E_VENV) build/e2e
@@ -33,6 +37,9 @@ e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole 
 
 docs: $(STAMP)  ## write the real output of each documented command into docs/
 	$(BIN)/python docs/refresh.py
+
+pictures: $(STAMP)  ## the screenshots in docs/images, by headless Chromium
+	$(BIN)/python docs/pictures.py
 
 lock:  ## needs uv; no registry host goes into the file
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \

@@ -80,11 +80,13 @@ def main() -> None:
         "predict", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--max-concurrency", "64",
         "--num-prompts", "640", "--max-model-len", "8192",
     )  # fmt: skip
+    targets = ("recommend", "--gpu", "all", "--ttft", "2000", "--tpot", "100", "--request-rate", "20")
     works: dict[str, tuple[Callable[[], None], str]] = {
         "numpy workload": (yardstick, ""),
         "replay of 10,000 requests at 512": (replay_ten_thousand, "1 s"),
         "predict serve, from cold": (command(*serve), "1.5 s"),
         "recommend, defaults": (command("recommend"), "5 s"),
+        "recommend, targets, all GPUs": (command(*targets), "10 s"),
     }
     if len(sys.argv) > 1:
         works[f"evaluate, {len(Path(sys.argv[1]).read_text().splitlines()) - 1} rows"] = (

@@ -5,6 +5,9 @@ in an empty folder; what a terminal 120 columns wide would show is written below
 can show what a reader would type: a line continued with a backslash, ``| head -n N`` behind a command, ``echo $?``
 after one, and ``pip install . && `` before one (not run). Other commands keep the output that they have.
 
+A block fenced as ``py`` is run in this process, with the names that earlier ones of the page made; what it prints is
+written into the block fenced as ``text`` below it.
+
 A block fenced as ``toml planner.toml`` (or any format and file name) is written to that file for the rest of the page.
 
 ``tests/test_docs.py`` fails when a page is not as this script would write it.
@@ -42,10 +45,37 @@ def pages() -> list[Path]:
 def refreshed(page: str) -> str:
     """The text of a page with the output of its commands as it is now."""
     with _empty_folder():
-        return BLOCK.sub(lambda found: _block(found), page)
+        scripts = Scripts()
+        return BLOCK.sub(lambda found: _block(found, scripts), page)
 
 
-def _block(found: re.Match[str]) -> str:
+class Scripts:
+    """The Python of a page, block by block."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, object] = {"__name__": "page"}
+        self.said: str | None = None  #: by the block before; None: that was no Python
+
+    def run(self, body: str) -> None:
+        """Run a block and keep what it prints."""
+        out = StringIO()
+        with redirect_stdout(out):
+            exec(body, self.names)  # noqa: S102  (our own page)
+        self.said = out.getvalue()
+
+    def take(self) -> str | None:
+        """What the block before printed, once."""
+        said, self.said = self.said, None
+        return said
+
+
+def _block(found: re.Match[str], scripts: Scripts) -> str:
+    if found["kind"] == "py":
+        scripts.run(found["body"])
+        return found[0]
+    said = scripts.take()
+    if found["kind"] == "text" and said is not None:
+        return f"```text\n{said}```"
     if found["file"]:
         path = Path(found["file"])
         path.parent.mkdir(parents=True, exist_ok=True)

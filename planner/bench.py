@@ -29,6 +29,14 @@ METRICS = (
     ("itl", "ITL", "Inter-token Latency"),
     ("e2el", "E2EL", "End-to-end Latency"),
 )
+#: Lines about drafts: label, key, digits.
+DRAFTS = (
+    ("Acceptance rate (%):", "acceptance_rate", 2),
+    ("Acceptance length:", "acceptance_length", 2),
+    ("Drafts:", "num_drafts", 0),
+    ("Draft tokens:", "draft_tokens", 0),
+    ("Accepted tokens:", "accepted_tokens", 0),
+)
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 NEWEST_RELEASE = (0, 33, 0)
 
@@ -52,12 +60,13 @@ def serve_result(
     workload: Workload,
     *,
     model_id: str = "",
+    backend: str = "vllm",
     percentiles: Sequence[float] = (99,),
     goodput: Mapping[str, float] | None = None,
     date: str = "",
     detailed: bool = False,
 ) -> Result:
-    """The result file of ``vllm bench serve --percentile-metrics ttft,tpot,itl,e2el``.
+    """The result file of ``vllm bench serve --backend BACKEND --percentile-metrics ttft,tpot,itl,e2el``.
 
     ``percentiles`` are those of ``--metric-percentiles``, in percent; ``goodput`` maps ``ttft``, ``tpot`` and
     ``e2el`` to targets in ms, as ``--goodput`` does. ``detailed`` adds the lists of ``--save-detailed`` that a
@@ -69,8 +78,8 @@ def serve_result(
     peak_tok_per_s, peak_requests = _peaks(replay)
     result: Result = {
         "date": date,
-        "endpoint_type": "openai",
-        "backend": "openai",
+        "endpoint_type": backend,
+        "backend": backend,
         "label": None,
         "model_id": model_id,
         "tokenizer_id": model_id,
@@ -111,6 +120,23 @@ def serve_result(
         | _statistics("itl", gap_s, tokens, percentiles)
         | _statistics("e2el", replay.e2el_s, once, percentiles)
     )
+
+
+def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> Result:
+    """What ``vllm bench serve`` adds where the server drafts; ``acceptance_rates`` position by position.
+
+    Every decode step of a request verifies one draft, as ``vllm/benchmarks/serve.py`` (0.27) counts them.
+    """
+    drafts = int((replay.token_runs.steps * replay.token_runs.tokens).sum())
+    accepted = sum(acceptance_rates)
+    return {
+        "spec_decode_acceptance_rate": 100 * accepted / len(acceptance_rates),
+        "spec_decode_acceptance_length": 1 + accepted,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": drafts * len(acceptance_rates),
+        "spec_decode_accepted_tokens": round(drafts * accepted),
+        "spec_decode_per_position_acceptance_rates": list(acceptance_rates),
+    }
 
 
 def _statistics(
@@ -208,6 +234,12 @@ def serve_table(result: Result, release: tuple[int, ...] = NEWEST_RELEASE) -> st
         if f"mean_{name}_ms" in result:
             lines.append(f"{heading:-^{width}}")
             lines += [_row(result, f"{label} {short} (ms):", key, 2) for label, key in _moments(result, name)]
+    if "spec_decode_num_drafts" in result:
+        lines.append(f"{'Speculative Decoding':-^{width}}")
+        lines += [_row(result, label, f"spec_decode_{key}", digits) for label, key, digits in DRAFTS]
+        rates = result["spec_decode_per_position_acceptance_rates"]
+        lines.append("Per-position acceptance (%):")
+        lines += [f"{f'  Position {place}:':<40} {100 * rate:<10.2f}" for place, rate in enumerate(rates)]
     lines.append("=" * width)
     return "\n".join(lines)
 

@@ -45,21 +45,30 @@ def collectives(model: Model, config: EngineConfig) -> tuple[Collective, ...]:
 
     Tensor parallelism reduces the hidden vector after each row-split matrix: after the mixer and after the MLP of
     a layer. Data-parallel replicas of an MoE share the experts: they gather each other's tokens before them and
-    scatter the sums after (vLLM's default all-to-all backend). Pipeline stages hand over hidden vector and residual.
+    scatter the sums after (``--all2all-backend allgather_reducescatter``, vLLM's default). Each rank of a TP group
+    does so with its peers in the other replicas, and the group still adds up its slices of the experts; with EP the
+    ranks of a group deal its tokens out among them instead (sequence parallelism), and gather them again after.
+    Pipeline stages hand over hidden vector and residual. Source: ``AgRsAll2AllManager`` and
+    ``use_sequence_parallel_moe`` of vLLM 0.27.
     """
     hidden_bytes = model.hidden_size * ACTIVATION_BYTES
     tp, pp, dp = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
     exchanges = sum(layer.moe is not None for layer in model.layers) if dp > 1 else 0
-    reductions = sum(_reductions(layer) for layer in model.layers) - exchanges + 1  # the embedding's is one more
+    dealt = exchanges if config.enable_expert_parallel and tp > 1 else 0
+    reductions = sum(_reductions(layer) for layer in model.layers) - dealt + 1  # the embedding's is one more
     found = []
     if tp > 1:
         found.append(Collective("all-reduce", reductions, TOKENS, reductions * hidden_bytes * 2 * (tp - 1) / tp, tp))
         logits_bytes = model.vocab_size * ACTIVATION_BYTES * (tp - 1) / tp
         found.append(Collective("logits all-gather", 1, SAMPLED, logits_bytes, tp))
     if exchanges:
-        others = (expert_ranks(config) - 1) / tp  # a rank of a TP group gathers its share and passes it on
+        ranks = expert_ranks(config) if dealt else dp
+        others = (ranks - 1) / tp if dealt else dp - 1  # of the tokens of one replica, those of all being its share
         moved_bytes = 2 * exchanges * hidden_bytes * others
-        found.append(Collective("expert exchange", 2 * exchanges, TOKENS, moved_bytes, expert_ranks(config)))
+        found.append(Collective("expert exchange", 2 * exchanges, TOKENS, moved_bytes, ranks))
+    if dealt:
+        gathered_bytes = dealt * hidden_bytes * (tp - 1) / tp
+        found.append(Collective("token all-gather", dealt, TOKENS, gathered_bytes, tp))
     if pp > 1:
         found.append(Collective("pipeline hop", pp - 1, TOKENS, (pp - 1) * 2 * hidden_bytes, 2))
     return tuple(found)

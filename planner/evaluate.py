@@ -17,7 +17,9 @@ from planner.engine.config import EngineArgs
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile, load_profile
+from planner.local import SHIPPED, Local
 from planner.measurements import Run
+from planner.memory.budget import Basis
 from planner.model.architecture import Model
 from planner.model.precision import UNQUANTIZED
 from planner.model.quantization import as_quantized
@@ -28,22 +30,26 @@ from planner.workload import NAMED_DISTRIBUTIONS, Workload
 
 #: What is taken where a run does not say.
 ASSUMED = {
-    "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths 5 x, and lengths that scatter by 10 %",
+    "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths, these scatter by 10 %",
     "num_scheduler_steps": "10 for offline throughput on the V0 engine, as AMD's tables were run",
     "num_prompts otherwise": "1000",
     "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
+    "size of the KV cache": "as estimated, but room for one request of max_model_len, as vLLM insists; 32768 tokens "
+    "where the run does not state it and the model allows as many",
     "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), else the default",
 }
 PROMPTS_PER_SLOT = 10
-#: A closed loop of fixed lengths that does not state its prompts was not run by ``vllm bench``: other clients stop
-#: earlier, and their lengths scatter, so that requests which start together do not end together.
-OTHER_PROMPTS_PER_SLOT, OTHER_RANGE_RATIO = 5, 0.1
+#: A closed loop of fixed lengths that does not state its prompts was not run by ``vllm bench``: lengths of other
+#: clients scatter, so that requests which start together do not end together.
+OTHER_RANGE_RATIO = 0.1
 V0_SCHEDULER_STEPS = 10
 #: Published runs of such weights that do not state their cache hold more requests than a 16-bit one has room for.
 NARROW_WEIGHTS = frozenset({"fp8", "mxfp8", "nvfp4", "mxfp4", "fp4-experts+fp8"})
 PROMPTS = 1000
 LEAST_PROMPTS, MOST_PROMPTS = 20, 5120
 CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
+#: The longest request that most published servers allowed: vLLM refuses to start where one such does not fit.
+SERVED_CONTEXT = 32768
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,20 @@ class Evaluated:
     run: Run
     figures: dict[str, Figure]
     refused: str | None = None
+    calibration: str | None = None  #: whose fits predicted: ``shipped``, or the files of the user's own
 
 
-def evaluate(runs: Iterable[Run]) -> list[Evaluated]:
-    """Predict each run. Never raises for a run that cannot be predicted: its reason is in ``refused``."""
-    return [evaluate_run(run) for run in runs]
+def evaluate(runs: Iterable[Run], local: Local = SHIPPED) -> list[Evaluated]:
+    """Predict each run with the fits of ``local``. Never raises for one that cannot be predicted: see ``refused``."""
+    return [evaluate_run(run, local) for run in runs]
 
 
-def evaluate_run(run: Run) -> Evaluated:
+def evaluate_run(run: Run, local: Local = SHIPPED) -> Evaluated:
     """Predict one run."""
     try:
-        case = case_of(run)
+        case = case_of(run, local)
         predicted = predict(case)
+        origin = case.deployment.calibrated_by
     except PlannerError as error:
         return Evaluated(run, {}, error.cause)
     figures = {
@@ -101,7 +109,7 @@ def evaluate_run(run: Run) -> Evaluated:
         for name, measured in run.metrics.items()
         if name in predicted
     }
-    return Evaluated(run, figures, None if figures else "nothing that this bench reports was measured")
+    return Evaluated(run, figures, None if figures else "nothing that this bench reports was measured", origin)
 
 
 def _figure(case: Case, name: str, measured: float, predicted: float) -> Figure:
@@ -129,13 +137,14 @@ def predict(case: Case) -> dict[str, float]:
 # --- from what a run states to what is replayed ------------------------------------------------------------------
 
 
-def case_of(run: Run) -> Case:
-    """The deployment and the load of a run. Raises PlannerError for what cannot be planned."""
+def case_of(run: Run, local: Local = SHIPPED) -> Case:
+    """Deployment and load of a run, with the fits of ``local``. Raises PlannerError for what cannot be planned."""
     profile = load_profile(run.gpu)
     workload = workload_of(run)
     model = _model(run.model, run.base_model, run.weight_dtype)
     length = workload.max_total_len
-    context = max(min(model.max_position_embeddings, max(length + CONTEXT_ROOM, LEAST_CONTEXT)), length)
+    usual = min(model.max_position_embeddings, max(length + CONTEXT_ROOM, LEAST_CONTEXT))
+    context = max(run.max_model_len or usual, length)
     if context > model.max_position_embeddings:  # it ran, so somebody allowed a longer context
         model = replace(model, max_position_embeddings=context)
     spread = run.expert_parallel_size > 1 and model.is_moe
@@ -148,11 +157,17 @@ def case_of(run: Run) -> Case:
         max_model_len=context,
         max_num_seqs=run.max_num_seqs,
         max_num_batched_tokens=run.max_num_batched_tokens,
+        enable_chunked_prefill=(run.max_num_batched_tokens or context) < context or None,  # or vLLM had refused
         async_scheduling=run.async_scheduling,
+        gpu_memory_utilization=run.gpu_memory_utilization,
+        enforce_eager=bool(run.enforce_eager),
+        enable_prefix_caching=run.enable_prefix_caching,
         allow_unvalidated=True,
     )
-    deployment = _deployed(run, model, profile, args)
+    deployment = _deployed(run, model, profile, args, local)
     _refuse_impossible(deployment)
+    held = max(run.max_model_len or min(SERVED_CONTEXT, model.max_position_embeddings), length)
+    deployment = replace(deployment, least_cache_tok=held + deployment.config.block_size)
     if run.bench == "throughput" and deployment.config.engine == "V0":
         config = replace(deployment.config, num_scheduler_steps=V0_SCHEDULER_STEPS)
         deployment = replace(deployment, config=config)
@@ -170,12 +185,15 @@ def _refuse_impossible(deployment: Deployment) -> None:
         )
 
 
-def _deployed(run: Run, model: Model, profile: GpuProfile, args: EngineArgs) -> Deployment:
+def _deployed(run: Run, model: Model, profile: GpuProfile, args: EngineArgs, local: Local) -> Deployment:
     """What ``args`` describe; with an fp8 cache where the run does not say and its weights are as narrow."""
 
     def with_cache(kv_cache_dtype: str) -> Deployment:
         asked, offline = replace(args, kv_cache_dtype=kv_cache_dtype), run.bench != "serve"
-        return deploy(model, profile, asked, version_of(run), offline=offline, known_to_run=True)
+        return deploy(
+            model, profile, asked, version_of(run), offline=offline, known_to_run=True,
+            basis=Basis(local.constants), calibration=local.calibration,
+        )  # fmt: skip
 
     deployment = with_cache(args.kv_cache_dtype)
     narrow = deployment.config.weight_dtype in NARROW_WEIGHTS and deployment.config.engine == "V1"
@@ -219,9 +237,12 @@ def workload_of(run: Run) -> Workload:
     output_len = run.output_len if nominal else run.mean_output_len or run.output_len
     if not input_len or not output_len:
         raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="fill in both")
+    if run.random_range_ratio is not None and run.length_distribution == "fixed":
+        ratio = run.random_range_ratio
     one = Workload(
-        max(round(input_len), 1), max(round(output_len), 1), 1, range_ratio=ratio, length_distribution=distribution
-    )
+        max(round(input_len), 1), max(round(output_len), 1), 1, range_ratio=ratio, length_distribution=distribution,
+        burstiness=run.burstiness or 1.0, seed=run.seed or 0,
+    )  # fmt: skip
     if run.bench == "latency":
         batch = run.batch_size or run.max_concurrency or run.num_prompts
         if not batch:
@@ -235,9 +256,9 @@ def workload_of(run: Run) -> Workload:
         return replace(one, num_prompts=run.num_prompts or PROMPTS, max_concurrency=concurrency, request_rate=rate)
     if not run.max_concurrency:
         raise InputError(f"{run.run_id}: neither max_concurrency nor request_rate is stated", hint="fill in one")
-    other = run.num_prompts is None and run.length_distribution == "fixed"
-    per_slot = OTHER_PROMPTS_PER_SLOT if other else PROMPTS_PER_SLOT
-    prompts = min(max(per_slot * run.max_concurrency, LEAST_PROMPTS), MOST_PROMPTS)
+    stated = run.num_prompts is not None or run.random_range_ratio is not None
+    other = not stated and run.length_distribution == "fixed"
+    prompts = min(max(PROMPTS_PER_SLOT * run.max_concurrency, LEAST_PROMPTS), MOST_PROMPTS)
     return replace(
         one,
         num_prompts=run.num_prompts or prompts,
@@ -286,6 +307,7 @@ def _rows(evaluated: Sequence[Evaluated]) -> Iterator[dict[str, Any]]:
         yield {
             "run_id": one.run.run_id,
             "refused": one.refused,
+            "calibration": one.calibration,
             "metrics": {
                 name: {"measured": f.measured, "predicted": f.predicted, "lo": f.lo, "hi": f.hi}
                 for name, f in one.figures.items()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from planner.errors import InputError
 
@@ -33,7 +33,8 @@ RUN_COLUMNS = (
     "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size", "engine_build", "engine_version",
     "input_len", "output_len", "mean_input_len", "mean_output_len", "length_distribution", "arrival", "batch_size",
     "max_concurrency", "request_rate", "num_prompts", "max_num_seqs", "max_num_batched_tokens", "async_scheduling",
-    "suspect", "date", "family",
+    "suspect", "date", "family", "max_model_len", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching",
+    "burstiness", "random_range_ratio", "seed",
 )  # fmt: skip
 
 
@@ -70,12 +71,25 @@ class Run:
     suspect: str = ""
     date: str = ""
     family: str = ""
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    burstiness: float | None = None
+    random_range_ratio: float | None = None
+    seed: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def group(self) -> tuple[str, str, int, str, str]:
         """Runs of one group share what a fit could memorise: GPU, model, TP, weight dtype, engine version."""
         return self.gpu, self.model, self.tensor_parallel_size, self.weight_dtype, self.engine_version
+
+    def record(self) -> dict[str, Any]:
+        """The columns of a table that give this run again: those that are not at their default."""
+        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name in RUN_COLUMNS}
+        defaults = {f.name: f.default for f in fields(self)}
+        return {**{name: value for name, value in stated.items() if value != defaults[name]}, **self.metrics}
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -102,21 +116,30 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[Run]:
     seen = False
     for row in table:
         seen = True
-        yield _Row(path, table.line_num, row).run()
+        yield _Row(f"{path}, line {table.line_num}", f"line-{table.line_num}", row).run()
     if not seen:
         raise InputError(f"{path} has no rows", hint="one row per measured run")
+
+
+def runs_of(records: Iterable[Mapping[str, Any]], where: str) -> list[Run]:
+    """The runs of ``Run.record``. Raises InputError naming ``where``, number and field for anything that is not one."""
+    found = []
+    for number, record in enumerate(records, 1):
+        cells: dict[str, str | None] = {name: str(value) for name, value in record.items()}
+        found.append(_Row(f"{where}, run {number}", f"run-{number}", cells).run())
+    return found
 
 
 class _Row:
     """One line of the table, cell by cell."""
 
-    def __init__(self, path: Path, line: int, cells: dict[str, str | None]) -> None:
-        self.path, self.line, self.cells = path, line, cells
+    def __init__(self, where: str, name: str, cells: dict[str, str | None]) -> None:
+        self.where, self.name, self.cells = where, name, cells
 
     def run(self) -> Run:
         self._refuse_extra_cells()
         return Run(
-            run_id=self.text("run_id") or f"line-{self.line}",
+            run_id=self.text("run_id") or self.name,
             bench=self.choice("bench", BENCHES),  # type: ignore[arg-type]
             gpu=self.needed("gpu"),
             model=self.needed("model"),
@@ -145,6 +168,13 @@ class _Row:
             suspect=self.text("suspect"),
             date=self.text("date"),
             family=self.text("family"),
+            max_model_len=self.count("max_model_len"),
+            gpu_memory_utilization=self.number("gpu_memory_utilization"),
+            enforce_eager=self.flag("enforce_eager"),
+            enable_prefix_caching=self.flag("enable_prefix_caching"),
+            burstiness=self.number("burstiness"),
+            random_range_ratio=self.share("random_range_ratio"),
+            seed=self.seed(),
             metrics=dict(self._metrics()),
         )
 
@@ -218,6 +248,18 @@ class _Row:
             raise self._wrong("num_prompts", "is a multiple of a concurrency that is not stated")
         return int(multiple[1]) * concurrency
 
+    def share(self, name: str) -> float | None:
+        """From 0 to below 1."""
+        if self.text(name) in ("0", "0.0"):
+            return 0.0
+        value = self.number(name)
+        if value is not None and value >= 1:
+            raise self._wrong(name, f"{value:g} is not below 1")
+        return value
+
+    def seed(self) -> int | None:
+        return 0 if self.text("seed") == "0" else self.count("seed")
+
     def count(self, name: str) -> int | None:
         value = self.number(name)
         if value is not None and value != int(value):
@@ -226,4 +268,4 @@ class _Row:
 
     def _wrong(self, name: str, what: str) -> InputError:
         column = f", column {name}" if name else ""
-        return InputError(f"{self.path}, line {self.line}{column}: {what}", hint="correct the cell, or leave it empty")
+        return InputError(f"{self.where}{column}: {what}", hint="correct the cell, or leave it empty")

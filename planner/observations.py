@@ -22,11 +22,11 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration import fit
 from planner.calibration.observed import Floats, Observed, ObservedMetric
-from planner.efficiency import Calibration, Combination, circumstances
-from planner.errors import InputError, PlannerError
+from planner.efficiency import Combination, circumstances
+from planner.errors import PlannerError
 from planner.evaluate import Case, case_of
+from planner.local import SHIPPED, Local
 from planner.measurements import Run
 from planner.predict import Deployment
 from planner.scheduler import Replay, replay
@@ -43,14 +43,17 @@ NEAR = {"median": (0.45, 0.55), "p99": (0.98, 1.0)}
 NEGLIGIBLE = 1e-9
 
 
-def observe(runs: Iterable[Run]) -> tuple[list[Observed], list[tuple[Run, str]]]:
-    """What can be fitted to, and the runs that cannot be replayed with the reason. Suspect runs are left out."""
+def observe(runs: Iterable[Run], local: Local = SHIPPED) -> tuple[list[Observed], list[tuple[Run, str]]]:
+    """What can be fitted to, and the runs that cannot be replayed with the reason. Suspect runs are left out.
+
+    ``local``: the fits to replay with.
+    """
     found, refused = [], []
     for run in runs:
         if run.suspect:
             continue
         try:
-            one = observe_case(case_of(run))
+            one = observe_case(case_of(run, local))
         except PlannerError as error:
             refused.append((run, error.cause))
             continue
@@ -220,24 +223,6 @@ def _together(sent_s: Floats) -> Floats:
     """For each request, how many were sent at the same moment."""
     _, number, counts = np.unique(sent_s, return_inverse=True, return_counts=True)
     return counts[number].astype(np.float64)
-
-
-def calibrate(runs: Iterable[Run], base: Calibration, *, name: str, fitted_on: str) -> tuple[Calibration, list[Run]]:
-    """Fit to ``runs``, starting from ``base``: what it knows is kept where the runs say nothing.
-
-    Returns the calibration, and the runs that could not be replayed. Raises InputError where none could. Intervals are
-    those of ``base``; ``benchmarks/accuracy.py`` finds new ones where runs are many.
-    """
-    observed, refused = observe(runs)
-    if not observed:
-        why = refused[0][1] if refused else "no run has a metric to fit to"
-        raise InputError(f"nothing to calibrate on: {why}", hint="see planner evaluate for the reason of each run")
-    fitted = fit(observed, base=base.effects).effects()
-    new = {(effect.target, tuple(sorted(effect.when.items()))) for effect in fitted}
-    kept = [e for e in base.effects if (e.target, tuple(sorted(e.when.items()))) not in new]
-    seen = dict.fromkeys((*base.combinations, *combinations(observed)))
-    changes = {"name": name, "fitted_on": fitted_on, "effects": (*kept, *fitted), "combinations": tuple(seen)}
-    return base.model_copy(update=changes), [run for run, _ in refused]
 
 
 def combinations(observed: Iterable[Observed]) -> tuple[Combination, ...]:

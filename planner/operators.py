@@ -12,7 +12,7 @@ Attention adds, for each pair of a query token and a cached token that it may se
 
 Every quantity is linear in one driver (tokens, cached tokens, ...), so an operator is a handful of numbers
 worked out once, and a step is evaluated in microseconds. Left out: rotary embedding and residual FLOP (counted as
-kernels and bytes, not as FLOP), speculative decoding, vision towers.
+kernels and bytes, not as FLOP), vision towers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ ACTIVATION_BYTES = 2  #: of one activation element: bf16 or fp16
 STATE_BYTES = 4  #: of one element of a recurrent state, kept in fp32
 STATE_CHUNK_TOK = 64  #: tokens that chunked linear attention works on at a time
 SMALL_KERNELS_PER_LAYER = 6  #: two norms, rotary embedding, KV write, activation, quantise or residual
-SMALL_PASSES = 12  #: times the small kernels of a layer read or write one hidden vector
+NORM_PASSES = (
+    8  #: times the norms of a layer read or write one hidden vector: each reads and writes it and the residual
+)
+#: Times the small kernel behind a projection reads or writes what came out of it: gate and up make one product;
+#: rotary embedding and KV write read and write.
+PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.ATTENTION: 2.0}
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
 SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
 SAMPLER_PASSES = 5  #: times the sampler reads or writes the logits
@@ -155,11 +160,14 @@ def _layer_operators(
         if weight.linear:
             groups[weight.component, _is_output(weight), precision].append(weight)
     experts: dict[Precision, list[Weight]] = defaultdict(list)
+    elements = float(NORM_PASSES * model.hidden_size)  # that the small kernels read or write for each token
     for (component, is_output, precision), weights in groups.items():
         if component is Component.ROUTED_EXPERT:
             experts[precision] += weights
         else:
             yield _gemm(_gemm_name(component, is_output), weights, precision, times, config)
+            if not is_output:
+                elements += PASSES_OF_OUTPUT.get(component, 0.0) * _outputs(weights, config.tensor_parallel_size)
     for precision, weights in experts.items():
         yield from _expert_operators(layer, weights, precision, times, config)
     if layer.mixer is not None:
@@ -167,8 +175,13 @@ def _layer_operators(
             yield _times(operator, times)
     yield Operator(
         "norms and activations", Kind.SMALL, TOKENS, SMALL_KERNELS_PER_LAYER * times,
-        bytes_per_unit=times * SMALL_PASSES * model.hidden_size * ACTIVATION_BYTES,
+        bytes_per_unit=times * elements * ACTIVATION_BYTES,
     )  # fmt: skip
+
+
+def _outputs(weights: Iterable[Weight], tensor_parallel_size: int) -> float:
+    """Elements that come out of ``weights`` for one token on one rank."""
+    return sum(w.copies * prod(w.shape[:-1]) / w.shards(tensor_parallel_size) for w in weights)
 
 
 def _is_output(weight: Weight) -> bool:

@@ -30,6 +30,48 @@ class PlannedWorkload(_Record):
     max_concurrency: int | None = None
     request_rate: float | None = None  #: requests per second; None: as fast as the concurrency allows
     seed: int = 0
+    burstiness: float = 1.0  #: of the arrivals at a rate; 1 is Poisson
+    range_ratio: float = 0.0  #: share by which lengths vary around those above
+    prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
+
+
+class PlannedTarget(_Record):
+    """A latency target, and what is predicted for it."""
+
+    metric: str  #: as in the result of the benchmark: ``p99_ttft_ms``
+    limit_ms: float
+    predicted_ms: float
+    expected_ms: float  #: at the end of the interval that has to keep the limit
+    met: bool
+
+
+class PlannedTrace(_Record):
+    """The recorded load that was planned for."""
+
+    path: str
+    sha256: str
+    requests: int
+    mean_rate: float  #: requests per second over the whole file
+    busiest_rate: float  #: of the stretch that was planned for
+
+
+class Service(_Record):
+    """Targets, the load of all servers together that they are kept under, and how many servers that takes."""
+
+    interval: Literal["pessimistic", "optimistic"]  #: which end of it keeps the limits
+    targets: tuple[PlannedTarget, ...]
+    request_rate: float | None = None  #: requests per second of all servers
+    max_concurrency: int | None = None  #: requests in flight of all servers
+    workload: str | None = None  #: its name, where it has one
+    trace: PlannedTrace | None = None
+    replicas: int  #: servers like the one that is launched
+    total_gpus: int  #: of all servers; partitions count one by one
+    packages: float  #: whole GPUs that these are, or are parts of
+    goodput: float  #: requests per second of all servers that meet every target
+    largest_load: float | None = None  #: of one server, in the unit of the load; None: not looked for
+    node_load: float | None = None  #: the same of all servers that one node has room for
+    bound_by: str = ""  #: what a larger load breaks
+    usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
 
 
 class Plan(_Record):
@@ -65,15 +107,21 @@ class Plan(_Record):
     bench_argv: tuple[str, ...]  #: run in the container; benchmark.sh adds where the result is saved
     accuracy_task: str = "gsm8k"
     workload: PlannedWorkload
+    service: Service | None = None  #: where there are targets
     predicted: dict[str, Any]
     memory: dict[str, Any]
+    calibration: str = "shipped"  #: whose fits predicted: ours, or the files of the user's own that had a say
     why: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Twelve hexadecimal digits that change when anything that is launched or sent changes."""
-        launched = self.model_dump(mode="json", exclude={"predicted", "memory", "why", "warnings"})
+        """Twelve hexadecimal digits that change when anything that is launched or sent changes.
+
+        Fields at their defaults do not count, so that a plan keeps its name when a later planner knows more fields.
+        """
+        reasons = {"predicted", "memory", "calibration", "service", "why", "warnings"}
+        launched = self.model_dump(mode="json", exclude=reasons, exclude_defaults=True)
         return hashlib.sha256(json.dumps(launched, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -18,20 +18,24 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from planner.bench import latency_result, serve_result, throughput_result
-from planner.efficiency import circumstances, load_calibration
+from planner.bench import latency_result, serve_result, speculative_result, throughput_result
+from planner.efficiency import SHIPPED, Calibration, circumstances, efficiency_for, load_calibration
+from planner.engine.command import bench_backend
 from planner.engine.config import EngineArgs, EngineConfig
 from planner.engine.features import features_of
 from planner.engine.resolve import resolve
 from planner.engine.version import EngineVersion
+from planner.errors import InputError
 from planner.fit import served_model
 from planner.hardware import GpuProfile
+from planner.hostlink import host_bytes_per_s
 from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget
 from planner.model.architecture import Model
 from planner.parallelism import Layout, check_layout
 from planner.scheduler import Client, Limits, Replay, replay
+from planner.speculation import SpeculativeStep, speculative_step
 from planner.step import Batch, StepBreakdown, StepModel
-from planner.workload import Workload
+from planner.workload import Requests, Workload
 
 #: Figures that scale with the output throughput.
 RATES = frozenset(
@@ -54,7 +58,9 @@ class Deployment:
     profile: GpuProfile
     config: EngineConfig
     basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those that a user's own logs taught
+    calibration: Calibration | None = None  #: efficiencies and their intervals; None: those that we ship
     least_cache_bytes: int = 0  #: on each GPU, whatever the budget says: of what was seen to run
+    least_cache_tok: int = 0  #: and tokens of each replica
 
     @cached_property
     def budget(self) -> MemoryBudget:
@@ -67,9 +73,25 @@ class Deployment:
         return circumstances(self.model, self.profile, self.config)
 
     @cached_property
-    def timer(self) -> StepModel:
-        """Seconds of a step."""
-        return StepModel(self.model, self.profile, self.config)
+    def timer(self) -> StepModel | SpeculativeStep:
+        """Seconds of a step. Raises InputError where it is not known how many drafted tokens are accepted."""
+        efficiency = efficiency_for(self.model, self.profile, self.config, self.calibration)
+        steps = StepModel(self.model, self.profile, self.config, efficiency)
+        drafts = self.config.speculative_config
+        return speculative_step(steps, self.basis.draft, self.calibration) if drafts else steps
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a decoding request gets in one step, on average."""
+        drafts = self.config.speculative_config
+        return drafts.acceptance_length if drafts else 1.0
+
+    @property
+    def calibrated_by(self) -> str:
+        """``shipped``, or the files of the user's own fits that have a say in speed or memory."""
+        speed = self.calibration.origin(self.circumstances) if self.calibration else SHIPPED
+        own = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
+        return ", ".join(name for name in own if name != SHIPPED) or SHIPPED
 
     def requests_held(self, total_len: int, *, pessimistic: bool = False) -> float:
         """Requests of ``total_len`` tokens that the KV cache holds at once; 0 when there is no cache."""
@@ -88,7 +110,8 @@ class Deployment:
         if not pool.groups:
             return float(self.config.max_num_seqs)
         blocks = max(self.budget.num_blocks.mid, stage.num_blocks(self.least_cache_bytes))
-        return pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+        held = pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+        return max(held, self.least_cache_tok / total_len)
 
     def limits(self, total_len: int) -> Limits:
         """What the scheduler is bound by; the KV cache counts tokens of requests of ``total_len``.
@@ -102,18 +125,52 @@ class Deployment:
             kv_cache_tokens=int(self.requests_served(total_len) * total_len),
             block_size=config.block_size,
             enable_chunked_prefill=config.enable_chunked_prefill,
+            enable_prefix_caching=config.enable_prefix_caching,
             prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
             async_scheduling=config.async_scheduling,
             scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
             data_parallel_size=config.data_parallel_size,
+            lockstep=config.data_parallel_size > 1 and self.model.is_moe,
+            decode_tok=1 + config.drafted_tok,
+            tokens_per_step=self.tokens_per_step,
         )
 
-    def replay(self, workload: Workload, *, offline: bool = False) -> Replay:
-        """Serve ``workload``, ``offline`` without a front end. Raises InputError where a request never fits."""
+    def replay(self, workload: Workload, requests: Requests | None = None, *, offline: bool = False) -> Replay:
+        """Serve ``workload``, ``offline`` without a front end; ``requests`` are sent instead of those it draws.
+
+        Raises InputError where a request never fits.
+        """
         efficiency = self.timer.efficiency
         online = Client(request_s=efficiency.request_s, frontend_s=efficiency.frontend_s)
         client = Client() if offline else online
-        return replay(self.timer, workload, self.limits(workload.max_total_len), client)
+        longest = workload.max_total_len if requests is None else requests.max_total_len
+        limits = self._with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
+        return replay(self.timer, workload, limits, client, requests)
+
+    def _with_prefixes(self, limits: Limits, workload: Workload) -> Limits:
+        """``limits`` with what the prefix cache spares of ``workload``.
+
+        With ``--kv-offloading-size`` all that is found, but for the prefix that every prompt has, is taken to come from
+        the host. Raises InputError for hits in a cache that is switched off.
+        """
+        rate, config, pool = workload.prefix_cache_hit_rate, self.config, self.budget.pool
+        if not config.enable_prefix_caching:
+            if rate:
+                raise InputError(
+                    f"--prefix-cache-hit-rate {rate:g}: the engine keeps no prefixes",
+                    hint="add --enable-prefix-caching, or leave the rate out",
+                )
+            return limits
+        load_s_per_tok = 0.0
+        if rate and config.kv_offloading_size and pool.block_size:
+            token_bytes = self.budget.binding.block_bytes / pool.block_size
+            load_s_per_tok = token_bytes / host_bytes_per_s(self.profile, "--kv-offloading-size")
+        return replace(
+            limits,
+            prefix_cache_hit_rate=rate,
+            shared_prefix_tok=workload.prefix_len,
+            load_s_per_tok=load_s_per_tok,
+        )
 
 
 def deploy(
@@ -125,6 +182,7 @@ def deploy(
     offline: bool = False,
     known_to_run: bool = False,
     basis: Basis = SHIPPED_BASIS,
+    calibration: Calibration | None = None,
 ) -> Deployment:
     """The engine that ``args`` describe. Raises IllegalPlanError for what vLLM refuses.
 
@@ -142,7 +200,7 @@ def deploy(
             refines_fp8_blocks=features_of(config, profile).refines_fp8_blocks,
         )
     least = int(KNOWN_TO_RUN * profile.memory_bytes) if known_to_run else 0
-    return Deployment(served, profile, config, basis, least)
+    return Deployment(served, profile, config, basis, calibration, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +214,10 @@ class Prediction:
 def predict_serve(deployment: Deployment, workload: Workload, **asked: Any) -> Prediction:
     """The result of ``vllm bench serve``; ``asked`` as for ``bench.serve_result``."""
     served = deployment.replay(workload)
-    result = serve_result(served, workload, model_id=deployment.model.id, **asked)
+    backend = bench_backend(deployment.config.version)
+    result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
+    if drafts := deployment.config.speculative_config:
+        result |= speculative_result(served, drafts.acceptance_rates)
     return Prediction(with_intervals(deployment, result), served)
 
 
@@ -185,7 +246,7 @@ def with_intervals(deployment: Deployment, result: dict[str, Any]) -> dict[str, 
 
 def interval(deployment: Deployment, key: str) -> tuple[float, float] | None:
     """Factors around the figure ``key`` between which 90 % of measurements lie; None for what is no prediction."""
-    calibration, held = load_calibration(), deployment.circumstances
+    calibration, held = deployment.calibration or load_calibration(), deployment.circumstances
     if key in ("duration", "elapsed_time"):  # the same work in more time is less throughput
         bounds = calibration.interval("output_throughput", held)
         return (1 / bounds[1], 1 / bounds[0]) if bounds else None
@@ -221,24 +282,34 @@ class Estimate:
         return self.output_tok_per_s / self.concurrency
 
 
-def estimate(deployment: Deployment, input_len: int, output_len: int, concurrency: int) -> Estimate:
-    """Closed form of a closed loop of ``concurrency`` requests of ``input_len`` and ``output_len`` tokens."""
+def estimate(
+    deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int = 0
+) -> Estimate:
+    """Closed form of a closed loop of ``concurrency`` requests of ``input_len`` and ``output_len`` tokens.
+
+    All begin with the same ``prefix_len`` tokens more, which the prefix cache spares where it is on.
+    """
     others = concurrency - 1
-    context_tok = input_len + output_len / 2
-    step_s = deployment.timer.step_s(Batch(decode_seqs=concurrency, decode_context_tok=concurrency * context_tok))
-    own_s, added_s = _prefill_s(deployment, input_len, others, context_tok)
+    context_tok = prefix_len + input_len + output_len / 2
+    cached_tok = prefix_len if deployment.config.enable_prefix_caching else 0
+    batch = Batch(decode_seqs=concurrency, decode_context_tok=concurrency * context_tok)
+    step_s = deployment.timer.step_s(batch)
+    token_s = step_s / deployment.tokens_per_step
+    own_s, added_s = _prefill_s(deployment, prefix_len + input_len - cached_tok, others, context_tok, cached_tok)
     ttft_s = own_s + step_s / 2
-    e2el_s = own_s + (output_len - 1) * step_s + others * added_s
+    e2el_s = own_s + (output_len - 1) * token_s + others * added_s
     tpot_s = (e2el_s - ttft_s) / max(output_len - 1, 1)
     return Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
 
 
-def _prefill_s(deployment: Deployment, input_len: int, decoding: int, context_tok: float) -> tuple[float, float]:
+def _prefill_s(
+    deployment: Deployment, input_len: int, decoding: int, context_tok: float, cached_tok: int
+) -> tuple[float, float]:
     """Seconds of one prompt's prefill among ``decoding`` requests, and how much of that it adds to their steps."""
     context = decoding * context_tok
     chunk = max(deployment.config.max_num_batched_tokens - decoding, 1)
     steps = ceil(input_len / chunk)
     # all chunks together attend to input x (input + 1) / 2 pairs; a step of average size stands for each
-    new_tok, pairs_tok = ceil(input_len / steps), input_len * (input_len + 1) / 2 / steps
+    new_tok, pairs_tok = ceil(input_len / steps), input_len * (cached_tok + (input_len + 1) / 2) / steps
     step_s = deployment.timer.step_s(Batch(decoding, context, 1, new_tok, pairs_tok, 1))
     return steps * step_s, steps * (step_s - deployment.timer.step_s(Batch(decoding, context)))

@@ -11,7 +11,7 @@ shorter of the two is not hidden. The fixed cost is what kernel tables show at s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.efficiency import Efficiency
 from planner.hardware.schema import GpuProfile
@@ -22,6 +22,10 @@ STORED_BITS = {
     "fp32": 16, "bf16": 16, "fp16": 16, "float32": 16, "bfloat16": 16, "float16": 16,
     "fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "fp8_inc": 8, "mxfp8": 8, "int8": 8, "int8-gptq": 8,
 }  # fmt: skip
+#: Bits of a value with its scales in formats that AMD GPUs without them unpack to bf16 before each matrix
+#: multiplication, in a kernel of its own (``quark_ocp_mx.py`` and ``nvfp4/emulation.py`` of vLLM 0.27). Elsewhere, and
+#: in grouped GEMMs of experts, values are unpacked on their way to the matrix unit.
+UNPACKED_BITS = {"mxfp4": 4.25, "nvfp4": 4.5}
 COMPUTE_BITS = {"fp32": 16, "tf32": 16, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp6": 8, "fp4": 4}
 
 
@@ -41,6 +45,16 @@ def kernel_time_s(launch_s: float, compute_s: float, memory_s: float, overlap: f
     if compute_s > memory_s:
         return launch_s + compute_s + (1 - overlap) * memory_s
     return launch_s + memory_s + (1 - overlap) * compute_s
+
+
+def as_run(operator: Operator, profile: GpuProfile) -> Operator:
+    """``operator`` with the bytes that emulation adds: weights that are unpacked are written and read once more."""
+    bits = UNPACKED_BITS.get(operator.storage)
+    if bits is None or operator.kind is not Kind.GEMM or profile.platform != "rocm":
+        return operator
+    if operator.storage not in profile.emulated:
+        return operator
+    return replace(operator, fixed_bytes=operator.fixed_bytes * (1 + 2 * 16 / bits))
 
 
 def rates(operator: Operator, profile: GpuProfile, efficiency: Efficiency) -> Rates:

@@ -19,13 +19,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, log, sqrt
 
+from planner.adapters import adapter_operators
 from planner.collectives import Collective, collective_rates, collectives
 from planner.efficiency import Efficiency, efficiency_for, graphs
 from planner.engine.config import EngineConfig
 from planner.hardware.schema import GpuProfile
+from planner.hostlink import host_reads
 from planner.model.architecture import Model
 from planner.operators import Driver, Kind, Load, Operator, operators
-from planner.roofline import kernel_time_s, rates
+from planner.roofline import as_run, kernel_time_s, rates
 
 #: Share of the host's time that asynchronous scheduling cannot hide.
 UNHIDDEN_HOST = 0.1
@@ -41,6 +43,9 @@ class Batch:
     prefill_tok: int = 0  #: prompt tokens computed in this step
     prefill_pair_tok: float = 0.0  #: sum over chunks of new x (context before + (new + 1) / 2): (query, key) pairs
     prefill_finishing: int = 0  #: prompts that end in this step and so sample a token
+    decode_query_tok: int = 1  #: tokens that each decoding sequence computes: 1, or drafted ones too
+    decode_sampled: int = 1  #: how many of these get logits
+    peer_tok: int | None = None  #: tokens that replicas bring to the same experts; None: as many as these, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,9 @@ class StepModel:
         """``efficiency``: by default the one we ship. Raises InputError where the GPU lacks a dtype or a link."""
         self.model, self.profile, self.config = model, profile, config
         self.efficiency = efficiency or efficiency_for(model, profile, config)
-        self.operators = operators(model, config)
+        own = tuple(as_run(operator, profile) for operator in operators(model, config))
+        self.operators = own + adapter_operators(model, config)
+        self._host_read_bytes, self._host_read_s = host_reads(model, profile, config)
         self.collectives = collectives(model, config)
         loads = [operator.load for operator in self.operators] + [exchange.load for exchange in self.collectives]
         self._loads = list(dict.fromkeys(loads))
@@ -131,18 +138,27 @@ class StepModel:
         self.kernels = sum(operator.count for operator in self.operators)  #: launches of one step
         self._graphs = graphs(config, profile)
 
-    def step_s(self, batch: Batch) -> float:
+    def step_s(self, batch: Batch, besides_s: float = 0.0) -> float:
         """Seconds of one engine step, scheduling and sampling included; 0 for an empty batch.
 
-        Never less for more of anything in ``batch``. With pipeline parallelism: the pass through all stages of one
-        of the batches that fill the pipeline.
+        ``besides_s``: what else the GPU does in that step, such as drafting. Never less for more of anything in
+        ``batch``. With pipeline parallelism: the pass through all stages of one of the batches that fill the
+        pipeline.
         """
         seqs = batch.decode_seqs + batch.prefill_seqs
         if not seqs:
             return 0.0
+        return self._total_s(self.device_s(batch) + besides_s, 0.0, self._host_s(seqs))
+
+    def device_s(self, batch: Batch) -> float:
+        """Seconds of the same step on the GPU alone: what a pass costs that the scheduler does not see."""
+        return max(self._gpu_s(batch), self._launch_s(batch))
+
+    def _gpu_s(self, batch: Batch) -> float:
+        """Seconds of operators and exchanges."""
         drivers = self._drivers(batch)
         overlap = self.efficiency.overlap
-        gpu_s = 0.0
+        gpu_s = self._host_read_s
         for term in self._terms:
             units, rows = drivers[term.load]
             if units:
@@ -151,7 +167,7 @@ class StepModel:
             units, _ = drivers[load]
             if units:
                 gpu_s += fixed_s + units * unit_s
-        return self._total_s(gpu_s, self._launch_s(batch), self._host_s(seqs))
+        return gpu_s
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         """The same step, part by part."""
@@ -166,6 +182,8 @@ class StepModel:
                 time_s = fixed_s + units * unit_s
                 moved = units * collective.bytes_per_unit
                 parts.append(OperatorTime(collective.name, collective.count, time_s, 0.0, moved, bound))
+        if self._host_read_s:
+            parts.append(OperatorTime("weights from host", 1, self._host_read_s, 0.0, self._host_read_bytes, "link"))
         gpu_s = sum(part.time_s for part in parts)
         host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
         parts.append(OperatorTime("host", 1, host_s, 0.0, 0.0, "host"))
@@ -198,7 +216,7 @@ class StepModel:
 
     def tokens(self, batch: Batch) -> float:
         """Tokens that pass through the model at once: of one of the batches that fill the pipeline."""
-        return (batch.decode_seqs + batch.prefill_tok) * self._share(batch)
+        return (batch.decode_seqs * batch.decode_query_tok + batch.prefill_tok) * self._share(batch)
 
     def _share(self, batch: Batch) -> float:
         """In a pipeline of p stages, p batches are under way at once and each has its share of the work."""
@@ -206,7 +224,8 @@ class StepModel:
 
     def _launch_s(self, batch: Batch) -> float:
         """Seconds of launching kernel by kernel; 0 where a captured graph is replayed."""
-        if self._graphs.holds(batch.decode_seqs, batch.decode_context_tok, batch.prefill_tok):
+        query_tok = batch.decode_query_tok
+        if self._graphs.holds(batch.decode_seqs * query_tok, batch.decode_context_tok * query_tok, batch.prefill_tok):
             return 0.0
         return self.kernels * self.efficiency.eager_launch_s
 
@@ -215,7 +234,9 @@ class StepModel:
         share = self._share(batch)
         decodes, context = batch.decode_seqs * share, batch.decode_context_tok * share
         prefill, pairs = batch.prefill_tok * share, batch.prefill_pair_tok * share
-        tokens, sampled = decodes + prefill, (batch.decode_seqs + batch.prefill_finishing) * share
+        query_tok, verifies = batch.decode_query_tok, batch.decode_query_tok > 1
+        tokens = decodes * query_tok + prefill
+        sampled = (batch.decode_seqs * batch.decode_sampled + batch.prefill_finishing) * share
         drivers: list[tuple[float, float]] = []
         for load in self._loads:
             match load.driver:
@@ -224,20 +245,22 @@ class StepModel:
                 case Driver.SAMPLED:
                     drivers.append((sampled, 0.0))
                 case Driver.CONTEXT:
-                    drivers.append((_seen(context / load.ratio, decodes, load.span), 0.0))
+                    seen = _seen(context / load.ratio, decodes, load.span)  # read once, whatever asks
+                    drivers.append((seen, seen * query_tok if verifies else 0.0))
                 case Driver.PAIRS:
                     drivers.append((_seen(pairs / load.ratio, prefill, load.span), 0.0))
                 case Driver.EXPERTS:
-                    drivers.append(self._experts(load, tokens))
+                    peers_tok = tokens * (load.peers - 1) if batch.peer_tok is None else batch.peer_tok * share
+                    drivers.append(self._experts(load, tokens + peers_tok))
                 case Driver.DECODES:
-                    drivers.append((decodes, 0.0))
+                    # a state is read once, and written after each token: any of them may be the last accepted one
+                    drivers.append((decodes * (1 + query_tok) / 2, decodes * query_tok if verifies else 0.0))
                 case Driver.PREFILL:
                     drivers.append((prefill, 0.0))
         return drivers
 
     def _experts(self, load: Load, tokens: float) -> tuple[float, float]:
-        """Experts that the busiest rank reads, and rows that it computes."""
-        tokens *= load.peers
+        """Experts that the busiest rank reads, and rows that it computes, of the ``tokens`` of all replicas."""
         touched = distinct_experts(load.num_experts, load.top_k, tokens, self.efficiency.coverage_exponent)
         rows = hottest_rows(tokens * load.top_k, load.ranks)
         return touched / load.ranks, rows

@@ -10,7 +10,7 @@ array([1223, 1063])
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, floor, inf, isfinite, log
+from math import ceil, floor, inf, isfinite
 from typing import TYPE_CHECKING, Literal
 
 from planner.errors import InputError
@@ -19,18 +19,19 @@ if TYPE_CHECKING:  # numpy is slow to import, and the command line only needs th
     import numpy as np
     from numpy.typing import NDArray
 
-LengthDistribution = Literal["symmetric", "below", "lognormal"]
+LengthDistribution = Literal["symmetric", "below", "conversation"]
 
 #: The names that tables of measured runs use, as (length_distribution, range_ratio).
 NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
     "fixed": ("symmetric", 0.0),
     "uniform-0.8-1": ("below", 0.8),
-    "sharegpt": ("lognormal", 0.0),
+    "sharegpt": ("conversation", 0.0),
 }
 
-#: Standard deviation over mean, of prompts and of answers in conversations. An assumption: the published runs
-#: give means only, and the ShareGPT filter of vLLM leaves lengths about as wide as an exponential.
-CONVERSATION_SPREAD = 1.0
+#: Lengths in conversations, of which published runs give means only: (1 - x / longest)^(longest - 1) of them are longer
+#: than x times the mean. So many are short, as in an exponential, but the longest of 200 has 3.8 times the mean, as in
+#: runs at 32 requests/s whose duration it decides; and the 99th percentile 3.4 times, as E2EL was published with.
+CONVERSATION_LONGEST = 5.0
 #: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
 CONVERSATION_MIN_TOK = 4
 
@@ -42,6 +43,17 @@ class Requests:
     input_len: NDArray[np.int64]  #: tokens
     output_len: NDArray[np.int64]  #: tokens
     arrival_s: NDArray[np.float64]  #: when each may be sent at the earliest, non-decreasing
+
+    @property
+    def max_total_len(self) -> int:
+        """Tokens, input and output, of the longest request."""
+        return int((self.input_len + self.output_len).max())
+
+    def dealt(self, servers: int, most: int) -> Requests:
+        """What one of ``servers`` gets that are dealt to in turn; the first ``most`` of it, from time zero on."""
+        chosen = slice(0, most * servers, servers)
+        arrival_s = self.arrival_s[chosen]
+        return Requests(self.input_len[chosen], self.output_len[chosen], arrival_s - arrival_s[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,10 @@ class Workload:
     - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4,
       its ``bench serve`` since 0.9.1 (pull request 16126)
     - ``below``: uniform in [int(r L), L], vLLM before that, SGLang and InferenceX
-    - ``lognormal``: only the means are known, as for ShareGPT; r is not used
+    - ``conversation``: only the means are known, as for ShareGPT (``CONVERSATION_LONGEST``); r is not used
+
+    ``prefix_len`` tokens that all prompts share stand before the ``input_len`` of each (``--random-prefix-len``).
+    ``prefix_cache_hit_rate`` is the share of each prompt that the server has seen before; no benchmark sends that.
 
     Raises InputError, naming the flag of ``vllm bench``, for values that it would not accept.
     """
@@ -72,6 +87,8 @@ class Workload:
     range_ratio: float = 0.0
     seed: int = 0
     length_distribution: LengthDistribution = "symmetric"
+    prefix_len: int = 0
+    prefix_cache_hit_rate: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "num_prompts"):
@@ -95,6 +112,15 @@ class Workload:
             raise InputError(f"--burstiness must be positive, got {self.burstiness:g}", hint="1 is a Poisson process")
         if self.seed < 0:
             raise InputError(f"--seed must not be negative, got {self.seed}", hint="0 is the default")
+        if self.prefix_len < 0:
+            raise InputError(
+                f"--random-prefix-len must not be negative, got {self.prefix_len}", hint="0 shares nothing"
+            )
+        if not 0 <= self.prefix_cache_hit_rate <= 1:
+            raise InputError(
+                f"--prefix-cache-hit-rate must lie between 0 and 1, got {self.prefix_cache_hit_rate:g}",
+                hint="it is the share of each prompt that is in the prefix cache",
+            )
         self._check_range_ratio()
 
     def _check_range_ratio(self) -> None:
@@ -113,18 +139,17 @@ class Workload:
     @property
     def total_len(self) -> int:
         """Tokens of one request of the nominal lengths, input and output."""
-        return self.input_len + self.output_len
+        return self.prefix_len + self.input_len + self.output_len
 
     @property
     def max_total_len(self) -> int:
         """Tokens, input and output, of the longest request that may be drawn: what max_model_len must hold.
 
-        A log-normal has no longest request; there the longest of ``sample`` is given.
+        Of conversations the longest of ``sample`` is given.
         """
-        if self.length_distribution == "lognormal":
-            requests = self.sample()
-            return int((requests.input_len + requests.output_len).max())
-        return self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
+        if self.length_distribution == "conversation":
+            return self.sample().max_total_len
+        return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
     @property
     def all_at_once(self) -> bool:
@@ -142,7 +167,7 @@ class Workload:
 
         rng = np.random.default_rng(self.seed)
         return Requests(
-            input_len=self._draw_lengths(self.input_len, rng),
+            input_len=self._draw_lengths(self.input_len, rng) + self.prefix_len,
             output_len=self._draw_lengths(self.output_len, rng),
             arrival_s=self._draw_arrivals(),
         )
@@ -156,9 +181,8 @@ class Workload:
         import numpy as np
 
         lengths: NDArray[np.int64]
-        if self.length_distribution == "lognormal":
-            sigma = log(1 + CONVERSATION_SPREAD**2) ** 0.5
-            drawn = rng.lognormal(mean=0.0, sigma=sigma, size=self.num_prompts)
+        if self.length_distribution == "conversation":
+            drawn = 1 - rng.random(self.num_prompts) ** (1 / (CONVERSATION_LONGEST - 1))
             shortest = min(CONVERSATION_MIN_TOK, length)
             lengths = np.maximum(np.rint(drawn * (length / drawn.mean())), shortest).astype(np.int64)
         else:

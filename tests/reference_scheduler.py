@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil, floor, inf
 
 from planner.scheduler import Client, Limits, StepTimer
 from planner.step import Batch
@@ -42,9 +42,11 @@ class Engine:
         self.inbox: list[Request] = []
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.free = limits.kv_cache_tokens // limits.block_size
+        #: free blocks, taken from the front and given back at the end, each with what is in it: request, place
+        self.queue: list[tuple[int, int] | None] = [None] * (limits.kv_cache_tokens // limits.block_size)
         self.smallest_free = self.free
         self.scheduled: list[tuple[Request, int]] = []
+        self.decode_steps = 0
         self.ended: list[Request] = []  # asynchronous: still in the way of the next step
         self.last_start_s = 0.0
         self.end_s = inf  # of the step under way
@@ -53,22 +55,41 @@ class Engine:
     def next_event(self) -> tuple[float, int]:
         return (self.end_s, 0) if self.scheduled else (self.idle_until_s, 1)
 
+    def gained(self) -> int:
+        """Tokens that the next step brings every decoding request: 1, or of n steps floor(n x tokens_per_step)."""
+        each, taken = self.limits.tokens_per_step, self.decode_steps
+        return floor((taken + 1) * each) - floor(taken * each)
+
     def submit(self, request: Request) -> None:
         self.inbox.append(request)
         if not self.scheduled:
             self.idle_until_s = min(self.idle_until_s, request.ready_s)
 
+    @property
+    def free(self) -> int:
+        return len(self.queue)
+
     def allocate(self, request: Request, new: int) -> bool:
         missing = ceil((request.computed + new) / self.limits.block_size) - request.blocks
         if missing > self.free:
             return False
-        self.free -= missing
+        del self.queue[:missing]
         request.blocks += missing
         return True
 
     def release(self, request: Request) -> None:
-        self.free += request.blocks
+        """Give the blocks back, the last one first; full ones keep what is in them."""
+        for place in reversed(range(request.blocks)):
+            full = (place + 1) * self.limits.block_size <= request.computed
+            self.queue.append((request.index, place) if full else None)
         request.blocks = 0
+
+    def found(self, request: Request) -> int:
+        """How many of its first blocks a request finds as it left them."""
+        places = 0
+        while self.limits.enable_prefix_caching and (request.index, places) in self.queue:
+            places += 1
+        return places
 
     def begin(self) -> None:
         now_s = self.idle_until_s
@@ -108,7 +129,7 @@ class Engine:
         budget, preempted, position = self.limits.max_num_batched_tokens, False, 0
         while position < len(self.running):
             request = self.running[position]
-            new = min(request.tokens - request.computed, budget)
+            new = self.gained() if request.decoding else min(request.tokens - request.computed, budget)
             fits = self.allocate(request, new)
             while not fits:
                 victim = self.running.pop()
@@ -123,17 +144,19 @@ class Engine:
             if not fits:
                 break
             self.scheduled.append((request, new))
-            budget -= new
+            budget -= self.limits.decode_tok if request.decoding else new
             position += 1
         return budget, preempted
 
     def admit(self, budget: int) -> None:
         limits = self.limits
         watermark = int(0.01 * (limits.kv_cache_tokens // limits.block_size)) if limits.prefill_first else 0
-        while self.waiting and budget > 0 and len(self.running) + len(self.ended) < limits.max_num_seqs:
+        places = min(limits.max_num_seqs, limits.max_num_batched_tokens // limits.decode_tok)
+        while self.waiting and budget > 0 and len(self.running) + len(self.ended) < places:
             request = self.waiting[0]
             cached = min(int(limits.prefix_cache_hit_rate * request.prompt), request.prompt - 1)
-            cached = cached // limits.block_size * limits.block_size
+            found = self.found(request)
+            cached = max(cached // limits.block_size, found) * limits.block_size
             new = request.tokens - cached
             if new > budget:
                 if limits.prefill_first or not limits.enable_chunked_prefill:
@@ -143,7 +166,9 @@ class Engine:
             first = ceil((cached + new) / limits.block_size)
             if (whole if limits.scheduler_reserve_full_isl else first) > self.free - watermark:
                 break
-            request.computed = cached
+            for place in range(found):
+                self.queue.remove((request.index, place))
+            request.computed, request.blocks = cached, found
             self.allocate(request, new)
             self.running.append(self.waiting.pop(0))
             self.scheduled.append((request, new))
@@ -163,11 +188,14 @@ class Engine:
 
     def end(self) -> list[Request]:
         done = []
+        prompts_only = self.limits.prefill_first and not any(request.decoding for request, _ in self.scheduled)
+        self.decode_steps += not prompts_only
         for request, new in self.scheduled:
-            finishes = request.computed + new == request.tokens
+            finishes = request.decoding or request.computed + new == request.tokens
             request.computed += new
             if finishes:
-                request.token_times_s.append(self.end_s)
+                sampled = min(new if request.decoding else 1, request.output - len(request.token_times_s))
+                request.token_times_s += [self.end_s] * sampled
                 request.decoding = True
             if len(request.token_times_s) == request.output:
                 self.running.remove(request)

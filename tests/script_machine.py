@@ -44,6 +44,7 @@ done
 case "$1" in
   info) [[ -e "$state/docker_down" ]] && exit 1; cat "$state/docker_info" ;;
   image) [[ -e "$state/image" ]] ;;
+  pull) [[ ! -e "$state/pull_fails" ]] && touch "$state/image" ;;
   ps) [[ -e "$state/running" ]] && echo 0123abcd || true ;;
   port) cat "$state/port" ;;
   run)
@@ -69,6 +70,7 @@ esac
     "curl": """[[ -e "$state/running" && ! -e "$state/unhealthy" ]]""",
     "sleep": """if [[ -e "$state/waiting_is_real" ]]; then exec /bin/sleep "$1"; fi""",
     "sudo": """exec "$@" """,
+    "sysctl": """echo "${!###*=}" >"$state/root/proc/sys/kernel/numa_balancing" """,
     "python3": """mkdir -p "$3/bin"; ln -sf "$state/python" "$state/lm_eval" "$3/bin/" """,
     "nvidia-smi": """
 [[ -e "$state/nvidia_down" ]] && { echo "NVIDIA-SMI has failed"; exit 9; }

@@ -30,7 +30,7 @@ def words_of(script: str) -> list[str]:
 # --- finding the line in a script ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in GOLDEN.glob("*/launch.sh")))
 def test_our_own_launch_script_gives_the_plans_command(name: str) -> None:
     saved = json.loads((GOLDEN / name / "plan.json").read_text())
     found = find_command((GOLDEN / name / "launch.sh").read_text())
@@ -228,8 +228,11 @@ def test_options_in_a_file_are_not_guessed_at() -> None:
 
 
 def test_what_is_left_out_of_account_is_said() -> None:
-    line = line_of("vllm serve m --cpu-offload-gb 4 --enable-lora")
-    assert line.not_simulated == ("--cpu-offload-gb", "--enable-lora")
+    line = line_of("vllm serve m --num-gpu-blocks-override 400 --enable-eplb")
+    assert line.not_simulated == ("--num-gpu-blocks-override", "--enable-eplb")
+    known = line_of("vllm serve m --cpu-offload-gb 4 --enable-lora --max-lora-rank 64")
+    assert not known.not_simulated
+    assert (known.args.cpu_offload_gb, known.args.enable_lora, known.args.max_lora_rank) == (4.0, True, 64)
 
 
 @given(version=st.sampled_from(table_versions()).map(parse_version), words=st.lists(WORDS, max_size=6))

@@ -274,7 +274,7 @@ def test_recommend_writes_the_plan_that_it_prints(tmp_path: Path) -> None:
 
 def test_recommend_writes_a_folder_for_each_of_several_gpus(tmp_path: Path) -> None:
     assert run("recommend", LLAMA_7B, "--gpu", "h100", "--gpu", "mi300x", "-o", "plans").status == 0
-    assert {folder.name for folder in (tmp_path / "plans").iterdir()} == {"h100-sxm", "mi300x"}
+    assert {entry.name for entry in (tmp_path / "plans").iterdir()} == {"h100-sxm", "mi300x", "recommendation.json"}
 
 
 def test_another_plan_can_be_picked(tmp_path: Path) -> None:

@@ -59,11 +59,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "unknown flag": ((*FIT, "--max-model-length", "5"), "--max-model-length", "planner fit --help"),
     "unknown format": ((*FIT, "--format", "xml"), "--format", "planner fit --help"),
     "unknown command": (("fits", LLAMA_7B), "'fits'", "planner --help"),
-    "negative prompt": ((*SERVE, "--random-input-len", "-5"), "--input-len", "positive"),
+    "negative prompt": ((*SERVE, "--random-input-len", "-5"), "--random-input-len", "positive"),
     "no output": ((*LATENCY, "--output-len", "0"), "--output-len", "positive"),
     "no prompts": ((*SERVE[:-1], "0"), "--num-prompts", "--help"),
     "more prompts than a replay holds": ((*SERVE[:-1], "1000000000"), "--num-prompts", "--help"),
-    "prompt beyond the context": ((*SERVE, "--random-input-len", "4000"), "--input-len 4000", "--max-model-len"),
+    "prompt beyond the context": ((*SERVE, "--random-input-len", "4000"), "--random-input-len 4000", "--max-model-len"),
     "prompt beyond the context asked for": (
         (*LATENCY, "--input-len", "100", "--max-model-len", "128"), "--input-len 100", "--max-model-len",
     ),
@@ -77,8 +77,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "target of words": ((*SERVE, "--goodput", "ttft"), "--goodput 'ttft'", "ttft:500"),
     "target of another metric": ((*SERVE, "--goodput", "speed:5"), "'speed'", "ttft, tpot or e2el"),
     "no concurrency": ((*SERVE, "--max-concurrency", "0"), "--max-concurrency", ""),
-    "recommend without a prompt": ((*RECOMMEND, "--random-input-len", "0"), "--input-len", "positive"),
-    "recommend beyond the context": ((*RECOMMEND, "--random-input-len", "4096"), "--input-len 4096", "context"),
+    "recommend without a prompt": ((*RECOMMEND, "--random-input-len", "0"), "--random-input-len", "positive"),
+    "recommend beyond the context": ((*RECOMMEND, "--random-input-len", "4096"), "--random-input-len 4096", "context"),
     "recommend for no GPUs": ((*RECOMMEND, "--gpus", "0"), "--gpus", "--help"),
     "a plan that is not there": ((*RECOMMEND, "--pick", "100000"), "--pick 100000", "smaller"),
     "unknown goal": ((*RECOMMEND, "--goal", "fast"), "--goal", "--help"),
@@ -255,6 +255,8 @@ PLANS: dict[str, st.SearchStrategy[Any]] = {
     "--max-concurrency": INTEGERS, "--max-model-len": INTEGERS, "--max-num-seqs": INTEGERS,
     "--max-num-batched-tokens": INTEGERS, "--gpu-memory-utilization": NUMBERS, "--kv-cache-dtype": WORDS,
     "--num-prompts": st.integers(-2, 40), "--engine-version": WORDS, "--goal": WORDS,
+    "--ttft": NUMBERS, "--tpot": NUMBERS, "--e2el": NUMBERS, "--percentile": WORDS, "--request-rate": NUMBERS,
+    "--random-range-ratio": NUMBERS, "--burstiness": NUMBERS, "--trace": WORDS, "--workload": WORDS,
 }  # fmt: skip
 
 

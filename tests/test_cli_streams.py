@@ -10,7 +10,7 @@ from command_line import error_of, run, shell, spawn, start
 
 from planner.cli.streams import write
 from planner.errors import InputError
-from planner.report.render import print_command
+from planner.report.render import command_lines
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 
@@ -145,14 +145,11 @@ def test_a_wide_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("columns", ["40", "200"])
-def test_a_launch_command_can_be_pasted(
-    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launch_command_can_be_pasted(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bash reads the lines as the words and variables that they were made of."""
     monkeypatch.setenv("COLUMNS", columns)
     words = ("server", "an id", "--flag", "--config", '{"a": "b c"}', "--text", "$(id)")
-    print_command({"PLAIN": "1", "SPACED": "two words"}, words)
-    typed = capsys.readouterr().out.removeprefix("  $ ")
+    typed = "\n".join(command_lines({"PLAIN": "1", "SPACED": "two words"}, words)).removeprefix("  $ ")
     outcome = shell(f'server() {{ printf "%s|" "$PLAIN" "$SPACED" "$@"; }}\n{typed}')
     assert outcome.out.split("|")[:-1] == ["1", "two words", *words[1:]]
 

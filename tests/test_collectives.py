@@ -61,8 +61,24 @@ def test_replicas_that_share_experts_gather_and_scatter_tokens(expert_parallel: 
     # no all-reduce at TP 1; each rank receives the tokens of 3 others and sends back their sums: 2 x 3 x 4096 bytes
     assert found["expert exchange"].bytes_per_unit == 48 * 2 * 3 * 4096
     assert found["expert exchange"].count == 48 * 2
-    both = {c.name: c for c in collectives(moe_model(), engine(2, **changes))}
-    assert both["all-reduce"].count == 48 + 1
+
+
+def test_replicas_of_two_ranks_each_exchange_side_by_side() -> None:
+    # TP 2 x DP 4 without EP: each rank gathers from its 3 peers, and the two add up their slices of the experts
+    found = {c.name: c for c in collectives(moe_model(), engine(2, data_parallel_size=4))}
+    assert (found["expert exchange"].ranks, found["expert exchange"].bytes_per_unit) == (4, 48 * 2 * 3 * 4096)
+    assert found["all-reduce"].count == 48 + 48 + 1
+    assert "token all-gather" not in found
+
+
+def test_with_expert_parallelism_a_group_deals_its_tokens_out() -> None:
+    # each of 8 ranks brings half the tokens of a replica and gathers those of 7 others: 7 / 2 of a replica's tokens
+    changes = {"data_parallel_size": 4, "enable_expert_parallel": True}
+    found = {c.name: c for c in collectives(moe_model(), engine(2, **changes))}
+    assert (found["expert exchange"].ranks, found["expert exchange"].bytes_per_unit) == (8, 48 * 2 * 3.5 * 4096)
+    # mixer and embedding are reduced; after the experts each rank gets the other's half
+    assert found["all-reduce"].count == 48 + 1
+    assert (found["token all-gather"].ranks, found["token all-gather"].bytes_per_unit) == (2, 48 * 4096 / 2)
 
 
 def test_pipeline_stages_hand_over_hidden_and_residual() -> None:

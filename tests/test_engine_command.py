@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from planner.engine.check import check_command
 from planner.engine.command import (
+    bench_backend,
     bench_latency_argv,
     bench_serve_argv,
     bench_throughput_argv,
@@ -128,6 +129,7 @@ def test_extra_options_are_added_and_checked() -> None:
 def test_the_serving_benchmark_by_version(version: str, start: list[str]) -> None:
     argv = bench_serve_argv(LOAD, "m", parse_version(version), result_filename="r.json", result_dir="/results")
     assert argv[: len(start)] == start
+    assert bench_backend(parse_version(version)) == start[-1], "the result file says what was asked for"
     sent = {
         "--random-input-len": "1024", "--random-output-len": "128", "--num-prompts": "64", "--max-concurrency": "16",
         "--request-rate": "inf", "--percentile-metrics": "ttft,tpot,itl,e2el", "--metric-percentiles": "50,90,99",

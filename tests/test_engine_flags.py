@@ -1,6 +1,10 @@
 """What each vLLM version accepts, against its own release notes, parsers and errors."""
 
+import json
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -203,3 +207,19 @@ def test_a_variable_without_effect_is_no_error() -> None:
 def test_a_misspelt_option_comes_with_the_nearest_one() -> None:
     (problem,) = check_command(["vllm", "serve", "m", "--max-model-length", "8"], parse_version("0.33.0"))
     assert problem.hint == "nearest: --max-model-len"
+
+
+def test_the_server_decides_what_is_a_switch_when_the_table_is_built(tmp_path: Path) -> None:
+    """In 0.6.3 ``vllm serve`` takes ``--enable-chunked-prefill=False``; the scripts of its benchmarks have a switch."""
+    flag = "--enable-chunked-prefill"
+    dumps = {
+        "0.6.3": {"serve": {flag: "maybe", "--enforce-eager": "switch"}, "benchmark_latency.py": {flag: "switch"}},
+        "0.8.5": {"serve": {flag: "switch", "--enforce-eager": "switch"}},
+    }
+    for version, options in dumps.items():
+        (tmp_path / f"{version}.json").write_text(json.dumps({"version": version, **options}))
+    builder = Path(__file__).parent / "real_parsers" / "build_table.py"
+    subprocess.run([sys.executable, builder, tmp_path, tmp_path / "table"], check=True)
+    switches = json.loads((tmp_path / "table").read_text())["switches"]
+    assert switches == {"0.6.3..": "--enforce-eager", "0.8.5..": flag}
+    assert takes_value(parse_version("0.6.3"), flag) and not takes_value(parse_version("0.8.5"), flag)

@@ -70,6 +70,14 @@ def test_nvidias_quick_start_on_blackwell_and_the_later_names_of_its_fusions() -
     }
 
 
+def test_one_gpu_sums_with_nobody() -> None:
+    alone = recipe("meta-llama/Llama-3.3-70B-Instruct", "b200-sxm", "0.25.0", tensor_parallel_size=1)
+    assert alone.flags["compilation-config"] == {"pass_config": {"fuse_attn_quant": True, "eliminate_noops": True}}
+    reduce = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
+    for size, there in ((1, False), (2, True)):
+        assert (reduce in recipe("openai/gpt-oss-120b", "mi300x", "0.27.1", tensor_parallel_size=size).env) is there
+
+
 def test_amds_documents_of_the_versions_before() -> None:
     first = recipe("amd/Llama-3.1-70B-Instruct-FP8-KV", "mi300x", "0.6.3")
     assert {"VLLM_USE_TRITON_FLASH_ATTN": "0", "NCCL_MIN_NCHANNELS": "112"}.items() <= first.env.items()
@@ -138,6 +146,14 @@ def test_images_without_a_source_say_so() -> None:
     assert "not for l40s" in elsewhere.note
 
 
+@pytest.mark.parametrize(("gpu", "version"), [("b200-sxm", "0.8.5"), ("mi355x", "0.9.1"), ("mi355x-cpx", "0.10.1")])
+def test_no_image_from_before_a_gpu_is_named_for_it(gpu: str, version: str) -> None:
+    with pytest.raises(IllegalPlanError, match=r"no image of vLLM .* runs on") as caught:
+        image_for(load_profile(gpu), parse_version(version))
+    first = "0.9.0" if gpu == "b200-sxm" else "0.10.2"
+    assert first in caught.value.hint and image_for(load_profile(gpu), parse_version(first)).name
+
+
 def test_amd_has_no_image_of_every_version() -> None:
     with pytest.raises(IllegalPlanError, match=r"0\.13\.0") as caught:
         image_for(load_profile("mi300x"), parse_version("0.13.0"))
@@ -148,7 +164,7 @@ def test_amd_has_no_image_of_every_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "version"), [("mi300x", "0.27.1"), ("mi355x", "0.27.1"), ("h100-sxm", "0.27.1"), ("b200-sxm", "0.25.0")]
+    ("gpu", "version"), [("mi300x", "0.27.1"), ("mi355x", "0.27.1"), ("h100-sxm", "0.27.1"), ("b200-sxm", "0.27.1")]
 )
 def test_the_default_version_is_the_newest_that_was_run_on_the_gpu(gpu: str, version: str) -> None:
     assert default_version(load_profile(gpu)) == parse_version(version)

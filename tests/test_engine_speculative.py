@@ -74,7 +74,8 @@ LLAMA, DEEPSEEK, QWEN = "meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-V3", "Q
     [
         (LLAMA, "0.33.0", {"speculative_config": MTP}, "no multi-token-prediction modules"),
         (LLAMA, "0.14.0", {"speculative_config": LLAMA_1B}, "not before 0.15.0"),
-        (LLAMA, "0.7.3", {"speculative_config": NGRAM}, "does not have it"),
+        (DEEPSEEK, "0.7.3", {"speculative_config": MTP, "tensor_parallel_size": 8}, "drafts by mtp are not modelled"),
+        (LLAMA, "0.7.3", {"speculative_config": NGRAM, "enable_chunked_prefill": True}, "it is not modelled"),
         (LLAMA, "0.33.0", {"speculative_config": NGRAM, "async_scheduling": True}, "drafts by ngram"),
         (DEEPSEEK, "0.33.0", mtp(acceptance_method="x"), "does not know 'acceptance_method'"),
         (DEEPSEEK, "0.33.0", mtp(draft_tensor_parallel_size=4), "neither 1 nor the model's 8"),
@@ -94,9 +95,36 @@ def test_what_the_version_or_the_model_cannot_do_is_refused(
     assert error.value.hint
 
 
-def test_v0s_speculative_decoding_is_not_modelled() -> None:
-    with pytest.raises(IllegalPlanError, match="V0 engine"):
-        config("meta-llama/Llama-3.1-8B", "mi300x", "0.8.5", speculative_config=NGRAM)
+def test_a_draft_model_falls_back_to_v0_where_v1_cannot_draft_with_one() -> None:
+    """``_is_v1_supported_oracle`` of 0.8.0 to 0.9.2; V0 lost its drafts in 0.10.0 (pull request 21152)."""
+    assert config(LLAMA, "h100", "0.9.2").engine == "V1"
+    assert config(LLAMA, "h100", "0.9.2", speculative_config=LLAMA_1B).engine == "V0"
+    with pytest.raises(IllegalPlanError, match=r"not before 0\.15\.0"):
+        config(LLAMA, "h100", "0.10.0", speculative_config=LLAMA_1B)
+    with pytest.raises(IllegalPlanError, match="no longer drafts"):
+        config(LLAMA, "a100-sxm-80gb", "0.10.0", kv_cache_dtype="fp8", speculative_config=NGRAM)
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("0.7.3", "--speculative-model meta-llama/Llama-3.2-1B --num-speculative-tokens 5"),
+        ("0.8.3", '--speculative-config {"model":"meta-llama/Llama-3.2-1B","num_speculative_tokens":5}'),
+        ("0.33.0", '--speculative-config {"model":"meta-llama/Llama-3.2-1B","num_speculative_tokens":5}'),
+    ],
+)
+def test_each_version_is_launched_in_its_own_words(release: str, words: str) -> None:
+    """``--speculative-model`` went in 0.8.3; ``--speculative-config`` came in 0.8.2 (vLLM's option tables)."""
+    found = " ".join(serve_argv(config(LLAMA, "mi300x", release, speculative_config=LLAMA_1B), LLAMA))
+    assert words in found
+    assert found.count("speculative") == words.count("speculative")
+
+
+def test_prompt_lookup_had_a_model_of_its_own_name() -> None:
+    found = " ".join(serve_argv(config(LLAMA, "mi300x", "0.7.3", speculative_config=NGRAM), LLAMA))
+    assert "--speculative-model [ngram]" in found
+    assert "--num-speculative-tokens 4" in found
+    assert "--ngram-prompt-lookup-max 4" in found
 
 
 def test_what_was_planned_is_launched() -> None:

@@ -56,10 +56,11 @@ def test_each_bench_reports_its_own_columns() -> None:
     assert predicted["total_token_throughput"] / predicted["output_throughput"] == pytest.approx(5)
 
 
-def test_what_a_closed_loop_leaves_open_is_five_or_ten_prompts_per_slot() -> None:
+def test_what_a_closed_loop_leaves_open_is_ten_prompts_per_slot() -> None:
     run = Run("a", "serve", "h100-sxm", "m", input_len=10, output_len=10, max_concurrency=64, arrival="closed-loop")
-    assert workload_of(run).num_prompts == 5 * 64  # fixed lengths and prompts not stated: not vllm bench
-    assert workload_of(replace(run, length_distribution="uniform-0.8-1")).num_prompts == 640
+    fixed, uniform = workload_of(run), workload_of(replace(run, length_distribution="uniform-0.8-1"))
+    assert fixed.num_prompts == uniform.num_prompts == 640
+    assert fixed.range_ratio == 0.1  # fixed lengths and prompts not stated: not vllm bench
 
 
 def test_the_summary_groups_by_gpu_bench_and_metric() -> None:

@@ -184,6 +184,8 @@ def test_the_rule_of_thumb_is_shown_where_it_is_wrong() -> None:
     lines = [str(line) for line in explain(fitted("meta-llama/Llama-3.1-8B", "h100", "0.33.0"))]
     text = "\n".join(lines)
     assert "524,288 B" in text  # 2 x 32 layers x 4,096 x 2 B
+    # 32 x 8 x (128 + 128) x 2 B
+    assert any("131,072 B" in line and "32 layers x 8 KV heads on the rank x 256 x bf16" in line for line in lines)
     assert "grouped queries: 8 KV heads for 32 query heads" in text
 
 

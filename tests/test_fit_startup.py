@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from command_line import run
 
-from planner.memory.local import UNITS
+from planner.local import UNITS
 from planner.memory.overheads import shipped
 from planner.units import FACTORS, GIB
 
@@ -65,7 +65,7 @@ def fit(*arguments: str) -> dict[str, Any]:
 
 def kept() -> Path:
     """The file of the user's own constants: ``conftest`` sets XDG_DATA_HOME."""
-    return Path(os.environ["XDG_DATA_HOME"]) / "planner" / "memory.toml"
+    return Path(os.environ["XDG_DATA_HOME"]) / "planner" / "calibration.toml"
 
 
 def test_predicted_stands_beside_logged(log: Callable[[str], str]) -> None:
@@ -192,7 +192,7 @@ def test_what_is_kept_has_the_format_of_our_own(log: Callable[[str], str]) -> No
         assert entry["unit"] in FACTORS
         assert entry["low"] <= entry["value"] <= entry["high"]
         assert len(entry["logs"][0]) == 8
-    assert [path.name for path in kept().parent.iterdir()] == ["memory.toml"]  # no temporary file is left
+    assert [path.name for path in kept().parent.iterdir()] == ["calibration.toml"]  # no temporary file is left
 
 
 @pytest.mark.parametrize(
@@ -267,3 +267,14 @@ def test_a_refused_start_still_says_what_was_left(log: Callable[[str], str]) -> 
     found = fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(refused))
     assert found["kv_cache_bytes"] / GIB == pytest.approx(58.05, abs=0.006)
     assert any("refused" in note and "larger than the available" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("place", ["/proc/self", "/" + "x" * 300])
+def test_a_folder_that_cannot_be_used_costs_no_answer(
+    place: str, log: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder can be made in the first, even by root; the second cannot even be looked at."""
+    monkeypatch.setenv("XDG_DATA_HOME", place)
+    assert fit("Qwen/Qwen3-4B", "--gpu", "h100")["fits"]
+    answer = fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(SUM_ONLY))
+    assert answer["fits"] and any("could not be kept for later runs" in note for note in answer["notes"])

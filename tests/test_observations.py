@@ -9,11 +9,10 @@ import pytest
 
 from planner.calibration.effects import Design
 from planner.calibration.terms import Terms
-from planner.efficiency import Calibration, load_calibration, prior_values
-from planner.errors import InputError
+from planner.efficiency import Calibration, prior_values
 from planner.evaluate import case_of
 from planner.measurements import Run
-from planner.observations import calibrate, combinations, observe, observe_case
+from planner.observations import combinations, observe, observe_case
 from planner.predict import Deployment
 from planner.scheduler import replay
 from planner.step import StepModel
@@ -69,35 +68,6 @@ def test_suspect_runs_are_left_out_and_impossible_ones_named() -> None:
     assert [run.run_id for run, _ in refused] == ["x"]
 
 
-def test_a_fit_to_slower_runs_predicts_slower_ones_and_keeps_what_it_knew() -> None:
-    """Twice the time that is predicted now, three times measured: the next prediction lies in between."""
-    base = load_calibration()
-    case = case_of(BATCH)
-    served = case.deployment.replay(case.workload)
-    slow = [replace(BATCH, run_id=str(i), metrics={"avg_latency_s": 2 * served.duration_s}) for i in range(3)]
-    local, left_out = calibrate(slow, base, name="local", fitted_on="three runs")
-    assert not left_out
-    deployment = case.deployment
-    seen = observe_case(case).circumstances
-    priors = prior_values(deployment.profile, 1)
-    timer = StepModel(
-        deployment.model,
-        deployment.profile,
-        deployment.config,
-        local.efficiency(seen, priors),
-    )
-    again = replay(timer, case.workload, deployment.limits(case.workload.max_total_len))
-    assert 1.1 * served.duration_s < again.duration_s < 2.05 * served.duration_s
-    assert {e.target for e in base.effects} <= {e.target for e in local.effects}
-    assert local.familiarity(seen) == "setting"
-    assert set(combinations(observe(slow)[0])) <= set(local.combinations)
-
-
-def test_nothing_to_calibrate_on_is_said() -> None:
-    with pytest.raises(InputError, match="nothing to calibrate on"):
-        calibrate(
-            [replace(SERVE, gpu="no-such-gpu")],
-            load_calibration(),
-            name="",
-            fitted_on="",
-        )
+def test_what_was_measured_together_is_named_once() -> None:
+    found, _ = observe([SERVE, replace(SERVE, run_id="again"), BATCH])
+    assert [(c.gpu, c.release) for c in combinations(found)] == [("h100-sxm", "0.11"), ("mi300x", "0.9")]

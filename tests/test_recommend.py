@@ -15,7 +15,7 @@ from planner.hardware import load_profile
 from planner.model.resolve import load_model
 from planner.plan import Goal, PlanFile
 from planner.recommend import Candidate, Ranking, Request, assemble, pareto, rank
-from planner.recommend.search import merits
+from planner.recommend.goals import merits
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 

@@ -236,6 +236,17 @@ def test_average_batches() -> None:
     assert served.decode_batch == Batch(2, 12)
 
 
+def test_a_preempted_request_finds_its_blocks_again() -> None:
+    # 5 blocks of 4. Step 1: A (8 tokens) and B (8) take two each; step 2: A takes the last for its ninth token, and B,
+    # which needs one too, goes: all its 8 tokens are full blocks. A ends with its 4th token in step 4, so that step 5
+    # admits B. Of its 9 tokens 8 are found, and one is computed; without the cache all 9.
+    limits = Limits(2, 100, 20, block_size=4, scheduler_reserve_full_isl=False)
+    kept, lost = (serve([(8, 4), (8, 3)], replace(limits, enable_prefix_caching=on)) for on in (True, False))
+    assert kept.preemptions.tolist() == lost.preemptions.tolist() == [0, 1]
+    assert kept.prefill_steps == lost.prefill_steps == 2
+    assert (kept.prefill_batch.prefill_tok, lost.prefill_batch.prefill_tok) == (17 // 2, 25 // 2)  # means
+
+
 # Random workloads, token for token beside the reference.
 
 
@@ -279,6 +290,7 @@ def cases(draw: st.DrawFn) -> tuple[Linear, Workload, Limits, Client]:
         prefill_first=prefill_first,
         scheduler_reserve_full_isl=draw(st.booleans()),
         async_scheduling=not prefill_first and draw(st.booleans()),
+        enable_prefix_caching=draw(st.booleans()),
         prefix_cache_hit_rate=chosen(0.0, 0.0, 0.5),
         data_parallel_size=replicas,
     )
@@ -457,3 +469,10 @@ def test_impossible_limits_are_refused(change: dict[str, float], message: str) -
 def test_negative_delays_are_refused() -> None:
     with pytest.raises(InputError, match="delays"):
         Client(request_s=-1)
+
+
+@pytest.mark.parametrize("step_s", [1e5, 123_456.789, 1e7])
+def test_after_months_the_clock_is_coarser_than_a_moment_and_nobody_is_lost(step_s: float) -> None:
+    """Past 1e7 s two floats lie farther apart (1.9e-9 s) than what counts as one moment (1e-9 s)."""
+    served = serve([(16, 8)] * 40, timer=Linear(base_s=step_s), max_concurrency=1)
+    assert served.duration_s == pytest.approx(40 * 8 * step_s, rel=1e-3)  # a prefill and seven decode steps each

@@ -19,7 +19,7 @@ from script_plans import AMD_DOCKER, GOLDEN, MATRIX, emission, mig, partition, p
 
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import load_all
-from planner.plan import PlanFile
+from planner.plan import Plan, PlanFile
 from planner.resources import data_dir
 from planner.scripts import ALL_FILES, Emission, container_name, render, result_name, write
 from planner.scripts.emission import gfx_target_version
@@ -103,13 +103,17 @@ def test_launch_starts_serve_argv_and_benchmark_sends_bench_argv(name: str) -> N
     options = [word for word in launched[:at] if word.startswith("-")]
     assert {"--privileged", "--cap-add", "--network"}.isdisjoint(options)
 
-    sent = command_in(RENDERED[name]["benchmark.sh"], "docker exec --env")
-    start = sent.index("$pid_file") + 1
+    sent = command_in(RENDERED[name]["benchmark.sh"], "send ")
     length = len(saved["bench_argv"])
-    assert sent[start : start + length] == saved["bench_argv"]
-    assert sent[start + length :] == [
-        "--save-result", "--result-dir", "$results", "--result-filename", f".partial-serve-{saved['digest']}.json", "&",
+    assert sent[1 : 1 + length] == saved["bench_argv"]
+    # a repetition on the same server sends other prompts, as many and as long
+    assert sent[1 + length :] == [
+        "${again[@]}", "--save-result", "--result-dir", "$results", "--result-filename",
+        f".partial-serve-{saved['digest']}.json", "||", "status=$?",
     ]  # fmt: skip
+    warm_up = command_in(RENDERED[name]["benchmark.sh"], "if ! send ")
+    assert warm_up[warm_up.index("--num-prompts") + 1] == "8"
+    assert warm_up[warm_up.index("--seed") + 1].rstrip(";") == "1000", "no prompt that is measured is in the cache then"
 
 
 def test_the_recipe_is_launched_word_for_word() -> None:
@@ -340,3 +344,11 @@ def test_a_failure_halfway_leaves_what_was_there(
     else:
         assert left[0] >= 0, "the failure was swallowed"
         assert tree(tmp_path / "plan") == RENDERED["mi355x"]
+
+
+def test_a_plan_keeps_its_name_when_a_later_planner_knows_more_fields() -> None:
+    """What an older planner did not write down has its default now; results are found by the plan's name."""
+    made = plan()
+    written = made.model_dump(exclude_defaults=True)
+    assert Plan(**written).digest == Plan(**made.model_dump()).digest == made.digest
+    assert plan(max_num_seqs=65).digest != made.digest

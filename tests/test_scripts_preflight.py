@@ -36,7 +36,6 @@ def test_preflight_is_content_and_changes_nothing(machine: MakeMachine, name: st
 
 BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
     ("mi355x", lambda m: m.program(m.bin / "docker", "exit 1"), "docker does not answer", "install docker"),
-    ("mi355x", lambda m: (m.state / "image").unlink(), "is not present", "docker pull rocm/vllm-dev:nightly"),
     ("mi355x", lambda m: (m.bin / "curl").unlink(), "curl is missing", "install curl"),
     ("mi355x", lambda m: (m.fake_root / "dev/kfd").unlink(), "kfd is missing", "modprobe amdgpu"),
     ("mi355x", lambda m: m.keep_packages(1, gfx=90402),
@@ -47,8 +46,6 @@ BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
     ("mi355x", lambda m: m.fake_all("mem_info_vram_used", 200 * 2**30),
      "MiB free, the server takes", "amd-smi process"),
     ("mi355x", lambda m: m.fake_all("mem_info_vram_total", 192 * 2**30), "the plan is for", "plan again"),
-    ("mi355x", lambda m: m.fake("/proc/sys/kernel/numa_balancing", "1"),
-     "NUMA balancing is on", "kernel.numa_balancing=0"),
     ("mi300x-cpx-nps4", lambda m: m.fake_all("current_memory_partition", "NPS1"),
      "partitioned as CPX/NPS1, the plan is for CPX/NPS4", "partition.sh"),
     ("b200-x2", lambda m: m.set(nvidia_down=""), "nvidia-smi does not answer", "575 or newer"),
@@ -80,6 +77,39 @@ def test_preflight_names_what_is_broken_and_how_to_mend_it(
     failed = [(line, after) for line, after in pairwise(done.stdout.splitlines()) if line.startswith("FAIL")]
     assert any(cause in line and fix in after for line, after in failed), done.stdout + done.stderr
     assert f"not ready: {len(failed)} of the checks failed" in done.stderr
+
+
+#: What the server starts with all the same, and what makes it good.
+MENDED: list[tuple[str, Callable[[Machine], object], str, str]] = [
+    ("mi355x", lambda m: (m.state / "image").unlink(), "is not present yet", "docker pull rocm/vllm-dev:nightly"),
+    ("mi355x", lambda m: m.fake("/proc/sys/kernel/numa_balancing", "1"),
+     "NUMA balancing is on", "sudo sysctl kernel.numa_balancing=0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "breaking", "cause", "fix"), MENDED, ids=["image", "numa"])
+def test_what_only_slows_or_comes_by_itself_is_a_warning_and_apply_mends_it(
+    machine: MakeMachine, name: str, breaking: Callable[[Machine], object], cause: str, fix: str
+) -> None:
+    here = machine(name)
+    breaking(here)
+    done = here.run("preflight.sh")
+    assert done.returncode == 0 and done.stdout.endswith("ready\n")
+    ((line, after),) = [pair for pair in pairwise(done.stdout.splitlines()) if pair[0].startswith("WARN")]
+    assert cause in line and fix in after and "preflight.sh --apply" in after
+    assert here.calls("sysctl") == [] and here.docker("pull") == []
+    done = here.run("preflight.sh", "--apply")
+    assert done.returncode == 0 and "WARN" not in done.stdout, done.stdout
+    assert here.docker("pull") or here.calls("sysctl") == [["--quiet", "kernel.numa_balancing=0"]]
+
+
+def test_what_apply_cannot_mend_is_told(machine: MakeMachine) -> None:
+    here = machine()
+    (here.state / "image").unlink()
+    here.set(pull_fails="")
+    done = here.run("preflight.sh", "--apply")
+    assert done.returncode == 1 and "could not be had" in done.stdout
+    assert here.run("preflight.sh", "--aply").returncode == 2
 
 
 def test_preflight_does_not_mind_what_other_gpus_do(machine: MakeMachine) -> None:

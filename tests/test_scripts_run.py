@@ -147,10 +147,11 @@ def test_benchmark_sends_exactly_the_planned_load(machine: MakeMachine, name: st
     assert here.docker("exec") == []
     here.run("launch.sh")
     assert here.run("benchmark.sh").returncode == 0
-    (sent,) = here.docker("exec")
+    warm_up, sent = here.docker("exec")
     assert container_name(made.file) in sent
     start = sent.index("sh") + 5  # sh -c '...' sh PID_FILE
     words = sent[start:]
+    assert values_of(warm_up, "--num-prompts") == ["8"] and "--save-result" not in warm_up
     assert tuple(words[: len(made.file.plan.bench_argv)]) == made.file.plan.bench_argv
     assert json.loads(result_of(made, here).read_text())["completed"] == made.file.plan.workload.num_prompts
     assert [p.name for p in (here.plan / "results").iterdir()] == [result_name(made.file)]
@@ -161,8 +162,25 @@ def test_a_result_is_kept_unless_forced(machine: MakeMachine) -> None:
     here.run("launch.sh")
     here.run("benchmark.sh")
     again = here.run("benchmark.sh")
-    assert again.returncode == 0 and "already measured" in again.stdout and len(here.docker("exec")) == 1
-    assert here.run("benchmark.sh", FORCE="1").returncode == 0 and len(here.docker("exec")) == 2
+    assert again.returncode == 0 and "already measured" in again.stdout and len(here.docker("exec")) == 2
+    assert here.run("benchmark.sh", FORCE="1").returncode == 0 and len(here.docker("exec")) == 4
+
+
+def test_a_server_is_never_measured_with_prompts_that_it_has_seen(machine: MakeMachine) -> None:
+    """Its prefix cache would answer for it. A repetition, after an interruption too, takes the next seed."""
+    here = machine()
+
+    def measured() -> list[str]:
+        assert here.run("benchmark.sh", FORCE="1").returncode == 0
+        return values_of(here.docker("exec")[-1], "--seed")[-1:]
+
+    here.run("launch.sh")
+    assert [measured(), measured(), measured()] == [["0"], ["1"], ["2"]]
+    here.run("launch.sh")
+    assert measured() == ["3"], "the same server"
+    (here.state / "running").unlink()
+    here.run("launch.sh")
+    assert measured() == ["0"], "a new server has seen nothing"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +209,7 @@ def test_an_interrupted_measurement_stops_its_client_and_can_be_repeated(
     returned, said = here.interrupt("benchmark.sh", "benchmarking", how)
     assert returned == status and "same command" in said
     # docker exec passes no signal on, so the client inside is ended through its process id
-    _, ending = here.docker("exec")
+    *_, ending = here.docker("exec")
     assert ending[-1] == "/results/.client.pid" and "kill" in ending[-3]
     assert here.docker("stop") == []
     assert not result_of(MATRIX["mi355x"], here).exists()
@@ -258,10 +276,10 @@ def test_validate_keeps_its_server_when_asked_to(machine: MakeMachine) -> None:
 
 def test_validate_stops_at_the_first_failure(machine: MakeMachine) -> None:
     here = machine()
-    here.fake("/proc/sys/kernel/numa_balancing", "1")
+    (here.fake_root / "dev/kfd").unlink()
     assert here.run("validate.sh").returncode == 1
     assert here.docker("run") == []
-    here.fake("/proc/sys/kernel/numa_balancing", "0")
+    (here.fake_root / "dev/kfd").touch()
     here.set(bench_fails="")
     assert here.run("validate.sh").returncode == 7
     assert len(here.docker("stop")) == 1, "a failed measurement does not leave the server behind"

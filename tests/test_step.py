@@ -95,7 +95,13 @@ def test_the_busiest_rank_has_at_least_the_mean(rows: float, ranks: int) -> None
     assert hottest_rows(rows, ranks) >= rows / ranks
 
 
-@given(batches, models, tensor_parallel, st.sampled_from([f.name for f in fields(Batch)]), st.integers(1, 1000))
+@given(
+    batches,
+    models,
+    tensor_parallel,
+    st.sampled_from([f.name for f in fields(Batch) if f.name != "peer_tok"]),
+    st.integers(1, 1000),
+)
 def test_more_load_is_never_faster(batch: Batch, name: str, tp: int, field: str, more: int) -> None:
     at = step(name, tp)
     assert at.step_s(replace(batch, **{field: getattr(batch, field) + more})) >= at.step_s(batch)

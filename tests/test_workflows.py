@@ -33,7 +33,8 @@ TEMPLATES = sorted((data_dir("templates") / "workflows").glob("*.j2"))
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
 def test_templates_substitute_filter_and_nothing_else(template: Path) -> None:
     source = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", template.read_text())
-    filters = {"md": "text|cell|fenced", "conf": "digits"}.get(template.name.split(".")[-2], "sh|argv|comment")
+    kind = template.name.split(".")[-2]
+    filters = {"md": "text|cell|fenced", "conf": "endpoint|comment"}.get(kind, "sh|argv|comment")
     loose = [found for found in re.findall(r"\{\{.*?\}\}", source, re.DOTALL)
              if not re.fullmatch(rf"\{{\{{ [a-z_]+(\.[a-z_]+)* \| ({filters}) \}}\}}", found)]  # fmt: skip
     assert not loose, "every value goes through one filter"
@@ -170,8 +171,8 @@ def test_blackwell_and_hopper_differ_by_capability() -> None:
     argv = blackwell["serve_argv"]
     assert isinstance(argv, list) and isinstance(hopper["serve_argv"], list)
     config = json.loads(value_of(argv, "--compilation-config"))
-    # the document's own words; full_cuda_graph became a mode in 0.10.1
-    assert config["pass_config"] == {"enable_fi_allreduce_fusion": True, "enable_noop": True}
+    # the document's own words, but for a sum over one GPU; full_cuda_graph became a mode in 0.10.1
+    assert config["pass_config"] == {"enable_noop": True}
     assert config["custom_ops"] == ["+quant_fp8", "+rms_norm"]
     assert blackwell["env"] == {
         "VLLM_ATTENTION_BACKEND": "FLASHINFER", "VLLM_USE_TRTLLM_ATTENTION": "1", "VLLM_USE_V1": "1",
@@ -404,7 +405,7 @@ def test_a_sweep_sends_five_prompts_for_each_request_in_flight() -> None:
 
 def test_guidellm_is_told_what_the_sweep_sends() -> None:
     script = files_of("sweep")["guidellm.sh"]
-    assert re.findall(r"^streams (\d+) (\d+)$", script, re.MULTILINE)[-1] == ("256", "1280")
+    assert re.findall(r"^streams (\d+) (\d+) \d+$", script, re.MULTILINE)[-1] == ("256", "1280")
     (line,) = [line for line in script.splitlines() if line.startswith("data=")]
     assert json.loads(shlex.split(line)[0].removeprefix("data=")) == {
         "kind": "synthetic_text", "prompt_tokens": 1024, "output_tokens": 1024,

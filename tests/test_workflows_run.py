@@ -122,6 +122,8 @@ def test_a_sweep_skips_what_is_done(machine: MakeMachine, kind: str, points: int
     sent = [call for call in here.docker("exec") if "--result-filename" in call]
     assert len(sent) == points
     assert len(here.docker("exec")) == points + 1, "one run warms up, and is not kept"
+    seeds = [call[call.index("--seed") + 1] for call in here.docker("exec")]
+    assert len(set(seeds)) == points + 1, "a prefix cache knows no prompt from another load"
     (table,) = (here.plan / "results").glob(f"sweep-{kind}-*.tsv")
     lines = [line.split("\t") for line in table.read_text().splitlines()]
     assert lines[0] == ["load", "output_throughput", "predicted", "mean_ttft_ms", "mean_tpot_ms"]
@@ -220,7 +222,8 @@ def test_the_node_is_measured_through_the_balancer(machine: MakeMachine) -> None
     here.forget()
     done = here.run("instances.sh", "bench")
     assert done.returncode == 0, done.stderr
-    (client,) = here.docker("run")
+    warm_up, client = here.docker("run")
+    assert warm_up[warm_up.index("--num-prompts") + 1] == "64" and "--save-result" not in warm_up  # 8 for each copy
     assert client[client.index("--port") + 1] == "8000" and client[client.index("--host") + 1] == "127.0.0.1"
     # 8 copies of 64 requests in flight, 320 prompts each
     assert (
@@ -228,6 +231,8 @@ def test_the_node_is_measured_through_the_balancer(machine: MakeMachine) -> None
     )
     assert len(here.results()) == 1 and here.results()[0].startswith("node-")
     assert here.run("instances.sh", "bench").stdout.startswith("already measured")
+    assert here.run("instances.sh", "bench", FORCE="1").returncode == 0
+    assert here.docker("run")[-1].count("--seed") == 2, "other prompts: the servers have seen the first ones"
     here.run("instances.sh", "stop")
 
 

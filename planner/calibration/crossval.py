@@ -22,19 +22,23 @@ from numpy.typing import NDArray
 
 from planner.calibration.effects import Design
 from planner.calibration.fit import Problem
+from planner.calibration.leaveout import LeaveOut
 from planner.calibration.observed import Floats, Observed
 from planner.calibration.structure import STRUCTURE, Line
 from planner.calibration.terms import Terms
 from planner.efficiency import Familiarity, Spread
 
-FOLDS = 5
-ITERATIONS = 6
 COVERAGE = 0.90
+#: Runs of one group err alike, so that quantiles of some groups are too narrow for another one: taken as wide as this,
+#: intervals from other groups cover ``COVERAGE`` of a group (``benchmarks/accuracy.py`` measures it).
+BAND_OF_GROUPS = 0.93
 #: Fewer errors than this say nothing of their tails.
-LEAST_ROWS = 25
-#: Circumstances in which errors are wide or narrow: the engine's era, and whether there are experts.
-SCOPE = ("era", "kind")
+LEAST_ROWS = 20
+#: Circumstances in which errors are wide or narrow: the engine's era and whether there are experts, the GPU, how GPUs
+#: are linked. Of those that hold for a run, the widest interval is taken.
+SCOPES = (("era", "kind"), ("architecture", "gpu"), ("links", "platform"))
 Where = tuple[tuple[str, str], ...]
+Pools = dict[tuple[str, Where], NDArray[np.int64]]
 
 #: What is left out together, for each familiarity.
 LEFT_OUT: dict[Familiarity, Callable[[Observed], Hashable]] = {
@@ -53,60 +57,85 @@ def cross_validate(
     left_out: Callable[[Observed], Hashable] = LEFT_OUT["combination"],
     *,
     problem: Problem | None = None,
-    seed: int = 0,
 ) -> Floats:
     """log(predicted / measured) of every metric, each by a fit that saw no run of the same ``left_out`` group."""
     problem = problem or Problem(Terms(observed), Design(observed, structure))
-    everything = np.ones(problem.terms.num_metrics, dtype=bool)
-    start = problem.solve(everything, uncertain=False).factors
-    fold = _folds([left_out(one) for one in observed], seed)[problem.terms.metric_run]
-    errors = np.full(problem.terms.num_metrics, np.nan)
-    for number in range(FOLDS):
-        unseen = fold == number
-        # half way back to the priors: near enough to converge soon, too far to remember what it saw
-        fitted = problem.solve(~unseen, (start + problem.design.mean) / 2, iterations=ITERATIONS, uncertain=False)
-        errors[unseen] = problem.errors(fitted)[unseen]
-    return errors
+    return _leave_out(problem).errors([left_out(one) for one in observed])
 
 
-def _folds(groups: Sequence[Hashable], seed: int) -> NDArray[np.int64]:
-    """A fold for each group, at random but the same every time."""
-    names = sorted({str(group) for group in groups})
-    np.random.default_rng(seed).shuffle(names)
-    number = {name: i % FOLDS for i, name in enumerate(names)}
-    return np.array([number[str(group)] for group in groups], dtype=np.int64)
+def _leave_out(problem: Problem) -> LeaveOut:
+    return LeaveOut(problem, problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), uncertain=False))
 
 
 def spreads(
     observed: Sequence[Observed], structure: Sequence[Line] = STRUCTURE
 ) -> tuple[tuple[Spread, ...], dict[str, float]]:
-    """Intervals by metric, familiarity and ``SCOPE``; and the median error of each metric of a known combination."""
+    """Intervals by metric, familiarity and ``SCOPES``; and the median error of each metric of a known combination."""
     problem = Problem(Terms(observed), Design(observed, structure))
+    without, pools = _leave_out(problem), error_pools(problem.terms)
     found: list[Spread] = []
     median_error: dict[str, float] = {}
     for familiarity, left_out in LEFT_OUT.items():
-        errors = cross_validate(observed, structure, left_out, problem=problem)
-        for (metric, when), ratios in _measured_over_predicted(problem.terms, errors).items():
-            if len(ratios) >= LEAST_ROWS:
-                found.append(_spread(metric, familiarity, dict(when), ratios))
+        errors = without.errors([left_out(one) for one in observed])
+        for (metric, when), members in pools.items():
+            if len(members) >= LEAST_ROWS:
+                lo, hi = measured_over_predicted(metric, errors[members], familiarity)
+                found.append(
+                    Spread(
+                        metric=metric,
+                        familiarity=familiarity,
+                        when=dict(when),
+                        rows=len(members),
+                        lo=round(min(lo, 1.0), 3),
+                        hi=round(max(hi, 1.0), 3),
+                    )
+                )
             if familiarity == "combination" and not when:
-                median_error[metric] = round(float(np.median(np.abs(1 / np.array(ratios) - 1))), 4)
+                median_error[metric] = round(float(np.median(np.abs(np.expm1(errors[members])))), 4)
     return tuple(found), median_error
 
 
-def _measured_over_predicted(terms: Terms, errors: Floats) -> dict[tuple[str, Where], list[float]]:
-    """Ratios of every metric, of all runs and of those in each circumstance of ``SCOPE``."""
-    found: dict[tuple[str, Where], list[float]] = defaultdict(list)
-    for run, metric, error in zip(terms.metric_run.tolist(), terms.metric_names, errors.tolist(), strict=True):
-        # a throughput was observed as a duration: its error has the other sign
-        ratio = exp(error if metric == "output_throughput" else -error)
-        circumstances = terms.observed[run].circumstances
-        found[metric, ()].append(ratio)
-        found[metric, tuple((key, circumstances[key]) for key in SCOPE)].append(ratio)
+def error_pools(terms: Terms) -> Pools:
+    """Which metrics are of one kind: of all runs, and of those in each circumstance of ``SCOPES``."""
+    found: dict[tuple[str, Where], list[int]] = defaultdict(list)
+    for number, (run, metric) in enumerate(zip(terms.metric_run.tolist(), terms.metric_names, strict=True)):
+        for when in ((), *_places(terms.observed[run])):
+            found[metric, when].append(number)
+    return {key: np.array(numbers) for key, numbers in found.items()}
+
+
+def _places(one: Observed) -> list[Where]:
+    return [tuple((key, one.circumstances[key]) for key in scope) for scope in SCOPES]
+
+
+def measured_over_predicted(metric: str, errors: Floats, familiarity: Familiarity) -> tuple[float, float]:
+    """Between which ratios measurements lie, from ``errors`` of ``metric``."""
+    band = COVERAGE if familiarity == "setting" else BAND_OF_GROUPS
+    # a throughput was observed as a duration: its error has the other sign
+    logs = errors if metric == "output_throughput" else -errors
+    low, high = np.quantile(logs, [(1 - band) / 2, (1 + band) / 2]).tolist()
+    return exp(low), exp(high)
+
+
+def held_out_intervals(terms: Terms, errors: Floats, familiarity: Familiarity) -> list[tuple[float, float]]:
+    """For each metric the interval that all runs but those left out with it give: (lo, hi) of measured / predicted."""
+    pools = error_pools(terms)
+    keys = [str(LEFT_OUT[familiarity](terms.observed[run])) for run in terms.metric_run.tolist()]
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    left_out = np.array([number[key] for key in keys])
+    known: dict[tuple[str, Where, int], tuple[float, float] | None] = {}
+
+    def interval(metric: str, when: Where, own: int) -> tuple[float, float] | None:
+        if (metric, when, own) not in known:
+            members = pools[metric, when]
+            others = members[left_out[members] != own]
+            enough = len(others) >= LEAST_ROWS
+            known[metric, when, own] = measured_over_predicted(metric, errors[others], familiarity) if enough else None
+        return known[metric, when, own]
+
+    found = []
+    for run, metric, own in zip(terms.metric_run.tolist(), terms.metric_names, left_out.tolist(), strict=True):
+        places = [interval(metric, when, own) for when in _places(terms.observed[run])]
+        bounds = [bound for bound in places if bound] or [interval(metric, (), own) or (0.0, float("inf"))]
+        found.append((min(1.0, *(lo for lo, _ in bounds)), max(1.0, *(hi for _, hi in bounds))))
     return found
-
-
-def _spread(metric: str, familiarity: Familiarity, when: dict[str, str], ratios: list[float]) -> Spread:
-    low, high = np.quantile(ratios, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]).tolist()
-    lo, hi = round(min(low, 1.0), 3), round(max(high, 1.0), 3)
-    return Spread(metric=metric, familiarity=familiarity, when=when, lo=lo, hi=hi, rows=len(ratios))

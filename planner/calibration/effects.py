@@ -58,13 +58,22 @@ class Design:
     """All factors of a fit to ``observed``, and how they make up the efficiencies of each run."""
 
     def __init__(
-        self, observed: Sequence[Observed], structure: Sequence[Line] = STRUCTURE, base: Sequence[Effect] = ()
+        self,
+        observed: Sequence[Observed],
+        structure: Sequence[Line] = STRUCTURE,
+        base: Sequence[Effect] = (),
+        *,
+        start: Floats | None = None,
     ) -> None:
-        """``base``: factors of an earlier fit, which this one starts from and is drawn towards."""
+        """``base``: factors of an earlier fit, which this one starts from and is drawn towards.
+
+        ``start``: logarithm of the efficiencies of each run, (runs, parameters), that the factors of ``structure``
+        multiply. By default the priors, which have a factor of their own each.
+        """
         self.observed = observed
-        self.start: Floats = np.log([list(_priors(one)) for one in observed])
+        self.start: Floats = np.log([list(_priors(one)) for one in observed]) if start is None else start
         self._known = {_key(effect.target, effect.when): effect for effect in base}
-        self.columns = _merged([*self._global(), *self._scoped(structure)])
+        self.columns = _merged([*(self._global() if start is None else ()), *self._scoped(structure)])
         self.sd: Floats = np.array([column.variance**0.5 for column in self.columns])
         self.mean: Floats = np.array([column.mean for column in self.columns])
         self._by_parameter = [

@@ -14,6 +14,8 @@ from planner.engine.version import EngineVersion
 from planner.errors import InputError, PlannerError
 from planner.fit import FitResult, fit
 from planner.hardware import GpuProfile
+from planner.local import SHIPPED, Local
+from planner.memory.budget import Basis
 from planner.model.resolve import ResolvedModel
 from planner.plan import Goal, Plan
 from planner.predict import Deployment, Prediction, deploy, predict_serve
@@ -117,6 +119,7 @@ class Answer:
     workload: Workload | None = None
     served: Served | None = None
     ranking: Ranking | None = None
+    local: Local = SHIPPED  #: fits that predict
 
     @property
     def starts(self) -> bool:
@@ -163,23 +166,32 @@ class Answer:
 
 
 def check_line(
-    line: ServeLine, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, asked: Asked
+    line: ServeLine,
+    resolved: ResolvedModel,
+    profile: GpuProfile,
+    version: EngineVersion,
+    asked: Asked,
+    local: Local = SHIPPED,
 ) -> Answer:
     """Judge a line for GPUs of ``profile`` under ``version``. Options that the version refuses are left out of account.
 
-    Raises InputError for a load that the line's own context does not hold, and whatever says that the model is not
-    understood.
+    ``local`` holds the fits to predict with. Raises InputError for a load that the line's own context does not hold,
+    and whatever says that the model is not understood.
     """
-    answer = Answer(resolved, profile, version, line, asked.goal)
+    answer = Answer(resolved, profile, version, line, asked.goal, local=local)
+    basis = Basis(local.constants)
     try:
-        args, result = _fit(line, resolved, profile, version)
+        args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
         return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN, asked.max_concurrency)
     answer = replace(answer, fit=result)
     room = result.config.max_model_len // 2
     if not result.fits:
         return _with_plan(answer, asked, min(DEFAULT_LEN, room), asked.max_concurrency)
-    deployment = deploy(resolved.model, profile, args, version)
+    drafts = args.speculative_config
+    if drafts and not drafts.acceptance_rates:  # a line does not say how many are accepted: timed without drafts
+        args = replace(args, speculative_config=None)
+    deployment = deploy(resolved.model, profile, args, version, basis=basis, calibration=local.calibration)
     workload = _workload(asked, deployment, min(DEFAULT_LEN, room))
     served = _serve(resolved.resolved, deployment, workload)
     answer = replace(answer, workload=workload, served=served)
@@ -187,13 +199,13 @@ def check_line(
 
 
 def _fit(
-    line: ServeLine, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion
+    line: ServeLine, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, basis: Basis
 ) -> tuple[EngineArgs, FitResult]:
     """Whether the settings fit; a context of ``auto`` becomes the longest that does."""
 
     def ask(args: EngineArgs) -> FitResult:
         requested, found = resolved.requested, resolved.resolved
-        return fit(resolved.model, profile, args, version, requested_model=requested, resolved_model=found)
+        return fit(resolved.model, profile, args, version, requested_model=requested, resolved_model=found, basis=basis)
 
     result = ask(line.args)
     longest = result.largest_max_model_len
@@ -246,6 +258,8 @@ def _ranking(answer: Answer, asked: Asked, workload: Workload) -> Ranking:
             num_prompts=workload.num_prompts,
             gpus_per_node=asked.gpus or (ranks if answer.served else None),
             version=answer.version,
+            basis=Basis(answer.local.constants),
+            calibration=answer.local.calibration,
             args=EngineArgs(max_model_len=line.max_model_len, allow_unvalidated=line.allow_unvalidated),
         )
     )

@@ -3,8 +3,7 @@
 Its parser takes options by any unambiguous beginning, with hyphens or underscores, joined to their value by ``=`` or
 not; the last of two equal options wins. ``planner.engine.check`` knows which options the version has.
 
->>> from planner.engine.speculative import parse_speculative_config
-from planner.engine.version import parse_version
+>>> from planner.engine.version import parse_version
 >>> read_line(["vllm", "serve", "m", "-tp=2", "--max_num_seqs", "8"], parse_version("0.27.1")).args.max_num_seqs
 8
 """
@@ -43,10 +42,10 @@ _LISTS = frozenset(
 )
 #: Change memory or time, and are not simulated.
 _NOT_SIMULATED = frozenset((
-    "--speculative-model", "--cpu-offload-gb", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--enable-lora",
+    "--speculative-model", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--offload-group-size",
     "--num-scheduler-steps",
     "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
-    "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--kv-offloading-size",
+    "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
     "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
     "--max-num-partial-prefills", "--mamba-cache-mode", "--limit-mm-per-prompt",
 ))  # fmt: skip
@@ -213,6 +212,11 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--data-parallel-size": ("data_parallel_size", int),
     "--decode-context-parallel-size": ("decode_context_parallel_size", int),
     "--speculative-config": ("speculative_config", parse_speculative_config),
+    "--max-loras": ("max_loras", int),
+    "--max-lora-rank": ("max_lora_rank", int),
+    "--max-cpu-loras": ("max_cpu_loras", int),
+    "--cpu-offload-gb": ("cpu_offload_gb", float),
+    "--kv-offloading-size": ("kv_offloading_size", float),
     "--dtype": ("dtype", str),
     "--quantization": ("quantization", str),
     "--kv-cache-dtype": ("kv_cache_dtype", str),
@@ -225,7 +229,8 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
 _SWITCHES: dict[str, tuple[str, bool]] = {
     f"--{no}{name.replace('_', '-')}": (name, not no)
     for name in (
-        "enable_expert_parallel", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"
+        "enable_expert_parallel", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
+        "async_scheduling", "enable_lora", "fully_sharded_loras",
     )
     for no in ("", "no-")
 }  # fmt: skip

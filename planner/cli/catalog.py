@@ -28,14 +28,14 @@ def hardware_list(output: OutputFormat = Format.table) -> None:
 
 
 def hardware_show(
-    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Profile id, alias or file.")],
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Profile id, alias or file; local: this machine's.")],
     output: OutputFormat = Format.table,
 ) -> None:
     """Show one GPU profile."""
-    from planner.hardware import load_profile
+    from planner.cli.inputs import gpu_profile
     from planner.report.facts import print_profile
 
-    print_profile(load_profile(gpu), output)
+    print_profile(gpu_profile(gpu), output)
 
 
 def models_list(output: OutputFormat = Format.table) -> None:

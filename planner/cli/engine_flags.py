@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from planner.engine.config import MOST_RANKS
+
 ENGINE = "Engine (flags of vllm serve)"
-MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 
 
 def _option(kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any, Any]:
@@ -22,7 +23,9 @@ def _speculative(text: str) -> Any:
 
 
 #: Flags whose memory is modelled and whose time is not: ``fit`` alone takes them.
-MEMORY_ONLY = ("decode_context_parallel_size", "speculative_config")
+MEMORY_ONLY = ("decode_context_parallel_size",)
+#: Flags that change time alone: ``fit`` does not take them.
+TIME_ONLY = ("speculative_acceptance_rate",)
 #: Field of ``EngineArgs`` -> (annotation, default).
 FLAGS: dict[str, tuple[Any, Any]] = {
     "tensor_parallel_size": _option(
@@ -69,6 +72,29 @@ FLAGS: dict[str, tuple[Any, Any]] = {
     "speculative_config": _option(
         Any, None, "--speculative-config", metavar="JSON", parser=_speculative, help="How tokens are drafted."
     ),
+    "speculative_acceptance_rate": _option(
+        str | None,
+        None,
+        "--speculative-acceptance-rate",
+        metavar="RATE[,RATE...]",
+        help="Share of drafted tokens that the model accepts where those before were; or of each position.",
+    ),
+    "enable_lora": _option(bool, False, "--enable-lora", help="Make room for LoRA adapters."),
+    "max_loras": _option(int | None, None, "--max-loras", min=1, help="Adapters in one batch. Default: 1."),
+    "max_lora_rank": _option(int | None, None, "--max-lora-rank", min=1, help="Largest rank. Default: 16."),
+    "max_cpu_loras": _option(
+        int | None, None, "--max-cpu-loras", min=1, help="Adapters in host memory. Default: as --max-loras."
+    ),
+    "fully_sharded_loras": _option(bool, False, "--fully-sharded-loras", help="Cut adapters by all ranks."),
+    "cpu_offload_gb": _option(
+        float | None, None, "--cpu-offload-gb", metavar="GIB", help="Weights of each GPU that stay in host memory."
+    ),
+    "kv_offloading_size": _option(
+        float | None, None, "--kv-offloading-size", metavar="GIB", help="Host memory for KV blocks, of all ranks."
+    ),
+    "swap_space": _option(
+        float | None, None, "--swap-space", metavar="GIB", help="Host memory of each GPU for swapped blocks (V0)."
+    ),
     "allow_unvalidated": _option(
         bool, False, "--allow-unvalidated", help="Plan what one source documents and another reports broken."
     ),
@@ -86,9 +112,9 @@ def takes_engine_flags(*names: str) -> Callable[[Callable[..., int]], Callable[.
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         @wraps(command)
         def parsed(**given: Any) -> int:
-            from planner.engine.config import EngineArgs
+            from planner.api.flags import engine_args
 
-            return command(args=EngineArgs(**{name: given.pop(name) for name in chosen}), **given)
+            return command(args=engine_args({name: given.pop(name) for name in chosen}), **given)
 
         parameters = list(_replaced(inspect.signature(command).parameters.values(), chosen))
         parsed.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]

@@ -1,75 +1,45 @@
-"""From what the user typed to facts: GPUs, models, engine versions, targets."""
+"""From what the user typed to facts: as ``planner.api.inputs``, with remarks on stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from planner.engine.version import EngineVersion, parse_version
+from planner.api.inputs import found_gpu, found_gpus
 from planner.errors import InputError
-from planner.hardware import GpuProfile, load_all, load_profile
-from planner.model.resolve import ResolvedModel, load_model
+from planner.hardware import GpuProfile
 
 if TYPE_CHECKING:
-    from planner.workload import Workload
-
-LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
+    from planner.local import Local
 
 
 def gpu_profiles(names: Sequence[str]) -> list[GpuProfile]:
     """The profiles of ``names`` in their order, each once; ``all`` is every profile."""
-    if any(name.lower() == "all" for name in names):
-        return list(load_all())
-    profiles: dict[str, GpuProfile] = {}
-    for name in names:
-        profile = load_profile(name)
-        profiles.setdefault(profile.id, profile)
-    if not profiles:
-        raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
-    return list(profiles.values())
+    from planner.report.render import print_notes
+
+    profiles, remarks = found_gpus(names)
+    print_notes(remarks)
+    return list(profiles)
 
 
-def model_as(name: str, weight_dtype: str | None, *, revision: str | None, refresh: bool) -> ResolvedModel:
-    """The model, in the usual form of ``weight_dtype`` where that is given."""
-    resolved = load_model(name, revision=revision, refresh=refresh)
-    if weight_dtype is None:
-        return resolved
-    from planner.model.quantization import as_quantized
+def gpu_profile(name: str) -> GpuProfile:
+    """The profile called ``name``; ``local`` is that of this machine's GPUs, with a remark on which they are."""
+    from planner.report.render import print_notes
 
-    model = as_quantized(resolved.model, weight_dtype)
-    return replace(resolved, model=model, notes=(*resolved.notes, f"the usual form of {weight_dtype} is assumed"))
+    profile, remarks = found_gpu(name)
+    print_notes(remarks)
+    return profile
 
 
-def engine_version_for(text: str | None, profile: GpuProfile) -> EngineVersion:
-    """The version asked for, else the newest for which an image of this GPU is pinned."""
-    if text is not None:
-        return parse_version(text)
-    from planner.engine.images import default_version
+def local_fits(calibration: str | None) -> Local:
+    """What ``--calibration`` means for speed and memory, with a remark where the user's own fits are out of date."""
+    from planner.local import local_for
+    from planner.report.render import print_notes
 
-    return default_version(profile)
-
-
-def check_context(workload: Workload, max_model_len: int, model: str) -> None:
-    """Raises InputError where a request of the load is longer than the context: the server would refuse it."""
-    longest = workload.max_total_len
-    if longest > max_model_len:
-        raise InputError(
-            f"--input-len {workload.input_len} and --output-len {workload.output_len} make requests of {longest} "
-            f"tokens, more than the {max_model_len} that {model} is served with",
-            hint="shorten them, raise --max-model-len where that is what limits, or choose a model of longer context",
-        )
-
-
-def check_duration(workload: Workload) -> None:
-    """Raises InputError where the arrivals alone take longer than a replay can follow."""
-    arrivals_s = workload.num_prompts / workload.request_rate
-    if arrivals_s > LONGEST_REPLAY_S:
-        raise InputError(
-            f"--request-rate {workload.request_rate:g}: {workload.num_prompts} requests arrive over {arrivals_s:.3g} s",
-            hint=f"raise the rate or send fewer prompts: a replay covers {LONGEST_REPLAY_S:,} s",
-        )
+    local = local_for(calibration)
+    print_notes(local.notes)
+    return local
 
 
 def percentiles(text: str) -> tuple[float, ...]:

@@ -28,15 +28,16 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. Never raises for anything that a user can cause."""
     data, remarks = StringIO(), StringIO()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with redirect_stdout(data), redirect_stderr(remarks):
-            status = _run(list(sys.argv[1:] if arguments is None else arguments))
+            status = _run(words)
         write(data.getvalue(), sys.stdout)
         write(remarks.getvalue(), sys.stderr)
     except (KeyboardInterrupt, typer.Abort):
         return complain("interrupted", INTERRUPTED)
     except PlannerError as error:
-        return complain(error.cause, error.exit_status, hint=error.hint)
+        return complain(_as_typed(error.cause, words), error.exit_status, hint=error.hint)
     except ParserError as error:
         return complain(_cause(error), 2, hint=_usage_hint(error))
     except Exception:
@@ -51,6 +52,14 @@ def _run(words: list[str]) -> int:
     if status == INTERRUPTED:  # newer versions of typer answer Ctrl-C so
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
+
+
+def _as_typed(cause: str, words: Sequence[str]) -> str:
+    """The lengths of a load by the names that the user chose: those of ``vllm bench serve`` begin with random."""
+    for side in ("input", "output"):
+        if any(word.partition("=")[0] == f"--random-{side}-len" for word in words):
+            cause = cause.replace(f"--{side}-len", f"--random-{side}-len")
+    return cause
 
 
 def _cause(error: Exception) -> str:

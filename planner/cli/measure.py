@@ -16,12 +16,20 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="One row per measured run.")],
+    calibration: flag.Calibration = None,
+    chart: Annotated[
+        Path | None, typer.Option("--chart", metavar="FILE", help="Also draw it: a file that ends in .svg or .png.")
+    ] = None,
     output: flag.OutputFormat = Format.table,
 ) -> int:
     """Exit status 0: how good the predictions are is in the output."""
-    from planner.evaluate import evaluate as predict_all
-    from planner.measurements import read_runs
-    from planner.report.evaluation import print_evaluation
+    from planner.api.measured import evaluate_runs
+    from planner.report.result import print_result
+    from planner.report.scatter import chart_writer
 
-    print_evaluation(predict_all(read_runs(runs)), output)
+    draw = chart_writer(chart) if chart else None
+    answer = evaluate_runs(runs, calibration=calibration)
+    print_result(answer, output)
+    if draw:
+        draw(answer.evaluated)
     return 0

@@ -23,8 +23,10 @@ MOST_PROMPTS = 100_000  #: a replay takes seconds for so many; no benchmark send
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Hub id, folder with a config.json, or a config.json.")
 ]
-Gpu = Annotated[str, typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file.")]
-Gpus = Annotated[list[str], typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; repeatable; 'all'.")]
+Gpu = Annotated[str, typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; 'local'.")]
+Gpus = Annotated[
+    list[str], typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; repeatable; 'all', 'local'.")
+]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the data.")]
 EngineVersionOption = Annotated[
     str | None,
@@ -40,6 +42,15 @@ WeightDtype = Annotated[
     typer.Option("--weight-dtype", help="Plan the usual checkpoint of this precision: fp8, mxfp4, int4-awq, ..."),
 ]
 
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE|none",
+        help="A file of planner calibrate, or none: as shipped. Default: this user's own, where it exists.",
+    ),
+]
+
 InputLen = Annotated[int, typer.Option("--input-len", rich_help_panel=LOAD, help="Prompt tokens.")]
 OutputLen = Annotated[int, typer.Option("--output-len", rich_help_panel=LOAD, help="Output tokens.")]
 RandomInputLen = Annotated[
@@ -47,6 +58,16 @@ RandomInputLen = Annotated[
 ]
 RandomOutputLen = Annotated[
     int, typer.Option("--random-output-len", "--output-len", rich_help_panel=LOAD, help="Output tokens.")
+]
+RandomPrefixLen = Annotated[
+    int,
+    typer.Option("--random-prefix-len", min=0, rich_help_panel=LOAD, help="Tokens that all prompts begin with."),
+]
+PrefixCacheHitRate = Annotated[
+    float,
+    typer.Option(
+        "--prefix-cache-hit-rate", rich_help_panel=LOAD, help="Share of each prompt that is in the prefix cache."
+    ),
 ]
 NumPrompts = Annotated[
     int, typer.Option("--num-prompts", min=1, max=MOST_PROMPTS, rich_help_panel=LOAD, help="Requests.")

@@ -1,27 +1,23 @@
 """``planner recommend``: which settings, and the scripts that launch and prove them."""
 
 import shlex
-from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL, GPUS_PER_NODE
 from planner.cli import options as flag
 from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import LOAD, Format
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
-    from planner.plan import Plan
-    from planner.recommend import Ranking, Request
+    from planner.hardware import GpuProfile
 
-DEFAULT_MODEL = "meta-llama/Llama-3.3-70B-Instruct"
-DEFAULT_GPUS = ("mi300x", "mi355x", "b200-sxm", "h100-sxm")
-DEFAULT_LEN = 1024
-GPUS_PER_NODE = 8
-LISTED = 3  #: plans of each GPU in the JSON
+TARGETS = "Targets"
 
 
 class Goal(StrEnum):
@@ -30,6 +26,21 @@ class Goal(StrEnum):
     min_latency = "min-latency"
     max_throughput = "max-throughput"
     balanced = "balanced"
+
+
+class WorkloadName(StrEnum):
+    """Loads that have a name."""
+
+    chat = "chat"
+    rag = "rag"
+    summarise = "summarise"
+    code = "code"
+    agent = "agent"
+    reasoning = "reasoning"
+
+
+def _target(what: str) -> Any:
+    return typer.Option(metavar="MS", rich_help_panel=TARGETS, help=f"{what} may be so long, ms.")
 
 
 def register(app: typer.Typer) -> None:
@@ -44,6 +55,16 @@ def register(app: typer.Typer) -> None:
     "max_num_batched_tokens",
     "gpu_memory_utilization",
     "enforce_eager",
+    "speculative_config",
+    "speculative_acceptance_rate",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "max_cpu_loras",
+    "fully_sharded_loras",
+    "cpu_offload_gb",
+    "kv_offloading_size",
+    "enable_prefix_caching",
     "allow_unvalidated",
 )
 def recommend(
@@ -62,7 +83,25 @@ def recommend(
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that one node has.")] = GPUS_PER_NODE,
     input_len: flag.RandomInputLen = DEFAULT_LEN,
     output_len: flag.RandomOutputLen = DEFAULT_LEN,
+    range_ratio: flag.RangeRatio = 0.0,
+    prefix_len: flag.RandomPrefixLen = 0,
+    workload: Annotated[
+        WorkloadName | None,
+        typer.Option("--workload", rich_help_panel=LOAD, help="Lengths by name, instead of numbers."),
+    ] = None,
     max_concurrency: flag.MaxConcurrency = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option("--request-rate", rich_help_panel=LOAD, help="Requests per second of all servers together."),
+    ] = None,
+    burstiness: flag.Burstiness = 1.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", rich_help_panel=LOAD, help="Recorded arrivals and lengths, CSV or JSON lines."
+        ),
+    ] = None,
+    seed: flag.Seed = 0,
     num_prompts: Annotated[
         int | None,
         typer.Option(
@@ -73,10 +112,27 @@ def recommend(
             help="Requests. Default: 5 x the concurrency.",
         ),
     ] = None,
+    ttft: Annotated[float | None, _target("Time to first token")] = None,
+    tpot: Annotated[float | None, _target("Time per output token after the first")] = None,
+    itl: Annotated[float | None, _target("Gap between tokens")] = None,
+    e2el: Annotated[float | None, _target("End-to-end latency")] = None,
+    percentile: Annotated[
+        str | None,
+        typer.Option(
+            "--percentile", metavar="P", rich_help_panel=TARGETS, help="Of the targets, or mean. Default: 99."
+        ),
+    ] = None,
+    optimistic: Annotated[
+        bool,
+        typer.Option(
+            "--optimistic", rich_help_panel=TARGETS, help="Hold the targets against the better end of the interval."
+        ),
+    ] = False,
     args: "EngineArgs",
     engine_version: flag.EngineVersionOption = None,
-    directory: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")
+    calibration: flag.Calibration = None,
+    output_dir: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")
     ] = None,
     pick: Annotated[int, typer.Option("--pick", min=1, help="Which plan to write, 1 is the best.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that exists.")] = False,
@@ -85,131 +141,105 @@ def recommend(
     refresh: flag.Refresh = False,
 ) -> int:
     """Exit status 0 when there is a plan for at least one GPU, 1 when there is none."""
-    from planner.cli.inputs import check_context, gpu_profiles
-    from planner.engine.version import parse_version
-    from planner.memory.budget import Basis
-    from planner.memory.local import constants_for
-    from planner.model.resolve import load_model
-    from planner.recommend import Request, rank
-    from planner.report.recommendation import print_recommendation
-    from planner.workload import Workload
+    from planner.api.flags import flags_of
+    from planner.api.recommend import GIVEN, recommend_plans, write_scripts
+    from planner.report.render import note
+    from planner.report.result import print_result
 
-    _refuse_existing(directory, force)
-    profiles = gpu_profiles(gpu or DEFAULT_GPUS)
-    resolved = load_model(model or DEFAULT_MODEL, revision=revision, refresh=refresh)
-    own_context = resolved.model.max_position_embeddings
-    workload = Workload(input_len, output_len, num_prompts or 1, max_concurrency)
-    check_context(workload, min(own_context, args.max_model_len or own_context), resolved.resolved)
-    request = Request(
-        model=resolved,
-        gpus=tuple(profiles),
+    directory = _directory(output_dir, force)
+    stated = _stated(
+        context,
         goal=goal.value,
+        gpus=gpus,
         input_len=input_len,
         output_len=output_len,
+        random_range_ratio=range_ratio,
+        workload=workload.value if workload else None,
         max_concurrency=max_concurrency,
+        request_rate=request_rate,
+        burstiness=burstiness,
+        trace=trace,
+        seed=seed,
         num_prompts=num_prompts,
-        gpus_per_node=gpus,
-        version=parse_version(engine_version) if engine_version else None,
-        basis=Basis(constants_for(None)),
-        args=args,
+        percentile=percentile,
     )
-    rankings = rank(request)
-    plans = _plans(request, rankings, pick)
-    command = shlex.join(["planner", *(context.obj or ())])
+    engine: dict[str, Any] = {name: value for name, value in flags_of(args).items() if name in GIVEN}
+    found = recommend_plans(
+        model,
+        _profiles(context, gpu) if gpu else None,
+        **stated,
+        ttft=ttft,
+        tpot=tpot,
+        itl=itl,
+        e2el=e2el,
+        random_prefix_len=prefix_len,
+        optimistic=optimistic,
+        engine_version=engine_version,
+        calibration=calibration,
+        pick=pick,
+        revision=revision,
+        refresh=refresh,
+        **engine,
+    )
+    answer = replace(found, command=shlex.join(["planner", *(context.obj or ())]), wrote=directory is not None)
     if directory:
-        _write(directory, rankings, plans, request, command, force=force)
-    listed = _listed(request, rankings, plans, pick) if output is Format.json else []
-    print_recommendation(
-        request, rankings, plans, listed, _defaults_taken(context), output, command=command, wrote=directory is not None
-    )
-    return 0 if any(plan is not None for plan in plans) else 1
+        written = write_scripts(answer, directory, force=force)
+        if written:
+            note(f"wrote {len(written)} files into {directory}; start with RUNBOOK.md")
+    print_result(answer, output)
+    return 0 if answer.ok else 1
 
 
-def _refuse_existing(directory: Path | None, force: bool) -> None:
-    """Before anything is computed. Writing checks again: the folder may have come in the meantime."""
+def _stated(context: typer.Context, **given: Any) -> dict[str, Any]:
+    """What is said about the goal and the load; None where nothing is.
+
+    What planner.toml says gives way where the command line says something else about the same.
+    """
+    from planner.api.load import OF_A_NAME, OF_A_TRACE
+
+    def source(name: str) -> str:
+        parameter = {"random_range_ratio": "range_ratio"}.get(name, name)
+        return getattr(context.get_parameter_source(parameter), "name", "DEFAULT")
+
+    sources = {name: source(name) for name in given}
+    lengths, arrivals = set(OF_A_NAME), {"request_rate", "max_concurrency"}
+    rivals = [({"trace"}, set(OF_A_TRACE)), ({"workload"}, lengths), (lengths, {"workload"})]
+    rivals += [({one}, arrivals - {one}) for one in arrivals]
+    for typed, others in rivals:
+        if any(sources[name] == "COMMANDLINE" for name in typed):
+            sources |= {name: "DEFAULT" for name in others if sources[name] != "COMMANDLINE"}
+    return {name: None if sources[name] == "DEFAULT" else value for name, value in given.items()}
+
+
+def _directory(name: str | None, force: bool) -> Path | None:
+    """Refused before anything is computed. Writing checks again: the folder may have come in the meantime."""
+    from planner.errors import InputError
+
+    if name is None:
+        return None
+    if not name.strip():
+        raise InputError("-o names no folder", hint="for example -o plans")
+    directory = Path(name)
+    try:
+        exists, dangling = directory.exists(), directory.is_symlink() and not directory.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        cause = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"-o {name[:200]}: {cause}", hint="name another folder") from error
+    if dangling:
+        raise InputError(f"-o {directory} is a link to nothing", hint="remove the link, or name another folder")
+    if exists and not force:
+        raise InputError(f"-o {directory} already exists", hint="name another folder, or add --force to replace it")
+    return directory
+
+
+def _profiles(context: typer.Context, names: list[str]) -> "list[GpuProfile]":
+    """The GPUs asked for; a name that is wrong in planner.toml says so."""
+    from planner.cli.inputs import gpu_profiles
     from planner.errors import InputError
 
     try:
-        exists = directory is not None and directory.exists()
-    except OSError as error:
-        raise InputError(f"-o {str(directory)[:200]}: {error.strerror}", hint="name another folder") from error
-    if exists and not force:
-        raise InputError(f"-o {directory} already exists", hint="name another folder, or add --force to replace it")
-
-
-def _plans(request: "Request", rankings: "Sequence[Ranking]", pick: int) -> "list[Plan | None]":
-    """The picked plan of each GPU; None where nothing fits."""
-    from planner.errors import InputError
-    from planner.recommend import assemble
-
-    plans: list[Plan | None] = []
-    for ranking in rankings:
-        if ranking.candidates and pick > len(ranking.candidates):
-            raise InputError(
-                f"--pick {pick}: {ranking.profile.id} has {len(ranking.candidates)} plans", hint="pick a smaller number"
-            )
-        plans.append(assemble(request, ranking, ranking.candidates[pick - 1]) if ranking.candidates else None)
-    return plans
-
-
-def _listed(
-    request: "Request", rankings: "Sequence[Ranking]", plans: "Sequence[Plan | None]", pick: int
-) -> "list[Plan]":
-    """The picked plan of each GPU and those that could be picked instead, in the order of ``--pick``."""
-    from planner.recommend import assemble
-
-    found = [plan for plan in plans if plan is not None]
-    for ranking in rankings:
-        others = [c for place, c in enumerate(ranking.candidates[:LISTED], 1) if place != pick]
-        found += [assemble(request, ranking, candidate) for candidate in others]
-    return found
-
-
-def _defaults_taken(context: typer.Context) -> dict[str, Any]:
-    """Parameters that the user left open, with what was taken."""
-    goal = context.params.get("goal")
-    named = {
-        "model": DEFAULT_MODEL,
-        "gpu": list(DEFAULT_GPUS),
-        "max_concurrency": 8 if goal == Goal.min_latency else "searched",
-        "num_prompts": "5 x the concurrency",
-    }
-    found: dict[str, Any] = {}
-    for name in ("model", "goal", "gpu", "gpus", "input_len", "output_len", "max_concurrency", "num_prompts"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "DEFAULT":
-            value = named.get(name, context.params.get(name))
-            found[name] = getattr(value, "value", value)
-    return found
-
-
-def _write(
-    directory: Path,
-    rankings: "Sequence[Ranking]",
-    plans: "Sequence[Plan | None]",
-    request: "Request",
-    command: str,
-    *,
-    force: bool,
-) -> None:
-    """Scripts of one GPU into ``directory``, of several into a folder for each below it; all of them or none."""
-    from planner import __version__
-    from planner.plan import PlanFile
-    from planner.report.recommendation import predicted_lines
-    from planner.report.render import note
-    from planner.scripts import Emission, render, write
-    from planner.scripts.workflows import needed_by, published_scores
-
-    files: dict[str, str] = {}
-    for ranking, plan in zip(rankings, plans, strict=True):
-        if plan is None:
-            continue
-        file = PlanFile(planner_version=__version__, command=command, goal=request.goal, plan=plan)
-        lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
-        emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], lines, scores)
-        folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
-        made = {**render(emission), **needed_by(emission)}
-        files |= {f"{folder}{name}": content for name, content in made.items()}
-    if files:
-        write(directory, files, force=force)
-        note(f"wrote {len(files)} files into {directory}; start with RUNBOOK.md")
+        return gpu_profiles(names)
+    except InputError as error:
+        if getattr(context.get_parameter_source("gpu"), "name", "") != "DEFAULT_MAP":
+            raise
+        raise InputError(f"planner.toml: [recommend] gpu: {error.cause}", hint=error.hint) from error

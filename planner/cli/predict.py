@@ -1,6 +1,6 @@
 """``planner predict``: how fast, in the words of ``vllm bench``."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,19 +10,7 @@ from planner.cli.options import Format
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
-    from planner.workload import Workload
-
-
-class Case(NamedTuple):
-    """What is to serve the load, as the flags name it."""
-
-    model: str
-    gpu: str
-    args: "EngineArgs"
-    weight_dtype: str | None
-    engine_version: str | None
-    revision: str | None
-    refresh: bool
+    from planner.report.result import Result
 
 
 def register(app: typer.Typer) -> None:
@@ -47,26 +35,48 @@ def serve(
     burstiness: flag.Burstiness = 1.0,
     range_ratio: flag.RangeRatio = 0.0,
     seed: flag.Seed = 0,
+    prefix_len: flag.RandomPrefixLen = 0,
+    prefix_cache_hit_rate: flag.PrefixCacheHitRate = 0.0,
     percentiles: flag.Percentiles = "99",
     goodput: flag.Goodput = None,
     args: "EngineArgs",
     weight_dtype: flag.WeightDtype = None,
     engine_version: flag.EngineVersionOption = None,
+    calibration: flag.Calibration = None,
     explain: flag.Explain = False,
     output: flag.OutputFormat = Format.table,
     revision: flag.Revision = None,
     refresh: flag.Refresh = False,
 ) -> int:
     """Exit status 0, or 1 when the KV cache does not hold one request of the load."""
+    from planner.api.flags import flags_of
+    from planner.api.predict import predict_serve
     from planner.cli import inputs
-    from planner.workload import Workload
 
-    workload = Workload(
-        input_len, output_len, num_prompts, max_concurrency, request_rate, burstiness, range_ratio, seed
+    answer = predict_serve(
+        model,
+        gpu,
+        input_len=input_len,
+        output_len=output_len,
+        num_prompts=num_prompts,
+        max_concurrency=max_concurrency,
+        request_rate=request_rate,
+        burstiness=burstiness,
+        random_range_ratio=range_ratio,
+        seed=seed,
+        random_prefix_len=prefix_len,
+        prefix_cache_hit_rate=prefix_cache_hit_rate,
+        metric_percentiles=inputs.percentiles(percentiles),
+        goodput=inputs.goodput(goodput or ()),
+        weight_dtype=weight_dtype,
+        engine_version=engine_version,
+        calibration=calibration,
+        explain=explain,
+        revision=revision,
+        refresh=refresh,
+        **flags_of(args),
     )
-    percents, targets_ms = inputs.percentiles(percentiles), inputs.goodput(goodput or ())
-    case = Case(model, gpu, args, weight_dtype, engine_version, revision, refresh)
-    return _predict("serve", workload, case, output, explain=explain, percentiles=percents, goodput=targets_ms)
+    return _print(answer, output)
 
 
 @takes_engine_flags()
@@ -78,20 +88,39 @@ def throughput(
     output_len: flag.OutputLen,
     num_prompts: flag.NumPrompts = 1000,
     seed: flag.Seed = 0,
+    prefix_len: flag.RandomPrefixLen = 0,
+    prefix_cache_hit_rate: flag.PrefixCacheHitRate = 0.0,
     args: "EngineArgs",
     weight_dtype: flag.WeightDtype = None,
     engine_version: flag.EngineVersionOption = None,
+    calibration: flag.Calibration = None,
     explain: flag.Explain = False,
     output: flag.OutputFormat = Format.table,
     revision: flag.Revision = None,
     refresh: flag.Refresh = False,
 ) -> int:
     """Exit status 0, or 1 when the KV cache does not hold one request of the load."""
-    from planner.workload import Workload
+    from planner.api.flags import flags_of
+    from planner.api.predict import predict_throughput
 
-    workload = Workload(input_len, output_len, num_prompts, seed=seed)
-    case = Case(model, gpu, args, weight_dtype, engine_version, revision, refresh)
-    return _predict("throughput", workload, case, output, explain=explain)
+    answer = predict_throughput(
+        model,
+        gpu,
+        input_len=input_len,
+        output_len=output_len,
+        num_prompts=num_prompts,
+        seed=seed,
+        random_prefix_len=prefix_len,
+        prefix_cache_hit_rate=prefix_cache_hit_rate,
+        weight_dtype=weight_dtype,
+        engine_version=engine_version,
+        calibration=calibration,
+        explain=explain,
+        revision=revision,
+        refresh=refresh,
+        **flags_of(args),
+    )
+    return _print(answer, output)
 
 
 @takes_engine_flags()
@@ -105,45 +134,35 @@ def latency(
     args: "EngineArgs",
     weight_dtype: flag.WeightDtype = None,
     engine_version: flag.EngineVersionOption = None,
+    calibration: flag.Calibration = None,
     explain: flag.Explain = False,
     output: flag.OutputFormat = Format.table,
     revision: flag.Revision = None,
     refresh: flag.Refresh = False,
 ) -> int:
     """Exit status 0, or 1 when the KV cache does not hold one request of the load."""
-    from planner.workload import Workload
+    from planner.api.flags import flags_of
+    from planner.api.predict import predict_latency
 
-    workload = Workload(input_len, output_len, batch_size)
-    case = Case(model, gpu, args, weight_dtype, engine_version, revision, refresh)
-    return _predict("latency", workload, case, output, explain=explain)
+    answer = predict_latency(
+        model,
+        gpu,
+        input_len=input_len,
+        output_len=output_len,
+        batch_size=batch_size,
+        weight_dtype=weight_dtype,
+        engine_version=engine_version,
+        calibration=calibration,
+        explain=explain,
+        revision=revision,
+        refresh=refresh,
+        **flags_of(args),
+    )
+    return _print(answer, output)
 
 
-def _predict(bench: str, workload: "Workload", case: Case, output: str, *, explain: bool, **asked: Any) -> int:
-    """Predict ``workload`` and print it; ``asked`` is for the result of the bench."""
-    from planner import predict
-    from planner.cli import inputs
-    from planner.fit import check
-    from planner.hardware import load_profile
-    from planner.memory.budget import Basis
-    from planner.memory.local import constants_for
-    from planner.report import prediction as report
+def _print(answer: "Result", output: str) -> int:
+    from planner.report.result import print_result
 
-    profile = load_profile(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
-    resolved = inputs.model_as(case.model, case.weight_dtype, revision=case.revision, refresh=case.refresh)
-    version = inputs.engine_version_for(case.engine_version, profile)
-    basis = Basis(constants_for(None))  # overheads that the user's own logs taught count here too
-    checked = check(resolved.model, profile, case.args, version, basis)
-    deployment = predict.deploy(resolved.model, profile, case.args, version, offline=bench != "serve", basis=basis)
-    inputs.check_duration(workload)
-    inputs.check_context(workload, deployment.config.max_model_len, resolved.resolved)
-    if deployment.requests_held(workload.max_total_len) < 1:
-        report.print_refusal(deployment, workload, resolved, output)
-        return 1
-    benches = {
-        "serve": predict.predict_serve,
-        "throughput": predict.predict_throughput,
-        "latency": predict.predict_latency,
-    }
-    prediction = benches[bench](deployment, workload, **asked)
-    report.print_prediction(bench, prediction, deployment, checked, resolved, output, explain=explain)
-    return 0
+    print_result(answer, output)
+    return 0 if answer.ok else 1

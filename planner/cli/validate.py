@@ -22,9 +22,9 @@ def validate(
     output: flag.OutputFormat = Format.table,
 ) -> int:
     """Exit status 0 when every measurement lies within its bounds, 1 when one does not."""
-    from planner.report.validation import print_validation
-    from planner.validate import validate as compare
+    from planner.api.measured import validate_plan
+    from planner.report.result import print_result
 
-    validation = compare(directory)
-    print_validation(validation, output)
-    return 0 if validation.inside else 1
+    answer = validate_plan(directory)
+    print_result(answer, output)
+    return 0 if answer.ok else 1

@@ -23,7 +23,8 @@ def workflow(
     name: Annotated[str, typer.Argument(metavar="list|NAME", help="Which workflow.")],
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Default: the document's.")] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file. Default: the document's.")
+        str | None,
+        typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; 'local'. Default: the document's."),
     ] = None,
     engine_version: flag.EngineVersionOption = None,
     input_len: Annotated[
@@ -47,6 +48,7 @@ def workflow(
     refresh: flag.Refresh = False,
 ) -> int:
     """Exit status 0; whether the settings fit was checked before anything is written."""
+    from planner.cli.inputs import gpu_profile
     from planner.report.render import note
     from planner.report.workflow import print_files, print_workflows
     from planner.scripts import write
@@ -56,8 +58,17 @@ def workflow(
         print_workflows([found.summary() for found in workflows().values()], output)
         return 0
     chosen = find(name)
+    profile = gpu_profile(gpu) if gpu else None
     choice = Choice(
-        model, gpu, engine_version, input_len, output_len, max_concurrency, draft, revision=revision, refresh=refresh
+        model,
+        profile,
+        engine_version,
+        input_len,
+        output_len,
+        max_concurrency,
+        draft,
+        revision=revision,
+        refresh=refresh,
     )
     command = shlex.join(["planner", *(context.obj or ())])
     files = plan_workflow(chosen, choice, command=command)

@@ -12,6 +12,7 @@ So a GPU that nobody measured takes the effects of its architecture, and else th
 
 from planner.efficiency.circumstances import Graphs, attention_class, circumstances, era, graphs
 from planner.efficiency.fits import (
+    SHIPPED,
     Calibration,
     Combination,
     Effect,
@@ -22,12 +23,14 @@ from planner.efficiency.fits import (
     parse_calibration,
     to_text,
 )
+from planner.efficiency.local import LocalFits, base_digest, over_shipped, parse_local
 from planner.efficiency.parameters import PARAMETERS, SHARES, Basis, Efficiency, targets
 from planner.efficiency.priors import Prior, kernel_values, load_priors, prior_values
 
 __all__ = [
     "PARAMETERS",
     "SHARES",
+    "SHIPPED",
     "Basis",
     "Calibration",
     "Combination",
@@ -35,9 +38,11 @@ __all__ = [
     "Efficiency",
     "Familiarity",
     "Graphs",
+    "LocalFits",
     "Prior",
     "Spread",
     "attention_class",
+    "base_digest",
     "circumstances",
     "efficiency_for",
     "era",
@@ -45,7 +50,9 @@ __all__ = [
     "kernel_values",
     "load_calibration",
     "load_priors",
+    "over_shipped",
     "parse_calibration",
+    "parse_local",
     "prior_values",
     "targets",
     "to_text",

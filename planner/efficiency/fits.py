@@ -23,6 +23,7 @@ from planner.resources import data_dir
 #: precision; both, but not together; the GPU with other models; another GPU of its architecture; none.
 Familiarity = Literal["setting", "combination", "parts", "gpu", "architecture", "nothing"]
 FAMILIARITIES: tuple[Familiarity, ...] = get_args(Familiarity)
+SHIPPED = "shipped"
 #: Metrics whose intervals are those of another: part of the name, and the other.
 STANDS_FOR = {
     "throughput": "output_throughput",
@@ -35,11 +36,13 @@ STANDS_FOR = {
 }
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """Part of a file of fits."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Effect(_Record):
+class Effect(Record):
     """A factor on a parameter, or on a group of them (``launch``, ``expert_flop``), under some circumstance."""
 
     target: str
@@ -47,9 +50,10 @@ class Effect(_Record):
     factor: float = Field(gt=0)
     sd: float = Field(ge=0)  #: of its logarithm
     rows: int = Field(default=0, ge=0)  #: metrics of measured runs under this circumstance
+    origin: str = Field(default=SHIPPED, exclude=True)  #: the file it was read from, where that is not ours
 
 
-class Spread(_Record):
+class Spread(Record):
     """90 % of measurements lie between ``lo`` and ``hi`` times the prediction, by runs that the fit did not see."""
 
     metric: str
@@ -60,7 +64,7 @@ class Spread(_Record):
     rows: int = Field(ge=0)
 
 
-class Combination(_Record):
+class Combination(Record):
     """What was measured together."""
 
     gpu: str
@@ -71,7 +75,7 @@ class Combination(_Record):
     release: str
 
 
-class Calibration(_Record):
+class Calibration(Record):
     """The content of a file of fits."""
 
     name: str
@@ -83,11 +87,9 @@ class Calibration(_Record):
 
     def efficiency(self, circumstances: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
         """The efficiency under ``circumstances``, from the values that ``prior_values`` gives."""
-        values = dict(priors)
+        values = self.unbounded(circumstances, priors)
         basis: Basis = "global"
         for effect in self._matching(circumstances):
-            for name, power in targets(effect.target).items():
-                values[name] *= effect.factor**power
             if "gpu" in effect.when:
                 basis = "gpu"
             elif "architecture" in effect.when and basis == "global":
@@ -97,6 +99,18 @@ class Calibration(_Record):
         for name in SHARES:
             values[name] = min(values[name], 1.0)
         return Efficiency(**values, basis=basis)
+
+    def unbounded(self, circumstances: Mapping[str, str], priors: Mapping[str, float]) -> dict[str, float]:
+        """Priors times factors, before shares stop at 1."""
+        values = dict(priors)
+        for effect in self._matching(circumstances):
+            for name, power in targets(effect.target).items():
+                values[name] *= effect.factor**power
+        return values
+
+    def origin(self, circumstances: Mapping[str, str]) -> str:
+        """``shipped``, or the file of the user's own that has a say under ``circumstances``."""
+        return next((e.origin for e in self._matching(circumstances) if e.origin != SHIPPED), SHIPPED)
 
     def familiarity(self, circumstances: Mapping[str, str]) -> Familiarity:
         """How near the fit has been to ``circumstances``; nobody has measured a part of a GPU."""
@@ -116,10 +130,11 @@ class Calibration(_Record):
         """Factors around a prediction of ``metric`` between which 90 % of measurements lie; None where unknown.
 
         The less familiar the circumstances, the wider: never narrower than what is known of more familiar ones.
+        Of each familiarity the most detailed intervals count, and of several the widest.
         """
         name = next((name for part, name in STANDS_FOR.items() if part in metric), metric)
         near = FAMILIARITIES[: FAMILIARITIES.index(self.familiarity(circumstances)) + 1]
-        found: dict[Familiarity, Spread] = {}
+        found: dict[Familiarity, list[Spread]] = {}
         for spread in self.spreads:
             if (
                 spread.metric != name
@@ -127,12 +142,13 @@ class Calibration(_Record):
                 or not spread.when.items() <= circumstances.items()
             ):
                 continue
-            other = found.get(spread.familiarity)
-            if other is None or len(spread.when) > len(other.when):
-                found[spread.familiarity] = spread
-        if not found:
-            return None
-        return min(spread.lo for spread in found.values()), max(spread.hi for spread in found.values())
+            others = found.get(spread.familiarity)
+            if others is None or len(spread.when) > len(others[0].when):
+                found[spread.familiarity] = [spread]
+            elif len(spread.when) == len(others[0].when):
+                others.append(spread)
+        every = [spread for spreads in found.values() for spread in spreads]
+        return (min(spread.lo for spread in every), max(spread.hi for spread in every)) if every else None
 
     def _matching(self, circumstances: Mapping[str, str]) -> Iterable[Effect]:
         held = circumstances.items()

@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from math import isinf
 
 from planner.engine.config import EngineConfig
+from planner.engine.extras import extra_options
 from planner.engine.flags import Command, command_status, flag_status, spelled, takes_value
 from planner.engine.kv_dtype import LONG_NAMES
+from planner.engine.speculative import speculative_options
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.workload import Workload
@@ -76,10 +78,7 @@ def bench_serve_argv(
 ) -> list[str]:
     """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``."""
     line = _bench("bench serve", version, platform)
-    if "--backend" in line:
-        line.add("--backend", "vllm")
-    else:  # until 0.9.0 under another name
-        line.add("--endpoint-type", "vllm" if version.release >= (0, 9, 1) else "openai-comp")
+    line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
     line.add("--host", host)
     line.add("--port", port)
     line.add("--model", model_ref)
@@ -87,6 +86,8 @@ def bench_serve_argv(
     line.add("--random-input-len", workload.input_len)
     line.add("--random-output-len", workload.output_len)
     line.add("--random-range-ratio", _range_ratio(workload, line))
+    if workload.prefix_len:
+        line.add("--random-prefix-len", workload.prefix_len)
     line.add("--num-prompts", workload.num_prompts)
     line.add("--request-rate", "inf" if isinf(workload.request_rate) else workload.request_rate)
     if workload.burstiness != 1:
@@ -105,6 +106,12 @@ def bench_serve_argv(
         line.add("--result-filename", result_filename)
     line.add_extra(extra)
     return line.words
+
+
+def bench_backend(version: EngineVersion) -> str:
+    """What the serving benchmark calls the API of vLLM's own server; its result file says it too."""
+    named = command_status(version, "bench serve") and not flag_status(version, "--backend", "bench serve")
+    return "openai-comp" if named and version.release < (0, 9, 1) else "vllm"
 
 
 def bench_throughput_argv(
@@ -126,6 +133,8 @@ def bench_throughput_argv(
     prefix = "--random-" if "--random-input-len" in line else "--"
     line.add(f"{prefix}input-len", workload.input_len)
     line.add(f"{prefix}output-len", workload.output_len)
+    if workload.prefix_len:
+        line.add("--random-prefix-len" if "--random-prefix-len" in line else "--prefix-len", workload.prefix_len)
     line.add("--num-prompts", workload.num_prompts)
     line.add("--seed", workload.seed)
     _add_engine(line, config)
@@ -178,12 +187,10 @@ def lm_eval_argv(
 def _add_engine(line: _Line, config: EngineConfig) -> None:
     """The engine's settings, those of the layout only where they are not 1."""
     line.add("--tensor-parallel-size", config.tensor_parallel_size)
-    if config.pipeline_parallel_size > 1:
-        line.add("--pipeline-parallel-size", config.pipeline_parallel_size)
-    if config.data_parallel_size > 1:
-        line.add("--data-parallel-size", config.data_parallel_size)
-    if config.decode_context_parallel_size > 1:
-        line.add("--decode-context-parallel-size", config.decode_context_parallel_size)
+    for axis in ("pipeline", "data", "decode_context"):
+        size = getattr(config, f"{axis}_parallel_size")
+        if size > 1:
+            line.add(f"--{axis.replace('_', '-')}-parallel-size", size)
     if config.enable_expert_parallel:
         line.add("--enable-expert-parallel")
     line.add("--dtype", LONG_NAMES[config.dtype])
@@ -199,7 +206,10 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
     if config.enforce_eager:
         line.add("--enforce-eager")
     if config.speculative_config:
-        line.add("--speculative-config", config.speculative_config.text)
+        for flag, value in speculative_options(config.speculative_config, config.version):
+            line.add(flag, value)
+    for flag, number in extra_options(config):
+        line.add(flag, number)
     _add_switches(line, config)
 
 

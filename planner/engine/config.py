@@ -16,6 +16,7 @@ from planner.engine.version import EngineVersion
 Engine = Literal["V0", "V1"]
 #: How tokens are drafted, see ``planner.engine.speculative``.
 SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "ngram", "suffix"]
+MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,30 @@ class SpeculativeConfig:
     model: str | None = None  #: of the draft: a hub id or a path
     draft_tensor_parallel_size: int | None = None  #: None: as the model's; else that or 1
     text: str = ""  #: the JSON as it is launched
+    #: Share of steps in which the first drafted token is accepted, the first two, ...; empty: nobody said
+    acceptance_rates: tuple[float, ...] = ()
 
     @property
     def has_draft_model(self) -> bool:
         """Whether a second checkpoint is loaded."""
         return self.method in ("draft_model", "eagle")
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens of a step: the accepted ones and the one that the model itself adds, as vLLM logs it."""
+        return 1 + sum(self.acceptance_rates)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Room for adapters, see ``planner.engine.extras``."""
+
+    max_loras: int  #: in one batch, and so on the GPU
+    max_lora_rank: int
+    max_cpu_loras: int  #: kept in host memory, those on the GPU among them
+    fully_sharded_loras: bool = False
+    adapts_experts: bool = True  #: routed experts have adapters too
+    adapts_tables: bool = False  #: embedding and lm_head have
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +76,14 @@ class EngineArgs:
     async_scheduling: bool | None = None
     decode_context_parallel_size: int = 1
     speculative_config: SpeculativeConfig | None = None
+    enable_lora: bool = False
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    max_cpu_loras: int | None = None
+    fully_sharded_loras: bool = False
+    cpu_offload_gb: float | None = None  #: GiB of weights of each GPU that stay in host memory
+    kv_offloading_size: float | None = None  #: GiB of host memory for KV blocks, all ranks together
+    swap_space: float | None = None  #: GiB of host memory of each GPU for swapped blocks, V0
     allow_unvalidated: bool = False  #: plan what one source documents and another reports broken
 
 
@@ -86,7 +114,16 @@ class EngineConfig:
     num_scheduler_steps: int = 1  #: V0 only: steps that the GPU takes for one visit of the scheduler
     decode_context_parallel_size: int = 1  #: ranks of the TP group that share the tokens of the KV cache
     speculative_config: SpeculativeConfig | None = None
+    lora: LoraConfig | None = None
+    cpu_offload_gb: float = 0.0
+    kv_offloading_size: float | None = None
+    swap_space: float | None = None
     defaults_taken: tuple[str, ...] = ()
+
+    @property
+    def drafted_tok(self) -> int:
+        """Tokens that are drafted for each decoding request in a step."""
+        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
 
     @property
     def num_gpus(self) -> int:

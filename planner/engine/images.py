@@ -41,7 +41,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
 
     On a CPU the name is empty: the server runs without a container, as it is installed on the machine.
 
-    Raises IllegalPlanError when no image of that version is known for the platform.
+    Raises IllegalPlanError when no image of that version is known for the platform, or none of them runs on the GPU.
     """
     if profile.platform == "cpu":
         return Image("", version, "cpu", pinned=False, source="no container: vLLM as it is installed on the machine")
@@ -50,6 +50,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
             f"vLLM with the ATOM plugin ({version.text}) is a build of its own, and no image of it is pinned here",
             hint="plan for a release of vLLM: --engine-version 0.27.1",
         )
+    _check_architecture(profile, version)
     same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
     found = next((i for i in same if _whole(profile) in i.gpus), None)
     if found:
@@ -91,6 +92,16 @@ def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
     if profile.platform != "rocm" or num_gpus >= profile.gpus_per_node:
         return {}
     return {"HIP_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus)))}
+
+
+def _check_architecture(profile: GpuProfile, version: EngineVersion) -> None:
+    oldest = _data()["oldest"].get(profile.architecture.rstrip("a"))
+    if oldest and version.release < release_of(oldest["version"]):
+        raise IllegalPlanError(
+            f"no image of vLLM {version} runs on {profile.name}: kernels for {profile.architecture} came with "
+            f"{oldest['version']}",
+            hint=f"choose --engine-version {oldest['version']} or later, or leave it out",
+        )
 
 
 def _whole(profile: GpuProfile) -> str:

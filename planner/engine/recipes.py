@@ -30,6 +30,8 @@ _OLDER_KEYS = {
     "fuse_attn_quant": "enable_attn_fusion",
     "mode": "level",
 }
+#: Variables, and keys of ``--compilation-config``, that matter to sums over several GPUs only.
+_OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,12 @@ def recipe_for(
     *,
     kv_cache_dtype: str = "auto",
     engine: Engine | None = None,
+    tensor_parallel_size: int | None = None,
 ) -> Recipe:
-    """The layers that match, merged; only names that ``version`` knows."""
+    """The layers that match, merged; only names that ``version`` knows.
+
+    ``tensor_parallel_size``: where it is 1, what matters to sums over GPUs only is left out; None keeps it.
+    """
     env: dict[str, str] = {}
     flags: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -65,6 +71,8 @@ def recipe_for(
     if model.requires_remote_code:
         flags["trust-remote-code"] = True
     env |= _engine_choice(version, engine or default_engine(version, profile))
+    if tensor_parallel_size == 1:
+        env, flags = _without_sums(env), _without_sums(flags)
     left_out: list[str] = []
     return Recipe(
         env=dict(_known_env(env, version, profile, left_out)),
@@ -90,6 +98,11 @@ def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: 
         "until": lambda asked: version.release < release_of(asked),
     }
     return all(test(layer[key]) for key, test in tests.items() if key in layer)
+
+
+def _without_sums(entries: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in entries.items() if key not in _OF_SUMS}
+    return {key: _without_sums(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
 
 
 def _engine_choice(version: EngineVersion, engine: Engine) -> dict[str, str]:

@@ -16,10 +16,11 @@ from planner.engine.defaults import (
     prefix_caching,
     v0_batched_tokens,
 )
+from planner.engine.extras import check_host_memory, lora_of
 from planner.engine.features import Features, default_engine, features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.kv_dtype import LONG_NAMES, SHORT_NAMES, kv_cache_dtype
-from planner.engine.speculative import check_speculative_config
+from planner.engine.speculative import check_speculative_config, engine_for
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.schema import GpuProfile
@@ -56,12 +57,14 @@ class _Resolver:
         """Resolve each setting from those before it."""
         args = self.args
         self._check_layout()
+        check_host_memory(args, self.version)
         dtype, weight_dtype = self._dtype(), self._weight_dtype()
         kv = kv_cache_dtype(
             args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version
         )
         self._took(kv.reason)
         engine = default_engine(self.version, self.profile, fp8_kv_cache=kv.is_fp8)
+        engine = engine_for(args.speculative_config, self.version, engine)
         found = features(self.version, self.profile, engine=engine)
         max_model_len = self._max_model_len()
         if args.speculative_config:
@@ -93,6 +96,10 @@ class _Resolver:
             kv_cache_dtype_flag=kv.flag,
             decode_context_parallel_size=args.decode_context_parallel_size,
             speculative_config=args.speculative_config,
+            lora=lora_of(args, self.model, self.version),
+            cpu_offload_gb=args.cpu_offload_gb or 0.0,
+            kv_offloading_size=args.kv_offloading_size,
+            swap_space=args.swap_space,
             defaults_taken=tuple(self.taken),
         )
 
@@ -228,9 +235,18 @@ class _Resolver:
         return asked
 
     def _chunked_prefill(self, found: Features, max_model_len: int) -> bool:
-        asked = self.args.enable_chunked_prefill
-        if asked is None:
-            return chunked_prefill(self.model, max_model_len, found)
+        asked, drafts = self.args.enable_chunked_prefill, self.args.speculative_config
+        if drafts and found.engine == "V0":  # left off by default (arg_utils.py), limited where it is asked for
+            if asked:
+                raise IllegalPlanError(
+                    f"--enable-chunked-prefill: with speculative decoding by vLLM {self.version} (V0) it is not "
+                    "modelled",
+                    hint="leave it out",
+                )
+            return False
+        if asked is None:  # V0 leaves it off beside adapters (arg_utils.py)
+            beside_lora = self.args.enable_lora and found.engine == "V0"
+            return not beside_lora and chunked_prefill(self.model, max_model_len, found)
         if not asked and found.engine == "V1" and self.version.release < (0, 11, 1):
             raise IllegalPlanError(
                 f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks", hint="leave it out"

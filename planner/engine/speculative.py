@@ -7,16 +7,26 @@
     eagle          one decoder layer on top of the model's hidden states drafts; embedding and lm_head are shared
     ngram, suffix  earlier text drafts: nothing is loaded
 
+How many drafted tokens the model accepts depends on model, draft and text, so it has to be said: a rate a, with
+which position i of the draft is reached and accepted in a^i of the steps (Leviathan, Kalman and Matias, 2023,
+arXiv 2211.17192), or the share of each position, as vLLM logs it (``Per-position acceptance rate``) and as its
+synthetic rejection sampler takes it.
+
 >>> parse_speculative_config('{"method": "mtp", "num_speculative_tokens": 3}').num_speculative_tokens
 3
+>>> with_acceptance(parse_speculative_config('{"method": "mtp", "num_speculative_tokens": 2}'), "0.5").acceptance_length
+1.75
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from planner.engine.config import SpeculativeConfig, SpeculativeMethod
+from planner.engine.config import Engine, SpeculativeConfig, SpeculativeMethod
 from planner.engine.features import Features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.version import EngineVersion
@@ -24,6 +34,21 @@ from planner.errors import IllegalPlanError, InputError
 from planner.model.architecture import Model
 
 FLAG = "--speculative-config"
+RATE_FLAG = "--speculative-acceptance-rate"
+#: Options of vLLM before 0.8.2 by the keys of the JSON that took their place (both exist in 0.8.2).
+OLD_FLAGS = {
+    "model": "--speculative-model",
+    "num_speculative_tokens": "--num-speculative-tokens",
+    "draft_tensor_parallel_size": "--speculative-draft-tensor-parallel-size",
+    "quantization": "--speculative-model-quantization",
+    "max_model_len": "--speculative-max-model-len",
+    "disable_by_batch_size": "--speculative-disable-by-batch-size",
+    "prompt_lookup_max": "--ngram-prompt-lookup-max",
+    "prompt_lookup_min": "--ngram-prompt-lookup-min",
+    "acceptance_method": "--spec-decoding-acceptance-method",
+}
+#: The V0 engine's speculative decoding went before the engine itself (vLLM pull request 21152).
+V0_ENDS = (0, 10)
 #: vLLM's names of methods whose memory is understood; older versions call mtp after the model's architecture.
 METHODS: dict[str, SpeculativeMethod] = {
     "mtp": "mtp", "draft_model": "draft_model", "eagle": "eagle", "ngram": "ngram", "[ngram]": "ngram",
@@ -54,7 +79,56 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     size = given.get("draft_tensor_parallel_size")
     if size is not None and (not isinstance(size, int) or size < 1):
         raise InputError(f"{FLAG}: draft_tensor_parallel_size must be at least 1, got {size!r}", hint="leave it out")
-    return SpeculativeConfig(method, tokens, draft, size, json.dumps(given, separators=(",", ":")))
+    text = json.dumps(given, separators=(",", ":"))
+    return SpeculativeConfig(method, tokens, draft, size, text, _synthetic(given, tokens))
+
+
+def with_acceptance(wanted: SpeculativeConfig, text: str) -> SpeculativeConfig:
+    """``wanted`` with what ``--speculative-acceptance-rate`` says: one rate, or one for each drafted token.
+
+    Raises InputError for what are no such rates.
+    """
+    if wanted.acceptance_rates:
+        raise InputError(f"{RATE_FLAG}: {FLAG} sets a synthetic acceptance already", hint=f"leave {RATE_FLAG} out")
+    tokens = wanted.num_speculative_tokens
+    try:
+        given = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{RATE_FLAG} {text[:80]!r} is not a number", hint="such as 0.7, or 0.8,0.6,0.4") from error
+    rates = [given[0] ** (place + 1) for place in range(tokens)] if len(given) == 1 else given
+    return replace(wanted, acceptance_rates=_checked_rates(rates, tokens, f"{RATE_FLAG} {text[:80]}"))
+
+
+def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:
+    """Rates of the synthetic rejection sampler (``config/speculative.py`` of 0.27); nothing with a real one.
+
+    A mean length stands for the rates that scatter least: its whole part always, its rest at one more position.
+    """
+    rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
+    if isinstance(length, int | float) and not isinstance(length, bool):
+        if not 1 <= length <= tokens + 1:
+            raise InputError(
+                f"{FLAG}: synthetic_acceptance_length must lie between 1 and {tokens + 1}, got {length}", hint=_EXAMPLE
+            )
+        return tuple(min(max(length - 1 - place, 0.0), 1.0) for place in range(tokens))
+    if rates is None:
+        return ()
+    if not isinstance(rates, list) or not all(isinstance(rate, int | float) for rate in rates):
+        raise InputError(f"{FLAG}: synthetic_acceptance_rates must be a list of numbers", hint=_EXAMPLE)
+    return _checked_rates(rates, tokens, f"{FLAG}: synthetic_acceptance_rates {rates}")
+
+
+def _checked_rates(rates: Sequence[float], tokens: int, what: str) -> tuple[float, ...]:
+    if len(rates) != tokens:
+        raise InputError(
+            f"{what}: {len(rates)} rates for {tokens} drafted tokens", hint="give one rate, or one for each position"
+        )
+    if not all(0 <= rate <= 1 for rate in rates) or any(after > before for before, after in pairwise(rates)):
+        raise InputError(
+            f"{what}: rates lie between 0 and 1 and never rise from position to position",
+            hint="each is the share of steps in which the draft is accepted up to there",
+        )
+    return tuple(map(float, rates))
 
 
 def _method(named: Any, draft: str | None) -> SpeculativeMethod:
@@ -76,6 +150,29 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
     return known
 
 
+def engine_for(wanted: SpeculativeConfig | None, version: EngineVersion, engine: Engine) -> Engine:
+    """The engine that drafts: with a draft model versions before 0.10.0 fall back to V0 (``arg_utils.py``)."""
+    return "V0" if wanted and wanted.method == "draft_model" and version.release < V0_ENDS else engine
+
+
+def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> Iterator[tuple[str, str]]:
+    """Options and values that launch ``wanted``: the JSON, or the older options one by one.
+
+    Raises IllegalPlanError for a key that had no option of its own.
+    """
+    if flag_status(version, FLAG):
+        yield FLAG, wanted.text
+        return
+    given = json.loads(wanted.text)
+    if wanted.method == "ngram":
+        given["model"] = "[ngram]"
+    given.pop("method", None)
+    for key, value in given.items():
+        if key not in OLD_FLAGS:
+            raise IllegalPlanError(f"{FLAG}: vLLM {version} has no option for {key!r}", hint="leave it out")
+        yield OLD_FLAGS[key], str(value)
+
+
 def check_speculative_config(
     wanted: SpeculativeConfig,
     model: Model,
@@ -84,21 +181,19 @@ def check_speculative_config(
     tensor_parallel_size: int,
 ) -> None:
     """Raise IllegalPlanError where the version, the engine or the model cannot draft like that."""
+    old = bool(flag_status(version, OLD_FLAGS["model"]))
     status = flag_status(version, FLAG)
-    if not status:
+    if not status and not old:
         raise IllegalPlanError(f"{FLAG}: vLLM {version} does not have it ({status})", hint=status.hint)
     if found.engine == "V0":
-        raise IllegalPlanError(
-            f"{FLAG}: vLLM {version} runs its V0 engine here, whose speculative decoding is not modelled",
-            hint="choose an --engine-version with the V1 engine",
-        )
+        _check_v0(wanted, version)
     for key in json.loads(wanted.text or "{}"):
         status = value_status(version, "speculative_config", key)
-        if not status:
+        if not status and not (old and (key in OLD_FLAGS or key == "method")):
             raise IllegalPlanError(
                 f"{FLAG}: vLLM {version} does not know {key!r} ({status})", hint=status.hint or "leave it out"
             )
-    if wanted.method == "draft_model" and not found.draft_models:
+    if wanted.method == "draft_model" and not found.draft_models and found.engine == "V1":
         raise IllegalPlanError(
             f"{FLAG}: vLLM {version} (V1) does not draft with a model (not before 0.15.0)",
             hint='choose vLLM 0.15.0 or later, or "method": "ngram"',
@@ -112,4 +207,18 @@ def check_speculative_config(
             f"{FLAG}: draft_tensor_parallel_size {wanted.draft_tensor_parallel_size} is neither 1 nor the model's "
             f"{tensor_parallel_size}",
             hint="leave it out",
+        )
+
+
+def _check_v0(wanted: SpeculativeConfig, version: EngineVersion) -> None:
+    """V0 drafts with a model or from the prompt; its MTP, EAGLE and Medusa workers are not modelled."""
+    if version.release >= V0_ENDS:
+        raise IllegalPlanError(
+            f"{FLAG}: vLLM {version} runs its V0 engine here, which no longer drafts (since 0.10.0)",
+            hint="choose an --engine-version with the V1 engine",
+        )
+    if wanted.method not in ("draft_model", "ngram"):
+        raise IllegalPlanError(
+            f"{FLAG}: vLLM {version} runs its V0 engine here, whose drafts by {wanted.method} are not modelled",
+            hint="choose an --engine-version with the V1 engine",
         )

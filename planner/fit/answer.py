@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from planner.engine.config import EngineArgs
+from planner.engine.config import EngineArgs, EngineConfig
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError
 from planner.fit.check import Limits, check, min_tensor_parallel_size
@@ -99,6 +99,7 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
         yield "MTP modules are not loaded: nothing asks for speculative decoding"
     if config.speculative_config:
         yield "what the rejection sampler needs while vLLM profiles itself is not modelled"
+    yield from _extra_notes(config)
     if model.vision:
         yield "the vision encoder's share of the profile run depends on image sizes and is a wide guess"
     if not stage.graphs_in_budget and stage.graphs.mid:
@@ -112,3 +113,11 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
     if config.pipeline_parallel_size > 1:
         layers = stage.weights.layers
         yield f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds"
+
+
+def _extra_notes(config: EngineConfig) -> Iterator[str]:
+    """About what is held beside the model."""
+    if config.lora:
+        yield "vLLM serves adapters for the models that it says so of (SupportsLoRA); that is not checked here"
+    if config.swap_space is not None:
+        yield "--swap-space is host memory; single requests are computed again instead of swapped, so nothing changes"

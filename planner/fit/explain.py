@@ -44,6 +44,12 @@ def _weights(result: FitResult) -> Iterator[Line]:
     for component, num_bytes in sorted(weights.by_component.items(), key=lambda item: -item[1]):
         yield Line(f"  {component.replace('_', ' ')}", _both(num_bytes), shared)
     yield Line("weights", _both(weights.weight_bytes), _params(result))
+    if weights.offloaded_bytes:
+        kept = f"--cpu-offload-gb {config.cpu_offload_gb:g}: read over the host's link in every step"
+        yield Line("of these in host memory", _both(weights.offloaded_bytes), kept)
+    if lora := config.lora:
+        how = f"{lora.max_loras} of rank {lora.max_lora_rank}, in every matrix of the layers, used or not"
+        yield Line("adapters", _both(weights.lora_bytes), how)
     if weights.rotary_bytes:
         length = result.budget.model.max_position_embeddings
         yield Line("rotary table", _both(weights.rotary_bytes), f"{length:,} positions, loaded with the weights")
@@ -104,9 +110,9 @@ def _per_token(model: Model, result: FitResult) -> str:
     ranks = config.tensor_parallel_size
     heads = max(1, first.num_kv_heads // ranks)
     note = ", repeated on ranks" if first.num_kv_heads < ranks else ""
-    return (
-        f"{heads} KV heads on the rank{note} x {first.head_dim + first.v_head_dim} x {config.kv_cache_dtype}, per layer"
-    )
+    width = first.head_dim + first.v_head_dim
+    count = sum(isinstance(model.layers[index].mixer, Attention) for index in result.stage.weights.layers)
+    return f"{count} layers x {heads} KV heads on the rank{note} x {width} x {config.kv_cache_dtype}"
 
 
 def naive_kv_bytes_per_token(model: Model, bytes_per_element: int = 2) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from planner.engine.config import EngineConfig
 from planner.memory.budget import MemoryBudget, StageBudget
+from planner.memory.extras import host_kv_tokens
 from planner.memory.overheads import SHIPPED, Interval
 
 Verdict = Literal["fits", "does not fit", "too close to call"]
@@ -177,6 +178,11 @@ class FitResult:
         return self.budget.capacity_tokens(self.budget.num_blocks.mid)
 
     @property
+    def host_kv_cache_tokens(self) -> int:
+        """Tokens that host memory holds beside the GPU (``--kv-offloading-size``)."""
+        return host_kv_tokens(self.config, self.kv_bytes_per_token)
+
+    @property
     def max_concurrency(self) -> float:
         """Requests of ``max_model_len`` that the cache holds at once."""
         return self.budget.concurrency(self.budget.num_blocks.mid)
@@ -220,6 +226,9 @@ class FitResult:
             "weights_bytes_by_component": dict(stage.weights.by_component),
             "weights_bytes_by_dtype": dict(stage.weights.by_dtype),
             "draft_bytes": stage.weights.draft_bytes,
+            "lora_bytes": stage.weights.lora_bytes,
+            "offloaded_bytes": stage.weights.offloaded_bytes,
+            "host_kv_cache_tokens": self.host_kv_cache_tokens,
             "rotary_bytes": stage.weights.rotary_bytes,
             **_interval("activation_bytes", stage.activation),
             **_interval("cuda_graph_bytes", stage.graphs),

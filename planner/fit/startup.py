@@ -20,9 +20,9 @@ from planner.fit.answer import fit
 from planner.fit.check import check
 from planner.fit.result import FitResult, LogLine
 from planner.hardware.schema import GpuProfile
+from planner.local import local_path, save
 from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget
 from planner.memory.learned import ROUNDING_BYTES, learned
-from planner.memory.local import local_path, save
 from planner.memory.overheads import Constants, Fit, Interval, shipped
 from planner.memory.startup_log import StartupLog, read_startup_log
 from planner.model.architecture import Model
@@ -90,18 +90,25 @@ def fit_with_log(
 ) -> FitResult:
     """``fit`` with the overheads of a machine's own log, predicted beside logged; they are kept for later runs.
 
-    Raises what ``fit`` and ``read_start`` do, and InputError when the overheads cannot be kept.
+    Raises what ``fit`` and ``read_start`` do. Overheads that cannot be kept count for this answer all the same.
     """
     start = read_start(log, model, profile, args, version, basis)
     notes, constants = start.notes, basis.constants or shipped()
     if start.learned:
-        notes += (f"the overheads of this machine are kept in {save(start.learned)}",)
+        notes += (_kept(start.learned),)
         constants = Constants(start.learned).before(constants)
     result = fit(
         model, profile, start.args, version, requested_model=requested_model, resolved_model=resolved_model,
         basis=replace(basis, constants=constants),
     )  # fmt: skip
     return replace(result, startup_log=start.lines, notes=(*notes, *result.notes))
+
+
+def _kept(fits: tuple[Fit, ...]) -> str:
+    try:
+        return f"the overheads of this machine are kept in {save(fits)}"
+    except InputError as error:
+        return f"the overheads of this machine count here but could not be kept for later runs: {error.cause}"
 
 
 def read_start(

@@ -174,6 +174,7 @@ class Interconnect(_Facts):
     links: int | None = Field(default=None, ge=1)
     bandwidth: BytesPerSecond | None = None  #: one GPU to all others, one direction
     host_bandwidth: BytesPerSecond | None = None  #: PCIe or the like, one direction
+    network_bandwidth: BytesPerSecond | None = None  #: one GPU's share of the adapters to other nodes, one direction
     allreduce_busbw: BytesPerSecond | None = None  #: large-message all-reduce bus bandwidth, most GPUs measured
     allreduce: tuple[AllReduceCurve, ...] = ()
     domain_gpus: int = Field(default=1, ge=1)  #: GPUs that these links join
@@ -211,12 +212,22 @@ class Kernels(_Facts):
 
 
 class Price(_Facts):
-    """Rental price of this (logical) GPU on demand, from aggregators; stale within weeks."""
+    """Rental price of this (logical) GPU on demand, from aggregators; stale within weeks.
+
+    Of a partition: its share of the whole GPU, which is rented whole.
+    """
 
     low: DollarsPerHour | None = None
     typical: DollarsPerHour
     high: DollarsPerHour | None = None
     date: str  #: month of the collection, or ``undated``
+
+    @model_validator(mode="after")
+    def _low_to_high(self) -> Self:
+        known = [price.base for price in (self.low, self.typical, self.high) if price]
+        if known != sorted(known):
+            raise ValueError(f"low, typical and high must ascend, got {', '.join(f'{usd:g}' for usd in known)}")
+        return self
 
 
 class GpuProfile(_Facts):
@@ -237,7 +248,7 @@ class GpuProfile(_Facts):
     fp8_format: str = ""  #: e4m3fnuz on gfx942, e4m3fn elsewhere
     interconnect: Interconnect
     kernels: Kernels = Kernels()
-    tdp: Watts | None = None
+    tdp: Watts | None = None  #: board power; of a partition its share of it
     price: Price | None = None
     partition: Partition | None = None
     notes: tuple[str, ...] = ()
@@ -252,6 +263,16 @@ class GpuProfile(_Facts):
     def memory_bandwidth_bytes_per_s(self) -> float:
         """Peak memory bandwidth."""
         return self.memory.bandwidth.base
+
+    @property
+    def parts(self) -> int:
+        """Logical GPUs of one package: 1 for a whole GPU, 8 for a CPX partition."""
+        return self.partition.count if self.partition else 1
+
+    @property
+    def whole(self) -> str:
+        """Id of the GPU that is rented: its own, or that of the package it is a part of."""
+        return self.partition.of if self.partition else self.id
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:

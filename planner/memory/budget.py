@@ -21,6 +21,7 @@ from planner.engine.features import SORTING_SAMPLER, Features, features_of, grap
 from planner.hardware.schema import GpuProfile
 from planner.memory import rules
 from planner.memory.activations import peak_terms
+from planner.memory.extras import with_extras
 from planner.memory.kv_blocks import BlockPool, block_pool
 from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
 from planner.memory.overheads import Constants, Interval, Overheads, shipped, total
@@ -154,7 +155,7 @@ def memory_budget(
             found.graphs_in_budget,
             pool.block_bytes(stage.layers),
         )
-        for stage in with_drafts(weights, model, config, basis.draft)
+        for stage in with_drafts(with_extras(weights, model, config), model, config, basis.draft)
     )
     return MemoryBudget(model, config, found, overheads, memory_bytes, overheads["start_up"], stages, pool)
 
@@ -239,6 +240,11 @@ def graph_bytes(model: Model, config: EngineConfig, found: Features, overheads: 
 
 
 def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
-    """Layers times captured batch sizes, twice with TP; 0 in eager mode."""
+    """Layers times captured batch sizes, twice with TP; 0 in eager mode.
+
+    With adapters there are graphs with and without them (``cudagraph_specialize_lora``, on by default from 0.11.1).
+    """
     ranks = 1 if config.tensor_parallel_size == 1 else 2
+    if config.lora and config.version.release >= (0, 11, 1):
+        ranks *= 2
     return ranks * len(graph_batches(config, found)) * model.num_layers

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import hypot, log2
-from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
@@ -152,24 +151,17 @@ class Constants:
 @cache
 def shipped() -> Constants:
     """Those of our own ``memory.toml``."""
-    return read_constants(data_dir("hardware") / "calibration" / "memory.toml", origin=SHIPPED)
+    path = data_dir("hardware") / "calibration" / "memory.toml"
+    table = tomllib.loads(path.read_text("utf-8"))
+    return Constants(parse_constants(table, str(path), origin=SHIPPED, hint="install planner again"))
 
 
-def read_constants(path: Path, *, origin: str = "") -> Constants:
-    """The constants of a file in the format of ``memory.toml``. Raises InputError naming what is wrong with it."""
-    hint = "give a file that planner fit --startup-log wrote, or --calibration none"
+def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: str = "") -> tuple[Fit, ...]:
+    """The constants of a table in the format of ``memory.toml``, read from ``where``; InputError for any other."""
     try:
-        table: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint=hint) from error
-    except ValueError as error:  # not TOML, not UTF-8
-        raise InputError(f"{path} is not TOML: {error}", hint=hint) from error
-    try:
-        return Constants(
-            tuple(_read(name, entry, origin or str(path)) for name, entries in table.items() for entry in entries)
-        )
+        return tuple(_read(name, entry, origin or where) for name, entries in table.items() for entry in entries)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} holds no memory constants: {error!r}", hint=hint) from error
+        raise InputError(f"{where} holds no memory constants: {error!r}", hint=hint) from error
 
 
 def _read(name: str, entry: Mapping[str, Any], origin: str) -> Fit:

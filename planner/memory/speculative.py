@@ -62,12 +62,12 @@ def draft_specs(
 def _draft_mixers(model: Model, speculative: SpeculativeConfig, draft: Model | None) -> tuple[Mixer, ...]:
     """The token mixers of what drafts, one for each of its layers."""
     if speculative.has_draft_model:
-        return tuple(_known(speculative, draft).mixers())
-    return (_module_mixer(model),) * module_count(model.mtp) if speculative.method == "mtp" else ()
+        return tuple(known_draft(speculative, draft).mixers())
+    return (module_mixer(model),) * module_count(model.mtp) if speculative.method == "mtp" else ()
 
 
-def _module_mixer(model: Model) -> Mixer:
-    """That of an MTP module: like the model's first attention layer, unless its queries are those of another."""
+def module_mixer(model: Model) -> Mixer:
+    """The mixer of an MTP module: like the model's first attention layer, unless its queries are those of another."""
     attention = [mixer for mixer in dict.fromkeys(model.mixers()) if not isinstance(mixer, StateMixer)]
     rows = {w.shape[0] for w in model.mtp if w.name.endswith("q_proj")}
     alike = (m for m in attention if isinstance(m, Attention) and rows & {m.num_heads * m.head_dim * n for n in (1, 2)})
@@ -88,7 +88,7 @@ def _draft_bytes(
             precision = UNQUANTIZED[config.dtype] if precision is model.quantization.base else precision
             found[precision.name] += weight_bytes(weight, precision, layout)
     elif speculative.has_draft_model:
-        known = _known(speculative, draft)
+        known = known_draft(speculative, draft)
         size = speculative.draft_tensor_parallel_size or layout.tensor_parallel_size
         (whole,) = stage_weights(known, Layout(size), config.dtype)
         found.update(whole.by_dtype)
@@ -106,7 +106,8 @@ def _module_weights(model: Model, layout: Layout) -> Iterator[Weight]:
         yield from (w for w in model.outer if w.component is Component.EMBEDDING and w.shard is Shard.VOCAB)
 
 
-def _known(speculative: SpeculativeConfig, draft: Model | None) -> Model:
+def known_draft(speculative: SpeculativeConfig, draft: Model | None) -> Model:
+    """``draft``. Raises InputError where the second model that ``speculative`` names was not looked up."""
     if draft is None:
         raise InputError(
             f"--speculative-config: the architecture of {speculative.model} is needed",

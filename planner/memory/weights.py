@@ -41,6 +41,8 @@ class RankWeights:
     by_dtype: dict[str, int]
     rotary_bytes: int  #: the table of rotary cosines and sines
     draft_bytes: int = 0  #: of what drafts (``memory.speculative``): MTP modules, a second model
+    lora_bytes: int = 0  #: of adapters (``memory.extras``)
+    offloaded_bytes: int = 0  #: of the weights, those that host memory holds instead (``memory.extras``)
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -49,8 +51,8 @@ class RankWeights:
 
     @cached_property
     def loaded_bytes(self) -> int:
-        """What "Model loading took" counts: weights and rotary table."""
-        return self.weight_bytes + self.rotary_bytes
+        """What "Model loading took" counts: weights on the GPU, adapters and rotary table."""
+        return self.weight_bytes - self.offloaded_bytes + self.lora_bytes + self.rotary_bytes
 
 
 @dataclass(frozen=True, slots=True)

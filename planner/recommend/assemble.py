@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,10 @@ from planner.memory import stored_weight_bytes
 from planner.model.resolve import ResolvedModel
 from planner.plan import Goal, Plan, PlannedWorkload
 from planner.predict import Deployment
-from planner.recommend.search import (
-    PERCENTILES,
-    Candidate,
-    Ranking,
-    Request,
-    figure,
-    node_size,
-    predicted,
-    wanted_batch,
-    workload_of,
-)
+from planner.recommend.engines import node_size
+from planner.recommend.goals import PERCENTILES, figure, predicted, wanted_batch
+from planner.recommend.request import Candidate, Ranking, Request
+from planner.recommend.service import costs, sent_to_one, service_of, why_service
 from planner.units import GIB
 from planner.workload import Workload
 
@@ -39,14 +32,16 @@ def assemble(
 ) -> Plan:
     """The plan for ``candidate``.
 
-    ``image`` is one that is built, not pulled; ``workload`` another load than the closed loop of the request.
+    ``image`` is one that is built, not pulled; ``workload`` another load than the one that was searched for.
     Raises IllegalPlanError where no image of the version is known for the GPU.
     """
     deployment, config = candidate.deployment, candidate.config
     profile = deployment.profile
     model = served_name(candidate.resolved)
     figures = candidate.figures if workload is None else None
-    workload = workload or workload_of(request, candidate.estimate.concurrency)
+    service = service_of(request, candidate) if workload is None else None
+    if workload is None:
+        workload = sent_to_one(request, candidate)
     image = image or image_for(profile, config.version)
     recipe = recipe_of(deployment)
     # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
@@ -89,9 +84,14 @@ def assemble(
             max_concurrency=workload.max_concurrency,
             request_rate=None if isinf(workload.request_rate) else workload.request_rate,
             seed=workload.seed,
+            burstiness=workload.burstiness,
+            range_ratio=workload.range_ratio,
+            prefix_len=workload.prefix_len,
         ),
+        service=service,
         predicted=figures or predicted(deployment, workload),
         memory=memory(deployment, workload.total_len),
+        calibration=deployment.calibrated_by,
         why=tuple(_why(request, ranking, candidate, recipe)),
         warnings=tuple(_warnings(request, candidate, image.note, recipe)),
     )
@@ -105,8 +105,20 @@ def served_name(resolved: ResolvedModel) -> str:
     return str(path if path.is_dir() else path.parent)
 
 
-def standing(plan: Plan, goal: Goal) -> float:
-    """How plans of different GPUs compare, larger is better; for ``balanced`` the product of the two rates."""
+def best_first(plans: Iterable[Plan], goal: Goal) -> list[Plan]:
+    """Plans of different GPUs in one order.
+
+    With targets the cheapest first: by USD per hour where every GPU has a price, else by whole GPUs; without a load for
+    each unit that is carried. Else by the goal, for ``balanced`` by the product of the two rates.
+    """
+    plans = list(plans)
+    if any(plan.service is None for plan in plans):
+        return sorted(plans, key=lambda plan: _standing(plan, goal), reverse=True)
+    return sorted(plans, key=costs(plans))
+
+
+def _standing(plan: Plan, goal: Goal) -> float:
+    """Larger is better."""
     figures = plan.predicted
     if goal == "min-latency":
         return -float(figures["mean_e2el_ms"])
@@ -124,6 +136,7 @@ def recipe_of(deployment: Deployment) -> Recipe:
         config.version,
         kv_cache_dtype=config.kv_cache_dtype,
         engine=config.engine,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
 
 
@@ -147,6 +160,20 @@ def memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
 
 
 def _why(request: Request, ranking: Ranking, winner: Candidate, recipe: Recipe) -> Iterator[str]:
+    if winner.load:
+        yield from why_service(request, winner)
+    else:
+        yield from _why_goal(request, ranking, winner)
+    stage = winner.deployment.budget.binding
+    yield (
+        f"weights take {stage.weights.loaded_bytes / GIB:.1f} GiB of {stage.requested_bytes / GIB:.1f} GiB "
+        f"on each GPU, {stage.available.mid / GIB:.1f} GiB are left for the KV cache"
+    )
+    if recipe.sources:
+        yield "environment and further flags: " + "; ".join(recipe.sources)
+
+
+def _why_goal(request: Request, ranking: Ranking, winner: Candidate) -> Iterator[str]:
     config, goal = winner.config, request.goal
     place = ranking.candidates.index(winner) + 1 if winner in ranking.candidates else 1
     best = ranking.candidates[0] if ranking.candidates else winner
@@ -156,13 +183,6 @@ def _why(request: Request, ranking: Ranking, winner: Candidate, recipe: Recipe) 
         if size != config.tensor_parallel_size:
             yield f"--tensor-parallel-size {size} instead: {figure(best, goal)}"
     yield f"--max-num-seqs {config.max_num_seqs}: {_why_batch(request, winner)}"
-    stage = winner.deployment.budget.binding
-    yield (
-        f"weights take {stage.weights.loaded_bytes / GIB:.1f} GiB of {stage.requested_bytes / GIB:.1f} GiB "
-        f"on each GPU, {stage.available.mid / GIB:.1f} GiB are left for the KV cache"
-    )
-    if recipe.sources:
-        yield "environment and further flags: " + "; ".join(recipe.sources)
 
 
 def _best_by_size(ranking: Ranking, winner: Candidate) -> dict[int, Candidate]:
@@ -175,7 +195,7 @@ def _best_by_size(ranking: Ranking, winner: Candidate) -> dict[int, Candidate]:
 
 
 def _why_batch(request: Request, winner: Candidate) -> str:
-    largest = int(winner.deployment.requests_held(request.input_len + request.output_len, pessimistic=True))
+    largest = int(winner.deployment.requests_held(request.total_len, pessimistic=True))
     if request.args.max_num_seqs or request.max_concurrency:
         return "as asked for"
     if wanted_batch(request):
@@ -185,12 +205,30 @@ def _why_batch(request: Request, winner: Candidate) -> str:
     return f"up to {largest} would fit the KV cache"
 
 
+def _guesses_scales(request: Request, candidate: Candidate) -> bool:
+    """Whether an fp8 cache was chosen for a checkpoint that has no scales for it."""
+    chosen = request.args.kv_cache_dtype == "auto" and candidate.config.kv_cache_dtype.startswith("fp8")
+    return chosen and not candidate.resolved.model.quantization.kv_cache_dtype
+
+
 def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator[str]:
     config, profile = candidate.config, candidate.deployment.profile
     yield from candidate.resolved.notes
+    if drafts := config.speculative_config:
+        yield (
+            f"predicted with {drafts.acceptance_length:.2f} tokens in each step, by the acceptance that was given: "
+            "random prompts, as benchmark.sh sends them, are drafted worse or better than real ones"
+        )
     chosen = candidate.resolved.resolved != request.model.resolved  # what the user named is the user's choice
     if chosen and config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
         yield f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before the plan goes into production"
+    if _guesses_scales(request, candidate):
+        yield "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production"
+    if request.targets and request.targets.requests is not None:
+        yield (
+            "benchmark.sh cannot send a trace: it sends random prompts of the mean lengths at the rate and burstiness "
+            "of its busiest stretch; the targets were held against the trace itself"
+        )
     if image_note:
         yield f"image: {image_note}"
     options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed

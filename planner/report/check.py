@@ -1,23 +1,16 @@
-"""Printing what is said about a ``vllm serve`` line."""
+"""What is said about a ``vllm serve`` line."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from planner.check import Answer, Served
 from planner.engine.check import Problem
-from planner.report.render import (
-    Column,
-    print_command,
-    print_json,
-    print_notes,
-    print_pairs,
-    print_rows,
-    print_table,
-    wrapped,
-)
+from planner.report.render import Column, command_lines, pair_lines, table_text, wrapped
+from planner.report.result import Result
 from planner.units import format_bytes
 
 COLUMNS = (
@@ -31,14 +24,35 @@ COLUMNS = (
 )
 
 
-def print_check(answer: Answer, output: str) -> None:
-    """The flags, whether it starts, what it delivers, what delivers more."""
-    if output == "json":
-        print_json(to_json(answer))
-    elif output == "table":
-        _print_text(answer)
-    else:
-        print_rows([_row("this line", answer.served), *_plan_rows(answer)], output, columns=COLUMNS)
+@dataclass(frozen=True, repr=False)
+class CheckAnswer(Result):
+    """Whether a ``vllm serve`` line starts, what it delivers, what delivers more: ``planner check``."""
+
+    record: Answer
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it starts."""
+        return self.record.starts
+
+    def _object(self) -> dict[str, Any]:
+        return to_json(self.record)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row("this line", self.record.served), *_plan_rows(self.record)]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        return _lines(self.record)
+
+    def _title(self) -> str:
+        return _headline(self.record)
+
+    def _notes(self) -> Iterator[str]:
+        return _notes(self.record)
 
 
 def to_json(answer: Answer) -> dict[str, Any]:
@@ -49,6 +63,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "model": {"requested": answer.resolved.requested, "resolved": answer.resolved.resolved},
         "gpu": answer.profile.id,
         "engine_version": str(answer.version),
+        "calibration": _calibration(answer),
         "flags": [_problem(problem) for problem in answer.line.problems],
         "not_simulated": list(answer.line.not_simulated),
         "refusal": {"cause": answer.refusal.cause, "hint": answer.refusal.hint} if answer.refusal else None,
@@ -99,17 +114,20 @@ def _plan_rows(answer: Answer) -> Iterator[dict[str, Any]]:
         yield _row(plan.model if plan.model != answer.resolved.resolved else "same model, other settings", plan)
 
 
-def _print_text(answer: Answer) -> None:
+def _headline(answer: Answer) -> str:
     where = f"{answer.settings.get('tensor_parallel_size', 1)} x {answer.profile.id}"
     if answer.fit:
         where = f"{answer.fit.config.num_gpus} x {answer.profile.id}"
-    print(wrapped(f"{answer.resolved.resolved} on {where}, vLLM {answer.version}: {_verdict(answer)}"))
+    return f"{answer.resolved.resolved} on {where}, vLLM {answer.version}: {_verdict(answer)}"
+
+
+def _lines(answer: Answer) -> Iterator[str]:
+    yield wrapped(_headline(answer))
     for problem in answer.line.problems:
-        print(wrapped(str(problem), first="  x " if problem.fatal else "  ! ", rest="    "))
-    _print_start(answer)
+        yield wrapped(str(problem), first="  x " if problem.fatal else "  ! ", rest="    ")
+    yield from _start_lines(answer)
     if answer.served or answer.workload:
-        _print_load(answer)
-    print_notes(_notes(answer))
+        yield from _load_lines(answer)
 
 
 def _verdict(answer: Answer) -> str:
@@ -123,51 +141,59 @@ def _verdict(answer: Answer) -> str:
     return words[memory]
 
 
-def _print_start(answer: Answer) -> None:
+def _start_lines(answer: Answer) -> Iterator[str]:
     if answer.refusal:
-        print(wrapped(f"{answer.refusal.cause} ({answer.refusal.hint})", first="  x ", rest="    "))
+        yield wrapped(f"{answer.refusal.cause} ({answer.refusal.hint})", first="  x ", rest="    ")
     fit = answer.fit
     if not fit:
         return
     if fit.reason:
-        print(wrapped(fit.reason, first="  x " if not fit.fits else "  ! ", rest="    "))
-    print_pairs((
+        yield wrapped(fit.reason, first="  x " if not fit.fits else "  ! ", rest="    ")
+    yield from pair_lines((
         ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)} on each GPU, {fit.config.weight_dtype}"),
         ("KV cache", f"{format_bytes(fit.kv_cache.mid)}, {fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}"),
         ("context", f"{fit.config.max_model_len:,} tokens, {fit.max_concurrency:.2f} requests of that length at once"),
         ("batch", f"{fit.config.max_num_seqs:,} requests, {fit.config.max_num_batched_tokens:,} tokens"),
     ))  # fmt: skip
     for option in fit.options:
-        print(wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    "))
+        yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    ")
 
 
-def _print_load(answer: Answer) -> None:
+def _load_lines(answer: Answer) -> Iterator[str]:
     load = answer.workload
     plans = list(_plan_rows(answer))
     if load:
-        print(
+        yield (
             f"\n{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens, "
             f"{load.max_concurrency or 'all'} in flight:"
         )
     rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
     if rows:
-        print_table(rows, COLUMNS)
+        yield table_text(rows, COLUMNS)
     if not plans:
-        print(f"no plan is better for {answer.goal} with these GPUs" if rows else "no plan fits on this GPU")
+        yield f"no plan is better for {answer.goal} with these GPUs" if rows else "no plan fits on this GPU"
     for row, plan in zip(plans, answer.better(), strict=True):
-        print(f"\n{row['what']}:")
+        yield f"\n{row['what']}:"
         for name, (own, other) in answer.changes(plan).items():
-            print(f"  {name}: {own} -> {other}")
-        print_command(plan.env, plan.command)
+            yield f"  {name}: {own} -> {other}"
+        yield from command_lines(plan.env, plan.command)
+
+
+def _calibration(answer: Answer) -> str | None:
+    """Whose fits predicted; None where nothing was."""
+    return answer.served.deployment.calibrated_by if answer.served else None
 
 
 def _notes(answer: Answer) -> Iterator[str]:
+    if used := _calibration(answer):
+        yield f"calibration: {used}"
     yield from answer.resolved.notes
     if answer.version.note:
         yield answer.version.note
     if answer.line.not_simulated:
         yield f"not simulated: {', '.join(answer.line.not_simulated)}"
-    if answer.line.args.speculative_config:
+    drafts = answer.line.args.speculative_config
+    if drafts and not drafts.acceptance_rates:
         yield "speculative decoding is counted in the memory, not in the speed"
     if answer.fit:
         if answer.fit.config.defaults_taken:

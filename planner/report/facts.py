@@ -104,7 +104,18 @@ def print_profile(profile: GpuProfile, output: str) -> None:
         print(wrapped(f"{key}: {source.title} ({source.retrieved})", rest="  "))
         if source.url:
             print(f"  {source.url}")
-    print_notes(profile.notes)
+    print_notes((*profile.notes, _price_note(profile)))
+
+
+def _price_note(profile: GpuProfile) -> str:
+    """When the prices were collected, or that there are none."""
+    if profile.price is None:
+        return f"no price on demand is known: compare and fleet take one with --price {profile.id}=USD an hour"
+    return f"prices are those of one GPU for an hour on demand, {_collected(profile.price.date)}; stale within weeks"
+
+
+def _collected(date: str) -> str:
+    return date if date == "undated" else f"collected in {date}"
 
 
 def _figure(path: str, fact: Quantity | Rule | AllReduceCurve) -> dict[str, Any]:

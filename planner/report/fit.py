@@ -1,17 +1,18 @@
-"""Printing whether a model fits."""
+"""Whether a model fits, in words and rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.fit import FitResult, Line, LogLine, explain
+from planner.fit import FitResult, Line, LogLine, Verdict, explain
 from planner.hardware import GpuProfile
 from planner.memory.overheads import SHIPPED, Interval
 from planner.model.resolve import ResolvedModel
-from planner.report.render import Column, print_json, print_notes, print_pairs, print_rows, print_table, wrapped
+from planner.report.render import Column, pair_lines, table_text, wrapped
+from planner.report.result import Result
 from planner.units import GIB, format_bytes, format_gb
 
 COLUMNS = (
@@ -52,20 +53,83 @@ class Refused:
 Answer = FitResult | Refused
 
 
-def print_fit(
-    answers: Sequence[Answer], resolved: ResolvedModel, output: str, *, arithmetic: bool, sweep: bool
-) -> None:
-    """One answer in full, several as a list."""
-    one = answers[0] if len(answers) == 1 and not sweep else None
-    if output == "json":
-        objects = [_object(answer, resolved, arithmetic=arithmetic) for answer in answers]
-        print_json(objects[0] if one else objects)
-    elif isinstance(one, FitResult) and output == "table":
-        _print_one(one, resolved, arithmetic=arithmetic)
-    else:
-        print_rows([_row(answer) for answer in answers], output, columns=COLUMNS)
-        refused = (f"{a.profile.id}: {a.error.cause}" for a in answers if isinstance(a, Refused))
-        print_notes((*resolved.notes, *refused))
+@dataclass(frozen=True, repr=False)
+class FitAnswer(Result):
+    """Whether a model fits on one GPU: ``planner fit``."""
+
+    record: FitResult  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
+    resolved: ResolvedModel
+    arithmetic: bool = False  #: with each step of the calculation (``--explain``)
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it fits, by the best estimate; ``verdict`` says how sure that is."""
+        return self.record.fits
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits, by the best estimate; ``verdict`` says how sure that is."""
+        return self.record.fits
+
+    @property
+    def verdict(self) -> Verdict:
+        """``fits``, ``does not fit`` or ``too close to call``."""
+        return self.record.verdict
+
+    def _object(self) -> dict[str, Any]:
+        return _object(self.record, self.resolved, arithmetic=self.arithmetic)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(self.record)]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        return _lines(self.record, self.resolved, arithmetic=self.arithmetic)
+
+    def _title(self) -> str:
+        return _headline(self.record, self.resolved)
+
+    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        columns = Column("what", ""), Column("figure", "")
+        return [{"what": label, "figure": value} for label, value in _figures(self.record)], columns
+
+    def _notes(self) -> Iterable[str]:
+        return *self.resolved.notes, *self.record.notes
+
+
+@dataclass(frozen=True, repr=False)
+class FitTable(Result):
+    """The same for several GPUs or settings, a row for each."""
+
+    answers: tuple[Answer, ...]
+    resolved: ResolvedModel
+    sweep: bool = False  #: over settings, of which some need not fit
+    arithmetic: bool = False
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all fit; of a sweep, always."""
+        return self.sweep or all(answer.fits for answer in self.answers)
+
+    def _object(self) -> list[dict[str, Any]]:
+        return [_object(answer, self.resolved, arithmetic=self.arithmetic) for answer in self.answers]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(answer) for answer in self.answers]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _title(self) -> str:
+        return self.resolved.resolved
+
+    def _notes(self) -> Iterable[str]:
+        refused = (f"{a.profile.id}: {a.error.cause}" for a in self.answers if isinstance(a, Refused))
+        return *self.resolved.notes, *refused
 
 
 def _object(answer: Answer, resolved: ResolvedModel, *, arithmetic: bool) -> dict[str, Any]:
@@ -118,23 +182,25 @@ def _row(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _print_one(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) -> None:
+def _headline(result: FitResult, resolved: ResolvedModel) -> str:
     config = result.config
     where = f"{config.num_gpus} x {result.gpu_id}" if config.num_gpus > 1 else result.gpu_id
-    print(f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict}")
+    return f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict}"
+
+
+def _lines(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) -> Iterator[str]:
+    yield _headline(result, resolved)
     if result.reason:
-        print(wrapped(_reason(result), first="  ", rest="  "))
-    print()
-    print_pairs(_figures(result))
+        yield wrapped(_reason(result), first="  ", rest="  ")
+    yield ""
+    yield from pair_lines(_figures(result))
     if result.startup_log:
-        print("\nPredicted beside logged:")
-        print_table([_log_row(line) for line in result.startup_log], LOG_COLUMNS)
-    _print_options(result)
+        yield "\nPredicted beside logged:"
+        yield table_text([_log_row(line) for line in result.startup_log], LOG_COLUMNS)
+    yield from _option_lines(result)
     if arithmetic:
-        print()
-        for line in explain(result):
-            _print_line(line)
-    print_notes((*resolved.notes, *result.notes))
+        yield ""
+        yield from map(_explained, explain(result))
 
 
 def _reason(result: FitResult) -> str:
@@ -150,11 +216,18 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
     config, weights = result.config, result.stage.weights.weight_bytes
     on_each = " on each GPU" if config.num_gpus > 1 else ""
     yield "weights", f"{format_bytes(weights)} ({format_gb(weights)}){on_each}, {config.weight_dtype}"
+    if offloaded := result.stage.weights.offloaded_bytes:
+        yield "of these in host memory", f"{format_bytes(offloaded)}{on_each}"
+    if lora := config.lora:
+        held = format_bytes(result.stage.weights.lora_bytes)
+        yield "adapters", f"{held}{on_each} for {lora.max_loras} of rank {lora.max_lora_rank}"
     share = f"{config.gpu_memory_utilization:g} of it in vLLM's budget"
     yield "memory", f"{format_bytes(result.budget.memory_bytes)}{on_each}, {share}"
     yield "left for the KV cache", _left(result.kv_cache)
     if result.budget.pool.groups:
         yield "KV cache per token", f"{result.kv_bytes_per_token:,.0f} bytes, {config.kv_cache_dtype}"
+    if result.host_kv_cache_tokens:
+        yield "KV cache in host memory", f"{result.host_kv_cache_tokens:,} tokens, for prefixes that come again"
     if result.kv_cache_tokens:
         yield "KV cache", f"{result.kv_cache_tokens:,} tokens"
         at_once = f", {result.max_concurrency:,.2f} requests of that length at once"
@@ -187,14 +260,15 @@ def _log_row(line: LogLine) -> dict[str, Any]:
     }
 
 
-def _print_options(result: FitResult) -> None:
+def _option_lines(result: FitResult) -> Iterator[str]:
     if result.options:
-        print("\nWhat would make it fit (each one checked):")
+        yield "\nWhat would make it fit (each one checked):"
     for option in result.options[:OPTIONS_SHOWN]:
-        print(wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      "))
-        print(f"    {option.verdict}, {option.kv_cache_tokens:,} tokens, {option.max_concurrency:.2f} requests at once")
+        yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      ")
+        at_once = f"{option.max_concurrency:.2f} requests at once"
+        yield f"    {option.verdict}, {option.kv_cache_tokens:,} tokens, {at_once}"
 
 
-def _print_line(line: Line) -> None:
+def _explained(line: Line) -> str:
     start = f"{line.label:<32} {line.value:>26}  "
-    print(wrapped(line.how, first=start, rest=" " * len(start)) if line.how else start.rstrip())
+    return wrapped(line.how, first=start, rest=" " * len(start)) if line.how else start.rstrip()

@@ -1,25 +1,35 @@
-"""Printing predictions: the benchmark's own table, its own keys, and the operators of a step."""
+"""Predictions: the benchmark's own table, its own keys, and the operators of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 from planner.bench import latency_table, serve_table, throughput_table
 from planner.fit import Checked
 from planner.model.resolve import ResolvedModel
 from planner.predict import Deployment, Prediction, typical_steps
-from planner.report.render import Column, print_json, print_notes, print_rows, print_table, wrapped
+from planner.report.render import Column, table_text, wrapped
+from planner.report.result import MetricRows
 from planner.step import StepBreakdown
 from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
 from planner.workload import Workload
 
+Bench = Literal["serve", "throughput", "latency"]
 TABLES = {"serve": serve_table, "throughput": throughput_table, "latency": latency_table}
 BASIS = {
     "gpu": "measured on this GPU",
     "architecture": "measured on GPUs of this architecture",
     "global": "taken from other GPUs: none of this architecture was measured",
 }
+INTERVAL_COLUMNS = (
+    Column("metric"),
+    Column("value", form=",.2f"),
+    Column("lo", "from", ",.2f"),
+    Column("hi", "to", ",.2f"),
+)
 OPERATOR_COLUMNS = (
     Column("operator"),
     Column("kernels", form=","),
@@ -32,58 +42,119 @@ OPERATOR_COLUMNS = (
 )
 
 
-def print_refusal(deployment: Deployment, workload: Workload, resolved: ResolvedModel, output: str) -> None:
+@dataclass(frozen=True, repr=False)
+class PredictionAnswer(MetricRows):
+    """How fast one server serves a load, in the words of ``vllm bench``: ``planner predict``."""
+
+    bench: Bench
+    record: Prediction  #: the keys of the bench's result file, and the replay behind them
+    deployment: Deployment  #: what serves
+    checked: Checked  #: whether the engine starts as it is configured
+    resolved: ResolvedModel
+    explain: bool = False  #: print the operators of a step too
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The keys of the bench's result file; beside each predicted one ``KEY_lo`` and ``KEY_hi``, 90 %."""
+        config, used = self.deployment.config, self.deployment.calibrated_by
+        return {**self.record.result, "engine_version": str(config.version), "calibration": used}
+
+    @cached_property
+    def steps(self) -> dict[str, StepBreakdown]:
+        """The average decode step and the average prefill step, operator by operator."""
+        return typical_steps(self.deployment, self.record.replay)
+
+    def _object(self) -> dict[str, Any]:
+        breakdown = {name: _breakdown(step) for name, step in self.steps.items()}
+        return {**self.result, "notes": list(self._notes()), "breakdown": breakdown}
+
+    def _flat(self) -> Iterator[tuple[str, Any]]:
+        return _flat(self.result)
+
+    def _lines(self) -> Iterator[str]:
+        yield TABLES[self.bench](self.result)
+        for name, step in self.steps.items() if self.explain else ():
+            yield ""
+            yield from _step_lines(name, step)
+
+    def _title(self) -> str:
+        config = self.deployment.config
+        where = f"{config.num_gpus} x {self.deployment.profile.id}"
+        return f"{self.resolved.resolved} on {where}, vLLM {config.version}: predicted bench {self.bench}"
+
+    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        found = self.result
+        rows = [
+            {"metric": key, "value": value, "lo": found.get(f"{key}_lo"), "hi": found.get(f"{key}_hi")}
+            for key, value in found.items()
+            if f"{key}_lo" in found
+        ]
+        return rows, INTERVAL_COLUMNS
+
+    def _notes(self) -> Iterator[str]:
+        return _notes(self.deployment, self.checked, self.resolved)
+
+
+@dataclass(frozen=True, repr=False)
+class PredictionRefused(MetricRows):
     """The honest answer where the KV cache does not hold one request of the load."""
-    stage, config = deployment.budget.binding, deployment.config
-    left = max(stage.available.mid, 0)
-    reason = (
-        f"{resolved.resolved} on {config.num_gpus} x {deployment.profile.id}, vLLM {config.version}: requests of "
-        f"{workload.max_total_len:,} tokens cannot be served, {format_bytes(left)} are left for the KV cache"
-    )
-    if output == "table":
-        print(wrapped(reason))
-        print_notes(["planner fit says what would make it fit"])
-        return
-    answer = {
-        "model_id": resolved.resolved,
-        "gpu": deployment.profile.id,
-        "engine_version": str(config.version),
-        "fits": False,
-        "reason": reason,
-        "kv_cache_bytes": round(stage.available.mid),
-    }
-    if output == "json":
-        print_json(answer)
-    else:
-        print_rows([{"metric": key, "value": value} for key, value in answer.items()], output)
+
+    deployment: Deployment
+    workload: Workload
+    resolved: ResolvedModel
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What is said instead of figures."""
+        return self._object()
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is predicted."""
+        config = self.deployment.config
+        left = max(self.deployment.budget.binding.available.mid, 0)
+        return (
+            f"{self.resolved.resolved} on {config.num_gpus} x {self.deployment.profile.id}, vLLM {config.version}: "
+            f"requests of {self.workload.max_total_len:,} tokens cannot be served, {format_bytes(left)} are left for "
+            "the KV cache"
+        )
+
+    def _object(self) -> dict[str, Any]:
+        return {
+            "model_id": self.resolved.resolved,
+            "gpu": self.deployment.profile.id,
+            "engine_version": str(self.deployment.config.version),
+            "calibration": self.deployment.calibrated_by,
+            "fits": False,
+            "reason": self.reason,
+            "kv_cache_bytes": round(self.deployment.budget.binding.available.mid),
+        }
+
+    def _flat(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._object().items())
+
+    def _lines(self) -> Iterator[str]:
+        yield wrapped(self.reason)
+
+    def _notes(self) -> Iterator[str]:
+        yield "planner fit says what would make it fit"
 
 
-def print_prediction(
-    bench: str,
-    prediction: Prediction,
-    deployment: Deployment,
-    checked: Checked,
-    resolved: ResolvedModel,
-    output: str,
-    *,
-    explain: bool,
-) -> None:
-    """``bench`` is serve, throughput or latency; ``checked`` says whether the engine starts as it is configured."""
-    steps = typical_steps(deployment, prediction.replay)
-    data = {**prediction.result, "engine_version": str(deployment.config.version)}
-    notes = list(_notes(deployment, checked, resolved))
-    if output == "json":
-        breakdown = {name: _breakdown(step) for name, step in steps.items()}
-        print_json({**data, "notes": notes, "breakdown": breakdown})
-        return
-    if output == "table":
-        print(TABLES[bench](data))
-        for name, step in steps.items() if explain else ():
-            print()
-            _print_step(name, step)
-    else:
-        print_rows([{"metric": key, "value": value} for key, value in data.items() if value is not None], output)
-    print_notes(notes)
+def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """One value per row: ``percentiles.99`` for a number inside an object, ``latencies.0`` for one in a list."""
+    for key, value in data.items():
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inner, Mapping):
+            yield from ((f"{key}.{name}", number) for name, number in inner.items())
+        else:
+            yield key, value
 
 
 def _breakdown(step: StepBreakdown) -> dict[str, Any]:
@@ -99,8 +170,8 @@ def _breakdown(step: StepBreakdown) -> dict[str, Any]:
     }
 
 
-def _print_step(name: str, step: StepBreakdown) -> None:
-    print(f"{name}: {step.total_s / MS:.3f} ms ({step.gpu_s / MS:.3f} ms on the GPU, {step.host_s / MS:.3f} ms host)")
+def _step_lines(name: str, step: StepBreakdown) -> Iterator[str]:
+    yield f"{name}: {step.total_s / MS:.3f} ms ({step.gpu_s / MS:.3f} ms on the GPU, {step.host_s / MS:.3f} ms host)"
     rows = [
         {
             "operator": part.name,
@@ -114,7 +185,7 @@ def _print_step(name: str, step: StepBreakdown) -> None:
         }
         for part in step.parts
     ]
-    print_table(rows, OPERATOR_COLUMNS)
+    yield table_text(rows, OPERATOR_COLUMNS)
 
 
 def _notes(deployment: Deployment, checked: Checked, resolved: ResolvedModel) -> Iterator[str]:
@@ -125,6 +196,13 @@ def _notes(deployment: Deployment, checked: Checked, resolved: ResolvedModel) ->
             yield f"{refusal}; the figures hold once that is changed"
             break
     yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
+    yield f"calibration: {deployment.calibrated_by}"
+    if drafts := config.speculative_config:
+        yield (
+            f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "
+            "in each step, by the acceptance that was given; no run with drafts was measured, so the intervals are "
+            "those of the engine without"
+        )
     yield from resolved.notes
     if config.defaults_taken:
         yield f"defaults taken: {'; '.join(config.defaults_taken)}"

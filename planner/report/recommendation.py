@@ -1,13 +1,30 @@
-"""Printing a recommendation: one line per GPU, then each plan with its reasons and its launch command."""
+"""A recommendation in words: one line per GPU, then each plan with its reasons and its launch command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from planner.plan import Plan
-from planner.recommend import Candidate, Ranking, Rejected, Request, pareto, standing, wanted_batch
-from planner.report.render import Column, note, print_command, print_json, print_rows, wrapped
+from planner.efficiency import SHIPPED
+from planner.errors import InputError
+from planner.plan import Plan, Service
+from planner.predict import with_intervals
+from planner.recommend import (
+    Candidate,
+    Ranking,
+    Rejected,
+    Request,
+    assemble,
+    best_first,
+    closest_lines,
+    closest_point,
+    pareto,
+    wanted_batch,
+)
+from planner.report.render import Column, command_lines, wrapped
+from planner.report.result import Result
 from planner.units import MS
 
 COLUMNS = (
@@ -24,47 +41,154 @@ COLUMNS = (
     Column("mean_tpot_ms", "TPOT ms", ",.1f"),
     Column("mean_e2el_ms", "E2EL ms", ",.0f"),
     Column("engine_version", "vllm"),
+    Column("calibration", aside=True),
+)
+#: With targets: what all servers cost and carry, then what one of them does.
+TARGET_COLUMNS = (
+    Column("gpu"),
+    Column("total_gpus", "gpus"),
+    Column("usd_per_hour", "USD/h", ",.2f"),
+    Column("replicas", "servers"),
+    Column("model", aside=True),
+    Column("layout"),
+    Column("weight_dtype", "weights"),
+    Column("kv_cache_dtype", "kv cache"),
+    Column("max_num_seqs", "batch", ","),
+    Column("max_num_batched_tokens", "tokens", ","),
+    Column("load", "load", ",.4g"),
+    Column("largest_load", "largest", ",.4g"),
+    Column("goodput", "goodput", ",.4g"),
+    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+    Column("engine_version", "vllm"),
+    Column("calibration", aside=True),
 )
 SETTINGS = ("gpu", "num_gpus", "model", "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs")
 FIGURES = (
     "output_throughput_per_gpu", "output_throughput_per_user", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms",
 )  # fmt: skip
+LISTED = 3  #: plans of each GPU in the JSON
+SHOWN_GPUS = 8  #: whose plans are all explained; among more the best is, and the table is in order
 SHOWN_REJECTED = 3  #: models per GPU in the table; JSON has all
 
 
-def print_recommendation(
-    request: Request,
-    rankings: Sequence[Ranking],
-    plans: Sequence[Plan | None],
-    listed: Sequence[Plan],
-    defaults_taken: Mapping[str, Any],
-    output: str,
-    *,
-    command: str,
-    wrote: bool,
-) -> None:
-    """The plan of each GPU in the order of the GPUs; in JSON ``listed``, best first."""
-    made = [plan for plan in plans if plan is not None]
-    if output == "json":
-        print_json(_object(request, rankings, listed, defaults_taken))
-        return
-    if made or output != "table":
-        print_rows([_row(plan) for plan in made], output, columns=COLUMNS)
-    if output != "table":
-        return
+@dataclass(frozen=True, repr=False)
+class Recommendation(Result):
+    """The plan of each GPU, and why it is that one: ``planner recommend``."""
+
+    request: Request
+    rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and what was turned down
+    plans: tuple[Plan | None, ...]  #: the picked plan of each GPU, in the order of the GPUs; None where there is none
+    pick: int  #: which plan was picked, 1 is the best
+    defaults_taken: Mapping[str, Any]
+    command: str  #: the command line that says the same
+    wrote: bool = False  #: the scripts are written already
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a plan for at least one GPU."""
+        return any(plan is not None for plan in self.plans)
+
+    @property
+    def best(self) -> Plan | None:
+        """The best of all plans; None where there is none."""
+        return next(iter(best_first(self._made, self.request.goal)), None)
+
+    def to_svg(self) -> str:
+        """What lies in the memory of each GPU, a bar for each plan, as the file of an SVG picture.
+
+        Raises InputError where there is no plan.
+        """
+        from planner.charts import draw
+        from planner.report.figures import memory_chart
+
+        if not self.ok:
+            raise InputError("there is nothing to draw: no GPU has a plan", hint="the answer says why")
+        return draw.svg(memory_chart(self._made))
+
+    @property
+    def _made(self) -> list[Plan]:
+        return [plan for plan in self.plans if plan is not None]
+
+    @property
+    def _are_many(self) -> bool:
+        return len(self.rankings) > SHOWN_GPUS
+
+    @cached_property
+    def _listed(self) -> list[Plan]:
+        """The picked plans and those that could be picked instead, in the order of ``pick``."""
+        found = self._made
+        for ranking in self.rankings:
+            others = [c for place, c in enumerate(ranking.candidates[:LISTED], 1) if place != self.pick]
+            found += [assemble(self.request, ranking, candidate) for candidate in others]
+        return found
+
+    def _object(self) -> dict[str, Any]:
+        request, rankings = self.request, self.rankings
+        return {
+            "goal": request.goal,
+            "workload": _workload(request),
+            "targets": _targets(request),
+            "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
+            "plans": [plan.model_dump(mode="json") for plan in best_first(self._listed, request.goal)],
+            "pareto": [_point(candidate) for ranking in rankings for candidate in pareto(ranking.candidates)],
+            "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
+            "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
+        }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(plan) for plan in (best_first(self._made, self.request.goal) if self._are_many else self._made)]
+
+    def _columns(self) -> Sequence[Column]:
+        return TARGET_COLUMNS if self.request.targets else COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        if self.ok:
+            yield from super()._lines()
+        if self._are_many and self.best:
+            yield from _best_lines(self.rankings, self.plans, self.best)
+        else:
+            yield from _each_lines(self.rankings, self.plans)
+
+    def _title(self) -> str:
+        return f"{self.request.model.resolved}, {self.request.goal}"
+
+    def _notes(self) -> Iterator[str]:
+        if self.ok:
+            yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
+        taken = ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
+        if taken:
+            yield f"defaults taken: {taken}"
+        if not self.wrote and self.ok:
+            yield f"write the scripts with: {self.command} -o plans"
+
+
+def _best_lines(rankings: Sequence[Ranking], plans: Sequence[Plan | None], best: Plan) -> Iterator[str]:
+    """Below a long table: the best plan with its reasons, and which GPUs have none."""
+    yield ""
+    ranking = next(ranking for ranking, plan in zip(rankings, plans, strict=True) if plan is best)
+    yield from _plan_lines(ranking, best)
+    without = [ranking.profile.id for ranking, plan in zip(rankings, plans, strict=True) if plan is None]
+    if without:
+        yield ""
+        yield wrapped(f"no plan: {', '.join(without)}; --format json says why", rest="  ")
+
+
+def _each_lines(rankings: Sequence[Ranking], plans: Sequence[Plan | None]) -> Iterator[str]:
+    """Below the table: each GPU's plan with its reasons, or why there is none."""
+    made = any(plan is not None for plan in plans)
     for index, (ranking, plan) in enumerate(zip(rankings, plans, strict=True)):
         if index or made:
-            print()
+            yield ""
         if plan:
-            _print_plan(ranking, plan)
+            yield from _plan_lines(ranking, plan)
         else:
-            print(f"{ranking.profile.name}: no plan")
-            _print_rejected(ranking)
-    taken = ", ".join(f"{name}={_plain(value)}" for name, value in defaults_taken.items())
-    if taken:
-        note(f"defaults taken: {taken}")
-    if not wrote and made:
-        note(f"write the scripts with: {command} -o plans")
+            yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
+            if ranking.closest:
+                yield from _items("!", closest_lines(ranking.closest))
+            yield from _rejected_lines(ranking)
 
 
 def predicted_lines(plan: Plan) -> Iterator[str]:
@@ -75,39 +199,56 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
     for name in ("ttft", "tpot", "itl", "e2el"):
         mean, p99 = figures[f"mean_{name}_ms"], figures[f"p99_{name}_ms"]
         yield f"{name.upper():<5}              {mean:,.1f} ms mean, {p99:,.1f} ms p99"
+    if plan.service:
+        yield from _service_lines(plan.service)
+    if plan.calibration != SHIPPED:
+        yield f"calibration        {plan.calibration}"
 
 
-def _object(
-    request: Request, rankings: Sequence[Ranking], plans: Sequence[Plan], defaults_taken: Mapping[str, Any]
-) -> dict[str, Any]:
-    best_first = sorted(plans, key=lambda plan: standing(plan, request.goal), reverse=True)
+def _service_lines(service: Service) -> Iterator[str]:
+    for target in service.targets:
+        yield (
+            f"target             {target.metric} {target.limit_ms:,.4g}: {target.expected_ms:,.4g} at the "
+            f"{service.interval} end of its interval"
+        )
+    whole = service.request_rate if service.request_rate is not None else service.max_concurrency
+    unit = "requests/s" if service.request_rate is not None else "requests in flight"
+    yield f"load               {whole:,.4g} {unit} over {service.replicas} such servers"
+
+
+def _workload(request: Request) -> dict[str, Any]:
+    """What is planned for; of several servers together."""
+    targets = request.targets
+    rate = targets.value if targets and targets.by == "rate" else None
+    flying = targets.value if targets and targets.by == "concurrency" else None
     return {
-        "goal": request.goal,
-        "workload": {
-            "input_len": request.input_len,
-            "output_len": request.output_len,
-            "max_concurrency": wanted_batch(request),
-            "num_prompts": request.num_prompts,
-        },
-        "defaults_taken": [f"{name} = {_plain(value)}" for name, value in defaults_taken.items()],
-        "plans": [plan.model_dump(mode="json") for plan in best_first],
-        "pareto": [_point(candidate) for ranking in rankings for candidate in pareto(ranking.candidates)],
-        "rejected": [
-            {
-                "gpu": rejected.gpu,
-                "model": rejected.model,
-                "tensor_parallel_size": rejected.tensor_parallel_size,
-                "kv_cache_dtype": rejected.kv_cache_dtype,
-                "reason": rejected.reason,
-            }
-            for ranking in rankings
-            for rejected in ranking.rejected
-        ],
+        "name": request.workload_name,
+        "input_len": request.input_len,
+        "output_len": request.output_len,
+        "range_ratio": request.range_ratio,
+        "burstiness": request.burstiness,
+        "max_concurrency": flying if targets else wanted_batch(request),
+        "request_rate": rate,
+        "num_prompts": request.num_prompts,
+        "trace": targets.trace.model_dump() if targets and targets.trace else None,
     }
+
+
+def _targets(request: Request) -> dict[str, Any] | None:
+    targets = request.targets
+    if targets is None:
+        return None
+    limits = [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in targets.slos]
+    return {"interval": "pessimistic" if targets.pessimistic else "optimistic", "limits": limits}
 
 
 def _point(candidate: Candidate) -> dict[str, Any]:
     config = candidate.config
+    figures = {
+        "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
+        "output_throughput_per_user": candidate.tok_per_s_per_user,
+        "mean_e2el_ms": candidate.e2el_s / MS,
+    }
     return {
         "gpu": candidate.deployment.profile.id,
         "model": candidate.resolved.resolved,
@@ -115,30 +256,74 @@ def _point(candidate: Candidate) -> dict[str, Any]:
         "weight_dtype": config.weight_dtype,
         "kv_cache_dtype": config.kv_cache_dtype,
         "max_num_seqs": config.max_num_seqs,
-        "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
-        "output_throughput_per_user": candidate.tok_per_s_per_user,
-        "mean_e2el_ms": candidate.e2el_s / MS,
+        **with_intervals(candidate.deployment, figures),
     }
 
 
 def _row(plan: Plan) -> dict[str, Any]:
     settings = {name: getattr(plan, name) for name in SETTINGS}
     figures = {name: plan.predicted[name] for name in FIGURES}
-    return {**settings, **figures, "engine_version": plan.engine_version}
+    row = {**settings, **figures, "engine_version": plan.engine_version, "calibration": plan.calibration}
+    service = plan.service
+    if service is None:
+        return row
+    whole = service.request_rate if service.request_rate is not None else service.max_concurrency
+    return row | {
+        "total_gpus": service.total_gpus,
+        "usd_per_hour": service.usd_per_hour,
+        "replicas": service.replicas,
+        "layout": layout_words(plan),
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+        "load": whole,
+        "largest_load": service.largest_load,
+        "goodput": service.goodput,
+    }
 
 
-def _print_plan(ranking: Ranking, plan: Plan) -> None:
-    print(f"{ranking.profile.name}: {plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}, {plan.model}")
-    _print_items("-", plan.why)
-    _print_items("!", plan.warnings)
-    _print_rejected(ranking)
+def layout_words(plan: Plan) -> str:
+    """The parallel axes of one server, such as ``TP 4 + EP``."""
+    sizes = (
+        ("TP", plan.tensor_parallel_size),
+        ("PP", plan.pipeline_parallel_size),
+        ("DP", plan.data_parallel_size),
+    )
+    words = [f"{name} {size}" for name, size in sizes if size > 1] + ["EP"] * plan.enable_expert_parallel
+    return " + ".join(words) or "TP 1"
+
+
+def _plan_lines(ranking: Ranking, plan: Plan) -> Iterator[str]:
+    yield f"{ranking.profile.name}: {_servers(plan)}, {plan.model}"
+    yield from _items("-", [*plan.why, *_carried(plan)])
+    yield from _items("!", plan.warnings)
+    yield from _rejected_lines(ranking)
     # as typed on the machine itself: only a container's server binds to all addresses
     words = list(plan.serve_argv)
     words[words.index("--host") + 1] = "127.0.0.1"
-    print_command(plan.env, words)
+    yield from command_lines(plan.env, words)
 
 
-def _print_rejected(ranking: Ranking) -> None:
+def _servers(plan: Plan) -> str:
+    size = f"{plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}"
+    if plan.service is None or plan.service.replicas == 1:
+        return size
+    return f"{plan.service.replicas} servers of {size}"
+
+
+def _carried(plan: Plan) -> Iterator[str]:
+    """How much one server and one node carry, and what that costs."""
+    service = plan.service
+    if service is None:
+        return
+    unit = "requests/s" if service.request_rate is not None else "requests in flight"
+    if service.largest_load is not None and service.node_load is not None:
+        then = f"; limited by {service.bound_by}" if service.bound_by else ""
+        node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
+        yield f"one server carries {service.largest_load:,.4g} {unit} under the targets{node}{then}"
+    if service.usd_per_hour is not None:
+        yield f"{service.usd_per_hour:,.2f} USD/h for {service.total_gpus} GPUs at the typical price of the profile"
+
+
+def _rejected_lines(ranking: Ranking) -> Iterator[str]:
     """One line for each model: what lost by its figures first, then what does not fit or cannot run, then the rest."""
     fitting = {
         (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
@@ -153,19 +338,25 @@ def _print_rejected(ranking: Ranking) -> None:
         if rejected.model != winner:
             best.setdefault(rejected.model, rejected)
     shown = list(best.values())[:SHOWN_REJECTED]
-    _print_items("x", map(_describe, shown))
-    if len(ranking.rejected) > len(shown):
-        _print_items("x", [f"and {len(ranking.rejected) - len(shown)} more: --format json lists them"])
+    yield from _items("x", map(_describe, shown))
+    if not shown and ranking.rejected:  # all of the winner's own checkpoint
+        yield from _items("x", [f"{len(ranking.rejected)} other settings of this model: --format json lists them"])
+    elif len(ranking.rejected) > len(shown):
+        yield from _items("x", [f"and {len(ranking.rejected) - len(shown)} more: --format json lists them"])
 
 
 def _describe(rejected: Rejected) -> str:
     size = f" TP {rejected.tensor_parallel_size}" if rejected.tensor_parallel_size else ""
-    return f"{rejected.model}{size}: {rejected.reason}"
+    axes = ((rejected.pipeline_parallel_size, "PP"), (rejected.data_parallel_size, "DP"))
+    size += "".join(f" {name} {axis}" for axis, name in axes if axis and axis > 1)
+    size += " EP" if rejected.enable_expert_parallel else ""
+    cache = f" with a KV cache of {rejected.kv_cache_dtype}" if rejected.kv_cache_dtype not in (None, "auto") else ""
+    return f"{rejected.model}{size}{cache}: {rejected.reason}"
 
 
-def _print_items(mark: str, items: Iterable[str]) -> None:
+def _items(mark: str, items: Iterable[str]) -> Iterator[str]:
     for item in items:
-        print(wrapped(item, first=f"  {mark} ", rest="    "))
+        yield wrapped(item, first=f"  {mark} ", rest="    ")
 
 
 def _plain(value: Any) -> str:

@@ -12,8 +12,9 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -53,29 +54,42 @@ class Column:
 
 def print_json(data: Row | Sequence[Row]) -> None:
     """JSON on stdout. Every object, and every object of a list, carries ``schema_version``; the schema only grows."""
+    print(json_text(data), end="")
+
+
+def json_text(data: Row | Sequence[Row]) -> str:
+    """The same as text, as for a file."""
     versioned: Any = _versioned(data) if isinstance(data, Mapping) else [_versioned(row) for row in data]
-    json.dump(versioned, sys.stdout, indent=2, allow_nan=False)
-    print()
+    return json.dumps(versioned, indent=2, allow_nan=False) + "\n"
 
 
 def print_rows(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = ()) -> None:
+    """What ``rows_text`` says, on stdout."""
+    print(rows_text(rows, output, columns=columns), end="")
+
+
+def rows_text(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = ()) -> str:
     """Rows in the form ``output``: table, json, csv or markdown. ``columns`` are by default the keys of the first.
 
-    JSON prints every key, the others only ``columns``.
+    JSON has every key, the others only ``columns``.
     """
     if output == "json":
-        print_json(rows)
-        return
+        return json_text(rows)
     columns = columns or tuple(Column(key) for key in (rows[0] if rows else ()))
     if output == "csv":
-        _print_csv(rows, columns)
-    elif output == "markdown":
-        _print_markdown(rows, columns)
-    else:
-        print_table(rows, [column for column in columns if not column.aside])
+        return _csv(rows, columns)
+    if output == "markdown":
+        return _markdown(rows, columns) + "\n"
+    return table_text(rows, [column for column in columns if not column.aside]) + "\n"
 
 
-def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """The table as HTML, every cell escaped."""
+    shown = [column for column in columns if not column.aside]
+    return _tabulated(shown, [[column.cell(row.get(column.key)) for column in shown] for row in rows], "html", rows)
+
+
+def table_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """A table no wider than the terminal: text wraps, and where that is not enough each row becomes a list."""
     cells = [[column.cell(row.get(column.key)) for column in columns] for row in rows]
     limit = terminal_width()
@@ -85,19 +99,18 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
             width = max(_widest(line[index] for line in cells) - excess, NARROWEST, len(column.title))
             cells = [[*line[:index], _folded(line[index], width), *line[index + 1 :]] for line in cells]
     if limit and _width(columns, cells) > limit:
-        _print_lists(columns, cells)
-    else:
-        _print_tabulated(columns, cells, "simple", rows)
+        return "\n".join(_list_lines(columns, cells))
+    return _tabulated(columns, cells, "simple", rows)
 
 
-def print_pairs(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width: int = 30) -> None:
+def pair_lines(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width: int = 30) -> Iterator[str]:
     """Labels and values, one to a line; long values wrap under themselves."""
     for label, value in pairs:
         start = f"{' ' * indent}{label:<{label_width}} "
-        print(wrapped(value, first=start, rest=" " * len(start)))
+        yield wrapped(value, first=start, rest=" " * len(start))
 
 
-def print_command(environment: Mapping[str, str], words: Sequence[str]) -> None:
+def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
     """A command behind a ``$``, cut between settings into lines that a shell reads as one."""
     parts = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     for index, word in enumerate(words):
@@ -108,11 +121,11 @@ def print_command(environment: Mapping[str, str], words: Sequence[str]) -> None:
     line, width = f"  $ {parts[0]}", (terminal_width() or WIDTH) - len(" \\")
     for part in parts[1:]:
         if len(line) + 1 + len(part) > width:
-            print(f"{line} \\")
+            yield f"{line} \\"
             line = f"      {part}"
         else:
             line += f" {part}"
-    print(line)
+    yield line
 
 
 def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
@@ -143,10 +156,12 @@ def _versioned(row: Row) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **row}
 
 
-def _print_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in columns])
     writer.writerows([[_plain(row.get(column.key)) for column in columns] for row in rows])
+    return text.getvalue()
 
 
 def _plain(value: Any) -> Any:
@@ -156,19 +171,17 @@ def _plain(value: Any) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _print_markdown(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     cells = [[column.cell(row.get(column.key)).replace("|", "\\|") for column in columns] for row in rows]
-    _print_tabulated(columns, cells, "github", rows)
+    return _tabulated(columns, cells, "github", rows)
 
 
-def _print_tabulated(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], style: str, rows: Sequence[Row]
-) -> None:
+def _tabulated(columns: Sequence[Column], cells: Sequence[Sequence[str]], style: str, rows: Sequence[Row]) -> str:
     import tabulate
 
     tabulate.MIN_PADDING = 0  # headings need no more room than cells
     numeric = [all(_is_number(row.get(column.key)) for row in rows) for column in columns]
-    print(
+    return str(
         tabulate.tabulate(
             cells,
             headers=[column.title for column in columns],
@@ -183,13 +196,13 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _print_lists(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+def _list_lines(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Iterator[str]:
     longest = max(len(column.title) for column in columns)
     for index, line in enumerate(cells):
         if index:
-            print()
+            yield ""
         titles = (column.title for column in columns)
-        print_pairs(
+        yield from pair_lines(
             ((title, " ".join(cell.split())) for title, cell in zip(titles, line, strict=True)),
             indent=0,
             label_width=longest,

@@ -1,10 +1,13 @@
-"""Printing predicted beside measured."""
+"""Predicted beside measured, in words and rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from planner.report.render import Column, print_json, print_notes, print_rows, wrapped
+from planner.report.render import Column, table_text, wrapped
+from planner.report.result import Result
 from planner.validate import Line, Validation
 
 COLUMNS = (
@@ -20,15 +23,40 @@ COLUMNS = (
 )
 
 
-def print_validation(validation: Validation, output: str) -> None:
-    """A line for each metric; for people also the verdict, its likeliest causes and the next things to try."""
-    if output == "json":
-        print_json(validation.to_json())
-        return
-    print_rows([_row(line) for line in validation.lines], output, columns=COLUMNS)
-    if output == "table":
-        _print_verdict(validation)
-    print_notes(validation.measured.notes)
+@dataclass(frozen=True, repr=False)
+class ValidationAnswer(Result):
+    """A plan's prediction beside its measurements: ``planner validate``.
+
+    For people also the verdict, its likeliest causes and the next things to try.
+    """
+
+    record: Validation
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every measurement lies within its bounds."""
+        return self.record.inside
+
+    def _object(self) -> dict[str, Any]:
+        return self.record.to_json()
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(line) for line in self.record.lines]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        yield table_text(self._rows(), COLUMNS)
+        yield ""
+        yield from _verdict_lines(self.record)
+
+    def _title(self) -> str:
+        return _headline(self.record)
+
+    def _notes(self) -> Iterable[str]:
+        return self.record.measured.notes
 
 
 def _row(line: Line) -> dict[str, Any]:
@@ -45,17 +73,21 @@ def _word(line: Line) -> str:
     return "slower" if (line.verdict == "above") is line.is_latency else "faster"
 
 
-def _print_verdict(validation: Validation) -> None:
+def _headline(validation: Validation) -> str:
     plan = validation.measured.plan
     outside = sum(line.verdict != "inside" for line in validation.lines)
     verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.lines)} lines"
     where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
-    print()
-    print(wrapped(f"{plan.model} on {where}: {verdict}"))
+    where += f", calibration: {plan.calibration}"
+    return f"{plan.model} on {where}: {verdict}"
+
+
+def _verdict_lines(validation: Validation) -> Iterator[str]:
+    yield wrapped(_headline(validation))
     for place, finding in enumerate(validation.findings):
-        print(wrapped(finding.cause, first="likeliest cause: " if not place else "or: ", rest="  "))
-        print(wrapped(finding.evidence, first="  because ", rest="    "))
-        print(wrapped(finding.next_step, first="  next: ", rest="    "))
+        yield wrapped(finding.cause, first="likeliest cause: " if not place else "or: ", rest="  ")
+        yield wrapped(finding.evidence, first="  because ", rest="    ")
+        yield wrapped(finding.next_step, first="  next: ", rest="    ")
     for accuracy in validation.measured.accuracy:
         spread = f" ± {accuracy.stderr:.4f}" if accuracy.stderr is not None else ""
-        print(f"accuracy {accuracy.task}, {accuracy.metric}: {accuracy.value:.4f}{spread} (not predicted)")
+        yield f"accuracy {accuracy.task}, {accuracy.metric}: {accuracy.value:.4f}{spread} (not predicted)"

@@ -4,6 +4,10 @@ A decoding request needs a new block whenever its context has filled the last on
 token with every tick of the decode clock, so the tick at which it next needs a block is known, modulo the
 block size, from the moment it starts to decode. Counting requests by that phase gives the need of any tick at
 once, and any ``block_size`` ticks in a row need exactly one block for each request.
+
+Free blocks queue up, those that have been free for longest are taken first, and until then keep what was in them:
+with prefix caching a preempted request finds its blocks again. It gives them back last block first, so that what is
+taken of them meanwhile is its end.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 class KvBlocks:
     """Free blocks, and the decoding requests by the phase of their contexts."""
 
-    __slots__ = ("_phase", "block_size", "free", "seqs", "total")
+    __slots__ = ("_kept", "_phase", "_taken", "block_size", "free", "seqs", "total")
 
     def __init__(self, total: int, block_size: int) -> None:
         self.total = total
@@ -20,6 +24,8 @@ class KvBlocks:
         self.block_size = block_size
         self.seqs = 0  #: decoding requests
         self._phase = [0] * block_size
+        self._taken = 0  # blocks taken from the head of the queue so far
+        self._kept: dict[int, tuple[int, int]] = {}  # preempted: its blocks, and how many are taken when they come up
 
     def blocks(self, tok: int) -> int:
         """Blocks that hold ``tok`` tokens."""
@@ -35,6 +41,28 @@ class KvBlocks:
         self._phase[(context_tok - clock) % self.block_size] -= 1
         self.seqs -= 1
         return self.blocks(context_tok)
+
+    def take(self, blocks: int) -> None:
+        """Blocks leave the head of the queue."""
+        self.free -= blocks
+        self._taken += blocks
+
+    def keep(self, index: int, blocks: int) -> None:
+        """A preempted request gives its blocks back."""
+        self._kept[index] = (blocks, self._taken + self.free)
+        self.free += blocks
+
+    def kept(self, index: int) -> int:
+        """How many blocks of a preempted request, its first ones, nobody has taken yet."""
+        blocks, mark = self._kept.get(index, (0, 0))
+        return min(max(mark + blocks - self._taken, 0), blocks)
+
+    def reuse(self, index: int, blocks: int) -> None:
+        """A preempted request has so many of its blocks back, from wherever in the queue they were."""
+        _, mark = self._kept.pop(index, (0, 0))
+        self.free -= blocks
+        behind = [(other, kept) for other, kept in self._kept.items() if kept[1] > mark]
+        self._kept.update((other, (count, later - blocks)) for other, (count, later) in behind)
 
     def need(self, clock: int) -> int:
         """Blocks that the decoding requests need at tick ``clock``."""

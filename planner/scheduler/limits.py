@@ -28,12 +28,22 @@ class Limits:
     V1 order holds: running requests first, then waiting ones, in one step; V0 with chunked prefill did nearly
     the same. ``scheduler_reserve_full_isl`` (on since 0.19) admits a prompt only when all of it fits into the
     free blocks, not just its first chunk. ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole
-    blocks, that is found in the prefix cache; its blocks are counted for each request, shared or not.
+    blocks, that is found in the prefix cache, ``shared_prefix_tok`` what all prompts begin with and all find there;
+    blocks are counted for each request, shared or not; a preempted request finds its own blocks again with
+    ``enable_prefix_caching``, as far as nobody has taken them. ``load_s_per_tok`` is what a token takes that is
+    found in host memory instead: blocks are loaded one request after the other before its prompt can be scheduled.
     ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
     and a request that has ended keeps its place and blocks for one step more.
 
-    Not modelled: ``long_prefill_token_threshold`` (off by default), LoRA, speculative decoding, priorities, and
-    that asynchronous scheduling may preempt a request that has just ended, to have its blocks a step earlier.
+    With ``lockstep`` the ``data_parallel_size`` replicas share their experts and take every step together.
+
+    With speculative decoding a decode step computes ``decode_tok`` tokens of each request, the drafted ones and one
+    more, and moves it on by ``tokens_per_step`` on average. All requests move alike: n steps make
+    floor(n x ``tokens_per_step``) tokens, so that how requests differ in their acceptance is not seen.
+
+    Not modelled: ``long_prefill_token_threshold`` (off by default), priorities, that requests take turns where the
+    budget does not hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request
+    that has just ended, to have its blocks a step earlier.
 
     Raises InputError for limits that vLLM refuses too.
     """
@@ -46,8 +56,14 @@ class Limits:
     prefill_first: bool = False
     scheduler_reserve_full_isl: bool = True
     async_scheduling: bool = False
+    enable_prefix_caching: bool = False
     prefix_cache_hit_rate: float = 0.0
+    shared_prefix_tok: int = 0
+    load_s_per_tok: float = 0.0
     data_parallel_size: int = 1
+    lockstep: bool = False
+    decode_tok: int = 1
+    tokens_per_step: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):
@@ -65,6 +81,12 @@ class Limits:
                 f"a KV cache of {self.kv_cache_tokens} tokens holds no block of {self.block_size} tokens",
                 hint="the model leaves no room for a KV cache: use more or larger GPUs",
             )
+        if not 1 <= self.tokens_per_step <= self.decode_tok <= self.max_num_batched_tokens:
+            raise InputError(
+                f"{self.tokens_per_step:g} tokens per step of {self.decode_tok}, of --max-num-batched-tokens "
+                f"{self.max_num_batched_tokens}",
+                hint="a step yields between one token and all that it computes: lower num_speculative_tokens",
+            )
         if not 0 <= self.prefix_cache_hit_rate <= 1:
             raise InputError(
                 f"a prefix cache hit rate of {self.prefix_cache_hit_rate:g} is not a fraction",
@@ -75,6 +97,11 @@ class Limits:
     def num_blocks(self) -> int:
         """KV blocks of one replica."""
         return self.kv_cache_tokens // self.block_size
+
+    @property
+    def places(self) -> int:
+        """Requests that run at once: each needs room in the budget of a step for all its tokens."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens // self.decode_tok)
 
     @property
     def watermark_blocks(self) -> int:
@@ -88,12 +115,13 @@ class Limits:
 
     def cached_tok(self, prompt_tok: int) -> int:
         """Tokens of a prompt that the prefix cache spares: whole blocks, and never the last token."""
-        hit = min(int(self.prefix_cache_hit_rate * prompt_tok), prompt_tok - 1)
+        hit = min(max(int(self.prefix_cache_hit_rate * prompt_tok), self.shared_prefix_tok), prompt_tok - 1)
         return hit // self.block_size * self.block_size
 
     def check(self, input_tok: int, output_tok: int) -> None:
         """Raise InputError when a request could never be scheduled to its end."""
-        total_tok = input_tok + output_tok - 1  # the last token is sampled, never computed
+        # the last token is sampled, never computed; drafts may go beyond it
+        total_tok = input_tok + output_tok - 1 + self.decode_tok - 1
         if -(-total_tok // self.block_size) > self.num_blocks - self.watermark_blocks:
             raise InputError(
                 f"a request of {input_tok} + {output_tok} tokens does not fit a KV cache of "

@@ -38,12 +38,15 @@ class Tally:
         self.prefill_pair_tok += batch.prefill_pair_tok
         self.prefill_finishing += batch.prefill_finishing
 
-    def add_run(self, seqs: int, context_tok: float, steps: int, time_s: float) -> None:
-        """Count ``steps`` decode steps of ``seqs`` requests, the first on ``context_tok`` tokens."""
+    def add_run(self, seqs: int, context_tok: float, steps: int, time_s: float, growth_tok: float) -> None:
+        """Count ``steps`` decode steps of ``seqs`` requests, the first on ``context_tok`` tokens.
+
+        ``growth_tok``: by which each step lengthens the context of a request.
+        """
         self.steps += steps
         self.time_s += time_s
         self.decode_seqs += seqs * steps
-        self.decode_context_tok += context_tok * steps + seqs * steps * (steps - 1) / 2
+        self.decode_context_tok += context_tok * steps + growth_tok * seqs * steps * (steps - 1) / 2
 
     def mean(self) -> Batch | None:
         """The average step, counts rounded; None when there was none."""
@@ -97,7 +100,7 @@ class TokenRuns:
     """Every output token but the first of each request, in runs of equally spaced growth.
 
     Step k of a run ends ``gap_s + k * growth_s`` after step k - 1; at its end ``tokens`` requests get a token
-    after just that gap. Arrays of shape (runs,).
+    after just that gap: with speculative decoding several at once, which a client sees as one. Shape (runs,).
     """
 
     start_s: NDArray[np.float64]
@@ -157,6 +160,11 @@ class Replay:
     def duration_s(self) -> float:
         """Start of the benchmark to the last token."""
         return float(self.end_s.max())
+
+    @property
+    def mean_in_flight(self) -> float:
+        """Requests in flight at once, averaged over the duration."""
+        return float(self.e2el_s.sum()) / self.duration_s
 
     @property
     def ttft_s(self) -> NDArray[np.float64]:

@@ -8,8 +8,10 @@ from math import inf
 import numpy as np
 
 from planner.scheduler.limits import Client, Limits, StepTimer
+from planner.scheduler.lockstep import Lockstep
+from planner.scheduler.parts import Sequence
 from planner.scheduler.record import Log, Replay, TokenRuns
-from planner.scheduler.replica import ENDS, Replica, Sequence
+from planner.scheduler.replica import ENDS, Replica
 from planner.workload import Requests, Workload
 
 
@@ -54,8 +56,12 @@ class _Sender:
         self.places = workload.max_concurrency or len(self.input_len)
         self.sent_s: list[float] = []
         self._ready_s = 0.0  # when the engine sees the newest request
+        self._loaded_s = [0.0] * limits.data_parallel_size  # when each engine has loaded its blocks from the host
         self.log = Log.of(len(self.input_len))
         self.replicas = [Replica(timer, limits, self.log) for _ in range(limits.data_parallel_size)]
+        together = limits.lockstep and len(self.replicas) > 1
+        self.group = Lockstep(timer, self.replicas, limits.decode_tok) if together else None
+        self.engines: list[Replica | Lockstep] = [self.group] if self.group else [*self.replicas]
 
     def run(self) -> None:
         """From the opening burst to the last token."""
@@ -64,14 +70,14 @@ class _Sender:
         for arrival_s in self.arrival_s[:opening]:
             self._send_next(0.0, together[arrival_s])
         while True:
-            replica = min(self.replicas, key=_next_event)
-            time_s, kind = replica.event
+            engine = min(self.engines, key=_next_event)
+            time_s, kind = engine.event
             if time_s == inf:
                 break
             if kind != ENDS:
-                replica.begin()
+                engine.begin()
                 continue
-            done = replica.end()
+            done = engine.end()
             for index in done:
                 self.log.end_s[index] = time_s
                 if len(self.sent_s) < len(self.input_len):
@@ -86,8 +92,15 @@ class _Sender:
         cached_tok = self.limits.cached_tok(prompt_tok)
         sequence = Sequence(index, prompt_tok, self.output_len[index], cached_tok)
         ready_s = sent_s + self.client.request_s + self.client.frontend_s * together
+        place = index % len(self.replicas)
+        if self.limits.load_s_per_tok:
+            ready_s = max(ready_s, self._loaded_s[place]) + cached_tok * self.limits.load_s_per_tok
+            self._loaded_s[place] = ready_s
         self._ready_s = max(self._ready_s, ready_s)  # first come, first served
-        self.replicas[index % len(self.replicas)].submit(self._ready_s, sequence)
+        if self.group:
+            self.group.submit(place, self._ready_s, sequence)
+        else:
+            self.replicas[place].submit(self._ready_s, sequence)
 
     def result(self) -> Replay:
         """The log as the client sees it."""
@@ -113,5 +126,5 @@ class _Sender:
         )
 
 
-def _next_event(replica: Replica) -> tuple[float, int]:
-    return replica.event
+def _next_event(engine: Replica | Lockstep) -> tuple[float, int]:
+    return engine.event

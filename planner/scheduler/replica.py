@@ -1,74 +1,29 @@
 """One engine: its queues, its KV blocks and its clock.
 
-The decode clock ticks once for every step in which the running requests decode; each of them gets one token
-per tick. So a request that starts to decode at tick c with n tokens to come ends at tick c + n, whatever else
-happens, and the work of a step does not depend on how many requests run.
+The decode clock counts the tokens that each running request has got by decoding: one for every step, or with
+speculative decoding as many as ``Limits`` says, the same for all. So a request that starts to decode at tick c with
+n tokens to come ends in the step that reaches tick c + n, whatever else happens, and the work of a step does not
+depend on how many requests run.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf
+from math import inf, nextafter
 
 from planner.scheduler.kv import KvBlocks
 from planner.scheduler.limits import Limits, StepTimer
-from planner.scheduler.record import Log, StepRun
+from planner.scheduler.pace import Pace
+from planner.scheduler.parts import Sequence, Step, straight
+from planner.scheduler.record import Log
 from planner.step import Batch
 
 #: Times closer than this are one moment, lest rounding decides who comes first, s.
 MOMENT_S = 1e-9
-#: A run of decode steps may bend this much, relative to its middle step; short runs are not looked at.
-BEND, SHORT_RUN = 1e-3, 32
 #: Kinds of events, in the order in which those of the same moment happen: steps end before others begin.
 ENDS, BEGINS = 0, 1
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request in the engine."""
-
-    index: int
-    prompt_tok: int  #: tokens to prefill: the prompt, and after a preemption what was generated before
-    remaining_tok: int  #: tokens to sample from the end of that prefill on, that one included
-    cached_tok: int  #: found in the prefix cache
-    done_tok: int = 0  #: computed so far, while prefilling
-    joined: int = 0  #: decode clock when it began to decode
-    joined_s: float = 0.0
-    last_token_s: float | None = None  #: of a preempted request: when its last token came
-
-    def context_tok(self, clock: int) -> int:
-        """Tokens computed before tick ``clock``, while decoding."""
-        return self.prompt_tok + clock - self.joined
-
-    @property
-    def ends(self) -> int:
-        """Decode clock when its last token comes."""
-        return self.joined + self.remaining_tok - 1
-
-
-@dataclass(slots=True)
-class Step:
-    """What the engine is busy with: one step with prompts in it, or a run of steps that only decode."""
-
-    start_s: float
-    first_s: float  #: duration of the first step
-    batch: Batch  #: of the first step
-    growth_s: float = 0.0  #: by which each further step is longer
-    ticks: int = 1  #: of the decode clock; 0 while prompts keep everybody else waiting (V0)
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  #: prompts, with their new tokens
-    may_be_cut: bool = False  #: whether a request that comes in meanwhile ends the run
-
-    def begins_s(self, tick: int) -> float:
-        """When step ``tick`` of the run begins."""
-        return self.start_s + tick * self.first_s + tick * (tick - 1) / 2 * self.growth_s
-
-    @property
-    def end_s(self) -> float:
-        """When the last step ends."""
-        return self.begins_s(max(self.ticks, 1))
 
 
 class Replica:
@@ -91,6 +46,7 @@ class Replica:
         self._ending_clocks: list[int] = []  # heap
         self._context_tok = 0  # sum over decoding requests
         self._clock = 0
+        self._pace = Pace(limits.tokens_per_step)
         self._ticked_s = 0.0  # end of the last tick
         self._last_start_s = 0.0  # start of the last step
         self._stalled: dict[float, int] = {}  # V0: decoding requests by the time of their last token
@@ -106,28 +62,64 @@ class Replica:
             self.event = (ready_s, BEGINS)
 
     def begin(self) -> None:
-        """Schedule what starts now, and set ``event`` to its end.
+        """Start what is to start now, and set ``event`` to its end."""
+        step = self.plan(self.event[0])
+        first_s = self.timer.step_s(step.batch)
+        self.start(step, first_s, *straight(lambda at: self.timer.step_s(self.batch_at(step, at)), step.steps, first_s))
+
+    def plan(self, start_s: float) -> Step:
+        """Schedule what starts at ``start_s``: one step, or at most as many as are alike. Its times are left open.
 
         A step is scheduled just before it starts, or with asynchronous scheduling one step earlier; what is
         sent later, even in answer to the very tokens of the last step, has to wait. An idle engine starts with
         what wakes it.
         """
-        start_s = self.event[0]
         self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
         chunks, calm = self._schedule()
         if not chunks and not self.kv.seqs:  # nothing was known in time: the engine pauses and looks again
             self._vacate()
             self._receive(start_s)
             if not self._waiting:
-                self._receive(start_s + 2 * MOMENT_S)
+                self._receive(nextafter(start_s + 2 * MOMENT_S, inf))  # after weeks the clock is coarser than a moment
             chunks, calm = self._schedule()
         expecting = bool(self._leaving_seqs and self._waiting)
         self._note_peak()
         self._vacate()
-        if chunks:
-            self._begin_prefill(start_s, chunks)
+        return self._prefill(start_s, chunks) if chunks else self._decode(start_s, once=not calm or expecting)
+
+    def batch_at(self, step: Step, at: int) -> Batch:
+        """What step ``at`` of a row that decodes computes: the first batch on contexts that have grown."""
+        first = step.batch
+        if not at:
+            return first
+        return Batch(first.decode_seqs, first.decode_context_tok + self._pace.ticks(at) * first.decode_seqs)
+
+    def start(self, step: Step, first_s: float, steps: int, growth_s: float) -> None:
+        """Start a step that was planned, or ``steps`` of them, of which each takes ``growth_s`` longer."""
+        step.first_s, step.growth_s = first_s, growth_s
+        if step.chunks:
+            self.log.prefill.add(step.batch, first_s)
         else:
-            self._begin_decode(start_s, once=not calm or expecting)
+            step.steps = steps
+        self._step = step
+        self.event = (step.end_s, ENDS)
+        self._cut()
+
+    @property
+    def steps(self) -> int:
+        """Of the row that is under way."""
+        return self._step.steps
+
+    def stop_after(self, steps: int) -> None:
+        """End the row that is under way after ``steps`` steps."""
+        self._step.steps = steps
+        self.event = (self._step.end_s, ENDS)
+
+    def rest(self) -> None:
+        """A row in which this engine had nothing to do has ended."""
+        end_s = self.event[0]
+        self._last_start_s = self._step.begins_s(self._step.steps - 1)
+        self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
 
     def _schedule(self) -> tuple[list[tuple[Sequence, int]], bool]:
         """Chunks of prompts for the step to come, and whether nobody was preempted for it."""
@@ -135,7 +127,7 @@ class Replica:
             chunks = self._admit(self.limits.max_num_batched_tokens)
             return chunks, bool(chunks) or self._make_room()
         calm = self._make_room()
-        budget_tok = self.limits.max_num_batched_tokens - self.kv.seqs
+        budget_tok = self.limits.max_num_batched_tokens - self.kv.seqs * self.limits.decode_tok
         chunks = []
         if self._partial is not None:
             chunks = self._continue_prompt(self._partial, budget_tok)
@@ -149,23 +141,24 @@ class Replica:
             self._waiting.append(self._inbox.popleft()[1])
 
     def _make_room(self) -> bool:
-        """Take the blocks of the next tick, preempting the youngest where they lack; whether nobody had to go."""
+        """Take the blocks of the next step, preempting the youngest where they lack; whether nobody had to go."""
         calm = True
-        while (need := self.kv.need(self._clock)) > self.kv.free:
+        while (need := self.kv.need_of(self._clock, self._pace.ticks(1))) > self.kv.free:
             self._preempt_youngest()
             calm = False
-        self.kv.free -= need
+        self.kv.take(need)
         return calm
 
     def _preempt_youngest(self) -> None:
-        """Back to the head of the waiting queue; all its tokens are to be computed again."""
+        """Back to the head of the waiting queue; all its tokens are to be computed again, unless they are found."""
         _, sequence = self._running.popitem()
         if sequence is self._partial:
             self._partial = None
-            self.kv.free += self.kv.blocks(sequence.done_tok)
+            sequence.lost_tok = sequence.done_tok
+            self.kv.keep(sequence.index, self.kv.blocks(sequence.done_tok))
         else:
-            context_tok = sequence.context_tok(self._clock)
-            self.kv.free += self.kv.leave(context_tok, self._clock)
+            context_tok = sequence.lost_tok = sequence.context_tok(self._clock)
+            self.kv.keep(sequence.index, self.kv.leave(context_tok, self._clock))
             self._context_tok -= context_tok
             self._endings[sequence.ends].remove(sequence)
             sampled_tok = 1 + self._clock - sequence.joined
@@ -184,35 +177,48 @@ class Replica:
         if blocks > self.kv.free:
             self._preempt_youngest()
             return []
-        self.kv.free -= blocks
+        self.kv.take(blocks)
         return [(sequence, new_tok)]
 
     def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
         """First chunks of waiting requests, first come first served, until something runs out."""
         limits, kv = self.limits, self.kv
         chunks: list[tuple[Sequence, int]] = []
-        places = limits.max_num_seqs - self._leaving_seqs
+        places = limits.places - self._leaving_seqs
         while budget_tok > 0 and self._waiting and len(self._running) < places:
             sequence = self._waiting[0]
-            rest_tok = sequence.prompt_tok - sequence.cached_tok
+            cached_tok = self._cached_tok(sequence)
+            rest_tok = sequence.prompt_tok - cached_tok
             new_tok = min(rest_tok, budget_tok)
             if new_tok < rest_tok and limits.whole_prompts:
                 break
-            blocks = kv.blocks(sequence.cached_tok + new_tok)
+            blocks = kv.blocks(cached_tok + new_tok)
             must_fit = kv.blocks(sequence.prompt_tok) if limits.scheduler_reserve_full_isl else blocks
             if must_fit > kv.free - limits.watermark_blocks:
                 break
             self._waiting.popleft()
             self._running[sequence.index] = sequence
-            sequence.done_tok = sequence.cached_tok
-            kv.free -= blocks
+            sequence.done_tok = cached_tok
+            found = min(self._found_blocks(sequence), cached_tok // limits.block_size)
+            kv.reuse(sequence.index, found)
+            kv.take(blocks - found)
             budget_tok -= new_tok
             chunks.append((sequence, new_tok))
             if new_tok < rest_tok:
                 self._partial = sequence
         return chunks
 
-    def _begin_prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> None:
+    def _cached_tok(self, sequence: Sequence) -> int:
+        """Tokens that need not be computed: of the prompt in the cache, or full blocks from before a preemption."""
+        return max(sequence.cached_tok, self._found_blocks(sequence) * self.limits.block_size)
+
+    def _found_blocks(self, sequence: Sequence) -> int:
+        """Full blocks that it had before a preemption, and that are still what they were."""
+        if not self.limits.enable_prefix_caching:
+            return 0
+        return min(self.kv.kept(sequence.index), sequence.lost_tok // self.limits.block_size)
+
+    def _prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> Step:
         """One step with prompts in it; without chunking in V0, with nothing else."""
         decode_seqs = 0 if self.limits.prefill_first else self.kv.seqs
         batch = Batch(
@@ -223,43 +229,26 @@ class Replica:
             prefill_pair_tok=sum(new_tok * (seq.done_tok + (new_tok + 1) / 2) for seq, new_tok in chunks),
             prefill_finishing=sum(seq.done_tok + new_tok == seq.prompt_tok for seq, new_tok in chunks),
         )
-        time_s = self.timer.step_s(batch)
-        self.log.prefill.add(batch, time_s)
-        self._step = Step(start_s, time_s, batch, ticks=0 if self.limits.prefill_first else 1, chunks=chunks)
-        self.event = (start_s + time_s, ENDS)
+        return Step(start_s, 0.0, batch, steps=0 if self.limits.prefill_first else 1, chunks=chunks)
 
-    def _begin_decode(self, start_s: float, once: bool) -> None:
+    def _decode(self, start_s: float, once: bool) -> Step:
         """As many decode steps as are alike, to the next ending, lack of blocks or admission; or just one.
 
-        The context of a step includes the token it computes. Durations are interpolated between the first and the
-        last step, which is exact where they are linear in the context; where they are not, the run is cut short.
+        The context of a step includes the token it computes.
         """
         seqs = self.kv.seqs
-        context_tok = self._context_tok + seqs
-        ticks = 1 if once else self._ticks_to_next_ending()
-        if ticks > 1:
-            ticks = 1 + self.kv.ticks_that_fit(self._clock + 1, ticks - 1)
-        first = Batch(seqs, context_tok)
-        first_s = self.timer.step_s(first)
-        growth_s = 0.0
-        if ticks > 1:
-            ticks, growth_s = self._straight(seqs, context_tok, ticks, first_s)
-        room = not self._waiting and len(self._running) < self.limits.max_num_seqs
-        self._step = Step(start_s, first_s, first, growth_s, ticks, may_be_cut=room)
-        self.event = (self._step.end_s, ENDS)
-        self._cut()
+        steps = 1 if once else self._pace.steps_for(self._ticks_to_next_ending())
+        if steps > 1:
+            steps = self._steps_that_fit(steps)
+        room = not self._waiting and len(self._running) < self.limits.places
+        return Step(start_s, 0.0, Batch(seqs, self._context_tok + seqs), steps=steps, may_be_cut=room)
 
-    def _straight(self, seqs: int, context_tok: int, ticks: int, first_s: float) -> tuple[int, float]:
-        """How many of ``ticks`` steps grow evenly, halving until the middle one does, and by how much each."""
-        last = ticks - 1
-        last_s = self.timer.step_s(Batch(seqs, context_tok + last * seqs))
-        while last > SHORT_RUN:
-            half = last // 2
-            half_s = self.timer.step_s(Batch(seqs, context_tok + half * seqs))
-            if abs(first_s + (last_s - first_s) * half / last - half_s) <= BEND * half_s:
-                break
-            last, last_s = half, half_s
-        return last + 1, (last_s - first_s) / last
+    def _steps_that_fit(self, steps: int) -> int:
+        """How many of ``steps`` steps find enough free blocks; those of the first are taken already."""
+        first_ticks = self._pace.ticks(1)
+        ticks = self._pace.ticks(steps) - first_ticks
+        fit = self.kv.ticks_that_fit(self._clock + first_ticks, ticks)
+        return steps if fit == ticks else self._pace.steps_for(first_ticks + fit + 1) - 1
 
     def _ticks_to_next_ending(self) -> int:
         clocks = self._ending_clocks
@@ -273,26 +262,26 @@ class Replica:
         if not self._inbox or not step.may_be_cut:
             return
         ready_s = self._inbox[0][0] + MOMENT_S
-        ticks = 1 + bisect_right(range(1, step.ticks), ready_s, key=step.begins_s)
-        if self.limits.async_scheduling and ready_s >= step.start_s:
-            ticks += 1
-        if ticks < step.ticks:
-            step.ticks = ticks
+        steps = 1 + bisect_right(range(1, step.steps), ready_s, key=step.begins_s)
+        if self.limits.async_scheduling and ready_s >= step.start_s and self._running:
+            steps += 1
+        if steps < step.steps:
+            step.steps = steps
             self.event = (step.end_s, ENDS)
 
     def end(self) -> list[int]:
         """Account for what ends now, set ``event``, and return the requests that are done."""
         step, end_s = self._step, self.event[0]
-        self._last_start_s = step.begins_s(max(step.ticks, 1) - 1)
+        self._last_start_s = step.begins_s(max(step.steps, 1) - 1)
         if self.log.step_runs is not None:
-            self.log.step_runs.append(_run_of(step, end_s))
-        if step.ticks:
+            self.log.step_runs.append(step.run(end_s, self._pace.ticks(max(step.steps, 1) - 1)))
+        if step.steps:
             self._tick(step, end_s)
         elif self.kv.seqs and not self._stalled:
             self._stalled[self._ticked_s] = self.kv.seqs
         self._note_peak()
         done = [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
-        for sequence in self._endings.pop(self._clock, ()):
+        for sequence in self._due():
             context_tok = sequence.context_tok(self._clock)
             self._context_tok -= context_tok
             self._leave(sequence, self.kv.leave(context_tok, self._clock))
@@ -302,6 +291,13 @@ class Replica:
         else:
             self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
         return done
+
+    def _due(self) -> list[Sequence]:
+        """Those whose last token has come, in the order of their ends."""
+        due: list[Sequence] = []
+        while self._ending_clocks and self._ending_clocks[0] <= self._clock:
+            due += self._endings.pop(heappop(self._ending_clocks), ())
+        return due
 
     def _leave(self, sequence: Sequence, blocks: int) -> None:
         """End a request. With asynchronous scheduling the next step has been scheduled around it already."""
@@ -320,28 +316,30 @@ class Replica:
         self.kv_peak_blocks = max(self.kv_peak_blocks, self.kv.total - self.kv.free)
 
     def _tick(self, step: Step, end_s: float) -> None:
-        """Every decoding request got ``step.ticks`` tokens."""
-        seqs, ticks = self.kv.seqs, step.ticks
+        """Every decoding request got the tokens of ``step.steps`` steps."""
+        seqs, ticks, first_ticks = self.kv.seqs, self._pace.ticks(step.steps), self._pace.ticks(1)
         if not step.chunks:
-            self.log.decode.add_run(seqs, self._context_tok + seqs, ticks, end_s - step.start_s)
+            growth_tok = self.limits.tokens_per_step
+            self.log.decode.add_run(seqs, self._context_tok + seqs, step.steps, end_s - step.start_s, growth_tok)
         if seqs:
             self._log_gaps(step, seqs)
             self._context_tok += ticks * seqs
-            self.kv.free -= self.kv.need_of(self._clock + 1, ticks - 1)
+            self.kv.take(self.kv.need_of(self._clock + first_ticks, ticks - first_ticks))
         self._clock += ticks
+        self._pace.take(step.steps)
         self._ticked_s = end_s
 
     def _log_gaps(self, step: Step, seqs: int) -> None:
         runs = self.log.runs
         if not self._stalled:
-            runs.append((step.start_s, step.ticks, step.first_s, step.growth_s, seqs))
+            runs.append((step.start_s, step.steps, step.first_s, step.growth_s, seqs))
             return
         first_end_s = step.begins_s(1)
         for since_s, waited in self._stalled.items():
             runs.append((since_s, 1, first_end_s - since_s, 0.0, waited))
         self._stalled.clear()
-        if step.ticks > 1:
-            runs.append((first_end_s, step.ticks - 1, step.first_s + step.growth_s, step.growth_s, seqs))
+        if step.steps > 1:
+            runs.append((first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs))
 
     def _computed(self, sequence: Sequence, new_tok: int, end_s: float) -> bool:
         """A chunk of a prompt was computed; whether that was the end of the request."""
@@ -372,12 +370,3 @@ class Replica:
             self._endings[sequence.ends] = []
             heappush(self._ending_clocks, sequence.ends)
         self._endings[sequence.ends].append(sequence)
-
-
-def _run_of(step: Step, end_s: float) -> StepRun:
-    """The run that ends at ``end_s``, with its last batch: the first, on contexts that grew by a token per step."""
-    first, steps = step.batch, max(step.ticks, 1)
-    last = first
-    if steps > 1:
-        last = Batch(first.decode_seqs, first.decode_context_tok + (steps - 1) * first.decode_seqs)
-    return StepRun(step.start_s, end_s, steps, first, last)

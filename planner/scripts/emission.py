@@ -19,7 +19,7 @@ from planner.units import GB, MIB
 #: Everything that any plan may write: what a new plan does not need, an old one may have left.
 ALL_FILES = (
     "plan.json", "RUNBOOK.md", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh",
-    "partition.sh",
+    "partition.sh", "recommendation.json", "report.html",
     # of workflows
     "WORKFLOW.md", "pull_image.sh", "build_image.sh", "build_engine.sh", "shell.sh", "download.sh", "quantize.sh",
     "request.sh", "latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh", "sweep.sh",
@@ -32,9 +32,15 @@ LM_EVAL_REQUIREMENT = "lm-eval[api]==0.4.9.1"  #: the release that the NVIDIA re
 ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
 #: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens; with some room
 ACCURACY_MAX_MODEL_LEN = 1536
+#: Requests that nothing counts: they compile what a first batch of these lengths needs.
+WARM_UP_PROMPTS, WARM_UP_OUTPUT_LEN = 8, 64
+#: Seeds are this far apart, so that no client sends prompts which a prefix cache has seen from another.
+SEED_STEP = 1000
 OLDEST_CUDA_DRIVER = 575  #: of the NVIDIA recipe
 #: The same GPU shows a few MiB more or less from driver to driver
 MEMORY_TOLERANCE = 0.01
+#: How ``scripts.workflows`` says where such an image comes from.
+_BUILT_BY = re.compile(r"^built .*\bby (build_(?:image|engine)\.sh)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,10 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "gpu_name": emission.profile.name,
         "container": container_name(file),
         "port": PORT,
-        "pull_command": f"docker pull {shlex.quote(plan.image)}",
+        "build_script": build_script(plan),
+        "image_command": f"./{build_script(plan)}" if build_script(plan) else f"docker pull {shlex.quote(plan.image)}",
         "stop_command": f"docker stop {container_name(file)}",
+        "warm_up_argv": warm_up_argv(plan),
         "result_name": result_name(file),
         "result_path": f"results/{result_name(file)}",
         "partial_name": f".partial-{result_name(file)}",
@@ -119,6 +127,12 @@ def check_exposure(plan: Plan) -> None:
         )
 
 
+def build_script(plan: Plan) -> str:
+    """The script that makes the image, where no registry has it; else empty."""
+    built = _BUILT_BY.search(plan.image_source)
+    return built[1] if built else ""
+
+
 def option(words: Sequence[str], flag: str) -> str | None:
     """The value of an option in a command line, in the form ``--flag value`` or ``--flag=value``; the last wins."""
     value = None
@@ -142,6 +156,29 @@ def without_option(words: Sequence[str], flag: str) -> tuple[str, ...]:
         else:
             kept.append(word)
     return tuple(kept)
+
+
+def with_option(words: Sequence[str], flag: str, value: object) -> tuple[str, ...]:
+    """A command line with another value of an option that it has in the form ``--flag value``."""
+    previous = ("", *words)
+    return tuple(str(value) if before == flag else word for before, word in zip(previous, words, strict=False))
+
+
+def warm_up_argv(plan: Plan, bench_argv: Sequence[str] = (), servers: int = 1) -> tuple[str, ...]:
+    """The benchmark's command with a few short answers to other prompts than those that are measured.
+
+    ``bench_argv``: of the benchmark of several servers, if not the plan's own.
+    """
+    load, words = plan.workload, tuple(bench_argv) or plan.bench_argv
+    for flag, value in {
+        "--num-prompts": WARM_UP_PROMPTS * servers,
+        "--random-output-len": min(load.output_len, WARM_UP_OUTPUT_LEN),
+        "--max-concurrency": min(load.max_concurrency or WARM_UP_PROMPTS, WARM_UP_PROMPTS) * servers,
+        "--request-rate": "inf",
+        "--seed": load.seed + SEED_STEP,
+    }.items():
+        words = with_option(words, flag, value)
+    return words
 
 
 def describe_load(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from planner.errors import InputError
@@ -12,15 +12,17 @@ from planner.scripts.emission import ALL_FILES
 _HINT = "give -o a folder that you may write to"
 
 
-def write(directory: Path, files: Mapping[str, str], *, force: bool) -> None:
+def write(directory: Path, files: Mapping[str, str], *, force: bool, replaces: Collection[str] = ALL_FILES) -> None:
     """Write ``files`` (name to content; a name may have folders in it) into ``directory``; scripts become executable.
 
     Everything is written beside the folder first and then moved, so that a failure leaves what was there. With
     ``force`` an existing folder keeps what is not a plan's own (results, logs); a script that only the old plan needed
-    goes.
+    goes: those are the names in ``replaces``.
 
     Raises InputError when the folder exists and not ``force``, when it is a file, or when it cannot be written.
     """
+    if directory.is_symlink() and not directory.exists():
+        raise InputError(f"{directory} is a link to nothing", hint="remove the link, or give another folder to -o")
     directory = directory.resolve()
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file", hint="give another folder to -o")
@@ -37,7 +39,7 @@ def write(directory: Path, files: Mapping[str, str], *, force: bool) -> None:
             new = Path(folder) / "new"
             _stage(new, files)
             if directory.exists():
-                _exchange(directory, new, Path(folder) / "old", files)
+                _exchange(directory, new, Path(folder) / "old", files, replaces)
             else:
                 new.rename(directory)
     except OSError as error:
@@ -54,10 +56,16 @@ def _stage(new: Path, files: Mapping[str, str]) -> None:
             path.chmod(path.stat().st_mode | 0o111)
 
 
-def _exchange(directory: Path, new: Path, old: Path, files: Mapping[str, str]) -> None:
+def _of_plans(directory: Path) -> set[Path]:
+    """Folders that an earlier plan filled: this one, or one below it for each GPU. Relative to ``directory``."""
+    places = [directory, *(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())]
+    return {place.relative_to(directory) for place in places if (place / "plan.json").is_file()}
+
+
+def _exchange(directory: Path, new: Path, old: Path, files: Mapping[str, str], replaces: Collection[str]) -> None:
     """Move the old plan's files out and the new ones in; move everything back when a move fails."""
-    folders = {Path(name).parent for name in files}
-    replaced = sorted({Path(name) for name in files} | {folder / name for folder in folders for name in ALL_FILES})
+    folders = {Path(name).parent for name in files} | _of_plans(directory)
+    replaced = sorted({Path(name) for name in files} | {folder / name for folder in folders for name in replaces})
     out = [(directory / name, old / name) for name in replaced if (directory / name).exists()]
     into = [(new / name, directory / name) for name in sorted(files)]
     moved: list[tuple[Path, Path]] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.errors import IllegalPlanError
 from planner.plan import Plan
-from planner.scripts.emission import option, without_option
+from planner.scripts.emission import option, warm_up_argv, without_option
 
 LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 
@@ -33,5 +33,6 @@ def native_names(plan: Plan) -> dict[str, Any]:
     return {
         "native_serve": without_option(plan.serve_argv, "--port"),
         "native_bench": without_option(plan.bench_argv, "--port"),
+        "native_warm_up": without_option(warm_up_argv(plan), "--port"),
         "stop_command": 'kill "$(cat logs/server.pid)"',
     }

@@ -1,7 +1,7 @@
 """The only ways in which a value gets from a plan into a script or the runbook.
 
-``sh``, ``argv`` and ``comment`` are for shell scripts, ``text``, ``cell`` and ``fenced`` for Markdown. Whatever the
-value holds, it stays one word, one argument list, one comment line, one cell, one block.
+``sh``, ``argv`` and ``comment`` are for shell scripts, ``text``, ``cell`` and ``fenced`` for Markdown, ``endpoint``
+for nginx. Whatever the value holds, it stays one word, one argument list, one comment line, one cell, one block.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from planner.errors import InputError
 
+_ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
 
 
@@ -71,6 +72,14 @@ def fenced(value: object) -> str:
     code = "\n".join(lines)
     fence = "`" * max(3, _longest_run(code) + 1)
     return f"{fence}\n{code}\n{fence}"
+
+
+def endpoint(value: object) -> str:
+    """``HOST:PORT`` and nothing else, for files that no shell reads. Raises ValueError for anything else."""
+    address = str(value)
+    if not _ENDPOINT.fullmatch(address):
+        raise ValueError(f"nginx.conf takes HOST:PORT only, not {address!r}")
+    return address
 
 
 def _breaks(character: str) -> bool:

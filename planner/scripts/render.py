@@ -62,6 +62,6 @@ def environment(folders: Sequence[Path]) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  (shell scripts, not HTML: every value passes a filter of its own)
     )
-    for name in ("sh", "argv", "comment", "text", "cell", "fenced"):
+    for name in ("sh", "argv", "comment", "text", "cell", "fenced", "endpoint"):
         made.filters[name] = getattr(quoting, name)
     return made

@@ -61,14 +61,15 @@ def read_folder(directory: Path) -> Measured:
     Raises InputError when there is no plan, when nothing was measured, when a file is broken, and when the result is
     of another plan or another load.
     """
-    file = _plan(directory)
+    file = read_plan(directory)
     path = _result_path(directory / "results", file.plan)
     result = _result(path, file.plan)
     startup, log, notes = _log(directory / "logs" / "server.log", file.plan)
     return Measured(directory, file, path.name, result, startup, log, tuple(_accuracy(directory, file.plan)), notes)
 
 
-def _plan(directory: Path) -> PlanFile:
+def read_plan(directory: Path) -> PlanFile:
+    """The plan of a folder. Raises InputError where there is none, and for one that was changed."""
     path = directory / "plan.json"
     if not path.is_file():
         below = sorted(p.parent.name for p in directory.glob("*/plan.json")) if directory.is_dir() else []
@@ -119,8 +120,9 @@ def _result(path: Path, plan: Plan) -> dict[str, Any]:
         )
     if load.max_concurrency:
         _same(path, "max_concurrency", _number(path, result, "max_concurrency"), load.max_concurrency)
-    for key, length in (("total_input_tokens", load.input_len), ("total_output_tokens", load.output_len)):
+    for key, nominal in (("total_input_tokens", load.input_len), ("total_output_tokens", load.output_len)):
         each = _number(path, result, key) / count
+        length = round(plan.predicted.get(key, nominal * count) / count)  # lengths that vary are drawn from the seed
         slack = max(PROMPT_SLACK_TOK, PROMPT_SLACK * length) if key == "total_input_tokens" else PROMPT_SLACK * length
         if abs(each - length) > slack:
             raise InputError(

@@ -35,6 +35,7 @@ class Validation:
             "num_gpus": plan.num_gpus,
             "model": plan.model,
             "engine_version": plan.engine_version,
+            "calibration": plan.calibration,
             "result": f"results/{self.measured.result_name}",
             "lines": [_line(line) for line in self.lines],
             "findings": [{"cause": f.cause, "evidence": f.evidence, "next_step": f.next_step} for f in self.findings],

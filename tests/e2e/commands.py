@@ -22,18 +22,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(HERE), str(ROOT)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
+import plan_matrix  # noqa: E402
 from pairwise import Row, pairwise  # noqa: E402
 
-from planner.engine.config import EngineArgs  # noqa: E402
-from planner.engine.version import parse_version  # noqa: E402
-from planner.errors import PlannerError  # noqa: E402
-from planner.hardware import load_profile  # noqa: E402
 from planner.model import catalog  # noqa: E402
-from planner.model.resolve import load_model  # noqa: E402
 from planner.plan import Plan, PlanFile  # noqa: E402
-from planner.recommend import Request, assemble, rank  # noqa: E402
 
 INSTALLED = "0.32.0"
 #: Versions whose parsers judge, and the folder of libraries that their trees import (none: the environment's); the
@@ -43,35 +38,7 @@ LIBRARIES = {
 }  # fmt: skip
 BUILT = ("0.27.1", INSTALLED)  #: whose configurations are built as well
 NEWER = "0.33.0"
-
-#: Hub ids by precision; a precision that nobody publishes is that of the model itself.
-MODELS = {
-    "llama-70b": {
-        "16-bit": "meta-llama/Llama-3.3-70B-Instruct",
-        "8-bit": "amd/Llama-3.3-70B-Instruct-FP8-KV",
-        "4-bit": "nvidia/Llama-3.3-70B-Instruct-FP4",
-    },
-    "llama-8b": {"16-bit": "meta-llama/Llama-3.1-8B-Instruct", "8-bit": "amd/Llama-3.1-8B-Instruct-FP8-KV"},
-    "qwen3-moe": {
-        "16-bit": "Qwen/Qwen3-235B-A22B-Instruct-2507",
-        "8-bit": "Qwen/Qwen3-235B-A22B-FP8",
-        "4-bit": "amd/Qwen3-235B-A22B-Instruct-2507-MXFP4",
-    },
-    "deepseek": {"8-bit": "deepseek-ai/DeepSeek-R1"},
-    "gpt-oss": {"4-bit": "openai/gpt-oss-120b"},
-    "llama2-7b": {"16-bit": "meta-llama/Llama-2-7b-chat-hf"},
-    "mixtral": {"16-bit": "mistralai/Mixtral-8x7B-Instruct-v0.1", "8-bit": "amd/Mixtral-8x7B-Instruct-v0.1-FP8-KV"},
-}
-FACTORS = {
-    "gpu": (
-        "mi300x", "mi300x-cpx", "mi325x", "mi355x", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "h100-mig-3g.40gb",
-        "b200-sxm",
-    ),
-    "model": tuple(MODELS),
-    "precision": ("16-bit", "8-bit", "4-bit", "fp8 cache"),
-    "goal": ("min-latency", "max-throughput", "balanced"),
-    "version": (*LIBRARIES, INSTALLED, NEWER),
-}  # fmt: skip
+FACTORS = {**plan_matrix.FACTORS, "version": (*LIBRARIES, INSTALLED, NEWER)}
 
 
 @dataclass(frozen=True)
@@ -98,26 +65,9 @@ def rows() -> Iterator[Row]:
 def planned(none: Counter[str]) -> Iterator[Case]:
     """Plans of ``rows``; why there is none is counted in ``none``."""
     for row in rows():
-        published = MODELS[row["model"]]
-        name = published.get(row["precision"]) or next(iter(published.values()))
-        args = EngineArgs(kv_cache_dtype="fp8" if row["precision"] == "fp8 cache" else "auto")
-        request = Request(
-            model=load_model(name, network=False),
-            gpus=(load_profile(row["gpu"]),),
-            goal=row["goal"],  # type: ignore[arg-type]
-            input_len=1024,
-            output_len=1024,
-            version=parse_version(row["version"]),
-            args=args,
-        )
-        try:
-            (ranking,) = rank(request)
-            if ranking.best is None:
-                none["nothing fits, or no version of the engine runs it"] += 1
-                continue
-            yield Case(" ".join(row.values()), assemble(request, ranking, ranking.best))
-        except PlannerError as error:
-            none[error.cause.split(":")[0]] += 1
+        found = plan_matrix.planned(row, lambda reason: none.update([reason]))
+        if found is not None:
+            yield Case(" ".join(row.values()), found[0])
 
 
 def in_vllm(script: str, data: Any, python: Path, *path: Path) -> Any:

@@ -1,7 +1,8 @@
 """The whole loop on a real vLLM: plan, launch, benchmark, validate, calibrate, on the CPU with a small random model.
 
 What is asserted is the mechanics: what was planned is what runs, what was sent is what was predicted for, and each
-command says what it should. How fast a CPU that others use too turns out to be is printed, never asserted.
+command says what it should. How fast a CPU that others use too turns out to be is printed, never asserted; that a
+calibration makes no load worse that it did not see, beyond the noise between two runs of one load, is.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
+from math import log
 from pathlib import Path
+from statistics import mean
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERSION = "0.32.0"
 LOAD = {"input_len": 128, "output_len": 32, "num_prompts": 24, "max_concurrency": 4}
+#: What the calibration does not see: other lengths, another concurrency.
+UNSEEN = {"input_len": 64, "output_len": 48, "num_prompts": 16, "max_concurrency": 2}
+METRICS = (
+    "output_throughput", "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "mean_e2el_ms",
+)  # fmt: skip
+#: Two runs of one load differ by so much in the mean even where nobody else uses the machine.
+LEAST_NOISE = 0.06
 #: Of the memory of one NUMA node; the process itself takes about 0.75 GiB.
 SHARE = 0.25
 
@@ -33,6 +43,7 @@ class Loop:
 
     def __init__(self, venv: Path, folder: Path) -> None:
         self.venv, self.model, self.plan = venv, folder / "model", folder / "plan"
+        self.planned_again, self.learned = folder / "plan-calibrated", folder / "learned.toml"
         self.port = free_port()
         quiet = {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
@@ -45,7 +56,7 @@ class Loop:
         """What a planner command prints."""
         return self.run([sys.executable, "-m", "planner", *map(str, words)], status)
 
-    def script(self, name: str, status: int = 0, **variables: str) -> str:
+    def script(self, name: str, status: int | tuple[int, ...] = 0, **variables: str) -> str:
         """What an emitted script prints."""
         return self.run([str(self.plan / name)], status, variables)
 
@@ -66,6 +77,10 @@ class Loop:
     @property
     def result(self) -> Path:
         return self.plan / "results" / f"serve-{self.saved['digest']}.json"
+
+    def further(self, name: str) -> Path:
+        """A result of the plan's server under a load that is not the plan's, or once more under it."""
+        return self.plan / "results" / f"{name}.json"
 
 
 @contextmanager
@@ -90,16 +105,20 @@ def make_model(loop: Loop) -> None:
 def recommend(loop: Loop) -> None:
     """A plan for this folder's model. A second one into the same folder is refused."""
     shutil.rmtree(loop.plan, ignore_errors=True)
-    words = (
+    loop.planner(*recommend_words(loop, loop.plan))
+    assert "already exists" in loop.planner(*recommend_words(loop, loop.plan), status=2)
+    assert loop.saved["model"] == str(loop.model), "a local model is planned by its whole path"
+    assert loop.saved["image"] == "" and loop.saved["platform"] == "cpu"
+    assert loop.saved["calibration"] == "shipped"
+
+
+def recommend_words(loop: Loop, plan: Path) -> tuple[object, ...]:
+    return (
         "recommend", loop.model, "--gpu", "cpu", "--engine-version", VERSION, "--goal", "min-latency",
         "--input-len", LOAD["input_len"], "--output-len", LOAD["output_len"], "--num-prompts", LOAD["num_prompts"],
         "--max-concurrency", LOAD["max_concurrency"], "--gpu-memory-utilization", SHARE, "--enforce-eager",
-        "-o", loop.plan,
+        "-o", plan,
     )  # fmt: skip
-    loop.planner(*words)
-    assert "already exists" in loop.planner(*words, status=2)
-    assert loop.saved["model"] == str(loop.model), "a local model is planned by its whole path"
-    assert loop.saved["image"] == "" and loop.saved["platform"] == "cpu"
 
 
 def launch(loop: Loop) -> None:
@@ -131,6 +150,26 @@ def benchmark(loop: Loop) -> None:
     assert result["total_output_tokens"] == LOAD["num_prompts"] * LOAD["output_len"]
     assert "already measured" in loop.script("benchmark.sh")
     assert "already measured" in loop.script("validate.sh")
+
+
+def benchmark_again(loop: Loop) -> None:
+    """The plan's load once more, and twice one that the calibration will not see."""
+    for number, (name, load) in enumerate((("again", LOAD), ("unseen", UNSEEN), ("unseen-again", UNSEEN))):
+        send(loop, loop.further(name), load, seed=100 + number)
+
+
+def send(loop: Loop, result: Path, load: Mapping[str, int], seed: int) -> None:
+    """The plan's own benchmark command with another load and other prompts, for the server that runs."""
+    words = list(loop.saved["bench_argv"])
+    options = {
+        "--random-input-len": load["input_len"], "--random-output-len": load["output_len"],
+        "--num-prompts": load["num_prompts"], "--max-concurrency": load["max_concurrency"], "--port": loop.port,
+        "--seed": seed,
+    }  # fmt: skip
+    for option, value in options.items():
+        words[words.index(option) + 1] = str(value)
+    words += ["--save-result", "--result-dir", str(result.parent), "--result-filename", result.name]
+    loop.run(words, 0)
 
 
 def stop(loop: Loop) -> None:
@@ -191,13 +230,57 @@ def check(loop: Loop) -> None:
 
 
 def calibrate(loop: Loop) -> None:
-    """Learn from the result, where the command is there."""
-    if "calibrate" not in loop.planner("--help"):
-        print("  planner calibrate is not there yet")
+    """Learn from the plan's load, measured twice; a load that was not seen must not come out worse for it."""
+    loop.learned.unlink(missing_ok=True)
+    before = predict(loop, UNSEEN, "none")
+    print(loop.planner("calibrate", loop.plan, loop.further("again"), "-o", loop.learned, status=(0, 1)))
+    if not loop.learned.exists():
+        print("  the runs taught nothing: the shipped efficiencies stay")
         return
-    learned = loop.plan / "learned.json"
-    loop.planner("calibrate", loop.result, "-o", learned)
-    assert learned.stat().st_size > 0
+    after = predict(loop, UNSEEN, str(loop.learned))
+    assert after["calibration"] == str(loop.learned)
+    measured, again = (json.loads(loop.further(name).read_text()) for name in ("unseen", "unseen-again"))
+    first, repeated = (json.loads(path.read_text()) for path in (loop.result, loop.further("again")))
+    noise = max(LEAST_NOISE, apart(first, repeated) + apart(measured, again))
+    print(f"  {'not seen by the fit':<22}{'predicted':>12}{'measured':>12}{'and again':>12}{'calibrated':>12}")
+    for name in METRICS:
+        print(f"  {name:<22}" + "".join(f"{found[name]:>12.1f}" for found in (before, measured, again, after)))
+    was, is_now = ((apart(found, measured) + apart(found, again)) / 2 for found in (before, after))
+    print(f"  off by {was:.1%} before and {is_now:.1%} after; noise between two runs {noise:.1%}")
+    assert is_now <= was + noise, "the calibration made an unseen load worse"
+
+
+def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Mean absolute logarithm of the ratio of two results."""
+    return mean(abs(log(one[name] / other[name])) for name in METRICS)
+
+
+def predict(loop: Loop, load: Mapping[str, int], calibration: str) -> dict[str, Any]:
+    """What a benchmark of the plan's server under ``load`` would write."""
+    saved = loop.saved
+    words = (
+        "predict", "serve", loop.model, "--gpu", "cpu", "--engine-version", VERSION, "--calibration", calibration,
+        "--random-input-len", load["input_len"], "--random-output-len", load["output_len"], "--num-prompts",
+        load["num_prompts"], "--max-concurrency", load["max_concurrency"], "--max-num-seqs", saved["max_num_seqs"],
+        "--max-num-batched-tokens", saved["max_num_batched_tokens"], "--max-model-len", saved["max_model_len"],
+        "--gpu-memory-utilization", saved["gpu_memory_utilization"], "--enforce-eager", "--format", "json",
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(loop.planner(*words))
+    return found
+
+
+def validate_again(loop: Loop) -> None:
+    """The same plan, predicted with what was learned, beside the same measurements: it is launched alike."""
+    if not loop.learned.exists():
+        return
+    shutil.rmtree(loop.planned_again, ignore_errors=True)
+    loop.planner(*recommend_words(loop, loop.planned_again), "--calibration", loop.learned)
+    saved = json.loads((loop.planned_again / "plan.json").read_text())
+    assert saved["calibration"] == str(loop.learned)
+    assert saved["digest"] == loop.saved["digest"], "a calibration changes what is predicted, not what is launched"
+    for name in ("results", "logs"):
+        shutil.copytree(loop.plan / name, loop.planned_again / name, dirs_exist_ok=True)
+    print(loop.planner("validate", loop.planned_again, status=(0, 1)))
 
 
 def main(venv: Path, folder: Path) -> int:
@@ -212,13 +295,15 @@ def main(venv: Path, folder: Path) -> int:
             launch(loop)
         with step("benchmark"):
             benchmark(loop)
+        with step("benchmark again, and another load"):
+            benchmark_again(loop)
     finally:
         with step("stop"):
             stop(loop)
-    for part in (validate, refuse_foreign_results, check, calibrate):
+    for part in (validate, refuse_foreign_results, check, calibrate, validate_again):
         with step(part.__name__.replace("_", " ")):
             part(loop)
-    print("loop: plan, launch, benchmark and validation agree")
+    print("loop: plan, launch, benchmark, validation and calibration agree")
     return 0
 
 

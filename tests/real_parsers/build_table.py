@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
 COMMANDS = (*ENGINE_COMMANDS, "bench serve", "benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
@@ -58,6 +59,16 @@ def collect(names: Iterable[Iterable[str]]) -> Known:
     return known
 
 
+def switches(dump: Mapping[str, Any]) -> set[str]:
+    """Options that take no value. Where commands disagree, the server's parser decides.
+
+    ``--enable-chunked-prefill`` of 0.6.3 may take one there, and none in the scripts of its benchmarks.
+    """
+    served = dump.get("serve", {})
+    options = [(name, takes) for command in COMMANDS for name, takes in dump.get(command, {}).items()]
+    return {name for name, takes in options if served.get(name, takes) == "switch"}
+
+
 def main(folder: Path, target: Path) -> None:
     dumps = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     dumps.sort(key=lambda dump: tuple(map(int, dump["version"].split("."))))
@@ -74,8 +85,7 @@ def main(folder: Path, target: Path) -> None:
         shared = engine if command in ENGINE_COMMANDS else [set()] * len(dumps)
         own = [set(d.get(command, ())) - s for d, s in zip(dumps, shared, strict=True)]
         tables[command] = grouped(collect(own), versions)
-    switches = [{n for c in COMMANDS for n, takes in d.get(c, {}).items() if takes == "switch"} for d in dumps]
-    tables["switches"] = grouped(collect(switches), versions)
+    tables["switches"] = grouped(collect(map(switches, dumps)), versions)
     for name in LISTS:
         found = [[n for n in d.get(name, ()) if name != "env" or n.startswith("VLLM_")] for d in dumps]
         tables[name] = grouped(collect(found), versions)

@@ -10,14 +10,14 @@ from planner.engine.config import EngineArgs
 from planner.engine.images import default_version
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError
-from planner.hardware import GpuProfile, load_all, load_profile
+from planner.hardware import GpuProfile, load_all
 from planner.model.resolve import ResolvedModel, load_model
 from planner.parallelism import legal_tensor_parallel_sizes
 from planner.plan import Plan
 from planner.predict import Deployment, deploy, estimate, predict_serve
 from planner.recommend import Candidate, Ranking, Request, assemble
 from planner.scripts.workflows.catalog import Workflow
-from planner.scripts.workflows.subject import Choice
+from planner.scripts.workflows.subject import Choice, profile_of
 from planner.units import GIB
 from planner.workload import Workload
 
@@ -74,7 +74,7 @@ class Comparison:
 
 def compare(workflow: Workflow, choice: Choice) -> Comparison:
     """Whole GPUs against partitions for a model. Raises IllegalPlanError where there is nothing to compare."""
-    whole = load_profile(choice.gpu or workflow.gpus[0])
+    whole = profile_of(workflow, choice)
     if whole.partition or whole.platform not in workflow.platforms:
         raise IllegalPlanError(
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
@@ -139,8 +139,9 @@ def _load(workflow: Workflow, choice: Choice) -> Workload:
 def _family(whole: GpuProfile) -> Iterator[GpuProfile]:
     yield whole
     for profile in load_all():
-        if profile.partition and profile.partition.of == whole.id and profile.partition.compute_mode == "CPX":
-            yield profile
+        part = profile.partition
+        if part and part.of == whole.id and part.compute_mode == "CPX":
+            yield profile.model_copy(update={"gpus_per_node": whole.gpus_per_node * part.count})
 
 
 def _sizes(resolved: ResolvedModel, profile: GpuProfile, whole: GpuProfile) -> Iterator[int]:

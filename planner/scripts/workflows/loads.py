@@ -6,20 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.capacity import PROMPTS_PER_SLOT
 from planner.engine.command import bench_latency_argv, bench_serve_argv, bench_throughput_argv
 from planner.engine.config import EngineConfig
 from planner.engine.flags import Command, env_status, flag_status
 from planner.errors import IllegalPlanError, InputError
 from planner.plan import Plan
 from planner.predict import Deployment, deploy, predict_latency, predict_serve, predict_throughput
-from planner.recommend.search import PROMPTS_PER_SLOT
+from planner.scripts.emission import SEED_STEP
 from planner.scripts.workflows.catalog import Measure, Row, Variant
 from planner.scripts.workflows.subject import Subject, bench_command, context_for
 from planner.workload import Workload
 
 #: Of the request rate that is predicted as the most: from idle to more than it takes
 RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
-WARM_UP_PROMPTS = 8
+MOST_STEPS = 50  #: more doublings than there are of ``max_num_seqs``
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Load:
     concurrency: int
     prompts: int
     predicted: str
+    seed: int
     argv: tuple[str, ...]
 
 
@@ -191,7 +193,8 @@ def concurrency_loads(plan: Plan, deployment: Deployment) -> tuple[Load, ...]:
     """One request at a time, two, four, ... to ``max_num_seqs``."""
     most = plan.max_num_seqs
     steps = sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
-    return tuple(_load(plan, deployment, f"concurrency-{step}", _closed(plan, step)) for step in steps)
+    loads = [replace(_closed(plan, step), seed=_seed(plan, place)) for place, step in enumerate(steps)]
+    return tuple(_load(plan, deployment, f"concurrency-{load.max_concurrency}", load) for load in loads)
 
 
 def rate_loads(plan: Plan, deployment: Deployment) -> tuple[Load, ...]:
@@ -200,16 +203,16 @@ def rate_loads(plan: Plan, deployment: Deployment) -> tuple[Load, ...]:
     closed = _closed(plan, most)
     highest = predict_serve(deployment, closed).result["request_throughput"]
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
-    return tuple(
-        _load(plan, deployment, f"rate-{rate:g}", replace(closed, max_concurrency=None, request_rate=rate))
-        for rate in rates
-    )
+    loads = [
+        replace(closed, max_concurrency=None, request_rate=rate, seed=_seed(plan, MOST_STEPS + place))
+        for place, rate in enumerate(rates)
+    ]
+    return tuple(_load(plan, deployment, f"rate-{load.request_rate:g}", load) for load in loads)
 
 
-def warm_up_argv(plan: Plan, deployment: Deployment) -> tuple[str, ...]:
-    """A few requests of the plan's lengths, which nothing counts."""
-    load = replace(_closed(plan, min(WARM_UP_PROMPTS, plan.max_num_seqs)), num_prompts=WARM_UP_PROMPTS)
-    return _serve_argv(plan, deployment, load)
+def _seed(plan: Plan, place: int) -> int:
+    """Of the load in that place: neither the benchmark's own nor that of its warm-up."""
+    return plan.workload.seed + SEED_STEP * (2 + place)
 
 
 def node_load(plan: Plan, copies: int) -> Workload:
@@ -235,7 +238,8 @@ def _closed(plan: Plan, concurrency: int) -> Workload:
 def _load(plan: Plan, deployment: Deployment, name: str, load: Workload) -> Load:
     throughput = predict_serve(deployment, load).result["output_throughput"]
     argv = _serve_argv(plan, deployment, load)
-    return Load(name, load.max_concurrency or plan.max_num_seqs, load.num_prompts, f"{throughput:.1f}", argv)
+    streams = load.max_concurrency or plan.max_num_seqs
+    return Load(name, streams, load.num_prompts, f"{throughput:.1f}", load.seed, argv)
 
 
 def _serve_argv(plan: Plan, deployment: Deployment, load: Workload) -> tuple[str, ...]:

@@ -13,14 +13,13 @@ from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
 from planner.plan import Plan
 from planner.predict import Deployment
-from planner.scripts.emission import Emission, option, without_option
+from planner.scripts.emission import Emission, option, warm_up_argv, without_option
 from planner.scripts.workflows.catalog import Build
 from planner.scripts.workflows.loads import (
     concurrency_loads,
     node_load,
     offline_points,
     rate_loads,
-    warm_up_argv,
 )
 from planner.scripts.workflows.subject import Subject
 
@@ -139,7 +138,6 @@ def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
         "concurrency_total": len(closed),
         "rate_loads": rates,
         "rate_total": len(rates),
-        "warm_up_argv": warm_up_argv(plan, deployment),
     }
 
 
@@ -190,14 +188,17 @@ def instance_names(emission: Emission, base: Mapping[str, Any]) -> dict[str, Any
         "copies": copies,
         "first_port": FIRST_PORT,
         "balancer_port": BALANCER_PORT,
-        "instance_ports": tuple(range(FIRST_PORT, FIRST_PORT + copies)),
+        "balanced_addresses": tuple(f"127.0.0.1:{port}" for port in range(FIRST_PORT, FIRST_PORT + copies)),
+        "balancer_address": f"127.0.0.1:{BALANCER_PORT}",
+        "balancer_of": "instances.sh",
         "device_groups": "\n".join(_groups(copies, plan.num_gpus)),
         "docker_args": own,
         "client_docker_args": client,
         "shared_env_words": tuple(w for w in base["env_words"] if not w.startswith("HIP_VISIBLE_DEVICES=")),
         "nvidia": nvidia,
-        "node_bench_program": argv[0],
-        "node_bench_args": tuple(argv[1:]),
+        "node_bench_argv": tuple(argv),
+        "node_warm_up_argv": warm_up_argv(plan, argv, copies),
+        "node_seed": load.seed,
         "node_prompts": load.num_prompts,
         "node_result_name": result,
         "node_partial_name": f".partial-{result}",

@@ -127,14 +127,4 @@ def _checked(files: dict[str, str]) -> dict[str, str]:
 
 def _templates() -> jinja2.Environment:
     folder = data_dir("templates")
-    templates = environment([folder / "workflows", folder / "vllm"])
-    templates.filters["digits"] = _digits
-    return templates
-
-
-def _digits(value: object) -> str:
-    """A number, and nothing else: for files that no shell reads."""
-    text = str(value)
-    if not text.isdecimal():
-        raise ValueError(f"nginx.conf takes numbers only, not {text!r}")
-    return text
+    return environment([folder / "workflows", folder / "vllm"])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.capacity import PROMPTS_PER_SLOT
 from planner.engine.command import serve_argv
 from planner.engine.config import EngineArgs, EngineConfig
 from planner.engine.flags import Command, command_status, flag_status
@@ -21,9 +22,8 @@ from planner.hardware import GpuProfile, load_profile
 from planner.model.resolve import ResolvedModel, load_model
 from planner.plan import Plan
 from planner.predict import Deployment, deploy, estimate
-from planner.recommend import Candidate, Ranking, Request, assemble, rank
+from planner.recommend import CONTEXT_STEP, Candidate, Ranking, Request, assemble, rank
 from planner.recommend.assemble import recipe_of
-from planner.recommend.search import CONTEXT_STEP, PROMPTS_PER_SLOT
 from planner.scripts.workflows.catalog import Build, Workflow, builds
 from planner.workload import Workload
 
@@ -33,7 +33,7 @@ class Choice:
     """What somebody asks for beside the workflow itself. None: the document's."""
 
     model: str | None = None
-    gpu: str | None = None
+    gpu: str | GpuProfile | None = None  #: a name, or a profile such as that of this machine's own GPUs
     engine_version: str | None = None
     input_len: int | None = None
     output_len: int | None = None
@@ -83,7 +83,7 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     Raises IllegalPlanError where the GPU is none for this workflow, or nothing fits; PlannerError for a model or GPU
     that is not known.
     """
-    profile = load_profile(choice.gpu or workflow.gpus[0])
+    profile = profile_of(workflow, choice)
     if profile.platform not in workflow.platforms:
         raise IllegalPlanError(
             f"{workflow.name} is not a workflow for {profile.name}",
@@ -107,6 +107,12 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     draft = _draft(workflow, choice, documented=documented)
     found = Subject(workflow, candidate.resolved, candidate.deployment, args, recipe, plan, build, documented, draft)
     return replace(found, plan=_as_documented(found))
+
+
+def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
+    """The GPU that was asked for, else the document's. Raises UnknownNameError for a name that is none."""
+    gpu = choice.gpu or workflow.gpus[0]
+    return gpu if isinstance(gpu, GpuProfile) else load_profile(gpu)
 
 
 def known_flags(flags: dict[str, Any], version: EngineVersion, command: Command) -> dict[str, Any]:

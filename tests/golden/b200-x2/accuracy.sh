@@ -2,7 +2,7 @@
 # Measure the accuracy of the running server with lm_eval.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 2 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
-# goal: max-throughput; plan ed76ce547e24; written by planner 0.0.0
+# goal: max-throughput; plan 17a60324536b; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 640 requests of 1024 input and 1024 output tokens, at most 128 in flight:
@@ -11,14 +11,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-ed76ce547e24
+name=planner-17a60324536b
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
 task=gsm8k
-result=$here/results/accuracy-ed76ce547e24
+result=$here/results/accuracy-17a60324536b
 venv=$here/.lm_eval
 max_model_len=2048
 needed_len=1536 # the worked examples, the question and the answer

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Check that this machine can run the plan. Changes nothing.
+# Check that this machine can run the plan. Changes nothing; --apply pulls the image and mends what it can.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 2 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
-# goal: max-throughput; plan ed76ce547e24; written by planner 0.0.0
+# goal: max-throughput; plan 17a60324536b; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 640 requests of 1024 input and 1024 output tokens, at most 128 in flight:
@@ -11,16 +11,27 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-ed76ce547e24
+name=planner-17a60324536b
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 image=vllm/vllm-openai:v0.14.0
 port=${PORT:-8000}
 models=${HF_HOME:-$HOME/.cache/huggingface}
 if [[ "$models" != /* ]]; then models=$PWD/$models; fi
 failures=0
+apply=0
+case "${1:-}" in
+  "") ;;
+  --apply) apply=1 ;;
+  *)
+    echo "usage: $here/preflight.sh [--apply]   (--apply: pull the image, switch NUMA balancing off; else nothing is changed)" >&2
+    exit 2
+    ;;
+esac
 
 ok() { printf 'ok    %s\n' "$1"; }
 note() { printf 'note  %s\n' "$1"; }
+# The server starts all the same.
+warn() { printf 'WARN  %s\n      fix: %s\n' "$1" "$2"; }
 fail() {
   printf 'FAIL  %s\n      fix: %s\n' "$1" "$2"
   failures=$((failures + 1))
@@ -37,10 +48,15 @@ if running; then
   echo "ready"
   exit 0
 fi
+obtain=(docker pull "$image")
 if docker image inspect "$image" >/dev/null 2>&1; then
   ok "the image $image is present"
+elif ((apply)) && "${obtain[@]}" >&2; then
+  ok "the image $image is here now"
+elif ((apply)); then
+  fail "the image $image could not be had" "see above what ${obtain[*]} says"
 else
-  fail "the image $image is not present" "docker pull $image"
+  warn "the image $image is not present yet: the first start pulls it" "${obtain[*]} (or $here/preflight.sh --apply)"
 fi
 if command -v curl >/dev/null; then
   ok "curl is there"
@@ -59,7 +75,7 @@ driver=$(query driver_version | sed -n 1p)
 if [[ ! "$driver" =~ ^[0-9]+\. ]]; then
   fail "nvidia-smi does not answer" "install the NVIDIA driver, $oldest_driver or newer"
 elif ((${driver%%.*} < oldest_driver)); then
-  note "the NVIDIA driver is $driver; the recipe asks for $oldest_driver or newer"
+  warn "the NVIDIA driver is $driver; the recipe asks for $oldest_driver or newer" "install a newer driver, or try: the image may bring what an older one lacks"
 else
   ok "the NVIDIA driver is $driver"
 fi

@@ -2,7 +2,7 @@
 # Launch, benchmark and keep the result beside the prediction.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 2 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
-# goal: max-throughput; plan ed76ce547e24; written by planner 0.0.0
+# goal: max-throughput; plan 17a60324536b; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 640 requests of 1024 input and 1024 output tokens, at most 128 in flight:
@@ -11,9 +11,9 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-ed76ce547e24
+name=planner-17a60324536b
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
-result=$here/results/serve-ed76ce547e24.json
+result=$here/results/serve-17a60324536b.json
 
 if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
   echo "already measured: $result (FORCE=1 measures again)"

@@ -2,7 +2,7 @@
 # Measure the accuracy of the running server with lm_eval.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x NVIDIA H100 SXM 80GB, MIG 3g.40gb, vLLM 0.9.1
-# goal: max-throughput; plan 1c16226d4f9b; written by planner 0.0.0
+# goal: max-throughput; plan 52e76f65eeb5; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,14 +11,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-1c16226d4f9b
+name=planner-52e76f65eeb5
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
 task=gsm8k
-result=$here/results/accuracy-1c16226d4f9b
+result=$here/results/accuracy-52e76f65eeb5
 venv=$here/.lm_eval
 max_model_len=2048
 needed_len=1536 # the worked examples, the question and the answer

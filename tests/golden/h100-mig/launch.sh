@@ -2,7 +2,7 @@
 # Launch the planned server in a container and wait until it answers.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x NVIDIA H100 SXM 80GB, MIG 3g.40gb, vLLM 0.9.1
-# goal: max-throughput; plan 1c16226d4f9b; written by planner 0.0.0
+# goal: max-throughput; plan 52e76f65eeb5; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-1c16226d4f9b
+name=planner-52e76f65eeb5
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
@@ -57,7 +57,7 @@ if running; then
 else
   mkdir -p "$models"
   docker rm "$name" >/dev/null 2>&1 || true # what a stopped server left
-  rm -f "$id_file"
+  rm -f "$id_file" "$here/logs/sent"* # of the stopped one
   started=1
   # The token is passed through by name and is never written down. Inside the container the server binds to all
   # addresses; from outside, only 127.0.0.1 reaches it.

@@ -2,7 +2,7 @@
 # Partition the GPUs as the plan needs them. Shows what it would do; --apply does it, --leave goes back.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x NVIDIA H100 SXM 80GB, MIG 3g.40gb, vLLM 0.9.1
-# goal: max-throughput; plan 1c16226d4f9b; written by planner 0.0.0
+# goal: max-throughput; plan 52e76f65eeb5; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:

@@ -2,7 +2,7 @@
 # Launch, benchmark and keep the result beside the prediction.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x NVIDIA H100 SXM 80GB, MIG 3g.40gb, vLLM 0.9.1
-# goal: max-throughput; plan 1c16226d4f9b; written by planner 0.0.0
+# goal: max-throughput; plan 52e76f65eeb5; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,9 +11,9 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-1c16226d4f9b
+name=planner-52e76f65eeb5
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
-result=$here/results/serve-1c16226d4f9b.json
+result=$here/results/serve-52e76f65eeb5.json
 
 if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
   echo "already measured: $result (FORCE=1 measures again)"

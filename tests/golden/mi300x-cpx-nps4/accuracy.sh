@@ -2,7 +2,7 @@
 # Measure the accuracy of the running server with lm_eval.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x AMD Instinct MI300X, CPX/NPS4 partition, vLLM 0.9.1
-# goal: max-throughput; plan 5bd0a7e475f2; written by planner 0.0.0
+# goal: max-throughput; plan bacc60272afc; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,14 +11,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-5bd0a7e475f2
+name=planner-bacc60272afc
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
 task=gsm8k
-result=$here/results/accuracy-5bd0a7e475f2
+result=$here/results/accuracy-bacc60272afc
 venv=$here/.lm_eval
 max_model_len=2048
 needed_len=1536 # the worked examples, the question and the answer

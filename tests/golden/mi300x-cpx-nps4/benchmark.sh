@@ -2,7 +2,7 @@
 # Benchmark the running server with exactly the load that was predicted.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x AMD Instinct MI300X, CPX/NPS4 partition, vLLM 0.9.1
-# goal: max-throughput; plan 5bd0a7e475f2; written by planner 0.0.0
+# goal: max-throughput; plan bacc60272afc; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,15 +11,17 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-5bd0a7e475f2
+name=planner-bacc60272afc
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
-result=$here/results/serve-5bd0a7e475f2.json
-partial=$here/results/.partial-serve-5bd0a7e475f2.json
+result=$here/results/serve-bacc60272afc.json
+partial=$here/results/.partial-serve-bacc60272afc.json
 num_prompts=40
+seed=0
+sent=$here/logs/sent # how often this server has been sent the load; launch.sh begins anew
 results=/results # this folder's results/, as the container sees it
 pid_file=$results/.client.pid
 
@@ -53,10 +55,41 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+# send COMMAND...: run a client in the server's container, in the background, so that a signal is acted upon at once.
+send() {
+  local status=0
+  docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhost "$name" \
+    sh -c 'echo $$ >"$1" && shift && exec "$@"' sh "$pid_file" "$@" &
+  client=$!
+  wait "$client" || status=$?
+  client=
+  return "$status"
+}
+# The prefix cache would answer prompts that this server has seen: a repetition sends others, as many and as long.
+repeats=$(cat "$sent" 2>/dev/null || echo 0)
+again=()
+if ((repeats > 0)); then again=(--seed "$((seed + repeats))"); fi
 rm -f "$partial"
-docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhost "$name" \
-    sh -c 'echo $$ >"$1" && shift && exec "$@"' sh "$pid_file" \
-    vllm bench serve \
+echo "warming up"
+if ! send vllm bench serve \
+    --host 127.0.0.1 \
+    --port 8000 \
+    --model meta-llama/Llama-2-7b-chat-hf \
+    --dataset-name random \
+    --random-input-len 1024 \
+    --random-output-len 64 \
+    --max-concurrency 8 \
+    --num-prompts 8 \
+    --ignore-eos \
+    --percentile-metrics ttft,tpot,itl,e2el \
+    --seed 1000; then
+  echo "the server does not take the benchmark's requests. See: docker logs $name" >&2
+  exit 1
+fi
+echo "measuring"
+printf '%s\n' "$((repeats + 1))" >"$sent"
+status=0
+send vllm bench serve \
     --host 127.0.0.1 \
     --port 8000 \
     --model meta-llama/Llama-2-7b-chat-hf \
@@ -68,11 +101,8 @@ docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhos
     --ignore-eos \
     --percentile-metrics ttft,tpot,itl,e2el \
     --seed 0 \
-    --save-result --result-dir "$results" --result-filename .partial-serve-5bd0a7e475f2.json &
-client=$!
-status=0
-wait "$client" || status=$?
-client=
+    "${again[@]}" \
+    --save-result --result-dir "$results" --result-filename .partial-serve-bacc60272afc.json || status=$?
 if ((status != 0)); then
   echo "the benchmark ended with status $status" >&2
   exit "$status"

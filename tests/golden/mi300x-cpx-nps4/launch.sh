@@ -2,7 +2,7 @@
 # Launch the planned server in a container and wait until it answers.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x AMD Instinct MI300X, CPX/NPS4 partition, vLLM 0.9.1
-# goal: max-throughput; plan 5bd0a7e475f2; written by planner 0.0.0
+# goal: max-throughput; plan bacc60272afc; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-5bd0a7e475f2
+name=planner-bacc60272afc
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
@@ -52,7 +52,7 @@ if running; then
 else
   mkdir -p "$models"
   docker rm "$name" >/dev/null 2>&1 || true # what a stopped server left
-  rm -f "$id_file"
+  rm -f "$id_file" "$here/logs/sent"* # of the stopped one
   started=1
   # The token is passed through by name and is never written down. Inside the container the server binds to all
   # addresses; from outside, only 127.0.0.1 reaches it.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Check that this machine can run the plan. Changes nothing.
+# Check that this machine can run the plan. Changes nothing; --apply pulls the image and mends what it can.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x AMD Instinct MI300X, CPX/NPS4 partition, vLLM 0.9.1
-# goal: max-throughput; plan 5bd0a7e475f2; written by planner 0.0.0
+# goal: max-throughput; plan bacc60272afc; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,16 +11,27 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-5bd0a7e475f2
+name=planner-bacc60272afc
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 image=rocm/vllm-dev:main
 port=${PORT:-8000}
 models=${HF_HOME:-$HOME/.cache/huggingface}
 if [[ "$models" != /* ]]; then models=$PWD/$models; fi
 failures=0
+apply=0
+case "${1:-}" in
+  "") ;;
+  --apply) apply=1 ;;
+  *)
+    echo "usage: $here/preflight.sh [--apply]   (--apply: pull the image, switch NUMA balancing off; else nothing is changed)" >&2
+    exit 2
+    ;;
+esac
 
 ok() { printf 'ok    %s\n' "$1"; }
 note() { printf 'note  %s\n' "$1"; }
+# The server starts all the same.
+warn() { printf 'WARN  %s\n      fix: %s\n' "$1" "$2"; }
 fail() {
   printf 'FAIL  %s\n      fix: %s\n' "$1" "$2"
   failures=$((failures + 1))
@@ -37,10 +48,15 @@ if running; then
   echo "ready"
   exit 0
 fi
+obtain=(docker pull "$image")
 if docker image inspect "$image" >/dev/null 2>&1; then
   ok "the image $image is present"
+elif ((apply)) && "${obtain[@]}" >&2; then
+  ok "the image $image is here now"
+elif ((apply)); then
+  fail "the image $image could not be had" "see above what ${obtain[*]} says"
 else
-  fail "the image $image is not present" "docker pull $image"
+  warn "the image $image is not present yet: the first start pulls it" "${obtain[*]} (or $here/preflight.sh --apply)"
 fi
 if command -v curl >/dev/null; then
   ok "curl is there"
@@ -59,6 +75,9 @@ if [[ -e /dev/kfd ]]; then
 else
   fail "/dev/kfd is missing" "install the amdgpu driver and load it: sudo modprobe amdgpu"
 fi
+if [[ -r /sys/module/amdgpu/version ]]; then
+  ok "the amdgpu driver is $(</sys/module/amdgpu/version)"
+fi
 targets=$(awk '$1 == "gfx_target_version" && $2 > 0 {print $2}' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null || true)
 gpus=$(grep -c -x -F 90402 <<<"$targets" || true)
 if ((gpus >= need_gpus)); then
@@ -74,10 +93,17 @@ if [[ "$modes_are" == "$modes_planned" ]]; then
 else
   fail "the GPUs are partitioned as $modes_are, the plan is for $modes_planned" "see what it would do, then add --apply: $here/partition.sh"
 fi
-if [[ ! -r /proc/sys/kernel/numa_balancing || "$(</proc/sys/kernel/numa_balancing)" == 0 ]]; then
-  ok "automatic NUMA balancing is off"
+balancing() { [[ -r /proc/sys/kernel/numa_balancing && "$(</proc/sys/kernel/numa_balancing)" != 0 ]]; }
+if balancing && ((apply)); then
+  as_root=()
+  if ((EUID != 0)); then as_root=(sudo); fi
+  "${as_root[@]}" sysctl --quiet kernel.numa_balancing=0 >&2 || true
+fi
+if balancing; then
+  warn "automatic NUMA balancing is on: it slows the GPUs down, and the prediction is without it" \
+    "sudo sysctl kernel.numa_balancing=0 (or $here/preflight.sh --apply); to keep it over a reboot, write it into /etc/sysctl.d/"
 else
-  fail "automatic NUMA balancing is on, which slows the GPUs down" "sudo sysctl kernel.numa_balancing=0"
+  ok "automatic NUMA balancing is off"
 fi
 
 # --- disk, port, token -----------------------------------------------------------------------------------------------

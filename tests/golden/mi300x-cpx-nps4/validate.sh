@@ -2,7 +2,7 @@
 # Launch, benchmark and keep the result beside the prediction.
 #
 # meta-llama/Llama-2-7b-chat-hf on 1 x AMD Instinct MI300X, CPX/NPS4 partition, vLLM 0.9.1
-# goal: max-throughput; plan 5bd0a7e475f2; written by planner 0.0.0
+# goal: max-throughput; plan bacc60272afc; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 40 requests of 1024 input and 1024 output tokens, at most 8 in flight:
@@ -11,9 +11,9 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-5bd0a7e475f2
+name=planner-bacc60272afc
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
-result=$here/results/serve-5bd0a7e475f2.json
+result=$here/results/serve-bacc60272afc.json
 
 if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
   echo "already measured: $result (FORCE=1 measures again)"

@@ -2,7 +2,7 @@
 # Benchmark the running server with exactly the load that was predicted.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan ac72ec94bb50; written by planner 0.0.0
+# goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
@@ -11,15 +11,17 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-ac72ec94bb50
+name=planner-a7856e4069c7
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
-result=$here/results/serve-ac72ec94bb50.json
-partial=$here/results/.partial-serve-ac72ec94bb50.json
+result=$here/results/serve-a7856e4069c7.json
+partial=$here/results/.partial-serve-a7856e4069c7.json
 num_prompts=320
+seed=0
+sent=$here/logs/sent # how often this server has been sent the load; launch.sh begins anew
 results=/results # this folder's results/, as the container sees it
 pid_file=$results/.client.pid
 
@@ -53,10 +55,41 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+# send COMMAND...: run a client in the server's container, in the background, so that a signal is acted upon at once.
+send() {
+  local status=0
+  docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhost "$name" \
+    sh -c 'echo $$ >"$1" && shift && exec "$@"' sh "$pid_file" "$@" &
+  client=$!
+  wait "$client" || status=$?
+  client=
+  return "$status"
+}
+# The prefix cache would answer prompts that this server has seen: a repetition sends others, as many and as long.
+repeats=$(cat "$sent" 2>/dev/null || echo 0)
+again=()
+if ((repeats > 0)); then again=(--seed "$((seed + repeats))"); fi
 rm -f "$partial"
-docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhost "$name" \
-    sh -c 'echo $$ >"$1" && shift && exec "$@"' sh "$pid_file" \
-    vllm bench serve \
+echo "warming up"
+if ! send vllm bench serve \
+    --host 127.0.0.1 \
+    --port 8000 \
+    --model amd/Llama-3.3-70B-Instruct-FP8-KV \
+    --dataset-name random \
+    --random-input-len 8192 \
+    --random-output-len 64 \
+    --max-concurrency 8 \
+    --num-prompts 8 \
+    --ignore-eos \
+    --percentile-metrics ttft,tpot,itl,e2el \
+    --seed 1000; then
+  echo "the server does not take the benchmark's requests. See: docker logs $name" >&2
+  exit 1
+fi
+echo "measuring"
+printf '%s\n' "$((repeats + 1))" >"$sent"
+status=0
+send vllm bench serve \
     --host 127.0.0.1 \
     --port 8000 \
     --model amd/Llama-3.3-70B-Instruct-FP8-KV \
@@ -68,11 +101,8 @@ docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhos
     --ignore-eos \
     --percentile-metrics ttft,tpot,itl,e2el \
     --seed 0 \
-    --save-result --result-dir "$results" --result-filename .partial-serve-ac72ec94bb50.json &
-client=$!
-status=0
-wait "$client" || status=$?
-client=
+    "${again[@]}" \
+    --save-result --result-dir "$results" --result-filename .partial-serve-a7856e4069c7.json || status=$?
 if ((status != 0)); then
   echo "the benchmark ended with status $status" >&2
   exit "$status"

@@ -2,7 +2,7 @@
 # Launch the planned server in a container and wait until it answers.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan ac72ec94bb50; written by planner 0.0.0
+# goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-ac72ec94bb50
+name=planner-a7856e4069c7
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # Where the server is reached: docker remembers the port that it was started with.
@@ -50,7 +50,7 @@ if running; then
 else
   mkdir -p "$models"
   docker rm "$name" >/dev/null 2>&1 || true # what a stopped server left
-  rm -f "$id_file"
+  rm -f "$id_file" "$here/logs/sent"* # of the stopped one
   started=1
   # The token is passed through by name and is never written down. Inside the container the server binds to all
   # addresses; from outside, only 127.0.0.1 reaches it.

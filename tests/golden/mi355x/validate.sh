@@ -2,7 +2,7 @@
 # Launch, benchmark and keep the result beside the prediction.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan ac72ec94bb50; written by planner 0.0.0
+# goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
 # by: planner recommend --goal max-throughput
 #
 # predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
@@ -11,9 +11,9 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-ac72ec94bb50
+name=planner-a7856e4069c7
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
-result=$here/results/serve-ac72ec94bb50.json
+result=$here/results/serve-a7856e4069c7.json
 
 if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
   echo "already measured: $result (FORCE=1 measures again)"

@@ -1,0 +1,66 @@
+"""Take the pictures of docs/report.md anew: ``make pictures``. Needs Chromium.
+
+A report on the GPUs that ``planner recommend`` takes by default, in three windows.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from planner.cli.main import main
+
+IMAGES = Path(__file__).resolve().parent / "images"
+DOTS = 1.5  #: to the pixel
+DARK = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")
+COLORS = 200  #: of a PNG with a palette, which is a third of the size
+
+
+def take(page: str, width: int, height: int, *words: str) -> Image.Image:
+    """What a window of that size shows."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        sys.exit("install chromium")
+    always = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
+    size = (f"--force-device-scale-factor={DOTS}", f"--window-size={width},{height}")
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        words = (program, *always, *size, f"--screenshot={file.name}", *words, page)
+        subprocess.run(words, check=True, capture_output=True, timeout=120)  # noqa: S603  (ours)
+        return Image.open(file.name).copy()
+
+
+def frames(page: Path, width: int, height: int, *starts: int) -> Path:
+    """A page that shows another from several places on, side by side, in windows of ``width``."""
+    boxes = "".join(
+        f'<div style="width:{width}px;height:{height}px;overflow:hidden"><iframe src="{page.as_uri()}" '
+        f'style="border:0;width:{width}px;height:30000px;margin-top:-{start}px"></iframe></div>'
+        for start in starts
+    )
+    outer = page.with_name("frames.html")
+    outer.write_text(
+        f'<!doctype html><body style="margin:0;background:#888;display:flex;gap:24px">{boxes}', encoding="utf-8"
+    )
+    return outer
+
+
+def save(picture: Image.Image, name: str) -> None:
+    """With few colours: charts and letters have no more."""
+    few = picture.convert("RGB").quantize(COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(IMAGES / name, optimize=True)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        plans = f"{folder}/plans"
+        if main(["recommend", "-o", plans]) or main(["report", plans]):
+            sys.exit("no report")
+        page = Path(plans, "report.html")
+        save(take(page.as_uri(), 860, 1330), "report-light.png")
+        below = take(page.as_uri(), 860, 4000, *DARK)
+        save(below.crop((0, round(2930 * DOTS), below.width, round(3960 * DOTS))), "report-dark.png")
+        save(take(frames(page, 390, 1240, 0, 2900).as_uri(), 804, 1240), "report-narrow.png")

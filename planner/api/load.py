@@ -1,0 +1,142 @@
+"""The load and the targets that ``recommend`` plans for: what was asked for, and what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.api.defaults import DEFAULT_LEN
+from planner.errors import InputError, UnknownNameError
+from planner.slo import DEFAULT_PERCENTILE, parse_slos
+from planner.workloads import NAMED
+
+if TYPE_CHECKING:
+    from planner.recommend import Targets
+    from planner.slo import Slo
+
+#: Flags that say what a trace says itself, by parameter.
+OF_A_TRACE = {
+    "input_len": "--random-input-len",
+    "output_len": "--random-output-len",
+    "random_range_ratio": "--random-range-ratio",
+    "max_concurrency": "--max-concurrency",
+    "request_rate": "--request-rate",
+    "burstiness": "--burstiness",
+    "seed": "--seed",
+    "num_prompts": "--num-prompts",
+    "workload": "--workload",
+}
+#: Requests per second that are planned for: one in a quarter of an hour, a million.
+LEAST_RATE, MOST_RATE = 1e-3, 1e6
+OF_A_NAME = ("input_len", "output_len", "random_range_ratio")
+
+
+@dataclass(frozen=True)
+class LoadFlags:
+    """What is said about the load and the targets; None where nothing is."""
+
+    input_len: int | None
+    output_len: int | None
+    random_range_ratio: float | None
+    workload: str | None
+    max_concurrency: int | None
+    request_rate: float | None
+    burstiness: float | None
+    trace: Path | None
+    seed: int | None
+    num_prompts: int | None
+    limits_ms: Mapping[str, float | None]
+    percentile: str | None
+    optimistic: bool
+
+
+@dataclass(frozen=True)
+class AskedLoad:
+    """Lengths, and targets where there are any."""
+
+    input_len: int
+    output_len: int
+    range_ratio: float
+    longest_len: int | None = None
+    targets: Targets | None = None
+    notes: tuple[str, ...] = ()
+
+
+def asked_load(given: LoadFlags) -> AskedLoad:
+    """What is asked for. Raises InputError where flags contradict each other, or make no load."""
+    _refuse_contradictions(given)
+    slos = parse_slos(given.limits_ms, given.percentile or f"{DEFAULT_PERCENTILE:g}")
+    lonely = "--percentile" if given.percentile else "--optimistic" if given.optimistic else ""
+    if not slos and lonely:
+        raise InputError(f"{lonely} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
+    if given.trace is not None:
+        return _of_trace(given.trace, slos, optimistic=given.optimistic)
+    lengths = (given.input_len or DEFAULT_LEN, given.output_len or DEFAULT_LEN, given.random_range_ratio or 0.0)
+    if given.workload:
+        if given.workload not in NAMED:
+            raise UnknownNameError("workload", given.workload, NAMED, see="docs/library.md")
+        named = NAMED[given.workload]
+        lengths = (named.input_len, named.output_len, named.range_ratio)
+    wanted = slos or given.request_rate is not None
+    return AskedLoad(*lengths, targets=_targets(given, slos) if wanted else None)
+
+
+def _targets(given: LoadFlags, slos: tuple[Slo, ...]) -> Targets:
+    from planner.recommend import Targets
+
+    rate, flying = given.request_rate, given.max_concurrency
+    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+        raise InputError(
+            f"--request-rate must be a positive number from {LEAST_RATE:g} to {MOST_RATE:,.0f}, got {rate:g}",
+            hint="requests per second of all servers together; leave it out for the most that one server carries",
+        )
+    if flying is not None:
+        return Targets(slos, "concurrency", float(flying), pessimistic=not given.optimistic)
+    return Targets(slos, "rate", rate, pessimistic=not given.optimistic)
+
+
+def _of_trace(path: Path, slos: tuple[Slo, ...], *, optimistic: bool) -> AskedLoad:
+    from planner.plan import PlannedTrace
+    from planner.recommend import Targets
+    from planner.trace import read_trace
+
+    trace = read_trace(path)
+    busiest = trace.busiest
+    targets = Targets(
+        slos,
+        "rate",
+        trace.busiest_rate,
+        busiest,
+        pessimistic=not optimistic,
+        trace=PlannedTrace(
+            path=trace.path,
+            sha256=trace.sha256,
+            requests=trace.rows,
+            mean_rate=trace.mean_rate,
+            busiest_rate=trace.busiest_rate,
+        ),
+        burstiness=trace.burstiness,
+    )
+    # what is planned for is the busiest stretch; only the context has to hold the longest request of all
+    input_len, output_len = round(float(busiest.input_len.mean())), round(float(busiest.output_len.mean()))
+    return AskedLoad(max(input_len, 1), max(output_len, 1), 0.0, trace.longest_len, targets, trace.notes)
+
+
+def _refuse_contradictions(given: LoadFlags) -> None:
+    both = [spelling for name, spelling in OF_A_TRACE.items() if getattr(given, name) is not None]
+    if given.trace is not None and both:
+        raise InputError(
+            f"--trace and {both[0]} are both given", hint="a trace brings its own lengths and arrivals: leave one out"
+        )
+    lengths = [OF_A_TRACE[name] for name in OF_A_NAME if getattr(given, name) is not None]
+    if given.workload is not None and lengths:
+        raise InputError(
+            f"--workload and {lengths[0]} are both given", hint="a named workload brings its own lengths: leave one out"
+        )
+    if given.request_rate is not None and given.max_concurrency is not None:
+        raise InputError(
+            "--request-rate and --max-concurrency are both given",
+            hint="say how the load comes: so many a second, or so many in flight",
+        )

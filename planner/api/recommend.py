@@ -1,0 +1,279 @@
+"""Which settings? ``planner recommend`` as functions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, get_args
+
+from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL, GPUS_PER_NODE
+from planner.api.flags import EngineFlags, engine_args, flag_of, typed
+from planner.api.inputs import (
+    GpuName,
+    ModelName,
+    asked_version,
+    check_context,
+    draft_of,
+    found_gpus,
+    load_model,
+    path_text,
+    workload_of,
+)
+from planner.api.load import LoadFlags, asked_load
+from planner.errors import InputError, UnknownNameError
+from planner.hardware import GpuProfile
+from planner.model.resolve import ResolvedModel
+from planner.slo import METRICS
+
+if TYPE_CHECKING:
+    from planner.api.load import AskedLoad
+    from planner.plan import Goal, Plan
+    from planner.recommend import Ranking, Request
+    from planner.report.recommendation import Recommendation
+
+DEFAULT_GOAL: Goal = "balanced"
+LATENCY_CONCURRENCY = 8  #: of the goal min-latency
+OWN = (
+    "goal", "gpus", "input_len", "output_len", "random_range_ratio", "random_prefix_len", "workload", "max_concurrency",
+    "request_rate", "burstiness", "trace", "seed", "num_prompts", "ttft", "tpot", "itl", "e2el", "percentile",
+    "optimistic", "engine_version", "calibration", "pick", "revision", "refresh",
+)  # fmt: skip
+#: Settings that the search does not choose, so that they can be given.
+GIVEN = (
+    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "enforce_eager", "speculative_config", "speculative_acceptance_rate", "enable_lora", "max_loras", "max_lora_rank",
+    "max_cpu_loras", "fully_sharded_loras", "cpu_offload_gb", "kv_offloading_size", "enable_prefix_caching",
+    "allow_unvalidated",
+)  # fmt: skip
+
+
+def recommend_plans(
+    model: ModelName | None = None,
+    gpu: GpuName | Iterable[GpuName] | None = None,
+    *,
+    goal: Goal | None = None,
+    gpus: int | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+    random_range_ratio: float | None = None,
+    random_prefix_len: int = 0,
+    workload: str | None = None,
+    max_concurrency: int | None = None,
+    request_rate: float | None = None,
+    burstiness: float | None = None,
+    trace: str | PathLike[str] | None = None,
+    seed: int | None = None,
+    num_prompts: int | None = None,
+    ttft: float | None = None,
+    tpot: float | None = None,
+    itl: float | None = None,
+    e2el: float | None = None,
+    percentile: float | str | None = None,
+    optimistic: bool = False,
+    engine_version: str | None = None,
+    calibration: str | PathLike[str] | None = None,
+    pick: int = 1,
+    revision: str | None = None,
+    refresh: bool = False,
+    **engine: Unpack[EngineFlags],
+) -> Recommendation:
+    """The best settings for each GPU, for a goal or for latency targets under a load.
+
+    What is left out has the defaults of ``planner recommend``, and ``answer.defaults_taken`` names them: the model
+    ``meta-llama/Llama-3.3-70B-Instruct``, four GPUs side by side, ``goal="balanced"`` (others: ``"min-latency"``,
+    ``"max-throughput"``), ``gpus=8`` in a node, 1024 tokens in and out.
+
+    The load is given by lengths in tokens or a ``workload`` by name (chat, rag, summarise, code, agent, reasoning) and
+    ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers together); or as
+    a ``trace``, a file of recorded arrivals and lengths. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at
+    a ``percentile`` (99, ``"mean"``): the cheapest plan is found whose interval keeps them with its worse end, or
+    with its better one where ``optimistic``. ``engine`` are settings that are given instead of searched; those of the
+    layout are searched and cannot be given. ``pick`` takes another plan than the best.
+
+    ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
+    Raises InputError for flags that contradict each other, a trace that cannot be read, a request longer than the
+    model's context and a ``pick`` that there is not, and what ``load_model`` and ``load_gpu`` raise.
+    """
+    given = _checked({name: value for name, value in locals().items() if name not in ("model", "gpu", "engine")})
+    _refuse_searched(engine)
+    args = engine_args(engine, own=OWN)
+    profiles, remarks = found_gpus(DEFAULT_GPUS if gpu is None else gpu)
+    flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
+    flags |= {"limits_ms": {name: given.get(name) for name in METRICS}, "optimistic": optimistic}
+    load = asked_load(LoadFlags(**flags))
+    resolved = load_model(DEFAULT_MODEL if model is None else model, revision=revision, refresh=refresh)
+    own_context = resolved.model.max_position_embeddings
+    sent = workload_of(
+        input_len=load.input_len, output_len=load.output_len, num_prompts=given.get("num_prompts", 1),
+        max_concurrency=given.get("max_concurrency"), burstiness=given.get("burstiness", 1.0),
+        range_ratio=load.range_ratio, seed=given.get("seed", 0), prefix_len=random_prefix_len,
+    )  # fmt: skip
+    limit = min(own_context, args.max_model_len or own_context)
+    check_context(sent, limit, resolved.resolved, longest_len=load.longest_len)
+
+    from planner.local import local_for
+    from planner.memory.budget import Basis
+    from planner.recommend import Request, rank
+    from planner.report.recommendation import Recommendation
+
+    local = local_for(path_text(calibration))
+    request = Request(
+        model=resolved,
+        gpus=profiles,
+        goal=goal or DEFAULT_GOAL,
+        input_len=load.input_len,
+        output_len=load.output_len,
+        max_concurrency=None if load.targets else sent.max_concurrency,
+        num_prompts=given.get("num_prompts"),
+        gpus_per_node=given.get("gpus", GPUS_PER_NODE),
+        version=asked_version(engine_version),
+        basis=Basis(local.constants, draft_of(args)),
+        calibration=local.calibration,
+        args=args,
+        range_ratio=load.range_ratio,
+        burstiness=sent.burstiness,
+        seed=sent.seed,
+        longest_len=load.longest_len,
+        targets=load.targets,
+        workload_name=workload,
+        prefix_len=sent.prefix_len,
+    )
+    rankings = tuple(rank(request))
+    plans = tuple(_picked(request, ranking, pick) for ranking in rankings)
+    stated = {**given, "model": model, "gpu": gpu}
+    taken = _defaults_taken(stated, load)
+    command = shlex.join(_words(resolved, model is None, profiles, gpu is None, {**given, **engine}))
+    remarks = (*remarks, *local.notes, *load.notes)
+    return Recommendation(request, rankings, plans, pick, taken, command, remarks=remarks)
+
+
+def write_scripts(
+    recommendation: Recommendation, directory: str | PathLike[str], *, force: bool = False
+) -> tuple[str, ...]:
+    """Write what launches, benchmarks and validates the picked plans into ``directory``; all of it or nothing.
+
+    One GPU's scripts go into ``directory`` itself, those of several into a folder for each below it. Returns the names
+    of the files; none where there is no plan. Raises InputError for a folder that exists, unless ``force``, and for one
+    that cannot be written.
+    """
+    from planner import __version__
+    from planner.plan import PlanFile
+    from planner.report.recommendation import predicted_lines
+    from planner.scripts import Emission, render, write
+    from planner.scripts.workflows import needed_by, published_scores
+
+    request, rankings = recommendation.request, recommendation.rankings
+    files: dict[str, str] = {}
+    for ranking, plan in zip(rankings, recommendation.plans, strict=True):
+        if plan is None:
+            continue
+        file = PlanFile(planner_version=__version__, command=recommendation.command, goal=request.goal, plan=plan)
+        lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
+        emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], lines, scores)
+        folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
+        made = {**render(emission), **needed_by(emission)}
+        files |= {f"{folder}{name}": content for name, content in made.items()}
+    if files:
+        files["recommendation.json"] = recommendation.to_json()  # for planner report
+        write(Path(directory), files, force=force)
+    return tuple(files)
+
+
+COUNTS = ("gpus", "input_len", "output_len", "max_concurrency", "num_prompts", "pick")
+NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *METRICS)
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
+    from planner.plan import Goal
+
+    unsaid = {"pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False}
+    found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
+    for name, value in found.items():
+        if name in COUNTS or name == "seed":
+            found[name] = typed(name, value, int)
+        elif name in NUMBERS:
+            found[name] = typed(name, value, float)
+        elif name == "trace":
+            found[name] = Path(value)
+        elif name == "workload":
+            typed(name, value, str)
+        elif name == "percentile":
+            found[name] = str(value)
+        if name in COUNTS and found[name] < 1:
+            raise InputError(f"{flag_of(name)} must be at least 1, got {value}", hint="give a positive number")
+    if found.get("goal", DEFAULT_GOAL) not in get_args(Goal):
+        raise UnknownNameError("goal", str(found["goal"]), get_args(Goal), see="planner recommend --help")
+    return found
+
+
+def _refuse_searched(engine: Mapping[str, Any]) -> None:
+    for name in engine:
+        if name not in GIVEN and name in EngineFlags.__annotations__:
+            raise InputError(
+                f"{flag_of(name)} is not given to recommend: it is searched, or not planned", hint="leave it out"
+            )
+
+
+def _picked(request: Request, ranking: Ranking, pick: int) -> Plan | None:
+    """The picked plan of a GPU; None where nothing fits."""
+    from planner.recommend import assemble
+
+    if not ranking.candidates:
+        return None
+    if pick > len(ranking.candidates):
+        raise InputError(
+            f"--pick {pick}: {ranking.profile.id} has {len(ranking.candidates)} plans", hint="pick a smaller number"
+        )
+    return assemble(request, ranking, ranking.candidates[pick - 1])
+
+
+def _defaults_taken(stated: Mapping[str, Any], load: AskedLoad) -> dict[str, Any]:
+    """Parameters that were left open, with what was taken."""
+    from planner.slo import DEFAULT_PERCENTILE
+
+    latency = stated.get("goal") == "min-latency"
+    taken: dict[str, Any] = {
+        "model": DEFAULT_MODEL,
+        "goal": DEFAULT_GOAL,
+        "gpu": list(DEFAULT_GPUS),
+        "gpus": GPUS_PER_NODE,
+        "input_len": DEFAULT_LEN,
+        "output_len": DEFAULT_LEN,
+        "max_concurrency": LATENCY_CONCURRENCY if latency else "searched",
+        "num_prompts": "5 x the concurrency",
+    }
+    if load.targets is not None:
+        del taken["goal"], taken["max_concurrency"], taken["num_prompts"]
+        taken |= {"percentile": f"{DEFAULT_PERCENTILE:g}", "num_prompts": "as the percentile needs"}
+    if stated.get("workload") or stated.get("trace"):
+        del taken["input_len"], taken["output_len"]
+    return {name: value for name, value in taken.items() if stated.get(name) is None}
+
+
+def _words(
+    resolved: ResolvedModel,
+    default_model: bool,
+    profiles: Iterable[GpuProfile],
+    default_gpus: bool,
+    given: Mapping[str, Any],
+) -> Iterator[str]:
+    """The command line that asks the same."""
+    yield from ("planner", "recommend")
+    if not default_model:
+        yield resolved.requested
+    for profile in () if default_gpus else profiles:
+        yield from ("--gpu", profile.id)
+    for name, value in given.items():
+        if value is None or (value is False and name != "enable_prefix_caching"):
+            continue
+        if isinstance(value, bool):
+            yield flag_of(name) if value else flag_of(f"no_{name}")
+        elif name == "speculative_config":
+            yield from (flag_of(name), engine_args({name: value}).speculative_config.text)  # type: ignore[union-attr]
+        else:
+            yield flag_of(name)
+            yield ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,256 @@
+"""Fit the local factors, find out what they are worth, and keep them only if they are worth something.
+
+The runs of the file that is there count too, so that a second calibration does not forget the first. A run with the
+name of a kept one replaces it. Nothing is written here unless ``Answer.save`` is called, and nothing should be unless
+``Answer.kept``.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from planner.calibrate.factors import Factor, factors_of, problem_of, solve
+from planner.calibrate.intervals import Miss, local_spreads
+from planner.calibrate.sources import Sources
+from planner.calibration.fit import SIGMA, Fit, Problem
+from planner.efficiency import Effect, LocalFits, base_digest, load_calibration
+from planner.engine.config import EngineArgs
+from planner.engine.version import parse_version
+from planner.errors import InputError
+from planner.evaluate import Evaluated, Figure, case_of, evaluate, evaluate_run
+from planner.fit.startup import read_start
+from planner.hardware import load_profile
+from planner.local import SHIPPED, Local, read_local, save
+from planner.measurements import METRICS, Run, runs_of
+from planner.memory import overheads
+from planner.memory.budget import Basis
+from planner.model.resolve import load_model
+from planner.observations import observe
+from planner.validate import Measured
+
+#: Replays with the factors found so far: speed changes who waits for whom.
+ROUNDS = 4
+#: Factors that move by less than this from one round to the next have settled.
+SETTLED = 0.01
+#: Runs are left out one by one where there are at least so many, and in so many parts where there are more.
+LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the runs teach. ``reason`` says why it is not kept; None: it is."""
+
+    path: Path  #: of the file to keep it in
+    base: str  #: what the factors multiply
+    runs: tuple[Run, ...]  #: of this and of earlier calibrations
+    new_runs: int
+    factors: tuple[Factor, ...]
+    before: tuple[Evaluated, ...]  #: with the file that was there, else as shipped
+    after: tuple[Evaluated, ...]
+    left_out: tuple[Evaluated, ...]  #: each run by a fit to the others; empty where runs are too few
+    refused: tuple[tuple[Run, str], ...]  #: runs that cannot be replayed, and why
+    memory: tuple[overheads.Fit, ...]  #: constants from start-up logs
+    efficiency: LocalFits
+    notes: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is worth keeping."""
+        return self.reason is None
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that were measured, in the order of the benchmark."""
+        return tuple(name for name in METRICS if any(name in one.figures for one in self.after))
+
+    def save(self) -> Path:
+        """Write the file: its factors and runs are replaced, its constants of memory added to."""
+        return save(self.memory, self.efficiency, self.path)
+
+
+def calibrate(sources: Sources, path: Path, *, fresh: bool = False, today: datetime.date | None = None) -> Answer:
+    """Fit the factors of this machine to ``sources`` and to the runs that the file ``path`` keeps.
+
+    ``fresh`` leaves the kept ones out. Raises InputError where there is no run, where none can be replayed, and where
+    the runs determine no factor.
+    """
+    there = read_local(path) if path.is_file() and not fresh else SHIPPED
+    earlier = there.efficiency or _NOTHING
+    kept = runs_of(earlier.runs, str(path))
+    runs = [run for run in {run.run_id: run for run in (*kept, *sources.runs)}.values() if not run.suspect]
+    if not runs:
+        raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
+    memory = tuple(fit for folder in sources.folders for fit in _memory(folder))
+    fitted, problem, refused = _fit(runs)
+    factors = tuple(factors_of(fitted, earlier.effects))
+    if not any(factor.determined for factor in factors) and not _column_determined(fitted):
+        names = ", ".join(dict.fromkeys(factor.target for factor in factors))
+        raise InputError(
+            f"the runs determine none of the factors ({names}): nothing is changed",
+            hint="add runs of other loads, or more metrics of these",
+        )
+    failed = {run.run_id for run, _ in refused}
+    used = [run for run in runs if run.run_id not in failed]
+    left_out, misses = _left_out(used, problem)
+    spreads, settings = local_spreads(misses, load_calibration())
+    day = today or datetime.datetime.now(datetime.UTC).date()
+    efficiency = LocalFits(
+        base=base_digest(),
+        fitted_on=f"{len(used)} run{'' if len(used) == 1 else 's'}, {day}",
+        effects=fitted.effects(),
+        spreads=spreads,
+        combinations=settings,
+        runs=tuple(run.record() for run in runs),
+    )
+    usable = there if there.efficiency and not there.is_stale else SHIPPED
+    answer = Answer(
+        path=path,
+        base=load_calibration().fitted_on,
+        runs=tuple(used),
+        new_runs=len({run.run_id for run in sources.runs} - failed),
+        factors=factors,
+        before=tuple(evaluate(used, Local(path, efficiency=usable.efficiency))),
+        after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
+        left_out=left_out,
+        refused=tuple(refused),
+        memory=memory,
+        efficiency=efficiency,
+        notes=tuple(_notes(used, kept, factors, left_out)),
+    )
+    shipped = answer.before if usable is SHIPPED else tuple(evaluate(used))
+    return replace(answer, reason=_reason(shipped, answer))
+
+
+_NOTHING = LocalFits(base="", fitted_on="")
+
+
+def _fit(runs: Sequence[Run]) -> tuple[Fit, Problem, list[tuple[Run, str]]]:
+    """The factors, found again with replays as fast as they say, until they settle."""
+    base, local = load_calibration(), SHIPPED
+    last = None
+    for _ in range(ROUNDS):
+        observed, refused = observe(runs, local)
+        if not observed:
+            why = refused[0][1] if refused else "no run has a metric to fit to"
+            raise InputError(f"nothing to calibrate on: {why}", hint="planner evaluate says the reason of each run")
+        silent = {run.run_id for run in runs} - {one.run_id for one in observed} - {run.run_id for run, _ in refused}
+        refused += [(run, "no metric to fit to") for run in runs if run.run_id in silent]
+        problem = problem_of(observed, base)
+        fitted = solve(problem, np.ones(len(observed), dtype=bool))
+        local = _local(fitted.effects())
+        if last is not None and np.abs(fitted.factors - last).max() < SETTLED:
+            break
+        last = fitted.factors
+    return fitted, problem, refused
+
+
+def _local(effects: Iterable[Effect]) -> Local:
+    return Local(Path("calibration"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=tuple(effects)))
+
+
+def _column_determined(fitted: Fit) -> bool:
+    """Whether a sum of factors that no run tells apart is known, where none of them is."""
+    return bool((fitted.sd < 0.9 * fitted.design.sd).any())
+
+
+def _left_out(runs: Sequence[Run], problem: Problem) -> tuple[tuple[Evaluated, ...], list[Miss]]:
+    """Each run as a fit to the others predicts it."""
+    if len(runs) < LEAST_LEFT_OUT:
+        return (), []
+    folds = min(len(runs), MOST_FOLDS)
+    fold = np.arange(len(runs)) % folds
+    found: dict[str, Evaluated] = {}
+    misses: list[Miss] = []
+    for number in range(folds):
+        local = _local(solve(problem, fold != number).effects())
+        for place in np.flatnonzero(fold == number).tolist():
+            one = evaluate_run(runs[place], local)
+            found[one.run.run_id] = one
+            held = problem.terms.observed[place].circumstances
+            misses += [(held, name, figure.measured / figure.predicted) for name, figure in one.figures.items()]
+    return tuple(found[run.run_id] for run in runs), misses
+
+
+def _memory(folder: Measured) -> tuple[overheads.Fit, ...]:
+    """Constants of memory that the server's start-up log of a plan teaches."""
+    if folder.startup is None:
+        return ()
+    plan = folder.plan
+    args = EngineArgs(
+        tensor_parallel_size=plan.tensor_parallel_size,
+        pipeline_parallel_size=plan.pipeline_parallel_size,
+        data_parallel_size=plan.data_parallel_size,
+        enable_expert_parallel=plan.enable_expert_parallel,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        gpu_memory_utilization=plan.gpu_memory_utilization,
+        enforce_eager=plan.enforce_eager,
+        allow_unvalidated=True,
+    )
+    model, profile = load_model(plan.model, network=False).model, load_profile(plan.gpu)
+    version = parse_version(plan.engine_version)
+    return read_start(folder.startup, model, profile, args, version, Basis(overheads.shipped())).learned
+
+
+# --- is it worth keeping -------------------------------------------------------------------------------------------
+
+
+def figures(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[Figure]:
+    """All figures of a metric; without one, those of the metrics that are fitted to."""
+    wanted = SIGMA if metric is None else (metric,)
+    return [figure for one in evaluated for name, figure in one.figures.items() if name in wanted]
+
+
+def error(evaluated: Iterable[Evaluated]) -> float:
+    """Mean over runs of the mean absolute logarithm of predicted / measured, of the metrics that are fitted to."""
+    by_run: dict[str, list[float]] = defaultdict(list)
+    for one in evaluated:
+        by_run[one.run.run_id] += [abs(log(f.predicted / f.measured)) for f in figures((one,))]
+    return mean(mean(errors) for errors in by_run.values() if errors)
+
+
+def _reason(shipped: Sequence[Evaluated], answer: Answer) -> str | None:
+    """Why nothing is kept; None where the calibration is better."""
+    before, after = error(shipped), error(answer.after)
+    if after >= before:
+        return f"the error is {after:.1%} with the factors and {before:.1%} as shipped: there is nothing to learn"
+    unseen = error(answer.left_out) if answer.left_out else None
+    if unseen is not None and unseen >= before:
+        return (
+            f"runs that the fit did not see come out {unseen:.1%} off with the factors and {before:.1%} as shipped: "
+            "what each run teaches does not hold for the others"
+        )
+    return None
+
+
+def _notes(
+    used: Sequence[Run], kept: Sequence[Run], factors: Sequence[Factor], left_out: Sequence[Evaluated]
+) -> Iterator[str]:
+    names = {run.run_id for run in used}
+    again = sum(run.run_id in names for run in kept)
+    if again:
+        yield f"{again} of the {len(used)} runs are those of earlier calibrations; --fresh leaves them out"
+    known = {factor.target for factor in factors if factor.determined}
+    unknown = dict.fromkeys(factor.target for factor in factors if factor.target not in known)
+    if unknown:
+        yield f"not determined by these runs: {', '.join(unknown)}; they stay near what was shipped"
+    if not left_out:
+        yield "with fewer than three runs none can be left out: the error after is that of the runs fitted to"
+    settings = {(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in map(_circumstances, used)}
+    if len(settings) == 1:
+        yield "one setting was measured: how far this holds for other models on the machine is not known"
+
+
+def _circumstances(run: Run) -> Mapping[str, str]:
+    return case_of(run).deployment.circumstances

@@ -1,0 +1,105 @@
+"""What an engine holds beside one model on its GPUs: adapters, and host memory for weights and cache.
+
+``--enable-lora``, ``--cpu-offload-gb``, ``--kv-offloading-size`` and ``--swap-space``, with the defaults and refusals
+of ``config/lora.py``, ``config/offload.py`` and ``config/cache.py`` (vLLM 0.27, where no other version is named).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.engine.config import EngineArgs, EngineConfig, LoraConfig
+from planner.engine.flags import flag_status
+from planner.engine.version import EngineVersion
+from planner.errors import IllegalPlanError, InputError
+from planner.model.architecture import Model
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+MOST_VOCABULARY = 258_048  #: ``lora/layers/logits_processor.py``
+#: Architectures whose embedding and lm_head are adapted too (``embedding_modules`` of their classes).
+ADAPTED_TABLES = frozenset(
+    (
+        "ApertusForCausalLM", "CohereForCausalLM", "DeciLMForCausalLM", "Exaone4ForCausalLM", "ExaoneForCausalLM",
+        "FalconH1ForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM",
+        "GraniteMoeSharedForCausalLM", "JambaForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "LlamaForCausalLM",
+        "MiniCPMForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "NemotronForCausalLM",
+        "NemotronHForCausalLM", "PhiMoEForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SolarForCausalLM",
+    )
+)  # fmt: skip
+
+
+def lora_of(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfig | None:
+    """The adapters that ``args`` leave room for; None without ``--enable-lora``, as in vLLM.
+
+    Raises InputError for numbers that no version takes, IllegalPlanError for what vLLM refuses.
+    """
+    if not args.enable_lora:
+        return None
+    rank, loras = args.max_lora_rank or 16, args.max_loras or 1
+    in_host = loras if args.max_cpu_loras is None else args.max_cpu_loras
+    if rank not in RANKS:
+        raise InputError(f"--max-lora-rank {rank} is not a rank of vLLM's", hint=f"one of {', '.join(map(str, RANKS))}")
+    if in_host < loras:
+        raise IllegalPlanError(
+            f"--max-cpu-loras {in_host} is less than --max-loras {loras}", hint="the host keeps those on the GPU too"
+        )
+    if model.vocab_size > MOST_VOCABULARY and model.architecture in ADAPTED_TABLES:
+        raise IllegalPlanError(
+            f"--enable-lora: vLLM adapts no lm_head of more than {MOST_VOCABULARY:,} rows, {model.id} has "
+            f"{model.vocab_size:,}",
+            hint="leave it out, or merge the adapter into the model",
+        )
+    if args.fully_sharded_loras and args.enable_expert_parallel:
+        raise IllegalPlanError(
+            "--fully-sharded-loras: vLLM refuses it with --enable-expert-parallel", hint="leave one of them out"
+        )
+    if args.fully_sharded_loras and rank % args.tensor_parallel_size:
+        raise IllegalPlanError(
+            f"--fully-sharded-loras: --max-lora-rank {rank} is not divisible by --tensor-parallel-size "
+            f"{args.tensor_parallel_size}",
+            hint="raise the rank, or leave it out",
+        )
+    # grouped GEMMs take adapters since FusedMoEWithLoRA (pull request 21229); experts had none before
+    return LoraConfig(
+        max_loras=loras,
+        max_lora_rank=rank,
+        max_cpu_loras=in_host,
+        fully_sharded_loras=args.fully_sharded_loras,
+        adapts_experts=version.release >= (0, 11, 1),
+        adapts_tables=model.architecture in ADAPTED_TABLES,
+    )
+
+
+def check_host_memory(args: EngineArgs, version: EngineVersion) -> None:
+    """Raise InputError for sizes that cannot be, IllegalPlanError for options that the version does not have."""
+    for flag, size in (
+        ("--cpu-offload-gb", args.cpu_offload_gb),
+        ("--kv-offloading-size", args.kv_offloading_size),
+        ("--swap-space", args.swap_space),
+    ):
+        if size is None:
+            continue
+        if not 0 <= size < float("inf"):
+            raise InputError(f"{flag} must be a size in GiB, got {size:g}", hint=f"leave {flag} out for none")
+        status = flag_status(version, flag)
+        if not status:
+            raise IllegalPlanError(
+                f"{flag}: vLLM {version} does not have it ({status})", hint=status.hint or "leave it out"
+            )
+
+
+def extra_options(config: EngineConfig) -> Iterator[tuple[str, int | float | None]]:
+    """Options and values that launch what ``config`` has beside the model."""
+    if lora := config.lora:
+        yield "--enable-lora", None
+        yield "--max-loras", lora.max_loras
+        yield "--max-lora-rank", lora.max_lora_rank
+        yield "--max-cpu-loras", lora.max_cpu_loras
+        if lora.fully_sharded_loras:
+            yield "--fully-sharded-loras", None
+    if config.cpu_offload_gb:
+        yield "--cpu-offload-gb", config.cpu_offload_gb
+    if config.kv_offloading_size is not None:
+        yield "--kv-offloading-size", config.kv_offloading_size
+    if config.swap_space is not None:
+        yield "--swap-space", config.swap_space

@@ -1,0 +1,275 @@
+"""Fleets: of each GPU alone, of the cheapest mix, with what they cost and draw.
+
+Cost spans from the cheapest offer with as many servers as the optimistic end of the prediction needs, to the dearest
+offer with as many as the pessimistic end needs. Power is that of the boards of everything that is rented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, inf
+
+from planner.capacity import Load
+from planner.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
+from planner.engine.config import EngineConfig
+from planner.fleet.demand import Demand, together
+from planner.fleet.kinds import Asked, NoServer, Objective, ServerKind, carried, server_kinds
+from planner.fleet.mix import Mix, Offer, Rent, cheapest_mix
+from planner.hardware import GpuProfile
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Equal servers that serve one class."""
+
+    demand: Demand
+    kind: ServerKind
+    servers: int
+    load: Load  #: the largest of one of them
+
+
+@dataclass(frozen=True)
+class Rented:
+    """GPUs of one type, with what they cost."""
+
+    profile: GpuProfile
+    price: Price | None
+    gpus: int  #: whole ones that are paid for
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that they fill, the last one perhaps in part."""
+        return ceil(self.gpus / max(self.profile.gpus_per_node // self.profile.parts, 1))
+
+    @property
+    def usd_per_h(self) -> Span | None:
+        """What they rent for."""
+        return self.price.usd_per_h.times(self.gpus * self.profile.parts) if self.price else None
+
+    @property
+    def power_w(self) -> float | None:
+        """Board power."""
+        watts = power_w(self.profile)
+        return watts * self.gpus * self.profile.parts if watts else None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Servers that carry every class, their spares, and what is rented for them."""
+
+    asked: Asked
+    pools: tuple[Pool, ...]
+    spares: tuple[tuple[ServerKind, int], ...]
+    rented: tuple[Rented, ...]
+    proven: bool  #: whether nothing of these kinds is cheaper for certain
+
+    @property
+    def servers(self) -> int:
+        """Servers, spares included."""
+        return sum(pool.servers for pool in self.pools) + sum(count for _, count in self.spares)
+
+    @property
+    def gpus(self) -> int:
+        """Whole GPUs that are paid for."""
+        return sum(rented.gpus for rented in self.rented)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes, of all types together."""
+        return sum(rented.nodes for rented in self.rented)
+
+    def utilisation(self, demand: Demand) -> float:
+        """Share of the largest load of its pools that a class makes up; spares do not count."""
+        return demand.request_rate / sum(p.servers * p.load.value for p in self.pools if p.demand is demand)
+
+    @property
+    def busiest(self) -> Pool:
+        """A pool of the class that is nearest to its largest load."""
+        return max(self.pools, key=lambda pool: self.utilisation(pool.demand))
+
+    @property
+    def power_w(self) -> float | None:
+        """Board power of all that is rented; None where that of one is not known."""
+        watts = [rented.power_w for rented in self.rented]
+        return sum(w for w in watts if w) if all(watts) else None
+
+    @cached_property
+    def usd_per_h(self) -> Span | None:
+        """What it rents for; None where a price is not known."""
+        high = _usd(self.rented)
+        if high is None:
+            return None
+        low = _usd(_solved(self.asked, self.kinds, "gpus", _optimistic(self.asked, self.pools))[1])
+        return Span(min(low.low, high.low) if low else high.low, high.mid, high.high)
+
+    @property
+    def kinds(self) -> tuple[ServerKind, ...]:
+        """The kinds of servers in use, each once."""
+        return tuple({pool.kind.deployment.config: pool.kind for pool in self.pools}.values())
+
+    @property
+    def usd_per_million_tok(self) -> Span | None:
+        """USD for 1M output tokens at the load that is asked for; None where no price is known, or it is zero."""
+        usd = self.usd_per_h
+        tok_per_s = sum(demand.output_tok_per_s for demand in self.asked.demands)
+        return usd.times(MILLION / HOUR_S / tok_per_s) if usd and usd.mid > 0 else None
+
+    @property
+    def tok_per_joule(self) -> float | None:
+        """Output tokens for one joule at board power, at the load that is asked for."""
+        tok_per_s = sum(demand.output_tok_per_s for demand in self.asked.demands)
+        return tok_per_s / self.power_w if self.power_w else None
+
+    def weight(self, objective: Objective) -> float:
+        """What is minimised; infinite where it is not known."""
+        if objective == "gpus":
+            return self.gpus
+        if objective == "watts":
+            return self.power_w or inf
+        usd = _usd(self.rented)
+        return usd.mid if usd else inf
+
+
+@dataclass(frozen=True)
+class Fleets:
+    """The answer: each GPU alone, best first, and a mix where that is better than all of them."""
+
+    asked: Asked
+    single: tuple[Fleet, ...]
+    mix: Fleet | None
+    objective: Objective  #: what was minimised: without any price, GPUs
+    refused: tuple[NoServer, ...]
+
+    @property
+    def best(self) -> Fleet | None:
+        """The fleet to rent."""
+        return self.mix or (self.single[0] if self.single else None)
+
+
+def plan_fleets(asked: Asked) -> Fleets:
+    """Fleets for the load, of whatever the search finds; of each GPU the better of two shapes.
+
+    Several classes get servers of their own, or are served by all servers alike. Raises InputError for what the user
+    did.
+    """
+    apart = fleets_of(asked, *server_kinds(asked))
+    if len(asked.demands) == 1:
+        return apart
+    mixed = replace(asked, demands=(together(asked.demands),))
+    return better(apart, fleets_of(mixed, *server_kinds(mixed)))
+
+
+def better(one: Fleets, other: Fleets) -> Fleets:
+    """Of each GPU the fleet that has less of what is minimised, the first where both have as much."""
+    objective = one.objective
+    by_gpu: dict[str, Fleet] = {}
+    for fleet in (*one.single, *other.single):
+        gpu = fleet.rented[0].profile.id
+        if gpu not in by_gpu or fleet.weight(objective) < by_gpu[gpu].weight(objective):
+            by_gpu[gpu] = fleet
+    single = tuple(sorted(by_gpu.values(), key=lambda fleet: (fleet.weight(objective), fleet.gpus)))
+    mixes = [fleet for fleet in (one.mix, other.mix) if fleet]
+    mix = min(mixes, key=lambda fleet: fleet.weight(objective), default=None)
+    if mix and single and mix.weight(objective) >= single[0].weight(objective) * (1 - 1e-9):
+        mix = None
+    refused = tuple(gone for gone in one.refused if gone.profile.id not in by_gpu)
+    return Fleets(one.asked, single, mix, objective, refused)
+
+
+def fleets_of(asked: Asked, kinds: Sequence[ServerKind], refused: Sequence[NoServer] = ()) -> Fleets:
+    """Fleets for the load, of these kinds of servers; ``refused`` are the GPUs that have none."""
+    refused = list(refused)
+    objective = asked.objective
+    priced = {kind.profile.id for kind in kinds if price_of(kind.profile, asked.prices)}
+    if objective == "usd" and not priced:
+        objective = "gpus"
+    single = []
+    for profile in dict.fromkeys(kind.profile.id for kind in kinds):
+        own = [kind for kind in kinds if kind.profile.id == profile]
+        # one type of GPU needs no price: its own fewest GPUs are its cheapest
+        fleet = _fleet(asked, own, "gpus")
+        if fleet:
+            single.append(fleet)
+        else:
+            refused.append(NoServer(own[0].profile, _why_no_fleet(asked, own)))
+    single.sort(key=lambda fleet: (fleet.weight(objective), fleet.gpus))
+    known = [kind for kind in kinds if objective != "usd" or kind.profile.id in priced]
+    mix = _fleet(asked, known, objective) if len({kind.profile.id for kind in known}) > 1 else None
+    if mix and single and mix.weight(objective) >= single[0].weight(objective) * (1 - 1e-9):
+        mix = None
+    return Fleets(asked, tuple(single), mix, objective, tuple(refused))
+
+
+def _fleet(asked: Asked, kinds: Sequence[ServerKind], objective: Objective) -> Fleet | None:
+    """The cheapest fleet of these kinds; None where they do not carry every class."""
+    mix, rented = _solved(asked, kinds, objective, [kind.capacity for kind in kinds])
+    if mix is None:
+        return None
+    pools = tuple(
+        Pool(demand, kind, mix.servers[c][k], load)
+        for c, demand in enumerate(asked.demands)
+        for k, kind in enumerate(kinds)
+        if mix.servers[c][k] and (load := kind.loads[c])
+    )
+    spares = tuple((kind, count) for kind, count in zip(kinds, mix.spares, strict=True) if count)
+    return Fleet(asked, pools, spares, rented, mix.proven)
+
+
+def _solved(
+    asked: Asked, kinds: Sequence[ServerKind], objective: Objective, capacities: Sequence[tuple[float, ...]]
+) -> tuple[Mix | None, tuple[Rented, ...]]:
+    """The cheapest mix of ``kinds`` with these capacities, and what is rented for it."""
+    profiles = list({kind.profile.id: kind.profile for kind in kinds}.values())
+    places = {profile.id: index for index, profile in enumerate(profiles)}
+    rents = [_rent(asked, profile, objective) for profile in profiles]
+    offers = [
+        Offer(places[kind.profile.id], kind.num_gpus, capacity)
+        for kind, capacity in zip(kinds, capacities, strict=True)
+    ]
+    mix = cheapest_mix(asked.loads, offers, rents, asked.n_plus)
+    rented = tuple(
+        Rented(profile, price_of(profile, asked.prices), units * rent.gpus // profile.parts)
+        for profile, rent, units in zip(profiles, rents, mix.units if mix else (), strict=bool(mix))
+        if units
+    )
+    return mix, rented
+
+
+def _optimistic(asked: Asked, pools: Sequence[Pool]) -> list[tuple[float, ...]]:
+    """Capacities of the kinds in use for the classes that they serve, at the other end of the interval."""
+    found: dict[EngineConfig, list[float]] = {}
+    for pool in pools:
+        capacity = found.setdefault(pool.kind.deployment.config, [0.0] * len(asked.demands))
+        load = carried(asked, pool.kind.deployment, pool.demand, pessimistic=False)
+        capacity[asked.demands.index(pool.demand)] = max(load.value if load else 0.0, pool.load.value)
+    return [tuple(capacity) for capacity in found.values()]
+
+
+def _rent(asked: Asked, profile: GpuProfile, objective: Objective) -> Rent:
+    """What is rented at once of one type of GPU, and what it costs in the currency of the objective."""
+    gpus = profile.gpus_per_node if asked.rented_by == "node" else profile.parts
+    price = price_of(profile, asked.prices)
+    weight = {
+        "gpus": gpus / profile.parts,
+        "watts": (power_w(profile) or 0.0) * gpus,
+        "usd": price.usd_per_h.mid * gpus if price else inf,
+    }[objective]
+    stock = asked.stock.get(profile.id, asked.stock.get(profile.whole, inf))
+    return Rent(weight, gpus, stock if stock == inf else stock * profile.parts // gpus)
+
+
+def _why_no_fleet(asked: Asked, kinds: Sequence[ServerKind]) -> str:
+    for c, demand in enumerate(asked.demands):
+        if not any(kind.capacity[c] for kind in kinds):
+            return f"{demand.name}: no server keeps the targets"
+    return "more is needed than --stock has"
+
+
+def _usd(rented: Sequence[Rented]) -> Span | None:
+    spans = [part.usd_per_h for part in rented]
+    if any(span is None for span in spans):
+        return None
+    known = [span for span in spans if span]
+    return Span(sum(s.low for s in known), sum(s.mid for s in known), sum(s.high for s in known))

@@ -1,0 +1,6 @@
+# What is started stands in the arguments; which node this is, in the variables.
+set -euo pipefail
+more=(--distributed-executor-backend mp --nnodes "$NODES" --node-rank "$NODE_RANK")
+more+=(--master-addr "$HEAD" --master-port "$HEAD_PORT")
+if ((NODE_RANK > 0)); then more+=(--headless); fi
+exec "$@" "${more[@]}"

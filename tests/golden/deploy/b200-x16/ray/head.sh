@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# On the first machine: start the head of the Ray cluster in a container.
+#
+# nvidia/Llama-3.3-70B-Instruct-FP4 on 16 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
+# goal: max-throughput; plan 6be76ce51404; written by planner 0.0.0
+# planned by: planner recommend --goal max-throughput
+# deployed by: planner deploy DIR
+#
+# predicted for one server and 640 requests of 1024 input and 1024 output tokens, at most 128 in flight:
+# TTFT mean 5,210 ms (4,100 to 6,700)
+# output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+name=planner-6be76ce51404-ray
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+image=${IMAGE:-vllm/vllm-openai:v0.14.0}
+address=${VLLM_HOST_IP:-$(hostname -I | cut -d' ' -f1)} # of this machine, as the others reach it
+models=${HF_HOME:-$HOME/.cache/huggingface}
+if [[ "$models" != /* ]]; then models=$PWD/$models; fi
+cache=/huggingface # the folder of the models, as the container sees it
+
+# The machines talk to each other, so containers share the network of their machine. Which interface carries the
+# collectives is said by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, which InfiniBand adapter by NCCL_IB_HCA. RCCL reads
+# the same names.
+start_container() { # COMMAND OF RAY...
+  local rdma=()
+  if running; then
+    echo "$name is already running" >&2
+    exit 1
+  fi
+  if ! docker image inspect "$image" >/dev/null 2>&1; then
+    echo "the image $image is missing; get it with: docker pull $image" >&2
+    exit 1
+  fi
+  if [[ -d /dev/infiniband ]]; then rdma=(--device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK); fi
+  mkdir -p "$models"
+  docker rm "$name" >/dev/null 2>&1 || true # what a stopped one left
+  docker run --detach --name "$name" --network host \
+    --gpus 8 \
+    --ipc host \
+    "${rdma[@]}" \
+    --volume "$models:$cache" \
+    --env HF_TOKEN --env HF_ENDPOINT --env HF_HUB_OFFLINE \
+    --env NCCL_SOCKET_IFNAME --env GLOO_SOCKET_IFNAME --env NCCL_IB_HCA --env NCCL_DEBUG \
+    --env HF_HOME=/huggingface \
+    --env "VLLM_HOST_IP=$address" \
+    --entrypoint ray \
+    "$image" \
+    start --block --disable-usage-stats --node-ip-address "$address" --num-gpus 8 "$@" >/dev/null
+}
+
+# Ray's own ports let whoever reaches them run programs: only machines that you trust may reach this network.
+start_container --head --port 6379 --include-dashboard=false
+others=$((2 - 1))
+echo "the head runs at $address; on each of $others other machine(s): ./worker.sh $address, then here: ./launch.sh"

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# On the first machine: launch the planned server on the cluster and wait until it answers.
+#
+# nvidia/Llama-3.3-70B-Instruct-FP4 on 16 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
+# goal: max-throughput; plan 6be76ce51404; written by planner 0.0.0
+# planned by: planner recommend --goal max-throughput
+# deployed by: planner deploy DIR
+#
+# predicted for one server and 640 requests of 1024 input and 1024 output tokens, at most 128 in flight:
+# TTFT mean 5,210 ms (4,100 to 6,700)
+# output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+name=planner-6be76ce51404-ray
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+start_timeout_s=${START_TIMEOUT_S:-1680}
+url=http://127.0.0.1:8000
+healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "$url/health"; }
+
+"$here/check.sh"
+if healthy; then
+  echo "already answering: $url/v1"
+  exit 0
+fi
+# Its output goes to the log of the container.
+docker exec --detach "$name" bash -c 'exec "$@" >/proc/1/fd/1 2>&1' planner \
+    vllm serve nvidia/Llama-3.3-70B-Instruct-FP4 \
+    --port 8000 \
+    --tensor-parallel-size 8 \
+    --pipeline-parallel-size 2 \
+    --max-num-seqs 128 \
+    --max-num-batched-tokens 8192 \
+    --max-model-len 2048 \
+    --gpu-memory-utilization 0.9 \
+    --kv-cache-dtype fp8 \
+    --async-scheduling \
+    --no-enable-prefix-caching \
+    --host 127.0.0.1 \
+    --distributed-executor-backend ray
+echo "waiting until it answers (what it does: docker logs --follow $name)"
+deadline=$((SECONDS + start_timeout_s))
+until healthy; do
+  if ! running; then
+    echo "the head stopped" >&2
+    exit 1
+  fi
+  if ((SECONDS >= deadline)); then
+    echo "no answer within $start_timeout_s s; START_TIMEOUT_S sets another limit" >&2
+    exit 1
+  fi
+  sleep 5
+done
+echo "ready: $url/v1 (stop with ./stop.sh on every machine)"

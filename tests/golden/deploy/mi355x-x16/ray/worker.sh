@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# On every other machine: start a container that joins the head.
+#
+# amd/Llama-3.3-70B-Instruct-FP8-KV on 16 x AMD Instinct MI355X, vLLM 0.11.0
+# goal: max-throughput; plan 33dd6efacc44; written by planner 0.0.0
+# planned by: planner recommend --goal max-throughput
+# deployed by: planner deploy DIR
+#
+# predicted for one server and 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
+# TTFT mean 5,210 ms (4,100 to 6,700)
+# output 1,020 tok/s (860 to 1,210)
+set -euo pipefail
+name=planner-33dd6efacc44-ray
+running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
+image=${IMAGE:-rocm/vllm-dev:nightly}
+address=${VLLM_HOST_IP:-$(hostname -I | cut -d' ' -f1)} # of this machine, as the others reach it
+models=${HF_HOME:-$HOME/.cache/huggingface}
+if [[ "$models" != /* ]]; then models=$PWD/$models; fi
+cache=/huggingface # the folder of the models, as the container sees it
+
+# The machines talk to each other, so containers share the network of their machine. Which interface carries the
+# collectives is said by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, which InfiniBand adapter by NCCL_IB_HCA. RCCL reads
+# the same names.
+start_container() { # COMMAND OF RAY...
+  local rdma=()
+  if running; then
+    echo "$name is already running" >&2
+    exit 1
+  fi
+  if ! docker image inspect "$image" >/dev/null 2>&1; then
+    echo "the image $image is missing; get it with: docker pull $image" >&2
+    exit 1
+  fi
+  if [[ -d /dev/infiniband ]]; then rdma=(--device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK); fi
+  mkdir -p "$models"
+  docker rm "$name" >/dev/null 2>&1 || true # what a stopped one left
+  docker run --detach --name "$name" --network host \
+    --device /dev/kfd \
+    --device /dev/dri \
+    --group-add video \
+    --ipc host \
+    --security-opt seccomp=unconfined \
+    "${rdma[@]}" \
+    --volume "$models:$cache" \
+    --env HF_TOKEN --env HF_ENDPOINT --env HF_HUB_OFFLINE \
+    --env NCCL_SOCKET_IFNAME --env GLOO_SOCKET_IFNAME --env NCCL_IB_HCA --env NCCL_DEBUG \
+    --env VLLM_ROCM_USE_AITER=1 \
+    --env SAFETENSORS_FAST_GPU=1 \
+    --env HF_HOME=/huggingface \
+    --env "VLLM_HOST_IP=$address" \
+    --entrypoint ray \
+    "$image" \
+    start --block --disable-usage-stats --node-ip-address "$address" --num-gpus 8 "$@" >/dev/null
+}
+
+head=${1:?usage: ./worker.sh ADDRESS_OF_THE_HEAD}
+start_container --address "$head:"6379
+echo "this machine, $address, joins the head at $head (log: docker logs $name)"
