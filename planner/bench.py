@@ -285,19 +285,31 @@ def _row(result: Result, label: str, key: str, digits: int) -> str:
     return row
 
 
+def _interval(result: Result, key: str, digits: int = 2) -> str:
+    """``12.30 to 15.60``; empty where ``result`` has none for ``key``."""
+    if f"{key}_lo" not in result:
+        return ""
+    return f"{result[f'{key}_lo']:.{digits}f} to {result[f'{key}_hi']:.{digits}f}"
+
+
 def throughput_table(result: Result) -> str:
-    """What ``vllm bench throughput`` prints for a result of ``throughput_result``."""
+    """What ``vllm bench throughput`` prints for a result of ``throughput_result``; the interval below, if any."""
     output_tok = round(result["output_throughput"] * result["elapsed_time"])
+    keys = ("requests_per_second", "requests/s"), ("tokens_per_second", "total tokens/s")
+    rates = *keys, ("output_throughput", "output tokens/s")
+    between = ", ".join(f"{interval} {unit}" for key, unit in rates if (interval := _interval(result, key)))
     return (
         f"Throughput: {result['requests_per_second']:.2f} requests/s, "
         f"{result['tokens_per_second']:.2f} total tokens/s, {result['output_throughput']:.2f} output tokens/s\n"
         f"Total num prompt tokens:  {result['total_num_tokens'] - output_tok}\n"
         f"Total num output tokens:  {output_tok}"
-    )
+    ) + (f"\n90% interval: {between}" if between else "")
 
 
 def latency_table(result: Result) -> str:
-    """What ``vllm bench latency`` prints for ``result``."""
+    """What ``vllm bench latency`` prints for ``result``; the interval below, if any."""
     lines = [f"Avg latency: {result['avg_latency']} seconds"]
     lines += [f"{percent}% percentile latency: {s} seconds" for percent, s in result["percentiles"].items()]
+    if between := _interval(result, "avg_latency", 4):
+        lines.append(f"90% interval: {between} seconds")
     return "\n".join(lines)

@@ -102,6 +102,8 @@ def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[s
             raise InputError(
                 f"--price {word!r}: {gpu} is not among the GPUs that are asked for", hint=f"add --gpu {gpu}"
             )
+        if gpu in prices:
+            raise InputError(f"--price of {gpu} is given twice", hint="give each GPU one price")
         prices[gpu] = usd_per_h
     return prices
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
@@ -111,6 +112,9 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[Run]:
             f"{path}: column{'s' if len(missing) > 1 else ''} {', '.join(missing)} missing",
             hint=f"known columns: {', '.join((*RUN_COLUMNS, *METRICS))}",
         )
+    twice = [name for name, times in Counter(columns).items() if name and times > 1]
+    if twice:
+        raise InputError(f"{path}: column {twice[0]} is there twice", hint="keep one of them")
     if not any(metric in columns for metric in METRICS):
         raise InputError(f"{path}: no column with a measurement", hint=f"one of: {', '.join(METRICS)}")
     seen = False

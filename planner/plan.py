@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 SCHEMA_VERSION = 1
 
@@ -141,8 +141,12 @@ class PlanFile(_Record):
 
     @classmethod
     def from_json(cls, text: str) -> PlanFile:
-        """Read what ``to_json`` wrote. Raises pydantic's ValidationError when it is not a plan."""
+        """Read what ``to_json`` wrote. Raises ValueError, naming the first field that is wrong, when it is no plan."""
         data = json.loads(text)
         data.pop("digest", None)
         outer = {key: data.pop(key) for key in ("schema_version", "planner_version", "command", "goal") if key in data}
-        return cls.model_validate({**outer, "plan": data})
+        try:
+            return cls.model_validate({**outer, "plan": data})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

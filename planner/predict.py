@@ -131,6 +131,7 @@ class Deployment:
             scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
             data_parallel_size=config.data_parallel_size,
             lockstep=config.data_parallel_size > 1 and self.model.is_moe,
+            pipelined=config.pipeline_parallel_size > 1,
             decode_tok=1 + config.drafted_tok,
             tokens_per_step=self.tokens_per_step,
         )
@@ -211,9 +212,12 @@ class Prediction:
     replay: Replay
 
 
-def predict_serve(deployment: Deployment, workload: Workload, **asked: Any) -> Prediction:
-    """The result of ``vllm bench serve``; ``asked`` as for ``bench.serve_result``."""
-    served = deployment.replay(workload)
+def predict_serve(
+    deployment: Deployment, workload: Workload, *, served: Replay | None = None, **asked: Any
+) -> Prediction:
+    """The result of ``vllm bench serve``; ``served`` is the replay where it is at hand, ``asked`` as for
+    ``bench.serve_result``."""
+    served = served or deployment.replay(workload)
     backend = bench_backend(deployment.config.version)
     result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:

@@ -117,6 +117,16 @@ def parse_slos(limits_ms: Mapping[str, float | None], percentile: str = "99") ->
     return tuple(Slo(metric, limit_ms, at) for metric, limit_ms in found if limit_ms is not None)
 
 
+def refuse_gaps_of_one_token(slos: Sequence[Slo], output_len: int) -> None:
+    """Raises InputError for a target on what lies between tokens where no answer has two of them."""
+    between = next((slo for slo in slos if slo.metric in ("tpot", "itl")), None)
+    if between and output_len == 1:
+        raise InputError(
+            f"--{between.metric} has nothing to hold: answers have one token",
+            hint="leave it out, or ask for two output tokens or more",
+        )
+
+
 def in_words(slos: Sequence[Slo]) -> str:
     """Targets in one phrase."""
     return " and ".join(map(str, slos)) or "no target"

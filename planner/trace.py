@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import heappop, heappush
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ STRETCH = 20_000  #: requests in a row that are kept
 REORDERED = 65_536  #: rows that wait until nothing earlier can come; what is later than that is refused
 #: A pause is worth a word when it is so many times the mean gap, and at least so long.
 PAUSE, PAUSE_S = 100, 60.0
+#: A pause ends a stretch where what stands before or after it is long enough for a 99th percentile.
+LEAST_STRETCH = 200
 MOST_TOK = 100_000_000  #: of one request; more is a slip
 
 _HINT = "columns: arrival_s,input_len,output_len, as CSV with a heading or as JSON objects line by line"
@@ -105,20 +108,20 @@ def read_trace(path: Path) -> Trace:
     try:
         with path.open("rb") as file:
             seen = _Summary()
-            for row in _in_order(_rows(_lines(file, digest), str(path)), seen, str(path)):
+            for row in _in_order(_rows(_lines(file, digest, str(path)), str(path)), seen, str(path)):
                 seen.add(row)
     except OSError as error:
         raise InputError(f"--trace {path}: {error.strerror}", hint="name a file that can be read") from error
     return seen.trace(str(path), digest.hexdigest())
 
 
-def _lines(file: Iterable[bytes], digest: Any) -> Iterator[str]:
+def _lines(file: Iterable[bytes], digest: Any, path: str) -> Iterator[str]:
     for number, line in enumerate(file, 1):
         digest.update(line)
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"--trace: line {number} is not UTF-8 text", hint=_HINT) from error
+            raise InputError(f"--trace {path}: line {number} is not UTF-8 text", hint=_HINT) from error
 
 
 def _rows(lines: Iterator[str], path: str) -> Iterator[_Row]:
@@ -281,12 +284,11 @@ class _Summary:
         """The trace, once all rows are in. Raises InputError where they make no load."""
         import numpy as np
 
-        rows = self.busiest or list(self.window)
+        rows = _between_pauses(self.busiest or list(self.window))
         if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
+            count = {0: "no request", 1: "a single request"}.get(self.rows, f"{self.rows:,} requests at one moment")
             raise InputError(
-                f"--trace {path}: {self.rows} request{'s' if self.rows != 1 else ''} without time between them make "
-                "no rate",
-                hint="give requests that arrive one after the other",
+                f"--trace {path}: {count}, which makes no rate", hint="give requests that arrive one after the other"
             )
         columns = np.array([(arrival_s - rows[0][0], *lengths) for arrival_s, _, *lengths in rows])
         busiest = Requests(columns[:, 1].astype(np.int64), columns[:, 2].astype(np.int64), columns[:, 0])
@@ -299,10 +301,10 @@ class _Summary:
             output_len=self.output_tok / self.rows,
             longest_len=self.longest_tok,
             busiest=busiest,
-            notes=tuple(self._notes()),
+            notes=tuple(self._notes(len(rows))),
         )
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self, kept: int) -> Iterator[str]:
         if self.disordered:
             lines = "line" if self.disordered == 1 else "lines"
             yield f"trace: {self.disordered:,} {lines} out of order, the first is {self.first_disordered}; sorted"
@@ -310,5 +312,19 @@ class _Summary:
         for pause_s, line in self.pauses:
             if pause_s >= PAUSE * mean_s:
                 yield f"trace: nothing arrives for {pause_s:,.0f} s before line {line}"
-        if self.rows > STRETCH:
-            yield f"trace: {self.rows:,} requests; planned for the busiest {STRETCH:,} in a row"
+        if kept < self.rows:
+            yield f"trace: {self.rows:,} requests; planned for the busiest {kept:,} in a row"
+
+
+def _between_pauses(rows: list[_Row]) -> list[_Row]:
+    """The busiest of the parts that long pauses cut ``rows`` into: a load is not what comes on average over a night."""
+    span_s = rows[-1][0] - rows[0][0] if rows else 0.0
+    least_s = max(PAUSE_S, PAUSE * span_s / max(len(rows), 1))
+    cuts = [at for at in range(1, len(rows)) if rows[at][0] - rows[at - 1][0] >= least_s]
+    parts = [rows[first:last] for first, last in pairwise([0, *cuts, len(rows)]) if last - first >= LEAST_STRETCH]
+    lasting = [part for part in parts if part[-1][0] > part[0][0]]
+    return max(lasting, key=_tok_per_s, default=rows)
+
+
+def _tok_per_s(rows: list[_Row]) -> float:
+    return sum(row[2] + row[3] for row in rows) / (rows[-1][0] - rows[0][0])

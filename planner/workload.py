@@ -9,7 +9,7 @@ array([1223, 1063])
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, inf, isfinite
 from typing import TYPE_CHECKING, Literal
 
@@ -150,6 +150,18 @@ class Workload:
         if self.length_distribution == "conversation":
             return self.sample().max_total_len
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
+
+    def longest(self, num_prompts: int) -> Workload:
+        """``num_prompts`` requests of the largest lengths that may be drawn, of the distributions that have any."""
+        input_len, output_len = self._bounds(self.input_len)[1], self._bounds(self.output_len)[1]
+        return replace(
+            self,
+            input_len=input_len,
+            output_len=output_len,
+            num_prompts=num_prompts,
+            range_ratio=0.0,
+            length_distribution="symmetric",
+        )
 
     @property
     def all_at_once(self) -> bool:

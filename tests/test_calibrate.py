@@ -25,8 +25,8 @@ from script_plans import plan as a_plan
 
 from planner.calibrate import Answer, Sources, Stated, calibrate, read_sources
 from planner.calibrate.answer import error
-from planner.calibrate.consistency import check_run
 from planner.calibrate.intervals import local_spreads
+from planner.consistency import check_run
 from planner.efficiency import Effect, LocalFits, base_digest, load_calibration
 from planner.errors import InputError
 from planner.evaluate import case_of, evaluate, predict
@@ -443,6 +443,44 @@ def test_a_unit_that_is_a_thousand_off_never_passes(name: str, factor: float) ->
         return  # a tenth of a millisecond: E2EL says nothing of so small a part
     with pytest.raises(InputError):
         check_run(replace(one, metrics={**good, name: good[name] * factor}))
+
+
+def test_a_unit_that_nothing_in_the_run_contradicts_is_seen_beside_the_prediction(tmp_path: Path) -> None:
+    """A batch of one token takes no 700 seconds: they are milliseconds."""
+    one = Run("ms", "latency", "h100-sxm", MODEL, engine_version="0.11.0", input_len=128, output_len=128, batch_size=1)
+    outcome = run("calibrate", table(tmp_path / "runs.csv", replace(one, metrics={"avg_latency_s": 700.0})))
+    assert outcome.status == 2 and "ms: avg_latency_s is 700" in outcome.err and not kept().exists()
+
+
+def test_runs_that_cannot_be_replayed_are_not_kept_and_replace_nothing(tmp_path: Path) -> None:
+    good = [measured(machine(slowdown=1.3), *load) for load in SEEN]
+    assert run("calibrate", table(tmp_path / "good.csv", *good)).status == 0
+    before = kept().read_bytes()
+    same_name = replace(good[0], gpu="h9000")
+    outcome = run("calibrate", table(tmp_path / "bad.csv", same_name))
+    assert outcome.status == 2 and "unknown GPU 'h9000'" in outcome.err and kept().read_bytes() == before
+    more = replace(measured(machine(slowdown=1.3), 4, 512, 128), run_id="more")
+    assert run("calibrate", table(tmp_path / "half.csv", same_name, more)).status == 0
+    efficiency = read_local(kept()).efficiency
+    assert efficiency is not None
+    assert {one.run_id: one.gpu for one in runs_of(efficiency.runs, "")} == {
+        one.run_id: "h100-sxm" for one in (*good, more)
+    }
+
+
+def test_one_name_for_two_runs_is_refused(tmp_path: Path) -> None:
+    runs = [replace(measured(machine(), *load), run_id="same") for load in SEEN[:2]]
+    outcome = run("calibrate", table(tmp_path / "runs.csv", *runs))
+    assert outcome.status == 2 and "'same' names two different runs" in outcome.err and not kept().exists()
+
+
+def test_the_total_throughput_alone_is_enough(tmp_path: Path) -> None:
+    """``vllm bench throughput`` writes no other rate into its file; half of what is predicted is worth learning."""
+    one = Run("t", "throughput", "h100-sxm", MODEL, engine_version="0.11.0", input_len=512, output_len=128,
+              arrival="offline", num_prompts=200)  # fmt: skip
+    rate = predict(case_of(one))["total_token_throughput"] / 2
+    answer = learn(tmp_path, replace(one, metrics={"total_token_throughput": rate}))
+    assert answer.kept and error(answer.after) < error(answer.before)
 
 
 def test_every_column_of_a_run_is_documented_by_its_name() -> None:

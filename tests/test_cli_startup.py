@@ -15,7 +15,18 @@ print("imported:", *sorted({name.partition(".")[0] for name in sys.modules}), fi
 sys.exit(status)
 """
 LLAMA = "meta-llama/Llama-2-7b-hf"
-HEAVY = {"numpy", "scipy", "jinja2", "tabulate", "huggingface_hub", "requests", "httpx", "rich", "matplotlib", "plotext"}
+HEAVY = {
+    "numpy",
+    "scipy",
+    "jinja2",
+    "tabulate",
+    "huggingface_hub",
+    "requests",
+    "httpx",
+    "rich",
+    "matplotlib",
+    "plotext",
+}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Comparisons: equal hardware and load, what limits, who leads. Against arithmetic by hand and published runs."""
 
+import csv
+import io
 import json
 from functools import cache
 from types import SimpleNamespace
@@ -232,6 +234,8 @@ def test_the_order_in_words_says_where_it_is_not_certain() -> None:
 def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
     close = [stub("a", 1, 90, 100, 110), stub("b", 1, 90, 100.5, 110), stub("a", 2, 1, 2, 3), stub("b", 2, 4, 5, 6)]
     assert standings(close, _at, _figure)[0].tied
+    tied = [standing for standing in standings(close, _at, _figure) if standing.tied]
+    assert in_words("tokens/s", "concurrency", tied) == "tokens/s: b and a alike lead"
     assert not list(flips(close, _at, _figure))
 
 
@@ -292,6 +296,13 @@ def test_json_carries_rows_orders_and_prices() -> None:
         "tokens/s per user", "tokens/s per GPU", "tokens per joule",  # one price alone orders nothing
     }  # fmt: skip
     assert {price["gpu"]: price["usd_per_gpu_hour"] for price in answer["prices"]} == {"mi300x": 1.99, "mi355x": None}
+
+
+def test_lengths_are_pairs_in_which_one_may_come_again() -> None:
+    words = ("--input-len", "100,200,100", "--output-len", "16,16,32", "--max-concurrency", "2,2", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(run("compare", LLAMA, "--gpu", "h100", *words).out)))
+    pairs = [(row["input_len"], row["output_len"], row["max_concurrency"]) for row in rows]
+    assert pairs == [("100", "16", "2"), ("200", "16", "2"), ("100", "32", "2")]
 
 
 def test_the_table_names_the_price_that_is_missing() -> None:

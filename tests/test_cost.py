@@ -110,6 +110,11 @@ def test_what_is_no_price_is_refused_by_the_name_of_its_flag(word: str) -> None:
         parse_prices([word], [load_profile("h100")])
 
 
+def test_two_prices_of_one_gpu_are_refused() -> None:
+    with pytest.raises(InputError, match="--price of h100-sxm is given twice"):
+        parse_prices(["h100=2", "h100-sxm=3"], [load_profile("h100")])
+
+
 def test_prices_of_a_profile_ascend() -> None:
     def usd(value: float) -> DollarsPerHour:
         return Quantity(value=value, unit="USD/h", source="mine", kind="measured")

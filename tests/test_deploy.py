@@ -490,6 +490,19 @@ def test_bad_input_has_a_cause_and_a_hint(tmp_path: Path) -> None:
         assert done.status == 2 and "hint:" in done.err and not done.out
     assert run("deploy", str(plan_folder), "--target", "nomad").status == 2
     changed = plan_folder / "plan.json"
+    as_it_was = changed.read_text()
+    for broken, cause in (
+        (
+            as_it_was.replace('"output_throughput": ', '"output_throughput": "fast", "was": '),
+            "figures that are no numbers",
+        ),
+        ('{"a": 1}', "planner_version: Field required"),
+    ):
+        assert broken != as_it_was
+        changed.write_text(broken)
+        done = run("deploy", str(plan_folder), "--target", "compose")
+        assert done.status == 2 and cause in done.err and "pydantic" not in done.err
+    changed.write_text(as_it_was)
     changed.write_text(changed.read_text().replace('"--max-num-seqs",\n    "64"', '"--max-num-seqs",\n    "65"'))
     done = run("deploy", str(plan_folder), "--target", "compose")
     assert done.status == 2 and "digest" in done.err

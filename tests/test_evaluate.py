@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from planner import evaluate_runs
 from planner.evaluate import Evaluated, Figure, evaluate, statistics, summary, to_json, workload_of
 from planner.measurements import Run, read_runs
 
@@ -39,6 +40,19 @@ def test_a_row_that_cannot_be_predicted_is_counted_not_dropped(tmp_path: Path) -
     assert rows["good"]["metrics"]["mean_tpot_ms"]["predicted"] > 0
     for name in ("no-gpu", "no-model", "no-load", "too-big"):
         assert rows[name]["refused"] and rows[name]["metrics"] == {}
+
+
+def test_figures_of_two_units_are_named(tmp_path: Path) -> None:
+    # 175 ms + 255 tokens of 8.23 ms are 2.27 s; stated in seconds, the TPOT makes 0.18 s of it
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "run_id,bench,gpu,model,input_len,output_len,max_concurrency,num_prompts,mean_ttft_ms,mean_tpot_ms,mean_e2el_ms\n"
+        "good,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,1024,256,2,4,175,8.23,2274\n"
+        "mixed,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,1024,256,2,4,175,0.00823,2274\n"
+    )
+    answer = evaluate_runs(path)
+    assert len(answer.evaluated) == 2
+    assert [note.split(":")[0] for note in answer.notes if "are the units the same?" in note] == ["mixed"]
 
 
 def test_each_bench_reports_its_own_columns() -> None:

@@ -249,10 +249,17 @@ def test_a_class_of_requests_by_its_words() -> None:
     assert parse_class("q=1:rag").input_len == 4096
 
 
-@pytest.mark.parametrize("text", ["chat", "chat=", "chat=1", "chat=1:2", "chat=x:1:1", "chat=1:1:1:1", "chat=0:1:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "chat", "chat=", "chat=1", "chat=1:2", "chat=x:1:1", "chat=1:1:1:1", "chat=0:1:1", "chat=nan:1:1",
+        "chat=inf:rag", "chat=1:0:1", "chat=1:1:-1", "=1:1:1",
+    ],
+)  # fmt: skip
 def test_what_is_no_class_is_refused(text: str) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=f"--class '{text}'") as refused:
         parse_class(text)
+    assert "chat=20:1024:256" in refused.value.hint
 
 
 def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -268,6 +275,13 @@ def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
     assert short.requests is not None and bool(np.all(np.diff(short.requests.arrival_s) >= 0))
     fast = of_trace(trace, rate=132.0, buckets=2)
     assert sum(demand.request_rate for demand in fast) == pytest.approx(132.0)
+
+
+def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,input_len,output_len\n" + "".join(f"{second},500,200\n" for second in range(100)))
+    (only,) = of_trace(read_trace(file))
+    assert only.name == "700 tokens" and only.request_rate == pytest.approx(100 / 99)
 
 
 # ------------------------------------------------------------------------------------- prefill and decode apart
@@ -361,6 +375,7 @@ def test_no_fleet_is_an_honest_no() -> None:
     outcome = run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "1", "--tpot", "0.5")
     assert outcome.status == 1
     assert "h100-sxm is left out" in outcome.err and "TPOT" in outcome.err
+    assert "order" not in outcome.err  # there is nothing to order
 
 
 @pytest.mark.parametrize(
@@ -373,9 +388,13 @@ def test_no_fleet_is_an_honest_no() -> None:
         (("--class", "a=1:9:9", "--input-len", "5"), "--class and --random-input-len or its like both say"),
         (("--class", "a=1:9"), "--class 'a=1:9' is not NAME=RATE:INPUT:OUTPUT"),
         (("--request-rate", "1", "--headroom", "-1"), "--headroom -1 is no share of the load"),
+        (("--request-rate", "1", "--headroom", "20"), "--headroom 20 is no share of the load"),  # meant: 20 %
+        (("--class", "a=0:9:9"), "--class 'a=0:9:9': rate and lengths must be positive"),
+        (("--request-rate", "1", "--stock", "h100=1", "--stock", "h100=2"), "--stock of h100-sxm is given twice"),
         (("--request-rate", "1", "--stock", "h100=x"), "--stock 'h100=x' is not GPU=N"),
         (("--request-rate", "1", "--price", "h100=-2"), "--price 'h100=-2' is not GPU=USD"),
         (("--request-rate", "1", "--kv-transfer-gb-per-s", "5"), "--kv-transfer-gb-per-s has nothing to go with"),
+        (("--class", "a=1:9:1", "--tpot", "50"), "--tpot has nothing to hold: answers have one token"),
         (("--request-rate", "1", "--ttft", "-5"), "--ttft -5 is not a target in ms"),
         (("--trace", "nowhere.csv"), "--trace nowhere.csv"),
         (("--request-rate", "1", "--input-len", "200000"), "--input-len 200000"),

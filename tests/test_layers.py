@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "planner"
 LAYERS = (
     ("base", {"units", "errors"}),
     ("sources", {"resources", "hub", "local_gpus"}),
-    ("facts", {"hardware", "model", "engine", "workload", "workloads", "trace", "measurements"}),
+    ("facts", {"hardware", "model", "engine", "workload", "workloads", "trace", "measurements", "consistency"}),
     ("layout", {"parallelism"}),
     (
         "physics",

@@ -313,6 +313,8 @@ def test_a_terminal_shows_all_charts(made: Path, monkeypatch: pytest.MonkeyPatch
         (("two", "--format", "term", "-o", "x"), "-o: charts of characters go to stdout"),
         (("two", "--format", "png", "--chart", "latency"), "--chart latency is of one plan, and two holds 2"),
         (("two", *MEMORY, "-o", "two"), "-o two is a folder"),
+        (("two", *MEMORY, "-o", ""), "-o . is a folder"),
+        (("two", *MEMORY, "-o", "/dev/null"), "-o /dev/null is no file"),  # as root it would be replaced
         (
             ("two", *MEMORY, "-o", "no/such/folder.html"),
             "-o no/such/folder.html cannot be written: No such file or directory",

@@ -51,6 +51,18 @@ def test_equal_loads_wait_for_nobody() -> None:
     assert times(serve(lengths, PAIR)) == times(serve(lengths, replace(PAIR, lockstep=False)))
 
 
+class Stages:
+    """Three seconds for one request, two where several share the stages of a pipeline."""
+
+    def step_s(self, batch: Batch) -> float:
+        return 3.0 if batch.decode_seqs + batch.prefill_seqs == 1 else 2.0
+
+
+def test_a_pipeline_with_less_to_do_may_take_longest() -> None:
+    # two requests on the one replica, one on the other: a step of prompts and three that decode, of 3 s each
+    assert times(serve([(10, 4)] * 3, replace(PAIR, pipelined=True), timer=Stages())) == [(3.0, 12.0)] * 3
+
+
 def reference(timer: StepTimer, requests: Requests, limits: Limits) -> list[list[float]]:
     """Token times where all is sent as it arrives: engines of the reference, which begin and end together."""
     engines = [Engine(timer, limits) for _ in range(limits.data_parallel_size)]

@@ -40,6 +40,8 @@ BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
     ("mi355x", lambda m: (m.fake_root / "dev/kfd").unlink(), "kfd is missing", "modprobe amdgpu"),
     ("mi355x", lambda m: m.keep_packages(1, gfx=90402),
      "0 GPUs gfx950, 1 needed", "it has: 90402"),
+    ("mi355x", lambda m: [p.unlink() for p in (m.fake_root / "sys/class/kfd").rglob("properties")],
+     "0 GPUs gfx950, 1 needed", "it has: none"),
     ("mi300x-x8", lambda m: m.keep_packages(3), "3 GPUs gfx942, 8 needed", "run this on a machine that has them"),
     ("mi355x", lambda m: m.fake_all("current_compute_partition", "CPX"),
      "partitioned as CPX/NPS1", "--compute-partition SPX"),

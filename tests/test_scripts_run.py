@@ -157,6 +157,15 @@ def test_benchmark_sends_exactly_the_planned_load(machine: MakeMachine, name: st
     assert [p.name for p in (here.plan / "results").iterdir()] == [result_name(made.file)]
 
 
+def test_the_log_of_the_load_lies_beside_its_result(machine: MakeMachine) -> None:
+    """``launch.sh`` kept the start-up only; preemptions and hits in the cache come under the load."""
+    here = machine()
+    here.run("launch.sh")
+    (here.plan / "logs" / "server.log").unlink()
+    assert here.run("benchmark.sh").returncode == 0
+    assert "a line of the server's log" in (here.plan / "logs" / "server.log").read_text()
+
+
 def test_a_result_is_kept_unless_forced(machine: MakeMachine) -> None:
     here = machine()
     here.run("launch.sh")

@@ -62,8 +62,8 @@ WRONG = {
     "infinite": (HEADING + "0,1,1\ninf,1,1\n", "line 3: arrival_s is 'inf'"),
     "other columns": ("a,b,c\n1,2,3\n", "line 1 names a, b, c"),
     "empty": ("", "is empty"),
-    "one request": (HEADING + "0,1,1\n", "make no rate"),
-    "all at once": (HEADING + "3,1,1\n3,1,1\n", "make no rate"),
+    "one request": (HEADING + "0,1,1\n", "no rate"),
+    "all at once": (HEADING + "3,1,1\n3,1,1\n", "no rate"),
     "broken json": ('{"arrival_s": 0, "input_len": 1, "output_len": 1}\n{"arr\n', "line 2 is not JSON"),
     "a list": ('{"arrival_s": 0, "input_len": 1, "output_len": 1}\n[1]\n', "line 2 is not a JSON object"),
     "true": ('{"arrival_s": 0, "input_len": true, "output_len": 1}\n', "line 1: input_len is 'True'"),
@@ -105,6 +105,21 @@ def test_a_long_pause_is_said_with_its_line(tmp_path: Path) -> None:
     rows = [f"{second},1,1\n" for second in [*range(200), *range(100_000, 100_200)]]
     found = read(tmp_path, HEADING + "".join(rows))
     assert any("99,801 s before line 202" in note for note in found.notes)
+
+
+def test_a_pause_does_not_dilute_the_load(tmp_path: Path) -> None:
+    """Two hours of one request a second, a night, an hour of two a second: 2/s is the load, not the mean."""
+    slow = [f"{second},1,1\n" for second in range(7200)]
+    fast = [f"{40_000 + second / 2},1,1\n" for second in range(7200)]
+    found = read(tmp_path, HEADING + "".join([*slow, *fast]))
+    assert found.busiest_rate == pytest.approx(2.0, rel=1e-3) and len(found.busiest.arrival_s) == 7200
+    assert found.mean_rate == pytest.approx(14_400 / 43_599.5)
+    assert any("planned for the busiest 7,200 in a row" in note for note in found.notes)
+
+
+def test_a_few_requests_between_pauses_are_no_load_of_their_own(tmp_path: Path) -> None:
+    rows = [f"{second},1,1\n" for second in [*range(150), *range(100_000, 100_150)]]
+    assert len(read(tmp_path, HEADING + "".join(rows)).busiest.arrival_s) == 300
 
 
 @settings(max_examples=30, deadline=None)

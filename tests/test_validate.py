@@ -125,6 +125,12 @@ def test_the_interval_of_a_prediction_counts_where_there_is_one(folder: Folder) 
     assert verdicts(validate(folder(saved, mean_ttft_ms=299.0)))["mean_ttft_ms"] == "below"
 
 
+def test_what_the_log_says_of_a_run_that_is_inside_explains_no_miss(folder: Folder) -> None:
+    outcome = run("validate", str(folder(log=LOG + "Engine 000: Running: 64 reqs, Waiting: 2 reqs, Preemptions: 3\n")))
+    assert outcome.status == 0 and "mind: requests were preempted" in outcome.out
+    assert "likeliest cause" not in outcome.out
+
+
 def test_one_line_outside_makes_the_answer_no(folder: Folder) -> None:
     outcome = run("validate", str(folder(output_throughput=2000.0)))
     assert outcome.status == 1

@@ -116,3 +116,13 @@ def test_all_at_once() -> None:
     assert replace(SMALL, max_concurrency=5).all_at_once
     assert not replace(SMALL, max_concurrency=4).all_at_once
     assert not replace(SMALL, request_rate=1.0).all_at_once
+
+
+def test_the_longest_requests_are_those_at_the_upper_ends() -> None:
+    # 1.25 x 1000 = 1250; 1.25 x 130 = 162.5, rounded up; the shared prefix is no part of the range
+    longest = Workload(1000, 130, 40, range_ratio=0.25, prefix_len=16).longest(2)
+    assert (longest.input_len, longest.output_len, longest.prefix_len, longest.num_prompts) == (1250, 163, 16, 2)
+    requests = longest.sample()
+    assert requests.input_len.tolist() == [1266, 1266]
+    assert requests.output_len.tolist() == [163, 163]
+    assert Workload(1000, 130, 40, range_ratio=0.8, length_distribution="below").longest(1).max_total_len == 1130

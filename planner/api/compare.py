@@ -122,11 +122,12 @@ def _workloads(
         closed = {name: value for name, value in rhythm.items() if name != "burstiness"}
         loads = [{"max_concurrency": places, **closed} for places in _numbers("max_concurrency", in_flight, int)]
     lengths = _pairs(_numbers("input_len", input_len, int), _numbers("output_len", output_len, int))
-    found = [
+    every = dict.fromkeys(
         workload_of(input_len=given, output_len=answered, num_prompts=1, **load)
         for given, answered in lengths
         for load in loads
-    ]
+    )
+    found = list(every)  # each once
     if len(found) > MOST_LOADS:
         raise InputError(
             f"{len(found)} loads are more than {MOST_LOADS}", hint="compare fewer lengths or loads at once"
@@ -148,9 +149,9 @@ def _pairs(inputs: Sequence[int], outputs: Sequence[int]) -> list[tuple[int, int
 
 
 def _numbers(name: str, given: Any, kind: type) -> list[Any]:
-    """Positive numbers, each once."""
+    """Positive numbers, in their order: lengths are pairs, in which one may come again."""
     values = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found = [typed(name, value, kind) for value in values]
     if not found or not all(isfinite(value) and value > 0 for value in found):
         raise InputError(f"{flag_of(name)} {given!r} is not positive", hint=f"for example {flag_of(name)} 8")
-    return list(dict.fromkeys(found))
+    return found

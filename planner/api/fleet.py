@@ -88,7 +88,7 @@ def size_fleet(
     from planner.local import local_for
     from planner.memory.budget import Basis
     from planner.report.fleet import FleetAnswer
-    from planner.slo import parse_slos
+    from planner.slo import parse_slos, refuse_gaps_of_one_token
 
     for name, value in (("minimise", minimise), ("rent", rent)):
         if value not in CHOICES[name]:
@@ -108,6 +108,8 @@ def size_fleet(
     resolved = load_model(model, revision=revision, refresh=refresh)
     own_context = resolved.model.max_position_embeddings
     for demand in demands:
+        if demand.requests is None and not demand.range_ratio:
+            refuse_gaps_of_one_token(slos, demand.output_len)
         longest = demand.longest_len if demand.requests is not None else None
         most = min(own_context, args.max_model_len or own_context)
         check_context(demand.workload, most, resolved.resolved, longest_len=longest)
@@ -189,6 +191,8 @@ def _stocks(words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, i
         gpu = load_profile(name).id
         if gpu not in known:
             raise InputError(f"--stock {word!r}: {gpu} is not among the GPUs", hint=f"add --gpu {gpu}")
+        if gpu in found:
+            raise InputError(f"--stock of {gpu} is given twice", hint="give each GPU one number")
         found[gpu] = int(text)
     return found
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.api.defaults import DEFAULT_LEN
 from planner.errors import InputError, UnknownNameError
-from planner.slo import DEFAULT_PERCENTILE, parse_slos
+from planner.slo import DEFAULT_PERCENTILE, parse_slos, refuse_gaps_of_one_token
 from planner.workloads import NAMED
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def asked_load(given: LoadFlags) -> AskedLoad:
             raise UnknownNameError("workload", given.workload, NAMED, see="docs/library.md")
         named = NAMED[given.workload]
         lengths = (named.input_len, named.output_len, named.range_ratio)
+    if not lengths[2]:
+        refuse_gaps_of_one_token(slos, lengths[1])
     wanted = slos or given.request_rate is not None
     return AskedLoad(*lengths, targets=_targets(given, slos) if wanted else None)
 

@@ -21,16 +21,20 @@ def evaluate_runs(runs: str | PathLike[str], *, calibration: str | PathLike[str]
     """Predict every measured run of a table (CSV), and say how far off the predictions are.
 
     ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
-    A run that cannot be predicted is counted and named. ``calibration`` as in ``check_fit``. Raises InputError, naming
+    A run that cannot be predicted is counted and named, one whose figures contradict each other is named in
+    ``answer.notes``. ``calibration`` as in ``check_fit``. Raises InputError, naming
     line and column, for a file that is no table of runs.
     """
+    from planner.consistency import contradictions
     from planner.evaluate import evaluate
     from planner.local import local_for
     from planner.measurements import read_runs
     from planner.report.evaluation import Evaluation
 
     local = local_for(path_text(calibration))
-    return Evaluation(tuple(evaluate(read_runs(Path(runs)), local)), local.notes)
+    table = read_runs(Path(runs))
+    doubts = (f"{run.run_id}: {what}: are the units the same?" for run in table for what in contradictions(run))
+    return Evaluation(tuple(evaluate(table, local)), (*local.notes, *doubts))
 
 
 def calibrate_from(

@@ -18,7 +18,7 @@ from statistics import mean
 
 import numpy as np
 
-from planner.calibrate.factors import Factor, factors_of, problem_of, solve
+from planner.calibrate.factors import MEANINGS, Factor, factors_of, problem_of, solve
 from planner.calibrate.intervals import Miss, local_spreads
 from planner.calibrate.sources import Sources
 from planner.calibration.fit import SIGMA, Fit, Problem
@@ -43,6 +43,11 @@ ROUNDS = 4
 SETTLED = 0.01
 #: Runs are left out one by one where there are at least so many, and in so many parts where there are more.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
+#: Measured and predicted speeds that are further apart are of two units, such as s and ms. A machine that nobody
+#: measured may well be off by a factor of ten.
+IMPLAUSIBLE = 200
+#: Figures that cannot be that far off for another reason. A TTFT can: of a queue that the prediction does not see.
+SPEEDS = "output_throughput", "total_token_throughput", "avg_latency_s", "mean_tpot_ms", "median_tpot_ms"
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,15 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False, today: datet
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
     earlier = there.efficiency or _NOTHING
     kept = runs_of(earlier.runs, str(path))
-    runs = [run for run in {run.run_id: run for run in (*kept, *sources.runs)}.values() if not run.suspect]
+    new, unusable = _usable([run for run in sources.runs if not run.suspect])
+    runs = list({run.run_id: run for run in (*kept, *new)}.values())
     if not runs:
         raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
     memory = tuple(fit for folder in sources.folders for fit in _memory(folder))
     fitted, problem, refused = _fit(runs)
     factors = tuple(factors_of(fitted, earlier.effects))
     if not any(factor.determined for factor in factors) and not _column_determined(fitted):
-        names = ", ".join(dict.fromkeys(factor.target for factor in factors))
+        names = "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
         raise InputError(
             f"the runs determine none of the factors ({names}): nothing is changed",
             hint="add runs of other loads, or more metrics of these",
@@ -117,21 +123,55 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False, today: datet
         path=path,
         base=load_calibration().fitted_on,
         runs=tuple(used),
-        new_runs=len({run.run_id for run in sources.runs} - failed),
+        new_runs=len({run.run_id for run in new} - failed),
         factors=factors,
         before=tuple(evaluate(used, Local(path, efficiency=usable.efficiency))),
         after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
         left_out=left_out,
-        refused=tuple(refused),
+        refused=(*unusable, *refused),
         memory=memory,
         efficiency=efficiency,
-        notes=tuple(_notes(used, kept, factors, left_out)),
+        notes=tuple(_notes(used, _without(kept, new), factors, left_out)),
     )
     shipped = answer.before if usable is SHIPPED else tuple(evaluate(used))
     return replace(answer, reason=_reason(shipped, answer))
 
 
 _NOTHING = LocalFits(base="", fitted_on="")
+
+
+def _usable(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
+    """New runs that can be replayed, and the others with the reason: those are not kept, and replace nothing.
+
+    Raises InputError where there are runs and none can be replayed, and for one that is in another unit.
+    """
+    usable, unusable = [], []
+    for one in evaluate(runs):
+        if one.refused:
+            unusable.append((one.run, one.refused))
+        else:
+            usable.append(one.run)
+            _refuse_implausible(one)
+    if unusable and not usable:
+        hint = "planner evaluate says the reason of each run"
+        raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=hint)
+    return usable, unusable
+
+
+def _refuse_implausible(one: Evaluated) -> None:
+    for name in SPEEDS:
+        figure = one.figures.get(name)
+        if figure and not 1 / IMPLAUSIBLE < figure.measured / figure.predicted < IMPLAUSIBLE:
+            raise InputError(
+                f"{one.run.run_id}: {name} is {figure.measured:g}, predicted {figure.predicted:.4g}: no machine is "
+                f"{IMPLAUSIBLE} times faster or slower",
+                hint="is it in the unit that its name says, and are GPU, model and lengths those of the run?",
+            )
+
+
+def _without(runs: Iterable[Run], replaced: Iterable[Run]) -> list[Run]:
+    names = {run.run_id for run in replaced}
+    return [run for run in runs if run.run_id not in names]
 
 
 def _fit(runs: Sequence[Run]) -> tuple[Fit, Problem, list[tuple[Run, str]]]:
@@ -216,7 +256,8 @@ def error(evaluated: Iterable[Evaluated]) -> float:
     """Mean over runs of the mean absolute logarithm of predicted / measured, of the metrics that are fitted to."""
     by_run: dict[str, list[float]] = defaultdict(list)
     for one in evaluated:
-        by_run[one.run.run_id] += [abs(log(f.predicted / f.measured)) for f in figures((one,))]
+        fitted_to = figures((one,)) or figures((one,), "total_token_throughput")
+        by_run[one.run.run_id] += [abs(log(f.predicted / f.measured)) for f in fitted_to]
     return mean(mean(errors) for errors in by_run.values() if errors)
 
 
@@ -244,7 +285,8 @@ def _notes(
     known = {factor.target for factor in factors if factor.determined}
     unknown = dict.fromkeys(factor.target for factor in factors if factor.target not in known)
     if unknown:
-        yield f"not determined by these runs: {', '.join(unknown)}; they stay near what was shipped"
+        names_of = "; ".join(MEANINGS[target] for target in unknown)
+        yield f"not determined by these runs, and near what was shipped: {names_of}"
     if not left_out:
         yield "with fewer than three runs none can be left out: the error after is that of the runs fitted to"
     settings = {(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in map(_circumstances, used)}

@@ -30,6 +30,17 @@ from planner.calibration.structure import Line
 from planner.calibration.terms import Terms
 from planner.efficiency import PARAMETERS, Calibration, Effect, prior_values
 
+#: Target -> what it is, in words.
+MEANINGS = {
+    "slowdown": "time of the GPU",
+    "_flop": "FLOP/s reached",
+    "launch": "launch of a kernel",
+    "host": "host, each step",
+    "request_s": "client, each request",
+    "frontend_s": "front end, each request of a burst",
+    "collective_s": "latency of an exchange",
+    "link_share": "bandwidth of the links",
+}
 MACHINE = ("gpu", "partition")
 SETTING = (*MACHINE, "shape", "weights", "tp")
 #: GPUs of one name differ in the clocks that they hold, and in what surrounds them: an assumption.

@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from planner.calibrate.consistency import check_result, check_run
+from planner.consistency import check_result, check_run
 from planner.engine.config import EngineArgs
 from planner.errors import InputError
 from planner.measurements import METRICS, Run, read_runs
@@ -80,7 +80,16 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
         )
     for run in runs:
         check_run(run)
+    _refuse_namesakes(runs)
     return Sources(tuple(runs), tuple(folders))
+
+
+def _refuse_namesakes(runs: Sequence[Run]) -> None:
+    """Two runs of one name would be taken for one. The same result may be given twice, such as with its folder."""
+    named: dict[str, Run] = {}
+    for run in runs:
+        if named.setdefault(run.run_id, run) != run:
+            raise InputError(f"run_id {run.run_id!r} names two different runs", hint="give each run a name of its own")
 
 
 def _rows(path: Path) -> Iterator[Run]:

@@ -31,14 +31,18 @@ from planner.efficiency import Familiarity, Spread
 COVERAGE = 0.90
 #: Runs of one group err alike, so that quantiles of some groups are too narrow for another one: taken as wide as this,
 #: intervals from other groups cover ``COVERAGE`` of a group (``benchmarks/accuracy.py`` measures it).
-BAND_OF_GROUPS = 0.93
+BAND_OF_GROUPS = 0.95
+BAND_OF_RUNS = 0.92  #: likewise of single runs
 #: Fewer errors than this say nothing of their tails.
 LEAST_ROWS = 20
+#: Tails of few rows are luck: an interval is drawn towards that of all runs as if so many of those were in it.
+DRAWN_ROWS = 50
 #: Circumstances in which errors are wide or narrow: the engine's era and whether there are experts, the GPU, how GPUs
-#: are linked. Of those that hold for a run, the widest interval is taken.
+#: are linked. Of those that hold for a run, the mean of the logarithms is taken (``Calibration.interval``).
 SCOPES = (("era", "kind"), ("architecture", "gpu"), ("links", "platform"))
 Where = tuple[tuple[str, str], ...]
 Pools = dict[tuple[str, Where], NDArray[np.int64]]
+Bounds = tuple[float, float]
 
 #: What is left out together, for each familiarity.
 LEFT_OUT: dict[Familiarity, Callable[[Observed], Hashable]] = {
@@ -79,16 +83,11 @@ def spreads(
         errors = without.errors([left_out(one) for one in observed])
         for (metric, when), members in pools.items():
             if len(members) >= LEAST_ROWS:
-                lo, hi = measured_over_predicted(metric, errors[members], familiarity)
+                everywhere = tails(metric, errors[pools[metric, ()]], familiarity)
+                low, high = drawn(tails(metric, errors[members], familiarity), len(members), everywhere)
+                lo, hi = round(min(exp(low), 1.0), 3), round(max(exp(high), 1.0), 3)
                 found.append(
-                    Spread(
-                        metric=metric,
-                        familiarity=familiarity,
-                        when=dict(when),
-                        rows=len(members),
-                        lo=round(min(lo, 1.0), 3),
-                        hi=round(max(hi, 1.0), 3),
-                    )
+                    Spread(metric=metric, familiarity=familiarity, when=dict(when), rows=len(members), lo=lo, hi=hi)
                 )
             if familiarity == "combination" and not when:
                 median_error[metric] = round(float(np.median(np.abs(np.expm1(errors[members])))), 4)
@@ -108,13 +107,20 @@ def _places(one: Observed) -> list[Where]:
     return [tuple((key, one.circumstances[key]) for key in scope) for scope in SCOPES]
 
 
-def measured_over_predicted(metric: str, errors: Floats, familiarity: Familiarity) -> tuple[float, float]:
-    """Between which ratios measurements lie, from ``errors`` of ``metric``."""
-    band = COVERAGE if familiarity == "setting" else BAND_OF_GROUPS
+def tails(metric: str, errors: Floats, familiarity: Familiarity) -> Bounds:
+    """Between which logarithms of measured / predicted measurements lie, from ``errors`` of ``metric``."""
+    band = BAND_OF_RUNS if familiarity == "setting" else BAND_OF_GROUPS
     # a throughput was observed as a duration: its error has the other sign
     logs = errors if metric == "output_throughput" else -errors
     low, high = np.quantile(logs, [(1 - band) / 2, (1 + band) / 2]).tolist()
-    return exp(low), exp(high)
+    return low, high
+
+
+def drawn(own: Bounds, rows: int, everywhere: Bounds) -> Bounds:
+    """``own`` bounds, of so many rows, drawn towards those of all runs."""
+    share = rows / (rows + DRAWN_ROWS)
+    low, high = (share * mine + (1 - share) * all_ for mine, all_ in zip(own, everywhere, strict=True))
+    return low, high
 
 
 def held_out_intervals(terms: Terms, errors: Floats, familiarity: Familiarity) -> list[tuple[float, float]]:
@@ -123,19 +129,24 @@ def held_out_intervals(terms: Terms, errors: Floats, familiarity: Familiarity) -
     keys = [str(LEFT_OUT[familiarity](terms.observed[run])) for run in terms.metric_run.tolist()]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     left_out = np.array([number[key] for key in keys])
-    known: dict[tuple[str, Where, int], tuple[float, float] | None] = {}
+    known: dict[tuple[str, Where, int], tuple[Bounds, int] | None] = {}
 
-    def interval(metric: str, when: Where, own: int) -> tuple[float, float] | None:
+    def without(metric: str, when: Where, own: int) -> tuple[Bounds, int] | None:
         if (metric, when, own) not in known:
             members = pools[metric, when]
             others = members[left_out[members] != own]
             enough = len(others) >= LEAST_ROWS
-            known[metric, when, own] = measured_over_predicted(metric, errors[others], familiarity) if enough else None
+            known[metric, when, own] = (tails(metric, errors[others], familiarity), len(others)) if enough else None
         return known[metric, when, own]
 
     found = []
     for run, metric, own in zip(terms.metric_run.tolist(), terms.metric_names, left_out.tolist(), strict=True):
-        places = [interval(metric, when, own) for when in _places(terms.observed[run])]
-        bounds = [bound for bound in places if bound] or [interval(metric, (), own) or (0.0, float("inf"))]
-        found.append((min(1.0, *(lo for lo, _ in bounds)), max(1.0, *(hi for _, hi in bounds))))
+        everywhere = without(metric, (), own)
+        if everywhere is None:
+            found.append((0.0, float("inf")))
+            continue
+        places = [without(metric, when, own) for when in _places(terms.observed[run])]
+        bounds = [drawn(*place, everywhere[0]) for place in places if place] or [everywhere[0]]
+        low, high = np.mean(bounds, axis=0).tolist()
+        found.append((min(1.0, exp(low)), max(1.0, exp(high))))
     return found

@@ -119,8 +119,8 @@ def compare(
         packages=packages,
         input_len=_integers("--random-input-len", input_len),
         output_len=_integers("--random-output-len", output_len),
-        max_concurrency=_integers("--max-concurrency", max_concurrency) if max_concurrency else None,
-        request_rate=_numbers("--request-rate", request_rate) if request_rate else None,
+        max_concurrency=None if max_concurrency is None else _integers("--max-concurrency", max_concurrency),
+        request_rate=None if request_rate is None else _numbers("--request-rate", request_rate),
         burstiness=burstiness,
         random_range_ratio=range_ratio,
         seed=seed,
@@ -144,11 +144,11 @@ def _integers(name: str, text: str) -> list[int]:
 
 
 def _numbers(name: str, text: str) -> list[float]:
-    """Positive numbers, each once, ascending."""
+    """Positive numbers, in their order: lengths are pairs, so they may come again."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         values = []
     if not values or not all(isfinite(value) and value > 0 for value in values):
         raise InputError(f"{name} {text!r} is not a list of positive numbers", hint=f"for example {name} 8,32,128")
-    return list(dict.fromkeys(values))
+    return values

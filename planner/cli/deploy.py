@@ -134,6 +134,11 @@ def _emission(directory: Path) -> "Emission":
             f"{directory / 'plan.json'} does not say {error.args[0]}",
             hint="write the plan again with planner recommend",
         ) from error
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{directory / 'plan.json'} has figures that are no numbers",
+            hint="write the plan again with planner recommend",
+        ) from error
     return Emission(file, load_profile(plan.gpu), checkpoint_bytes, lines)
 
 

@@ -84,7 +84,7 @@ def in_words(metric: str, axis: str, found: Sequence[Standing]) -> str:
     runs = [(leader, list(group)) for leader, group in groupby(found, key=_leader)]
     if len(runs) == 1:
         where = f" at every {axis}" if len(found) > 1 else ""
-        words = f"{runs[0][0]} leads{where}"
+        words = f"{runs[0][0]} {'lead' if found[0].tied else 'leads'}{where}"
     else:
         words = ", ".join(
             _run_in_words(leader, group, index, len(runs), axis) for index, (leader, group) in enumerate(runs)

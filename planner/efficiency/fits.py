@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -117,9 +118,9 @@ class Calibration(Record):
         if circumstances.get("partition"):
             return "architecture"
         here = Combination(**{key: circumstances.get(key, "") for key in Combination.model_fields})
-        if here in self.combinations:
-            return "setting"
         gpu = [c for c in self.combinations if c.gpu == here.gpu]
+        if here in gpu:
+            return "setting"
         if any((c.shape, c.weights) == (here.shape, here.weights) for c in gpu):
             return "combination"
         if gpu:
@@ -130,7 +131,7 @@ class Calibration(Record):
         """Factors around a prediction of ``metric`` between which 90 % of measurements lie; None where unknown.
 
         The less familiar the circumstances, the wider: never narrower than what is known of more familiar ones.
-        Of each familiarity the most detailed intervals count, and of several the widest.
+        Of each familiarity the most detailed intervals count, and of several their geometric mean.
         """
         name = next((name for part, name in STANDS_FOR.items() if part in metric), metric)
         near = FAMILIARITIES[: FAMILIARITIES.index(self.familiarity(circumstances)) + 1]
@@ -147,12 +148,17 @@ class Calibration(Record):
                 found[spread.familiarity] = [spread]
             elif len(spread.when) == len(others[0].when):
                 others.append(spread)
-        every = [spread for spreads in found.values() for spread in spreads]
-        return (min(spread.lo for spread in every), max(spread.hi for spread in every)) if every else None
+        every = [(_mean([s.lo for s in spreads]), _mean([s.hi for s in spreads])) for spreads in found.values()]
+        return (min(lo for lo, _ in every), max(hi for _, hi in every)) if every else None
 
     def _matching(self, circumstances: Mapping[str, str]) -> Iterable[Effect]:
         held = circumstances.items()
         return (effect for effect in self.effects if effect.when.items() <= held)
+
+
+def _mean(factors: Sequence[float]) -> float:
+    """The geometric mean."""
+    return prod(factors) ** (1 / len(factors))
 
 
 def load_calibration(path: Path | None = None) -> Calibration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from planner.errors import InputError
 from planner.trace import Trace
@@ -53,17 +54,18 @@ def parse_class(text: str) -> Demand:
     """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``. Raises InputError."""
     name, _, numbers = text.partition("=")
     rate_text, _, lengths = numbers.partition(":")
+    hint = f"for example chat=20:1024:256, or chat=20:WORKLOAD with one of {', '.join(NAMED)}"
     try:
         rate = float(rate_text)
-        if lengths in NAMED:
-            return named(name, rate, lengths)
-        input_len, output_len = map(int, lengths.split(":"))
+        known = NAMED.get(lengths)
+        input_len, output_len = (known.input_len, known.output_len) if known else map(int, lengths.split(":"))
     except ValueError as error:
-        raise InputError(
-            f"--class {text!r} is not NAME=RATE:INPUT:OUTPUT",
-            hint=f"for example chat=20:1024:256, or chat=20:WORKLOAD with one of {', '.join(NAMED)}",
-        ) from error
-    return Demand(name or f"{input_len}/{output_len}", rate, input_len, output_len)
+        raise InputError(f"--class {text!r} is not NAME=RATE:INPUT:OUTPUT", hint=hint) from error
+    if not name:
+        raise InputError(f"--class {text!r} has no name", hint=hint)
+    if not (isfinite(rate) and min(rate, input_len, output_len) > 0):
+        raise InputError(f"--class {text!r}: rate and lengths must be positive", hint=hint)
+    return named(name, rate, lengths) if known else Demand(name, rate, input_len, output_len)
 
 
 def named(name: str, rate: float, workload: str) -> Demand:
@@ -81,10 +83,10 @@ def of_trace(trace: Trace, rate: float | None = None, buckets: int = BUCKETS) ->
 
     requests, whole_rate = trace.busiest, rate or trace.busiest_rate
     total_tok = requests.input_len + requests.output_len
-    order = np.argsort(total_tok, kind="stable")
-    upto = np.cumsum(total_tok[order])
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.minimum((upto - 1) * buckets // upto[-1], buckets - 1)
+    ascending = np.sort(total_tok)
+    upto = np.cumsum(ascending)
+    longest = ascending[np.searchsorted(upto * buckets, upto[-1] * np.arange(1, buckets))]  # of each class but the last
+    place = np.searchsorted(longest, total_tok)  # requests of one length stay together
     found = []
     for bucket in range(buckets):
         chosen = place == bucket
@@ -92,10 +94,11 @@ def of_trace(trace: Trace, rate: float | None = None, buckets: int = BUCKETS) ->
         if not count:
             continue
         part = Requests(requests.input_len[chosen], requests.output_len[chosen], requests.arrival_s[chosen])
-        share = count / len(order)
+        share = count / len(place)
         low, high = int(total_tok[chosen].min()), int(total_tok[chosen].max())
         means = round(float(part.input_len.mean())), round(float(part.output_len.mean()))
-        found.append(Demand(f"{low}-{high} tokens", whole_rate * share, *means, requests=part))
+        name = f"{low}-{high} tokens" if low < high else f"{low} tokens"
+        found.append(Demand(name, whole_rate * share, *means, requests=part))
     return tuple(found)
 
 

@@ -29,6 +29,7 @@ from planner.slo import Slo
 Objective = Literal["usd", "gpus", "watts"]
 #: What can be rented: single GPUs (whole packages of partitions), or nodes.
 RentedBy = Literal["gpu", "node"]
+MOST_HEADROOM = 10.0  #: ten times the load; who writes 20 means 20 %
 FEW_GPUS = 8  #: types of GPUs for which smaller engines are tried as well; among more, the best engine of each does
 
 
@@ -53,7 +54,7 @@ class Asked:
     args: EngineArgs = field(default_factory=EngineArgs)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.headroom <= 100:
+        if not 0 <= self.headroom <= MOST_HEADROOM:
             raise InputError(f"--headroom {self.headroom:g} is no share of the load", hint="0.2 leaves room for 20 %")
 
     @property

@@ -18,6 +18,7 @@ from planner.recommend.engines import node_size
 from planner.recommend.goals import PERCENTILES, figure, predicted, wanted_batch
 from planner.recommend.request import Candidate, Ranking, Request
 from planner.recommend.service import costs, sent_to_one, service_of, why_service
+from planner.scheduler import Replay
 from planner.units import GIB
 from planner.workload import Workload
 
@@ -89,12 +90,19 @@ def assemble(
             prefix_len=workload.prefix_len,
         ),
         service=service,
-        predicted=figures or predicted(deployment, workload),
+        predicted=figures or predicted(deployment, workload, _replayed(request, candidate, workload)),
         memory=memory(deployment, workload.total_len),
         calibration=deployment.calibrated_by,
         why=tuple(_why(request, ranking, candidate, recipe)),
         warnings=tuple(_warnings(request, candidate, image.note, recipe)),
     )
+
+
+def _replayed(request: Request, candidate: Candidate, workload: Workload) -> Replay | None:
+    """The replay of ``workload``, where the search made it; of a trace it sent other requests."""
+    traced = request.targets is not None and request.targets.requests is not None
+    load = candidate.load
+    return load.replay if load and load.workload == workload and not traced else None
 
 
 def served_name(resolved: ResolvedModel) -> str:

@@ -16,7 +16,6 @@ Pipelines are not bounded: their steps hold shares of a batch, and get shorter w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
@@ -25,18 +24,24 @@ from planner.predict import Deployment
 from planner.recommend.request import Request, Targets
 from planner.step import Batch
 from planner.units import MS
+from planner.workload import Requests, Workload
 
 GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 
 
 def alone(deployment: Deployment, request: Request, targets: Targets) -> Load:
-    """What requests that have the server for themselves meet."""
+    """What requests that have the server for themselves meet: the longest ones where those do, else all of them."""
+
+    def sent(workload: Workload, requests: Requests | None = None) -> Load:
+        return measure(deployment, workload, targets.slos, pessimistic=targets.pessimistic, requests=requests)
+
     workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1)
-    requests = targets.requests
-    if requests is None and not request.range_ratio:
-        workload = replace(workload, num_prompts=2)  # one is like the other
-    requests = paced(requests, workload)
-    return measure(deployment, workload, targets.slos, pessimistic=targets.pessimistic, requests=requests)
+    if targets.requests is None:
+        longest = sent(workload.longest(2))
+        # with speculative decoding few tokens may come at a slower pace than many
+        if not request.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
+            return longest
+    return sent(workload, paced(targets.requests, workload))
 
 
 def rate_bound(deployment: Deployment, request: Request, targets: Targets) -> float:

@@ -31,6 +31,7 @@ from planner.predict import Deployment, estimate, predict_serve, with_intervals
 from planner.recommend.checkpoints import checkpoints
 from planner.recommend.engines import MAX_NUM_SEQS, deployed, engines, largest_batch, why_not
 from planner.recommend.request import Candidate, Ranking, Rejected, Request, turned_down, turned_down_args
+from planner.scheduler import Replay
 from planner.workload import Workload
 
 DEFAULT_CONCURRENCY = 8  #: of min-latency, where none is given
@@ -65,9 +66,12 @@ def workload_of(request: Request, concurrency: int) -> Workload:
     return replace(request.workload, num_prompts=prompts, max_concurrency=concurrency)
 
 
-def predicted(deployment: Deployment, workload: Workload) -> dict[str, Any]:
-    """The keys of the benchmark's result file, and the two rates that plans are compared by."""
-    prediction = predict_serve(deployment, workload, percentiles=PERCENTILES)
+def predicted(deployment: Deployment, workload: Workload, served: Replay | None = None) -> dict[str, Any]:
+    """The keys of the benchmark's result file, and the two rates that plans are compared by.
+
+    ``served`` is the replay of ``workload``, where it is at hand.
+    """
+    prediction = predict_serve(deployment, workload, served=served, percentiles=PERCENTILES)
     result = prediction.result
     users = workload.max_concurrency or prediction.replay.mean_in_flight
     rates = {

@@ -106,14 +106,21 @@ class _Search:
         return candidate.num_gpus
 
     def run(self) -> None:
-        """Families in the order of their cost in the closed form; those that cannot be cheaper are passed over."""
-        families = sorted(self._families(), key=lambda f: (f.cost(self.targets, at_least=False), f.num_gpus))
+        """Families in the order of their cost in the closed form; those that cannot be cheaper are passed over.
+
+        Of equals the one that carries most comes first: it has the most slack.
+        """
+
+        def order(family: Engine) -> tuple[float, int, float]:
+            return family.cost(self.targets, at_least=False), family.num_gpus, -family.guess
+
+        families = sorted(self._families(), key=order)
         for family in families:
             if self._may_be_better(family):
                 self._search_family(family)
             else:
                 least = self._cost_words(family.cost(self.targets, at_least=True))
-                self._reject(family, f"{least} at best, where {self._cost_words(self.best_cost)} do")
+                self._reject(family, f"{least} at best, against {self._cost_words(self.best_cost)}")
 
     def _may_be_better(self, engine: Engine) -> bool:
         """Whether it may be cheaper; as cheap is of interest while there are few to choose from."""
@@ -134,7 +141,7 @@ class _Search:
         if len(self.found) == before:
             best = self._cost_words(self.best_cost)
             why = f"limited by {closest.binding}" if closest else "cannot be cheaper"
-            self._reject(family, f"{why}, where {best} do" if self.found else why)
+            self._reject(family, f"{why}, against {best}" if self.found else why)
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -172,15 +179,21 @@ class _Search:
         most_tok = max(own.config.max_num_batched_tokens, *(budget or 0 for budget in budgets))
         relaxed = replace(args, max_num_seqs=largest, max_num_batched_tokens=most_tok)
         family = self._engine(resolved, relaxed)
-        try:
-            least = alone(family.deployment, self.request, self.targets)
-        except InputError:  # the largest token budget and the largest batch need not fit together
-            return replace(family, args=args)
-        if not least.meets and family.deployment.config.pipeline_parallel_size == 1:
+        if least := self._breaks_alone(family.deployment):
             self.hopeless.append((least, family))
             self._reject(family, f"breaks {least.binding} even with requests that are alone on the server")
             return None
         return replace(family, args=args)
+
+    def _breaks_alone(self, deployment: Deployment) -> Load | None:
+        """How requests do that are alone on the server, if they break targets and would not do better in company."""
+        if deployment.config.pipeline_parallel_size > 1:
+            return None
+        try:
+            least = alone(deployment, self.request, self.targets)
+        except InputError:  # the largest token budget and the largest batch need not fit together
+            return None
+        return None if least.meets else least
 
     def _members(self, family: Engine) -> Iterator[Engine]:
         """Token budgets x batches."""

@@ -8,21 +8,11 @@ from typing import Any
 
 from planner.calibrate import Answer
 from planner.calibrate.answer import error, figures
+from planner.calibrate.factors import MEANINGS
 from planner.evaluate import statistics
 from planner.report.render import Column, table_text, wrapped
 from planner.report.result import Result
 
-#: Target -> what it is, in words.
-MEANINGS = {
-    "slowdown": "time of the GPU",
-    "_flop": "FLOP/s reached",
-    "launch": "launch of a kernel",
-    "host": "host, each step",
-    "request_s": "client, each request",
-    "frontend_s": "front end, each request of a burst",
-    "collective_s": "latency of an exchange",
-    "link_share": "bandwidth of the links",
-}
 FACTOR_COLUMNS = (
     Column("target", "factor on"),
     Column("when"),

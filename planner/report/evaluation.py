@@ -65,9 +65,10 @@ class Evaluation(Result):
 
     def _notes(self) -> Iterator[str]:
         refused = Counter(one.refused for one in self.evaluated if one.refused)
-        yield f"{len(self.evaluated)} runs, {sum(refused.values())} refused"
+        yield f"{len(self.evaluated)} run{'' if len(self.evaluated) == 1 else 's'}, {sum(refused.values())} refused"
         used = Counter(one.calibration for one in self.evaluated if one.calibration)
-        yield "calibration: " + ", ".join(f"{name} ({times})" for name, times in used.most_common())
+        if used:
+            yield "calibration: " + ", ".join(f"{name} ({times})" for name, times in used.most_common())
         for reason, times in refused.most_common():
             yield f"{times} x {reason}"
 

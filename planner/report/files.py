@@ -10,10 +10,12 @@ from planner.errors import InputError
 
 def write_file(path: Path, content: bytes, *, flag: str = "-o") -> None:
     """Written beside ``path`` and then renamed. Raises InputError, naming ``flag``, where that is not possible."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         if path.is_dir():
             raise InputError(f"{flag} {path} is a folder", hint="name a file in it")
+        if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
+            raise InputError(f"{flag} {path} is no file", hint="name one that may be replaced")
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             beside.write_bytes(content)
             beside.replace(path)

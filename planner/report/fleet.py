@@ -267,7 +267,7 @@ def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> I
             yield f"{plan.profile.id} is not divided: {plan.reason}"
     taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
     yield from price_remarks([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
-    if fleets.objective != asked.objective:
+    if fleets.best and fleets.objective != asked.objective:
         yield "no price is known, so the fleets are in the order of their GPUs"
     end = "pessimistic" if asked.pessimistic else "optimistic"
     if fleets.best:

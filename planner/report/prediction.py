@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from planner.bench import latency_table, serve_table, throughput_table
 from planner.fit import Checked
+from planner.memory.facts import attention_kinds
 from planner.model.resolve import ResolvedModel
 from planner.predict import Deployment, Prediction, typical_steps
 from planner.report.render import Column, table_text, wrapped
 from planner.report.result import MetricRows
+from planner.scheduler import Replay
 from planner.step import StepBreakdown
 from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
 from planner.workload import Workload
@@ -74,9 +76,14 @@ class PredictionAnswer(MetricRows):
 
     def _lines(self) -> Iterator[str]:
         yield TABLES[self.bench](self.result)
+        if self.explain:
+            yield ""
+            yield from _basis_lines(self.deployment)
         for name, step in self.steps.items() if self.explain else ():
             yield ""
             yield from _step_lines(name, step)
+            yield wrapped(_sum(step), first="  ", rest="  ")
+            yield wrapped(_share(name, self.record.replay), first="  ", rest="  ")
 
     def _title(self) -> str:
         config = self.deployment.config
@@ -186,6 +193,54 @@ def _step_lines(name: str, step: StepBreakdown) -> Iterator[str]:
         for part in step.parts
     ]
     yield table_text(rows, OPERATOR_COLUMNS)
+
+
+def _basis_lines(deployment: Deployment) -> Iterator[str]:
+    """What the operators are made of, and the peaks that they stay below."""
+    model, profile, config = deployment.model, deployment.profile, deployment.config
+    tokens = (
+        f"{model.active_params:,} of {model.total_params:,} parameters"
+        if model.is_moe
+        else f"{model.total_params:,} parameters"
+    )
+    ranks = f"; each of {config.num_gpus} GPUs has its part" if config.num_gpus > 1 else ""
+    yield wrapped(
+        f"{model.id}: {model.num_layers} layers, hidden size {model.hidden_size:,}, vocabulary {model.vocab_size:,}, "
+        f"attention {attention_kinds(model)}; a token passes through {tokens}{ranks}"
+    )
+    peaks = ", ".join(
+        f"{profile.peak_flop_per_s(dtype) / TFLOP:,.0f} TFLOP/s {dtype}"
+        for dtype in ("bf16", "fp8", "fp4")
+        if profile.supports(dtype)
+    )
+    yield f"{profile.id} at its peak: {profile.memory_bandwidth_bytes_per_s / TB:.2f} TB/s, {peaks}"
+
+
+def _sum(step: StepBreakdown) -> str:
+    """How the step follows from its operators."""
+    gpu_s = max(step.gpu_s, step.launch_s)
+    gpu = f"{step.gpu_s / MS:.3f} ms, the operators added up,"
+    if step.launch_s > step.gpu_s:
+        gpu = f"{step.launch_s / MS:.3f} ms, which launching kernel by kernel takes,"
+    besides_s = step.total_s - gpu_s
+    hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
+    return f"= {gpu} + {besides_s / MS:.3f} ms of the host's{hidden}"
+
+
+def _share(name: str, served: Replay) -> str:
+    """The batch that the step is of, and what all steps like it come to."""
+    decode = name == "decode step"
+    batch = served.decode_batch if decode else served.prefill_batch
+    steps, time_s = (
+        (served.decode_steps, served.decode_time_s) if decode else (served.prefill_steps, served.prefill_time_s)
+    )
+    work = []
+    if batch is not None and batch.prefill_tok:
+        work.append(f"{batch.prefill_tok:,} prompt tokens")
+    if batch is not None and batch.decode_seqs:
+        context_tok = batch.decode_context_tok / batch.decode_seqs
+        work.append(f"{batch.decode_seqs:,} decoding sequences with {context_tok:,.0f} tokens of context each")
+    return f"of {' and '.join(work)}; {steps:,} such step{'' if steps == 1 else 's'} take {time_s:,.3f} s"
 
 
 def _notes(deployment: Deployment, checked: Checked, resolved: ResolvedModel) -> Iterator[str]:

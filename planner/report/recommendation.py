@@ -57,7 +57,7 @@ TARGET_COLUMNS = (
     Column("max_num_batched_tokens", "tokens", ","),
     Column("load", "load", ",.4g"),
     Column("largest_load", "largest", ",.4g"),
-    Column("goodput", "goodput", ",.4g"),
+    Column("goodput", "goodput", ",.4g", aside=True),
     Column("mean_ttft_ms", "TTFT ms", ",.0f"),
     Column("mean_tpot_ms", "TPOT ms", ",.1f"),
     Column("mean_e2el_ms", "E2EL ms", ",.0f"),
@@ -320,7 +320,8 @@ def _carried(plan: Plan) -> Iterator[str]:
         node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
         yield f"one server carries {service.largest_load:,.4g} {unit} under the targets{node}{then}"
     if service.usd_per_hour is not None:
-        yield f"{service.usd_per_hour:,.2f} USD/h for {service.total_gpus} GPUs at the typical price of the profile"
+        gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
+        yield f"{service.usd_per_hour:,.2f} USD/h for {gpus} at the typical price of the profile"
 
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:

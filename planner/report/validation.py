@@ -84,8 +84,9 @@ def _headline(validation: Validation) -> str:
 
 def _verdict_lines(validation: Validation) -> Iterator[str]:
     yield wrapped(_headline(validation))
+    first, others = ("mind: ", "and: ") if validation.inside else ("likeliest cause: ", "or: ")
     for place, finding in enumerate(validation.findings):
-        yield wrapped(finding.cause, first="likeliest cause: " if not place else "or: ", rest="  ")
+        yield wrapped(finding.cause, first=others if place else first, rest="  ")
         yield wrapped(finding.evidence, first="  because ", rest="    ")
         yield wrapped(finding.next_step, first="  next: ", rest="    ")
     for accuracy in validation.measured.accuracy:

@@ -71,7 +71,10 @@ class KvBlocks:
     def need_of(self, clock: int, ticks: int) -> int:
         """Blocks that the decoding requests need in ``ticks`` ticks from ``clock`` on."""
         periods, rest = divmod(ticks, self.block_size)
-        return periods * self.seqs + sum(self.need(clock + tick) for tick in range(rest))
+        need = periods * self.seqs
+        for tick in range(clock, clock + rest):
+            need += self._phase[-tick % self.block_size]
+        return need
 
     def ticks_that_fit(self, clock: int, ticks: int) -> int:
         """How many of ``ticks`` ticks from ``clock`` on find enough free blocks."""

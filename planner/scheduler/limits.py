@@ -35,7 +35,8 @@ class Limits:
     ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
     and a request that has ended keeps its place and blocks for one step more.
 
-    With ``lockstep`` the ``data_parallel_size`` replicas share their experts and take every step together.
+    With ``lockstep`` the ``data_parallel_size`` replicas share their experts and take every step together. Without
+    stages that pipeline it (``pipelined``) a step never takes less time for more of anything in its batch.
 
     With speculative decoding a decode step computes ``decode_tok`` tokens of each request, the drafted ones and one
     more, and moves it on by ``tokens_per_step`` on average. All requests move alike: n steps make
@@ -62,6 +63,7 @@ class Limits:
     load_s_per_tok: float = 0.0
     data_parallel_size: int = 1
     lockstep: bool = False
+    pipelined: bool = False
     decode_tok: int = 1
     tokens_per_step: float = 1.0
 

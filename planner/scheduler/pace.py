@@ -25,10 +25,14 @@ class Pace:
     def ticks(self, steps: int) -> int:
         """Tokens of the next ``steps`` steps."""
         each, taken = self._tokens_per_step, self._steps
+        if each == 1:
+            return steps
         return floor((taken + steps) * each) - floor(taken * each)
 
     def steps_for(self, ticks: int) -> int:
         """The fewest steps, at least one, that make ``ticks`` tokens or more."""
+        if self._tokens_per_step == 1:
+            return max(ticks, 1)
         steps = max(ceil(ticks / self._tokens_per_step) - 1, 1)
         while self.ticks(steps) < ticks:
             steps += 1

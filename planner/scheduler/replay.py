@@ -60,7 +60,7 @@ class _Sender:
         self.log = Log.of(len(self.input_len))
         self.replicas = [Replica(timer, limits, self.log) for _ in range(limits.data_parallel_size)]
         together = limits.lockstep and len(self.replicas) > 1
-        self.group = Lockstep(timer, self.replicas, limits.decode_tok) if together else None
+        self.group = Lockstep(timer, self.replicas, limits) if together else None
         self.engines: list[Replica | Lockstep] = [self.group] if self.group else [*self.replicas]
 
     def run(self) -> None:

@@ -74,7 +74,8 @@ class Replica:
         sent later, even in answer to the very tokens of the last step, has to wait. An idle engine starts with
         what wakes it.
         """
-        self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
+        if self._inbox:
+            self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
         chunks, calm = self._schedule()
         if not chunks and not self.kv.seqs:  # nothing was known in time: the engine pauses and looks again
             self._vacate()
@@ -112,8 +113,9 @@ class Replica:
 
     def stop_after(self, steps: int) -> None:
         """End the row that is under way after ``steps`` steps."""
-        self._step.steps = steps
-        self.event = (self._step.end_s, ENDS)
+        if steps != self._step.steps:
+            self._step.steps = steps
+            self.event = (self._step.end_s, ENDS)
 
     def rest(self) -> None:
         """A row in which this engine had nothing to do has ended."""
@@ -132,7 +134,7 @@ class Replica:
         if self._partial is not None:
             chunks = self._continue_prompt(self._partial, budget_tok)
             calm = bool(chunks)
-        if calm:  # nobody is admitted in a step that preempts
+        if calm and self._waiting:  # nobody is admitted in a step that preempts
             chunks += self._admit(budget_tok - sum(new_tok for _, new_tok in chunks))
         return chunks, calm
 
@@ -313,7 +315,9 @@ class Replica:
         self._leaving_seqs = self._leaving_blocks = 0
 
     def _note_peak(self) -> None:
-        self.kv_peak_blocks = max(self.kv_peak_blocks, self.kv.total - self.kv.free)
+        used = self.kv.total - self.kv.free
+        if used > self.kv_peak_blocks:
+            self.kv_peak_blocks = used
 
     def _tick(self, step: Step, end_s: float) -> None:
         """Every decoding request got the tokens of ``step.steps`` steps."""

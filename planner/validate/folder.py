@@ -79,7 +79,7 @@ def read_plan(directory: Path) -> PlanFile:
     try:
         file = PlanFile.from_json(text)
         digest = json.loads(text).get("digest")
-    except (ValueError, AttributeError, TypeError) as error:  # pydantic's errors are ValueErrors
+    except (ValueError, AttributeError, TypeError) as error:
         raise InputError(
             f"{path} is not a plan of this planner: {_first_line(error)}", hint="write the scripts again"
         ) from error

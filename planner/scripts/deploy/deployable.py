@@ -71,7 +71,7 @@ class Deployable:
         plan, nodes = self.plan, self.nodes
         if nodes < 1 or plan.num_gpus % nodes:
             raise InputError(
-                f"--nodes {nodes}: the plan's {plan.num_gpus} GPUs cannot be spread evenly over {nodes} nodes",
+                f"--nodes {nodes}: {plan.num_gpus} GPU(s) of one server cannot be spread evenly over as many",
                 hint="name a number that divides them",
             )
         if self.gpus_each > plan.gpus_per_node:

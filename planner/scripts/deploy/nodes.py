@@ -11,7 +11,7 @@ def several_nodes(made: Deployable) -> None:
     """Raises InputError for a server on one machine."""
     if made.nodes == 1:
         raise InputError(
-            f"the plan's {made.plan.num_gpus} GPUs are on one node, and this target is for several",
+            "the planned server is on one node, and this target is for several",
             hint="use --target kubernetes, compose or slurm, or spread it with --nodes",
         )
 

@@ -49,14 +49,17 @@ class Site:
         _known("--hf-secret", self.hf_secret, _SUBDOMAIN, "lower-case letters, digits, dashes and dots", 253)
         _known("--gpu-resource", self.gpu_resource, _QUALIFIED, "vendor.com/name", 316)
         if not 1 <= self.replicas <= MOST_REPLICAS:
-            raise InputError(f"--replicas {self.replicas}", hint=f"from 1 to {MOST_REPLICAS}")
+            raise InputError(f"--replicas {self.replicas} is no number of servers", hint=f"from 1 to {MOST_REPLICAS}")
         if not 1 <= self.port <= 65535:
-            raise InputError(f"--port {self.port}", hint="from 1 to 65535")
+            raise InputError(f"--port {self.port} is no port", hint="from 1 to 65535")
         _address(self.host)
         if self.cache not in ("emptydir", "pvc"):
             form, _, claim = self.cache.partition("/")
             if form != "claim":
-                raise InputError(f"--cache {self.cache!r}", hint="emptydir, pvc, or claim/NAME for one that exists")
+                raise InputError(
+                    f"--cache {self.cache!r} is no place for models",
+                    hint="emptydir, pvc, or claim/NAME for one that exists",
+                )
             _known("--cache", claim or "-", _SUBDOMAIN, "claim/ and the name of a claim", 253)
         tuple(self.taints())
         self.selected()
@@ -74,7 +77,8 @@ class Site:
             named = _QUALIFIED.fullmatch(key) and _LABEL_VALUE.fullmatch(value)
             if not named or (colon and effect not in _EFFECTS):
                 raise InputError(
-                    f"--toleration {text!r}", hint=f"KEY, KEY=VALUE or KEY=VALUE:EFFECT with {', '.join(_EFFECTS)}"
+                    f"--toleration {text!r} is no toleration",
+                    hint=f"KEY, KEY=VALUE or KEY=VALUE:EFFECT with {', '.join(_EFFECTS)}",
                 )
             made = {"key": key, "operator": "Equal" if equals else "Exists"}
             yield made | ({"value": value} if equals else {}) | ({"effect": effect} if effect else {})
@@ -86,7 +90,7 @@ class Site:
             key, equals, value = text.partition("=")
             if not (equals and _QUALIFIED.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
                 raise InputError(
-                    f"--node-selector {text!r}", hint="KEY=VALUE, as kubectl get nodes --show-labels has it"
+                    f"--node-selector {text!r} is no label", hint="KEY=VALUE, as kubectl get nodes --show-labels has it"
                 )
             labels[key] = value
         return labels
@@ -94,7 +98,7 @@ class Site:
 
 def _known(flag: str, name: str, form: re.Pattern[str], what: str, longest: int) -> None:
     if name and (not form.fullmatch(name) or len(name) > longest):
-        raise InputError(f"{flag} {name[:80]!r}", hint=f"{what}, at most {longest} characters")
+        raise InputError(f"{flag} {name[:80]!r} cannot be used", hint=f"{what}, at most {longest} characters")
 
 
 def _address(host: str) -> None:

@@ -114,4 +114,5 @@ if [[ "$completed" != "$num_prompts" ]]; then
   exit 1
 fi
 mv -f "$partial" "$result"
+docker logs "$name" >"$here/logs/server.log" 2>&1 || true # planner validate reads in it what the cache went through
 echo "measured: $result"

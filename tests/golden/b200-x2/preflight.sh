@@ -85,11 +85,12 @@ else
   fail "docker cannot reach NVIDIA GPUs" "install the NVIDIA Container Toolkit and restart docker"
 fi
 capability=10.0
+found=$(query name | sort -u | paste -s -d ';' -)
 gpus=$(query compute_cap | grep -c -x -F "$capability" || true)
 if ((gpus >= need_gpus)); then
   ok "$gpus GPUs of compute capability $capability, $need_gpus needed"
 else
-  fail "$gpus GPUs of compute capability $capability, $need_gpus needed" "run this on a machine that has them; it has: $(query name | sort -u | paste -s -d ';' -)"
+  fail "$gpus GPUs of compute capability $capability, $need_gpus needed" "run this on a machine that has them; it has: ${found:-none}"
 fi
 if [[ "$(query mig.mode.current)" == *Enabled* ]]; then
   fail "a GPU is cut into MIG instances, the plan is for whole ones" "with no process on it: sudo nvidia-smi -mig 0"

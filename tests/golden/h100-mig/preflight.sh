@@ -85,11 +85,12 @@ else
   fail "docker cannot reach NVIDIA GPUs" "install the NVIDIA Container Toolkit and restart docker"
 fi
 capability=9.0
+found=$(query name | sort -u | paste -s -d ';' -)
 gpus=$(query compute_cap | grep -c -x -F "$capability" || true)
 mig_profile=3g.40gb
 mig_devices=$(nvidia-smi -L 2>/dev/null | awk -v profile="$mig_profile" '$1 == "MIG" && $2 == profile' | wc -l || true)
 if ((gpus < 1)); then
-  fail "no GPU of compute capability $capability" "run this on a machine that has one; it has: $(query name | sort -u | paste -s -d ';' -)"
+  fail "no GPU of compute capability $capability" "run this on a machine that has one; it has: ${found:-none}"
 elif ((mig_devices >= need_gpus)); then
   ok "$mig_devices MIG instances $mig_profile, $need_gpus needed"
 else

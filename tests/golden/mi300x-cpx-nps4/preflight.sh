@@ -79,11 +79,12 @@ if [[ -r /sys/module/amdgpu/version ]]; then
   ok "the amdgpu driver is $(</sys/module/amdgpu/version)"
 fi
 targets=$(awk '$1 == "gfx_target_version" && $2 > 0 {print $2}' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null || true)
+found=${targets//$'\n'/ }
 gpus=$(grep -c -x -F 90402 <<<"$targets" || true)
 if ((gpus >= need_gpus)); then
   ok "$gpus GPUs $architecture, $need_gpus needed"
 else
-  fail "$gpus GPUs $architecture, $need_gpus needed" "run this on a machine that has them; it has: ${targets//$'\n'/ }"
+  fail "$gpus GPUs $architecture, $need_gpus needed" "run this on a machine that has them; it has: ${found:-none}"
 fi
 modes() { cat /sys/bus/pci/drivers/amdgpu/*/current_"$1"_partition 2>/dev/null | sort -u | paste -s -d ' ' - || true; }
 modes_are="$(modes compute)/$(modes memory)"

@@ -30,11 +30,12 @@ _UNITS = "are the units the same, and are all figures of one run?"
 
 def check_run(run: Run) -> None:
     """Raises InputError naming the run and the figures that contradict each other."""
-    for what in _contradictions(run):
+    for what in contradictions(run):
         raise InputError(f"{run.run_id}: {what}", hint=_UNITS)
 
 
-def _contradictions(run: Run) -> Iterator[str]:
+def contradictions(run: Run) -> Iterator[str]:
+    """Each pair of figures of ``run`` that cannot both be right, in words."""
     yield from _disorder(run.metrics)
     output_len = run.mean_output_len or run.output_len
     if not output_len:
