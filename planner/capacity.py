@@ -115,13 +115,14 @@ def measure(
 ) -> Load:
     """Serve ``workload`` (or ``requests``, at the rate or concurrency of ``workload``) once, beside the targets.
 
-    Raises InputError where a request never fits the KV cache.
+    A closed loop opens with all its places at once, which no user does: those requests load the server, and are not
+    held against the targets. Raises InputError where a request never fits the KV cache.
     """
     served = deployment.replay(workload, requests)
     margins = {slo: margin(deployment, slo, pessimistic=pessimistic) for slo in slos}
-    readings = []
+    burst, readings = workload.max_concurrency or 0, []
     for slo, factor in margins.items():
-        predicted_ms = slo.figure_ms(served)
+        predicted_ms = slo.figure_ms(served, after=burst if burst < len(served.sent_s) else 0)
         readings.append(Reading(slo, predicted_ms, predicted_ms * factor))
     targets_ms: dict[str, float] = {
         slo.metric: slo.limit_ms / factor for slo, factor in margins.items() if slo.metric in OF_A_REQUEST

@@ -70,8 +70,11 @@ class Slo:
             return self.key
         return f"{'p99' if self.percentile > UPPER_TAIL else 'median'}_{self.metric}_ms"
 
-    def figure_ms(self, replay: Replay) -> float:
-        """The statistic of what a replay measured; 0 where nothing was, as in vLLM."""
+    def figure_ms(self, replay: Replay, *, after: int = 0) -> float:
+        """The statistic of what a replay measured; 0 where nothing was, as in vLLM.
+
+        ``after``: so many of the first requests do not count; the gaps of ITL are pooled, and count all.
+        """
         import numpy as np
 
         from planner.bench import weighted_percentile
@@ -79,7 +82,7 @@ class Slo:
         if self.metric == "itl":
             values_s, weights = replay.token_runs.gaps()
         else:
-            values_s = getattr(replay, f"{self.metric}_s")
+            values_s = getattr(replay, f"{self.metric}_s")[after:]
             weights = np.ones(len(values_s), dtype=np.int64)
         if not weights.sum():
             return 0.0

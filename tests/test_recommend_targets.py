@@ -231,6 +231,29 @@ def test_without_a_load_the_plan_carries_most_per_gpu() -> None:
     assert 20 / best.load.value * best.config.num_gpus <= twenty.best.num_gpus * 1.05
 
 
+def test_parts_are_rented_by_the_package() -> None:
+    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 9.0), "h100-mig-3g.40gb")
+    ranking = ranked(asked)
+    assert ranking.best is not None
+    service = assemble(asked, ranking, replace(ranking.best, replicas=7)).service
+    assert service is not None
+    # two slices of 3g make up one GPU of 2.95 USD/h (2026-05): seven slices are four GPUs
+    assert service.packages == 4
+    assert service.usd_per_hour == pytest.approx(4 * 2.95)
+
+
+def test_the_burst_that_opens_a_closed_loop_is_not_held_against_the_targets() -> None:
+    asked = request(Targets(parse_slos({"ttft": 2000.0}), "concurrency", 64.0), "b200")
+    ranking = ranked(asked)
+    assert ranking.best is not None and ranking.best.load is not None
+    load = ranking.best.load
+    # requests that find a place one by one wait for fewer prompts than those that come all at once
+    ttft_ms = np.sort(load.replay.ttft_s[int(load.value) :]) * 1000
+    assert load.readings[0].predicted_ms == pytest.approx(ttft_ms[-1], rel=0.5)
+    assert load.readings[0].predicted_ms <= load.replay.ttft_s.max() * 1000
+    assert any("open the loop together" in line for line in assemble(asked, ranking, ranking.best).why)
+
+
 def test_plans_are_put_in_the_order_of_their_price() -> None:
     asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 50.0), "h100", "b200")
     plans = [assemble(asked, ranking, ranking.candidates[0]) for ranking in rank(asked)]

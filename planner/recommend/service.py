@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from planner.capacity import THROUGHPUT, Load, Reading, largest_load
@@ -39,6 +40,9 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
     whole = targets.value if targets.value is not None else load.value
     most = _largest(request, candidate)
     servers = node_size(request, profile) // candidate.config.num_gpus
+    packages = candidate.num_gpus / parts
+    if targets.value is not None:  # nobody rents a part of a package
+        packages = ceil(packages)
     price = profile.price
     return Service(
         interval="pessimistic" if targets.pessimistic else "optimistic",
@@ -49,12 +53,12 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
         trace=targets.trace,
         replicas=replicas,
         total_gpus=candidate.num_gpus,
-        packages=candidate.num_gpus / parts,
+        packages=packages,
         goodput=load.goodput_per_s * replicas,
         largest_load=most.value if most else None,
         node_load=most.value * servers if most else None,
         bound_by=most.bound_by if most else "",
-        usd_per_hour=price.typical.value * candidate.num_gpus if price else None,
+        usd_per_hour=price.typical.value * parts * packages if price else None,
     )
 
 
@@ -127,6 +131,10 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     yield f"goodput {load.goodput_per_s * winner.replicas:,.4g} requests/s: {share:.1%} meet every target at that end"
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
+    if targets.by == "concurrency":
+        yield f"the {load.value:,.0f} requests that open the loop together are not held against the targets"
+        if not request.range_ratio and targets.requests is None:
+            yield "requests of equal lengths end, and are followed, together: --random-range-ratio 0.5 spreads them"
 
 
 def what_limits(deployment: Deployment, load: Load) -> str:
