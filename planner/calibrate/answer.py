@@ -22,6 +22,7 @@ from planner.calibrate.factors import MEANINGS, Factor, factors_of, problem_of, 
 from planner.calibrate.intervals import Miss, local_spreads
 from planner.calibrate.sources import Sources
 from planner.calibration.fit import SIGMA, Fit, Problem
+from planner.consistency import EXACT
 from planner.efficiency import Effect, LocalFits, base_digest, load_calibration
 from planner.engine.config import EngineArgs
 from planner.engine.version import parse_version
@@ -92,7 +93,7 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False, today: datet
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
     earlier = there.efficiency or _NOTHING
     kept = runs_of(earlier.runs, str(path))
-    new, unusable = _usable([run for run in sources.runs if not run.suspect])
+    new, unusable, remarks = _usable([run for run in sources.runs if not run.suspect])
     runs = list({run.run_id: run for run in (*kept, *new)}.values())
     if not runs:
         raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
@@ -131,7 +132,7 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False, today: datet
         refused=(*unusable, *refused),
         memory=memory,
         efficiency=efficiency,
-        notes=tuple(_notes(used, _without(kept, new), factors, left_out)),
+        notes=(*remarks, *_notes(used, _without(kept, new), factors, left_out)),
     )
     shipped = answer.before if usable is SHIPPED else tuple(evaluate(used))
     return replace(answer, reason=_reason(shipped, answer))
@@ -140,22 +141,46 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False, today: datet
 _NOTHING = LocalFits(base="", fitted_on="")
 
 
-def _usable(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
-    """New runs that can be replayed, and the others with the reason: those are not kept, and replace nothing.
+def _usable(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]], list[str]]:
+    """New runs that can be replayed, the others with the reason (not kept, replacing nothing), and remarks.
 
     Raises InputError where there are runs and none can be replayed, and for one that is in another unit.
     """
-    usable, unusable = [], []
+    usable, unusable, remarks = [], [], []
     for one in evaluate(runs):
         if one.refused:
             unusable.append((one.run, one.refused))
-        else:
-            usable.append(one.run)
-            _refuse_implausible(one)
+            continue
+        if _received_together(one):
+            one = _without_split(one)
+            remarks.append(f"{one.run.run_id}: its client got tokens together, so TTFT, TPOT and ITL are left out")
+        usable.append(one.run)
+        _refuse_implausible(one)
     if unusable and not usable:
         hint = "planner evaluate says the reason of each run"
         raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=hint)
-    return usable, unusable
+    return usable, unusable, remarks
+
+
+def _received_together(one: Evaluated) -> bool:
+    """Whether the client had no time to read: tokens came in one piece, TPOT is nothing, and all adds up to the E2EL."""
+    metrics, output_len = one.run.metrics, one.run.mean_output_len or one.run.output_len
+    ttft, tpot, e2el = (metrics.get(f"mean_{name}_ms") for name in ("ttft", "tpot", "e2el"))
+    if not (ttft and tpot and e2el and output_len):
+        return False
+    adds_up = abs((ttft + (output_len - 1) * tpot) / e2el - 1) < EXACT
+    figures = (one.figures.get(f"{statistic}_tpot_ms") for statistic in ("mean", "median"))
+    return adds_up and any(f.measured * IMPLAUSIBLE < f.predicted for f in figures if f)
+
+
+def _without_split(one: Evaluated) -> Evaluated:
+    """Without what depends on when each token was read."""
+
+    def told(name: str) -> bool:
+        return not any(f"_{split}_" in name for split in ("ttft", "tpot", "itl"))
+
+    run = replace(one.run, metrics={name: value for name, value in one.run.metrics.items() if told(name)})
+    return replace(one, run=run, figures={name: figure for name, figure in one.figures.items() if told(name)})
 
 
 def _refuse_implausible(one: Evaluated) -> None:
