@@ -163,7 +163,7 @@ def _usable(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]], list
 
 
 def _received_together(one: Evaluated) -> bool:
-    """Whether the client had no time to read: tokens came in one piece, TPOT is nothing, and all adds up to the E2EL."""
+    """Whether the client had no time to read: tokens came in one piece, TPOT is nothing, and all adds up to E2EL."""
     metrics, output_len = one.run.metrics, one.run.mean_output_len or one.run.output_len
     ttft, tpot, e2el = (metrics.get(f"mean_{name}_ms") for name in ("ttft", "tpot", "e2el"))
     if not (ttft and tpot and e2el and output_len):

@@ -233,8 +233,10 @@ def calibrate(loop: Loop) -> None:
     """Learn from the plan's load, measured twice; a load that was not seen must not come out worse for it."""
     loop.learned.unlink(missing_ok=True)
     before = predict(loop, UNSEEN, "none")
-    print(loop.planner("calibrate", loop.plan, loop.further("again"), "-o", loop.learned, status=(0, 1)))
+    said = loop.planner("calibrate", loop.plan, loop.further("again"), "-o", loop.learned, status=(0, 1, 2))
+    print(said)
     if not loop.learned.exists():
+        assert "not kept:" in said or "determine none of the factors" in said, "refused for another reason"
         print("  the runs taught nothing: the shipped efficiencies stay")
         return
     after = predict(loop, UNSEEN, str(loop.learned))
