@@ -247,10 +247,8 @@ def test_the_burst_that_opens_a_closed_loop_is_not_held_against_the_targets() ->
     ranking = ranked(asked)
     assert ranking.best is not None and ranking.best.load is not None
     load = ranking.best.load
-    # requests that find a place one by one wait for fewer prompts than those that come all at once
-    ttft_ms = np.sort(load.replay.ttft_s[int(load.value) :]) * 1000
-    assert load.readings[0].predicted_ms == pytest.approx(ttft_ms[-1], rel=0.5)
-    assert load.readings[0].predicted_ms <= load.replay.ttft_s.max() * 1000
+    opening, rest = np.split(load.replay.ttft_s * 1000, [int(load.value)])
+    assert load.readings[0].predicted_ms <= rest.max() < opening.max()  # all at once wait for more prompts
     assert any("open the loop together" in line for line in assemble(asked, ranking, ranking.best).why)
 
 

@@ -34,6 +34,7 @@ def test_figures_are_those_that_a_hand_counts() -> None:
     assert Slo("e2el", 1, 75).figure_ms(served()) == pytest.approx(45)
     assert Slo("e2el", 1, 100).figure_ms(served()) == pytest.approx(50)
     assert Slo("itl", 1, 99).figure_ms(served()) == pytest.approx(10)
+    assert Slo("e2el", 1, None).figure_ms(served(), after=1) == pytest.approx(50)  # the second alone
 
 
 def test_a_request_of_one_token_has_no_time_per_output_token() -> None:
