@@ -12,11 +12,15 @@ from command_line import error_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.api.flags import engine_args
 from planner.check import ServeLine, find_command, read_line
 from planner.engine.config import EngineArgs
 from planner.engine.flags import table_versions
+from planner.engine.resolve import resolve
 from planner.engine.version import parse_version
 from planner.errors import InputError
+from planner.hardware import load_profile
+from planner.model.resolve import load_model
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -245,6 +249,71 @@ def test_no_line_is_too_strange_to_be_read_or_refused(version: Any, words: list[
         assert line.model is not None
 
 
+# --- two engines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "only_v0"),
+    [
+        # vLLM's own oracle says so of each (arg_utils.py of that version, _is_v1_supported_oracle)
+        ("0.9.1", "--num-scheduler-steps 8", ("--num-scheduler-steps 8",)),
+        ("0.9.1", "--num-scheduler-steps 1", ()),
+        ("0.8.5", "--num_scheduler_steps=10", ("--num-scheduler-steps 10",)),
+        ("0.7.3", "--num-scheduler-steps 10", ()),  # V0 is the only default
+        ("0.10.0", "--num-scheduler-steps 10", ("--num-scheduler-steps 10",)),
+        ("0.9.1", "--scheduling-policy priority --preemption-mode swap", None),
+        ("0.10.2", "--scheduling-policy priority", ()),
+        ("0.10.2", "--preemption-mode swap", ("--preemption-mode swap",)),
+        ("0.10.2", "--scheduler-delay-factor 0.5", ("--scheduler-delay-factor 0.5",)),
+        ("0.10.2", "--scheduler-delay-factor 0", ()),
+        ("0.10.2", "--disable-async-output-proc", ("--disable-async-output-proc",)),
+        ("0.9.1", "--guided-decoding-backend outlines", ("--guided-decoding-backend outlines",)),
+        ("0.10.0", "--guided-decoding-backend outlines", ()),
+        ("0.8.5", "--guided-decoding-backend xgrammar:disable-any-whitespace", ()),
+        ("0.9.1", "--otlp-traces-endpoint http://a:4317", ("--otlp-traces-endpoint http://a:4317",)),
+        ("0.10.2", "--otlp-traces-endpoint http://a:4317", ()),
+        ("0.11.0", "--max-num-partial-prefills 2", ("--max-num-partial-prefills 2",)),
+        ("0.12.0", "--max-num-partial-prefills 2", ()),
+    ],
+)
+def test_options_that_bring_the_old_engine_back_are_known(
+    version: str, line: str, only_v0: tuple[str, ...] | None
+) -> None:
+    read = read_line(shlex.split(f"vllm serve org/model {line}"), parse_version(version))
+    assert not read.problems
+    if only_v0 is None:
+        assert len(read.only_v0) == 2
+    else:
+        assert read.only_v0 == only_v0
+
+
+def test_an_attention_backend_of_the_old_engine_brings_it_back() -> None:
+    words, version = ["vllm", "serve", "m"], parse_version("0.9.1")
+    assert read_line(words, version, env={"VLLM_ATTENTION_BACKEND": "XFORMERS"}).only_v0
+    assert not read_line(words, version, env={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}).only_v0
+
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4}'
+
+
+@pytest.mark.parametrize(
+    ("args", "version", "engine"),
+    [
+        # the same oracle on what a plan may ask for: 0.8 drafts by its old engine and has pipelines with Ray alone
+        ({"pipeline_parallel_size": 2}, "0.8.5", "V0"),
+        ({"pipeline_parallel_size": 2}, "0.9.1", "V1"),
+        ({"dtype": "float32"}, "0.9.1", "V0"),
+        ({"dtype": "float32"}, "0.9.2", "V1"),
+        ({"speculative_config": NGRAM}, "0.8.5", "V0"),
+        ({"speculative_config": NGRAM}, "0.9.1", "V1"),
+    ],
+)  # fmt: skip
+def test_plans_get_the_engine_that_the_version_would_take(args: dict[str, Any], version: str, engine: str) -> None:
+    asked = engine_args(args)
+    resolved = load_model(LLAMA)
+    assert resolve(asked, resolved.model, load_profile("h100"), parse_version(version)).engine == engine
+
+
 # --- the answer ----------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +364,40 @@ def test_a_refused_option_is_no_but_the_rest_is_answered() -> None:
 def test_settings_that_vllm_refuses_are_told_with_the_reason() -> None:
     said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "-tp", "3", status=1)
     assert "32 attention heads" in said["refusal"]["cause"] and said["refusal"]["hint"]
+
+
+OLD = ("--gpu", "h100", "--engine-version", "0.9.1", "--")
+SHORT = ("vllm", "serve", LLAMA, "--max-num-seqs", "64", "--max-model-len", "4096")
+
+
+def test_a_line_that_falls_back_to_the_old_engine_is_predicted_with_it() -> None:
+    """By V0's own rules: a whole context in a step (no chunks below 32,768 tokens), and no prefix cache by default."""
+    plain, many = answer(*OLD, *SHORT), answer(*OLD, *SHORT, "--num-scheduler-steps", "8")
+    asked, policy = (
+        answer(*OLD, "VLLM_USE_V1=0 " + shlex.join(SHORT)),
+        answer(*OLD, *SHORT, "--preemption-mode", "swap"),
+    )
+    assert plain["settings"]["engine"] == "V1" and plain["flags"] == []
+    for said in (many, asked, policy):
+        assert said["starts"] and said["not_simulated"] == []
+        assert said["settings"]["engine"] == "V0" and said["engine_version"] == "0.9.1"
+        assert said["settings"]["max_num_batched_tokens"] == 4096 and not said["settings"]["enable_prefix_caching"]
+    (flag,) = many["flags"]
+    assert flag["flag"] == "--num-scheduler-steps 8" and "falls back to V0" in flag["cause"] and not flag["fatal"]
+    assert asked["flags"] == []  # it was asked for
+    assert policy["delivers"]["mean_tpot_ms"] == asked["delivers"]["mean_tpot_ms"]
+    # one visit of the scheduler for eight steps: the host's time shrinks, and nothing else changes
+    assert many["delivers"]["mean_tpot_ms"] < asked["delivers"]["mean_tpot_ms"]
+    assert many["better"][-1]["changes"]["engine"] == {"line": "V0", "plan": "V1"}
+
+
+def test_engines_that_a_version_does_not_have_are_refused() -> None:
+    both = answer(*OLD, "VLLM_USE_V1=1 " + shlex.join((*SHORT, "--num-scheduler-steps", "8")), status=1)
+    assert both["refusal"]["cause"].startswith("VLLM_USE_V1=1 is not supported with --num-scheduler-steps 8")
+    gone = answer("--gpu", "h100", "--engine-version", "0.11.0", "--", "VLLM_USE_V1=0 " + shlex.join(SHORT), status=1)
+    assert "V0 engine, which vLLM 0.11.0 does not have" in gone["refusal"]["cause"]
+    amd = answer("--gpu", "mi300x", "--engine-version", "0.8.5", "--", "VLLM_USE_V1=1 " + shlex.join(SHORT))
+    assert amd["settings"]["engine"] == "V1"  # the default there is V0
 
 
 def test_a_better_plan_is_better_at_the_same_load_and_with_as_many_gpus() -> None:

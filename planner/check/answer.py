@@ -8,8 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from planner.check.line import ServeLine
+from planner.engine.check import Problem
 from planner.engine.command import serve_argv
 from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.fallback import asked_engine
+from planner.engine.features import default_engine
 from planner.engine.version import EngineVersion
 from planner.errors import InputError, PlannerError
 from planner.fit import FitResult, fit
@@ -31,7 +34,7 @@ WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays
 SETTINGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling",
+    "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling", "engine", "num_scheduler_steps",
 )  # fmt: skip
 
 
@@ -93,8 +96,8 @@ class Served:
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables that the recipes set."""
-        return recipe_of(self.deployment).env
+        """Variables that the recipes set, and those of the settings."""
+        return {**recipe_of(self.deployment).env, **self.config.env}
 
     def score(self, goal: Goal) -> float:
         """Larger is better; the goals are those of ``planner.recommend``."""
@@ -154,6 +157,8 @@ class Answer:
     @property
     def settings(self) -> dict[str, Any]:
         """What the line runs with; only what it says itself where vLLM refuses it."""
+        if self.served:
+            return settings_of(self.served.config)
         if self.fit:
             return settings_of(self.fit.config)
         given = {name: getattr(self.line.args, name, None) for name in SETTINGS}
@@ -181,10 +186,12 @@ def check_line(
     answer = Answer(resolved, profile, version, line, asked.goal, local=local)
     basis = Basis(local.constants)
     try:
+        engine = asked_engine(line.only_v0, line.use_v1, version)
+        version = replace(version, engine=engine or version.engine)  # a plan chooses for itself
         args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
         return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN, asked.max_concurrency)
-    answer = replace(answer, fit=result)
+    answer = replace(answer, fit=result, line=_fallen_back(line, profile, answer.version))
     room = result.config.max_model_len // 2
     if not result.fits:
         return _with_plan(answer, asked, min(DEFAULT_LEN, room), asked.max_concurrency)
@@ -192,10 +199,22 @@ def check_line(
     if drafts and not drafts.acceptance_rates:  # a line does not say how many are accepted: timed without drafts
         args = replace(args, speculative_config=None)
     deployment = deploy(resolved.model, profile, args, version, basis=basis, calibration=local.calibration)
+    if deployment.config.engine == "V0" and profile.platform != "cpu":  # on CPUs vLLM takes one step at a time
+        config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
+        deployment = replace(deployment, config=config)
     workload = _workload(asked, deployment, min(DEFAULT_LEN, room))
     served = _serve(resolved.resolved, deployment, workload)
     answer = replace(answer, workload=workload, served=served)
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _fallen_back(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:
+    """The line with a remark on each word that costs it the V1 engine, where it would have had it."""
+    if default_engine(version, profile) == "V0":
+        return line
+    cause = f"the V1 engine of vLLM {version} does not have it, so the server falls back to V0"
+    remarks = [Problem(words, cause, "leave it out to run V1", fatal=False) for words in line.only_v0]
+    return replace(line, problems=(*line.problems, *remarks))
 
 
 def _fit(

@@ -18,6 +18,7 @@ from typing import Any
 from planner.check.shell import API_SERVER
 from planner.engine.check import Problem, check_command, check_env
 from planner.engine.config import EngineArgs
+from planner.engine.fallback import needs_v0
 from planner.engine.flags import flag_status, known_flags, spelled, takes_value
 from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
@@ -43,7 +44,6 @@ _LISTS = frozenset(
 #: Change memory or time, and are not simulated.
 _NOT_SIMULATED = frozenset((
     "--speculative-model", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--offload-group-size",
-    "--num-scheduler-steps",
     "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
     "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
     "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
@@ -60,6 +60,9 @@ class ServeLine:
     problems: tuple[Problem, ...]
     not_simulated: tuple[str, ...]  #: options and variables that change memory or time and are left out of account
     longest_context: bool = False  #: --max-model-len auto: as long as the memory allows
+    num_scheduler_steps: int = 1  #: steps of the V0 engine for one visit of its scheduler
+    only_v0: tuple[str, ...] = ()  #: what of it the V1 engine does not serve
+    use_v1: str | None = None  #: VLLM_USE_V1
 
     @property
     def refused(self) -> bool:
@@ -83,13 +86,15 @@ def read_line(
     problems = [p for p in check_command(canonical, version, platform=platform) if p.word not in seen]
     for name in environment:
         problems += check_env(name, version, platform=platform)
-    engine = [f"VLLM_USE_V1={environment['VLLM_USE_V1']}"] if environment.get("VLLM_USE_V1") == "0" else []
     return ServeLine(
         model=reader.positional or reader.named,
         args=EngineArgs(**reader.settings),
         problems=tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
-        not_simulated=(*dict.fromkeys(reader.not_simulated), *engine),
+        not_simulated=tuple(dict.fromkeys(reader.not_simulated)),
         longest_context=reader.longest_context,
+        num_scheduler_steps=reader.num_scheduler_steps,
+        only_v0=needs_v0(reader.options, environment, version),
+        use_v1=environment.get("VLLM_USE_V1"),
     )
 
 
@@ -120,6 +125,8 @@ class _Reader:
         self.positional: str | None = None
         self.named: str | None = None  #: by --model, which a positional one overrules
         self.longest_context = False
+        self.num_scheduler_steps = 1
+        self.options: dict[str, str] = {}  #: whole names with their values, the last of equal ones
         self.problems: list[Problem] = []
         self.not_simulated: list[str] = []
         self.canonical: list[str] = []  #: the same words with whole option names, for ``check_command``
@@ -173,8 +180,11 @@ class _Reader:
         if flag in _NOT_SIMULATED:
             self.not_simulated.append(flag)
         flag = _SHORT.get(flag, flag)
+        self.options[flag] = " ".join(values)
         if flag == "--model":
             self.named = values[0] if values else None
+        elif flag == "--num-scheduler-steps" and values and values[0].isdecimal():
+            self.num_scheduler_steps = max(int(values[0]), 1)
         elif flag in _SWITCHES:
             name, value = _SWITCHES[flag]
             self.settings[name] = value if not values else value == (values[0].lower() == "true")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from planner.engine.config import Engine, EngineConfig
+from planner.engine.config import Engine, EngineConfig, SpeculativeMethod
 from planner.engine.version import EngineVersion
 from planner.hardware.schema import GpuProfile
 
@@ -100,17 +100,31 @@ def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
     return features(config.version, profile, engine=config.engine)
 
 
-def default_engine(version: EngineVersion, profile: GpuProfile, *, fp8_kv_cache: bool = False) -> Engine:
+def default_engine(
+    version: EngineVersion,
+    profile: GpuProfile,
+    *,
+    fp8_kv_cache: bool = False,
+    fp32: bool = False,
+    pipeline: bool = False,
+    drafts: SpeculativeMethod | None = None,
+) -> Engine:
     """V0 or V1, as the oracle in ``arg_utils.py`` decides when ``VLLM_USE_V1`` is not set.
 
-    On AMD upstream switches in 0.9.2; AMD's images, the only ones for these GPUs then, switch in 0.9.1 (their
-    change log of 20250620).
+    What else of a command line brings V0 back is in ``planner.engine.fallback``. On AMD upstream switches in 0.9.2;
+    AMD's images, the only ones for these GPUs then, switch in 0.9.1 (their change log of 20250620).
     """
     release = version.release
-    if release < (0, 8) or "V0 engine" in version.text:
+    if version.engine:
+        return version.engine
+    if release < (0, 8):
         return "V0"
     if release >= (0, 11):
         return "V1"
+    if (fp32 and release < (0, 9, 2)) or (pipeline and release < (0, 9, 1)):  # without Ray, in 0.9.0 without "mp"
+        return "V0"
+    if drafts and release < ((0, 10) if drafts == "draft_model" else (0, 9)):
+        return "V0"
     if profile.platform == "rocm":
         return "V1" if release >= (0, 9, 1) else "V0"
     if profile.platform == "cpu":

@@ -20,7 +20,7 @@ from planner.engine.extras import check_host_memory, lora_of
 from planner.engine.features import Features, default_engine, features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.kv_dtype import LONG_NAMES, SHORT_NAMES, kv_cache_dtype
-from planner.engine.speculative import check_speculative_config, engine_for
+from planner.engine.speculative import check_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.schema import GpuProfile
@@ -63,8 +63,14 @@ class _Resolver:
             args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version
         )
         self._took(kv.reason)
-        engine = default_engine(self.version, self.profile, fp8_kv_cache=kv.is_fp8)
-        engine = engine_for(args.speculative_config, self.version, engine)
+        engine = default_engine(
+            self.version,
+            self.profile,
+            fp8_kv_cache=kv.is_fp8,
+            fp32=dtype == "fp32",
+            pipeline=args.pipeline_parallel_size > 1,
+            drafts=args.speculative_config.method if args.speculative_config else None,
+        )
         found = features(self.version, self.profile, engine=engine)
         max_model_len = self._max_model_len()
         if args.speculative_config:

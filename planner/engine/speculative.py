@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from planner.engine.config import Engine, SpeculativeConfig, SpeculativeMethod
+from planner.engine.config import SpeculativeConfig, SpeculativeMethod
 from planner.engine.features import Features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.version import EngineVersion
@@ -148,11 +148,6 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
             f"{FLAG}: the memory of method {named!r} is not known", hint=f"one of: {', '.join(dict.fromkeys(METHODS))}"
         )
     return known
-
-
-def engine_for(wanted: SpeculativeConfig | None, version: EngineVersion, engine: Engine) -> Engine:
-    """The engine that drafts: with a draft model versions before 0.10.0 fall back to V0 (``arg_utils.py``)."""
-    return "V0" if wanted and wanted.method == "draft_model" and version.release < V0_ENDS else engine
 
 
 def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> Iterator[tuple[str, str]]:

@@ -52,6 +52,8 @@ class EngineVersion:
     build: Build = "vllm"
     text: str = field(default="", compare=False)  #: as given
     note: str = field(default="", compare=False)  #: what was assumed, where the text does not name a release
+    #: V0 or V1, where somebody decided it; empty: as the release does by itself
+    engine: Literal["", "V0", "V1"] = field(default="", compare=False)
 
     def __str__(self) -> str:
         """The release: ``0.11.0``."""
@@ -70,7 +72,7 @@ def parse_version(text: str, *, date: str = "") -> EngineVersion:
         raise _unreadable(text)
     build: Build = "vllm+atom-plugin" if re.search(r"\batom\b", text.lower()) else "vllm"
     release, note = _numbered(text) or _mentioned(text) or _dated(text, date)
-    return EngineVersion(release, build, text, note or _strangeness(release))
+    return EngineVersion(release, build, text, note or _strangeness(release), "V0" if "V0 engine" in text else "")
 
 
 def known_version(name: str) -> EngineVersion:

@@ -9,6 +9,8 @@ from typing import Any
 
 from planner.check import Answer, Served
 from planner.engine.check import Problem
+from planner.engine.fallback import BOTH_SINCE, V0_GONE_IN
+from planner.fit import FitResult
 from planner.report.render import Column, command_lines, pair_lines, table_text, wrapped
 from planner.report.result import Result
 from planner.units import format_bytes
@@ -153,10 +155,16 @@ def _start_lines(answer: Answer) -> Iterator[str]:
         ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)} on each GPU, {fit.config.weight_dtype}"),
         ("KV cache", f"{format_bytes(fit.kv_cache.mid)}, {fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}"),
         ("context", f"{fit.config.max_model_len:,} tokens, {fit.max_concurrency:.2f} requests of that length at once"),
-        ("batch", f"{fit.config.max_num_seqs:,} requests, {fit.config.max_num_batched_tokens:,} tokens"),
+        ("batch", f"{fit.config.max_num_seqs:,} requests, {fit.config.max_num_batched_tokens:,} tokens{_engine(fit)}"),
     ))  # fmt: skip
     for option in fit.options:
         yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    ")
+
+
+def _engine(fit: FitResult) -> str:
+    """Which of the two engines, while a version has both."""
+    both = BOTH_SINCE <= fit.config.version.release < V0_GONE_IN
+    return f", {fit.config.engine} engine" if both else ""
 
 
 def _load_lines(answer: Answer) -> Iterator[str]:
