@@ -33,6 +33,7 @@ MEMORY = {
     "memory_bytes": round(287.65 * GIB), "weights_bytes": round(67.7 * GIB), "kv_cache_bytes": 180 * GIB,
     "kv_cache_bytes_lo": 175 * GIB, "kv_cache_bytes_hi": 183 * GIB, "kv_cache_tokens": 1_179_648,
 }  # fmt: skip
+SERVED = ("vllm", "serve", MODEL, "--dtype", "bfloat16", "--kv-cache-dtype", "fp8")
 #: Lines as vLLM 0.11 to 0.32 prints them.
 LOG = """
 (APIServer pid=1) INFO 11-20 10:00:00 [utils.py:233] vLLM API server version 0.11.0
@@ -237,6 +238,7 @@ def test_the_result_of_another_plan_is_refused(folder: Folder) -> None:
         ({"completed": 300, "failed": 20}, "300 of 320 requests completed"),
         ({"completed": None}, "is broken: completed is None"),
         ({"num_prompts": float("nan")}, "is broken: num_prompts is nan"),
+        ({"model_id": "Qwen/Qwen3-32B"}, "is of Qwen/Qwen3-32B, its plan of amd/Llama"),
     ],
 )
 def test_another_load_is_refused(folder: Folder, changes: dict[str, Any], words: str) -> None:
@@ -306,14 +308,40 @@ def test_short_steps_that_grow_are_the_hosts(folder: Folder) -> None:
         ("'max_num_batched_tokens': 32768", "'max_num_batched_tokens': 8192", "max_num_batched_tokens 8192 instead"),
         ("enforce_eager=False", "enforce_eager=True", "enforce_eager True instead of False"),
         ("0.11.0", "0.10.2", "the log is of vLLM 0.10.2, the plan is for 0.11.0"),
+        ("tensor_parallel_size=1", "tensor_parallel_size=2", "tensor_parallel_size 2 instead of 1"),
+        ("kv_cache_dtype=fp8", "kv_cache_dtype=auto", "kv_cache_dtype auto instead of fp8"),
+        ("kv_cache_dtype=fp8", "kv_cache_dtype=bfloat16", "kv_cache_dtype bfloat16 instead of fp8"),
+        ("kv_cache_dtype=fp8", "kv_cache_dtype=fp8_e5m2", "kv_cache_dtype fp8_e5m2 instead of fp8"),
+        ("enforce_eager=False", "dtype=torch.float16", "dtype float16 instead of bfloat16"),
+        ("enforce_eager=False", "enable_expert_parallel=True", "enable_expert_parallel True instead of False"),
     ],
 )
-def test_a_log_that_contradicts_the_plan_is_told_even_where_all_is_inside(
-    folder: Folder, old: str, new: str, words: str
-) -> None:
-    found = validate(folder(log=LOG.replace(old, new)))
-    assert found.inside
+def test_what_is_inside_without_the_plan_is_no_proof_of_it(folder: Folder, old: str, new: str, words: str) -> None:
+    """Every figure is as predicted; what ran is not what was planned, so the answer is no."""
+    assert LOG.count(old)
+    where = folder(made(serve_argv=SERVED), log=LOG.replace(old, new))
+    found = validate(where)
+    assert found.inside and not found.as_planned
     assert words in found.findings[0].evidence
+    outcome = run("validate", str(where))
+    assert outcome.status == 1 and "inside, but this is not the plan" in " ".join(outcome.out.split())
+    assert "not the plan: " in outcome.out and "next: " in outcome.out
+    said = json.loads(run("validate", str(where), "--format", "json").out)
+    assert said["inside"] and not said["as_planned"]
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla", "fp8"])
+def test_other_names_of_the_planned_types_are_the_plan(folder: Folder, name: str) -> None:
+    log = LOG.replace("kv_cache_dtype=fp8", f"kv_cache_dtype={name}, dtype=torch.bfloat16")
+    log += "INFO some kernel was compiled for dtype: float32\n"  # not a setting
+    assert validate(folder(made(serve_argv=SERVED), log=log)).findings == ()
+
+
+def test_a_plan_that_leaves_a_type_to_vllm_is_not_contradicted_by_auto(folder: Folder) -> None:
+    """A checkpoint with scales for its cache: auto is fp8."""
+    argv = ("vllm", "serve", MODEL, "--kv-cache-dtype", "auto")
+    log = LOG.replace("kv_cache_dtype=fp8", "kv_cache_dtype=auto, dtype=torch.bfloat16")
+    assert validate(folder(made(serve_argv=argv), log=log)).findings == ()
 
 
 def test_a_build_without_a_number_is_not_another_version(folder: Folder) -> None:

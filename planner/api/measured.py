@@ -76,7 +76,8 @@ def validate_plan(directory: str | PathLike[str]) -> ValidationAnswer:
     """What the scripts of a plan measured beside its prediction, and the likeliest causes where they differ.
 
     ``directory`` is the folder of a plan after its ``benchmark.sh`` ran. ``answer.ok`` is whether every measurement
-    lies within its bounds. Raises InputError where there is no plan, or no result.
+    lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
+    (``answer.record.inside`` and ``answer.record.as_planned``). Raises InputError where there is no plan, or no result.
     """
     from planner.report.validation import ValidationAnswer
     from planner.validate import validate

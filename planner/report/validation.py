@@ -35,8 +35,8 @@ class ValidationAnswer(Result):
 
     @property
     def ok(self) -> bool:
-        """Whether every measurement lies within its bounds."""
-        return self.record.inside
+        """Whether the plan was measured, and every measurement lies within its bounds."""
+        return self.record.inside and self.record.as_planned
 
     def _object(self) -> dict[str, Any]:
         return self.record.to_json()
@@ -77,6 +77,7 @@ def _headline(validation: Validation) -> str:
     plan = validation.measured.plan
     outside = sum(line.verdict != "inside" for line in validation.lines)
     verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.lines)} lines"
+    verdict += "" if validation.as_planned else ", but this is not the plan" if validation.inside else ", not the plan"
     where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
     where += f", calibration: {plan.calibration}"
     return f"{plan.model} on {where}: {verdict}"
@@ -86,7 +87,8 @@ def _verdict_lines(validation: Validation) -> Iterator[str]:
     yield wrapped(_headline(validation))
     first, others = ("mind: ", "and: ") if validation.inside else ("likeliest cause: ", "or: ")
     for place, finding in enumerate(validation.findings):
-        yield wrapped(finding.cause, first=others if place else first, rest="  ")
+        mark = "not the plan: " if finding.not_the_plan else others if place else first
+        yield wrapped(finding.cause, first=mark, rest="  ")
         yield wrapped(finding.evidence, first="  because ", rest="    ")
         yield wrapped(finding.next_step, first="  next: ", rest="    ")
     for accuracy in validation.measured.accuracy:

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from planner.engine.kv_dtype import SHORT_NAMES
 from planner.engine.version import parse_version
+from planner.plan import Plan
 from planner.units import GIB
 from planner.validate.compare import Line
 from planner.validate.folder import Measured
+from planner.validate.server_log import Setting
 
 #: A setting or a rate that differs by less is the same, printed with fewer digits.
 SAME = 0.005
@@ -36,6 +39,7 @@ class Finding:
     cause: str
     evidence: str
     next_step: str
+    not_the_plan: bool = False  #: something else was measured than planned: nothing is proven, whatever the figures
 
 
 @dataclass(frozen=True)
@@ -123,24 +127,26 @@ def _other_version(case: _Case) -> Iterator[Finding]:
             f"the log is of vLLM {log.version}, the plan is for {plan.engine_version}",
             f"run the plan's own image ({plan.image or 'none: vLLM as installed'}), or plan again with "
             f"--engine-version {log.version}",
+            not_the_plan=True,
         )
 
 
 def _other_settings(case: _Case) -> Iterator[Finding]:
-    """Batch limits, parallelism and the like that the server took otherwise."""
+    """Batch limits, parallelism, types and the like that the server took otherwise."""
     log, plan = case.measured.log, case.measured.plan
     if not log:
         return
     differing = [
         f"{name} {value} instead of {planned}"
         for name, value in log.settings.items()
-        if (planned := getattr(plan, name)) != value and not _close(float(value), float(planned))
+        if (planned := _planned(plan, name, value)) is not None and not _same(value, planned)
     ]
     if differing:
         yield Finding(
             "the server ran with other settings than the plan",
             f"the log says {', '.join(differing)}",
             "start it with ./launch.sh, which passes the plan's settings and nothing else",
+            not_the_plan=True,
         )
 
 
@@ -318,8 +324,26 @@ _FROM_THE_PATTERN: tuple[_Rule, ...] = (
 )  # fmt: skip
 
 
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= SAME * max(abs(one), abs(other))
+def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
+    """What the plan says of a setting; None where it leaves it to vLLM. ``auto`` is what was asked for, not taken."""
+    if name == "dtype" or logged == "auto":
+        flag = f"--{name.replace('_', '-')}"
+        asked = plan.serve_argv[plan.serve_argv.index(flag) + 1] if flag in plan.serve_argv else "auto"
+        return None if asked == "auto" else asked
+    planned: Setting = getattr(plan, name)
+    return planned
+
+
+def _same(logged: Setting, planned: Setting) -> bool:
+    if isinstance(logged, str) or isinstance(planned, str):
+        return _type_of(str(logged)) == _type_of(str(planned))
+    return abs(logged - planned) <= SAME * max(abs(logged), abs(planned))
+
+
+def _type_of(name: str) -> str:
+    """fp8 is e4m3, also in the layouts of single kernels (``fp8_ds_mla``)."""
+    short = SHORT_NAMES.get(name, name)
+    return "fp8" if short.startswith("fp8") and short != "fp8_e5m2" else short
 
 
 def _times(ratio: float | None) -> str:

@@ -114,8 +114,8 @@ def _with_token_bounds(planned: Mapping[str, Any]) -> Mapping[str, Any]:
     names = ("kv_cache_bytes", "kv_cache_bytes_lo", "kv_cache_bytes_hi", "kv_cache_tokens")
     if "kv_cache_tokens_lo" in planned or not all(planned.get(name) for name in names):
         return planned
-    each = planned["kv_cache_tokens"] / planned["kv_cache_bytes"]
-    bounds = {f"kv_cache_tokens_{end}": planned[f"kv_cache_bytes_{end}"] * each for end in ("lo", "hi")}
+    tokens, size = planned["kv_cache_tokens"], planned["kv_cache_bytes"]  # in this order a given cache stays exact
+    bounds = {f"kv_cache_tokens_{end}": tokens * (planned[f"kv_cache_bytes_{end}"] / size) for end in ("lo", "hi")}
     return {**planned, **bounds}
 
 

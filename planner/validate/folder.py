@@ -111,6 +111,8 @@ def _result(path: Path, plan: Plan) -> dict[str, Any]:
         raise InputError(f"{path} is broken: {error}", hint=_AGAIN) from error
     if not isinstance(result, dict):
         raise InputError(f"{path} is not a result of vllm bench serve", hint=_AGAIN)
+    if result.get("model_id", plan.model) != plan.model:
+        raise InputError(f"{path} is of {result['model_id']}, its plan of {plan.model}", hint=_AGAIN)
     load, count = plan.workload, plan.workload.num_prompts
     _same(path, "num_prompts", _number(path, result, "num_prompts"), count)
     completed = _number(path, result, "completed")

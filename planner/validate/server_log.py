@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-Setting = int | float | bool
+Setting = int | float | bool | str
 
 #: Settings that change what is measured, as the start-up prints them: ``'max_num_seqs': 8`` among the arguments that
 #: are not defaults, ``max_num_seqs=8`` before that list was there, ``enforce_eager=False`` in the engine's summary.
@@ -27,8 +27,12 @@ _SETTINGS: dict[str, Callable[[str], Setting]] = {
     "gpu_memory_utilization": float,
     "enforce_eager": lambda text: text == "True",
     "enable_prefix_caching": lambda text: text == "True",
+    "enable_expert_parallel": lambda text: text == "True",
 }
 _SETTING = re.compile(rf"['\"]?\b({'|'.join(_SETTINGS)})['\"]?\s?[=:]\s?(\d+(?:\.\d+)?|True|False)\b")
+#: Those that are words, where a server prints its settings and nowhere else.
+_WORD = re.compile(r"['\"]?\b(dtype|kv_cache_dtype)['\"]?\s?[=:]\s?['\"]?(?:torch\.)?(\w+)")
+_PRINTS_SETTINGS = ("non-default args: ", " with config: ", "args: Namespace(")
 _VERSION = re.compile(r"(?:LLM engine \(v|LLM engine \(version |API server version )(\d+\.\d+[\w.+]*)")
 _PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
 _PREEMPTED = re.compile(r"is preempted by PreemptionMode")
@@ -64,6 +68,8 @@ def read_server_log(text: str) -> ServerLog:
                 settings[name] = _SETTINGS[name](value)
             except ValueError:  # True where a number is meant: not a setting of that name
                 continue
+        if any(words in line for words in _PRINTS_SETTINGS):
+            settings.update(_WORD.findall(line))
         counted += bool(_PREEMPTED.search(line))
         seen = max([seen, *map(int, _PREEMPTIONS.findall(line))])
     return ServerLog(

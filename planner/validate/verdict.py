@@ -24,11 +24,20 @@ class Validation:
         """Whether every measurement lies within its bounds."""
         return all(line.verdict == "inside" for line in self.lines)
 
+    @property
+    def as_planned(self) -> bool:
+        """Whether the log says that the plan ran: its version of vLLM with its settings. Without a log it is taken so.
+
+        What is inside of another version or of other settings is inside by chance, and proves nothing of the plan.
+        """
+        return not any(finding.not_the_plan for finding in self.findings)
+
     def to_json(self) -> dict[str, Any]:
         """``planner validate --format json``."""
         file, plan = self.measured.file, self.measured.plan
         return {
             "inside": self.inside,
+            "as_planned": self.as_planned,
             "digest": plan.digest,
             "goal": file.goal,
             "gpu": plan.gpu,
