@@ -30,6 +30,7 @@ from planner.fit import served_model
 from planner.hardware import GpuProfile
 from planner.hostlink import host_bytes_per_s
 from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget
+from planner.memory.given import with_kv_cache_space
 from planner.model.architecture import Model
 from planner.parallelism import Layout, check_layout
 from planner.scheduler import Client, Limits, Replay, replay
@@ -190,8 +191,9 @@ def deploy(
     ``known_to_run``: somebody measured it, so whether the model may be cut like that is not asked, and
     some cache there is.
     """
-    config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
     served = served_model(model, args)
+    config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
+    config = with_kv_cache_space(served, profile, config, basis)
     if not known_to_run:
         check_layout(
             served,

@@ -30,6 +30,7 @@ class EngineFlags(TypedDict, total=False):
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     gpu_memory_utilization: float | None
+    cpu_kvcache_space: int | None
     block_size: int | None
     enforce_eager: bool
     enable_chunked_prefill: bool | None

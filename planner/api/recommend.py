@@ -44,9 +44,9 @@ OWN = (
 #: Settings that the search does not choose, so that they can be given.
 GIVEN = (
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "enforce_eager", "speculative_config", "speculative_acceptance_rate", "enable_lora", "max_loras", "max_lora_rank",
-    "max_cpu_loras", "fully_sharded_loras", "cpu_offload_gb", "kv_offloading_size", "enable_prefix_caching",
-    "allow_unvalidated",
+    "cpu_kvcache_space", "enforce_eager", "speculative_config", "speculative_acceptance_rate", "enable_lora",
+    "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "cpu_offload_gb", "kv_offloading_size",
+    "enable_prefix_caching", "allow_unvalidated",
 )  # fmt: skip
 
 

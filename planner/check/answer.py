@@ -10,7 +10,7 @@ from typing import Any
 from planner.check.line import ServeLine
 from planner.engine.check import Problem
 from planner.engine.command import serve_argv
-from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs, EngineConfig
 from planner.engine.fallback import asked_engine
 from planner.engine.features import default_engine
 from planner.engine.version import EngineVersion
@@ -19,6 +19,7 @@ from planner.fit import FitResult, fit
 from planner.hardware import GpuProfile
 from planner.local import SHIPPED, Local
 from planner.memory.budget import Basis
+from planner.memory.given import unset_kv_cache_space
 from planner.model.resolve import ResolvedModel
 from planner.plan import Goal, Plan
 from planner.predict import Deployment, Prediction, deploy, predict_serve
@@ -34,7 +35,8 @@ WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays
 SETTINGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling", "engine", "num_scheduler_steps",
+    "cpu_kvcache_space", "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling", "engine",
+    "num_scheduler_steps",
 )  # fmt: skip
 
 
@@ -188,6 +190,7 @@ def check_line(
     try:
         engine = asked_engine(line.only_v0, line.use_v1, version)
         version = replace(version, engine=engine or version.engine)  # a plan chooses for itself
+        line = _with_cache_space(line, profile, version)
         args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
         return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN, asked.max_concurrency)
@@ -206,6 +209,18 @@ def check_line(
     served = _serve(resolved.resolved, deployment, workload)
     answer = replace(answer, workload=workload, served=served)
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _with_cache_space(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:
+    """The line with the KV cache that vLLM takes on a CPU where the line does not size it, and a remark on that."""
+    said = line.args.cpu_kvcache_space or any(problem.word == CPU_KVCACHE_SPACE for problem in line.problems)
+    if said or not profile.kv_cache_is_given:
+        return line
+    space = unset_kv_cache_space(profile, version)
+    left = "what --gpu-memory-utilization leaves at that moment; the whole GiB of it are counted on"
+    cause = f"not set: the KV cache of vLLM {version} is then " + (f"{space} GiB" if space else left)
+    remark = Problem(CPU_KVCACHE_SPACE, cause, "set it to the GiB that the cache should have", fatal=False)
+    return replace(line, args=replace(line.args, cpu_kvcache_space=space), problems=(*line.problems, remark))
 
 
 def _fallen_back(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:

@@ -17,7 +17,7 @@ from typing import Any
 
 from planner.check.shell import API_SERVER
 from planner.engine.check import Problem, check_command, check_env
-from planner.engine.config import EngineArgs
+from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs
 from planner.engine.fallback import needs_v0
 from planner.engine.flags import flag_status, known_flags, spelled, takes_value
 from planner.engine.speculative import parse_speculative_config
@@ -81,6 +81,8 @@ def read_line(
     reader = _Reader(version)
     reader.read(words)
     environment = dict(env or {})
+    if environment.get(CPU_KVCACHE_SPACE) and platform in ("", "cpu"):
+        reader.set(CPU_KVCACHE_SPACE, [environment[CPU_KVCACHE_SPACE]])
     canonical = ["vllm", "serve", *reader.canonical]
     seen = {problem.word for problem in reader.problems}
     problems = [p for p in check_command(canonical, version, platform=platform) if p.word not in seen]
@@ -189,9 +191,10 @@ class _Reader:
             name, value = _SWITCHES[flag]
             self.settings[name] = value if not values else value == (values[0].lower() == "true")
         elif flag in _VALUES:
-            self._set(flag, values)
+            self.set(flag, values)
 
-    def _set(self, flag: str, values: list[str]) -> None:
+    def set(self, flag: str, values: list[str]) -> None:
+        """Read the value of an option, or of a variable that is one."""
         name, read = _VALUES[flag]
         if not values:
             self.problems.append(Problem(flag, "needs a value"))
@@ -234,6 +237,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--max-num-seqs": ("max_num_seqs", int),
     "--max-num-batched-tokens": ("max_num_batched_tokens", _count),
     "--gpu-memory-utilization": ("gpu_memory_utilization", float),
+    CPU_KVCACHE_SPACE: ("cpu_kvcache_space", int),
     "--block-size": ("block_size", int),
 }
 _SWITCHES: dict[str, tuple[str, bool]] = {

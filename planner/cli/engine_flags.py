@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.engine.config import MOST_RANKS
+from planner.engine.config import CPU_KVCACHE_SPACE, MOST_RANKS
 
 ENGINE = "Engine (flags of vllm serve)"
 
@@ -48,6 +48,16 @@ FLAGS: dict[str, tuple[Any, Any]] = {
     "max_num_batched_tokens": _option(int | None, None, "--max-num-batched-tokens", min=1, help="Tokens of one step."),
     "gpu_memory_utilization": _option(
         float | None, None, "--gpu-memory-utilization", help="Share of the memory to use, such as 0.9."
+    ),
+    "cpu_kvcache_space": _option(
+        int | None,
+        None,
+        "--cpu-kvcache-space",
+        envvar=CPU_KVCACHE_SPACE,
+        show_envvar=True,
+        min=1,
+        metavar="GIB",
+        help="KV cache on a CPU. Default: what is left of that share, in whole GiB.",
     ),
     "block_size": _option(int | None, None, "--block-size", min=1, help="Tokens of a KV block."),
     "enforce_eager": _option(bool, False, "--enforce-eager", help="No CUDA/HIP graphs."),

@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     "max_num_seqs",
     "max_num_batched_tokens",
     "gpu_memory_utilization",
+    "cpu_kvcache_space",
     "enforce_eager",
     "allow_unvalidated",
 )

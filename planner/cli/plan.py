@@ -54,6 +54,7 @@ def register(app: typer.Typer) -> None:
     "max_num_seqs",
     "max_num_batched_tokens",
     "gpu_memory_utilization",
+    "cpu_kvcache_space",
     "enforce_eager",
     "speculative_config",
     "speculative_acceptance_rate",

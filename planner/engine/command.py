@@ -46,7 +46,7 @@ def serve_argv(
     port: int = 8000,
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
-    """``vllm serve`` with exactly the settings of ``config``.
+    """``vllm serve`` with exactly the settings of ``config``, but for those that its ``env`` says.
 
     ``extra`` adds options by name: True for a switch, False for its ``--no-`` form, a mapping for JSON, None for
     nothing. Raises IllegalPlanError for an option that the version does not take, InputError for one that the
@@ -197,12 +197,7 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
     if config.quantization:
         line.add("--quantization", config.quantization)
     line.add("--kv-cache-dtype", config.kv_cache_dtype_flag or _kv_cache_flag(config))
-    line.add("--max-model-len", config.max_model_len)
-    line.add("--max-num-seqs", config.max_num_seqs)
-    line.add("--max-num-batched-tokens", config.max_num_batched_tokens)
-    line.add("--gpu-memory-utilization", config.gpu_memory_utilization)
-    if config.block_size != 16:
-        line.add("--block-size", config.block_size)
+    _add_limits(line, config)
     if config.enforce_eager:
         line.add("--enforce-eager")
     if config.speculative_config:
@@ -211,6 +206,17 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
     for flag, number in extra_options(config):
         line.add(flag, number)
     _add_switches(line, config)
+
+
+def _add_limits(line: _Line, config: EngineConfig) -> None:
+    """How long, how many, how much memory."""
+    line.add("--max-model-len", config.max_model_len)
+    line.add("--max-num-seqs", config.max_num_seqs)
+    line.add("--max-num-batched-tokens", config.max_num_batched_tokens)
+    if config.cpu_kvcache_space is None:  # else it has no effect, and ``config.env`` says the size
+        line.add("--gpu-memory-utilization", config.gpu_memory_utilization)
+    if config.block_size != 16:
+        line.add("--block-size", config.block_size)
 
 
 def _add_switches(line: _Line, config: EngineConfig) -> None:

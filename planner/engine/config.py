@@ -17,6 +17,7 @@ Engine = Literal["V0", "V1"]
 #: How tokens are drafted, see ``planner.engine.speculative``.
 SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "ngram", "suffix"]
 MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
+CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class EngineArgs:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float | None = None
+    cpu_kvcache_space: int | None = None  #: GiB of KV cache of each rank on a CPU: VLLM_CPU_KVCACHE_SPACE
     block_size: int | None = None
     enforce_eager: bool = False
     enable_chunked_prefill: bool | None = None
@@ -118,7 +120,13 @@ class EngineConfig:
     cpu_offload_gb: float = 0.0
     kv_offloading_size: float | None = None
     swap_space: float | None = None
+    cpu_kvcache_space: int | None = None  #: None: the cache is what ``gpu_memory_utilization`` leaves
     defaults_taken: tuple[str, ...] = ()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that say what no flag does."""
+        return {CPU_KVCACHE_SPACE: str(self.cpu_kvcache_space)} if self.cpu_kvcache_space else {}
 
     @property
     def drafted_tok(self) -> int:

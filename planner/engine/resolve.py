@@ -106,6 +106,7 @@ class _Resolver:
             cpu_offload_gb=args.cpu_offload_gb or 0.0,
             kv_offloading_size=args.kv_offloading_size,
             swap_space=args.swap_space,
+            cpu_kvcache_space=self._cpu_kvcache_space(),
             defaults_taken=tuple(self.taken),
         )
 
@@ -239,6 +240,11 @@ class _Resolver:
                 hint="it is a fraction of the GPU's memory, such as 0.9",
             )
         return asked
+
+    def _cpu_kvcache_space(self) -> int | None:
+        """On a CPU only, as in vLLM; None: not named, and vLLM's own or ``planner.memory.given`` to say."""
+        asked = self._at_least_one("cpu_kvcache_space")
+        return asked or None if self.profile.kv_cache_is_given else None
 
     def _chunked_prefill(self, found: Features, max_model_len: int) -> bool:
         asked, drafts = self.args.enable_chunked_prefill, self.args.speculative_config

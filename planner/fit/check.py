@@ -14,6 +14,7 @@ from planner.fit.conditions import conditions
 from planner.fit.result import Condition, Verdict
 from planner.hardware.schema import GpuProfile
 from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget
+from planner.memory.given import with_kv_cache_space
 from planner.memory.per_model import PerModel
 from planner.memory.weights import stage_weights
 from planner.model.architecture import Model
@@ -48,10 +49,17 @@ def served_model(model: Model, args: EngineArgs) -> Model:
 
 
 def check(
-    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, basis: Basis = SHIPPED_BASIS
+    model: Model,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    basis: Basis = SHIPPED_BASIS,
+    *,
+    as_started: bool = False,
 ) -> Checked:
     """Settings, budget and conditions, without limits and options.
 
+    ``as_started``: a KV cache whose size is not given is what vLLM itself takes, also on a CPU.
     Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
     """
     served = served_model(model, args)
@@ -63,6 +71,8 @@ def check(
         allow_unvalidated=args.allow_unvalidated,
         refines_fp8_blocks=features(version, profile).refines_fp8_blocks,
     )
+    if not as_started:
+        config = with_kv_cache_space(served, profile, config, basis)
     return _checked(model, served, profile, config, basis)
 
 
@@ -127,8 +137,13 @@ class Limits:
         return low
 
     def gpu_memory_utilization(self) -> float | None:
-        """The smallest ``gpu_memory_utilization``, in steps of 0.01, that still fits; None where not even 1 does."""
+        """The smallest ``gpu_memory_utilization``, in steps of 0.01, that still fits; None where not even 1 does.
+
+        None also where the cache is given: the share bounds nothing then.
+        """
         budget = self.checked.budget
+        if budget.config.cpu_kvcache_space:
+            return None
         lacking = min(c.margin.mid for c in self.checked.conditions if c.name != "free memory below budget")
         wanted = budget.binding.requested_bytes - lacking
         smallest = max(0.01, ceil(100 * wanted / budget.memory_bytes) / 100)

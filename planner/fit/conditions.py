@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from planner.engine.config import CPU_KVCACHE_SPACE
 from planner.fit.result import Condition
 from planner.memory.budget import MemoryBudget, StageBudget
 from planner.memory.overheads import Interval
@@ -18,13 +19,14 @@ def conditions(budget: MemoryBudget, loading_bytes: int = 0) -> tuple[Condition,
 def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]:
     stage, config = budget.binding, budget.config
     memory, requested = budget.memory_bytes, stage.requested_bytes
-    free = Interval(memory - budget.start_up.mid, memory - budget.start_up.high, memory - budget.start_up.low)
-    yield Condition(
-        "free memory below budget",
-        _less(free, requested),
-        f"Free memory on device ({free.mid / GIB:.2f}/{memory / GIB:.2f} GiB) on startup is less than desired GPU "
-        f"memory utilization ({config.gpu_memory_utilization}, {requested / GIB:.2f} GiB)",
-    )
+    free = _beside(Interval.exact(memory), budget.start_up)
+    if not config.cpu_kvcache_space:  # a CPU whose cache is given is not asked: cpu_worker.py
+        yield Condition(
+            "free memory below budget",
+            _less(free, requested),
+            f"Free memory on device ({free.mid / GIB:.2f}/{memory / GIB:.2f} GiB) on startup is less than desired GPU "
+            f"memory utilization ({config.gpu_memory_utilization}, {requested / GIB:.2f} GiB)",
+        )
     heaviest = max(max(s.weights.loaded_bytes for s in budget.stages), loading_bytes)
     yield Condition(
         "weights exceed memory",
@@ -37,6 +39,15 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
 
 def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Condition]:
     available = stage.available
+    if stage.given_bytes is not None:
+        free = _beside(stage.left, budget.start_up)
+        yield Condition(
+            "KV cache exceeds memory",
+            _less(free, stage.given_bytes),
+            f"Available memory ({free.mid / GIB:.2f}/{budget.memory_bytes / GIB:.2f} GiB) on kv cache allocation is "
+            f"less than requested memory for kv ({stage.given_bytes / GIB:.2f} GiB): decrease {CPU_KVCACHE_SPACE}",
+        )
+        available = Interval.exact(stage.given_bytes)
     over = stage.weights.loaded_bytes - stage.requested_bytes
     yield Condition(
         "weights exceed budget" if over > 0 else "no cache blocks",
@@ -54,6 +65,11 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
         f"To serve at least one request with the model's max seq len ({length}), {needed / GIB:.2f} GiB KV cache is "
         f"needed, which is larger than the available KV cache memory ({available.mid / GIB:.2f} GiB)",
     )
+
+
+def _beside(room: Interval, taken: Interval) -> Interval:
+    """What ``taken`` leaves of ``room``; the worst of both is the worst of all."""
+    return Interval(room.mid - taken.mid, room.low - taken.high, room.high - taken.low)
 
 
 def _less(interval: Interval, amount: float) -> Interval:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from planner.engine.config import CPU_KVCACHE_SPACE
 from planner.fit.result import FitResult
 from planner.memory.kv_cache import element_bytes
 from planner.memory.overheads import Interval
@@ -63,8 +64,9 @@ def _params(result: FitResult) -> str:
 def _budget(result: FitResult) -> Iterator[Line]:
     stage, config, budget = result.stage, result.config, result.budget
     yield Line("memory that the engine sees", _both(budget.memory_bytes), f"of one {result.gpu_id}")
-    how = f"{config.gpu_memory_utilization:g} of it (--gpu-memory-utilization)"
-    yield Line("budget", _both(stage.requested_bytes), how)
+    if stage.given_bytes is None:
+        how = f"{config.gpu_memory_utilization:g} of it (--gpu-memory-utilization)"
+        yield Line("budget", _both(stage.requested_bytes), how)
     rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     yield Line(
         "activation peak",
@@ -75,7 +77,11 @@ def _budget(result: FitResult) -> Iterator[Line]:
     yield Line("memory outside torch", _range(stage.non_torch), "fitted to start-up logs")
     inside = "inside the budget" if stage.graphs_in_budget else "captured later, outside the budget"
     yield Line("graphs", _range(stage.graphs), inside)
-    yield Line("left for the KV cache", _range(result.kv_cache), "budget - weights - the above")
+    if stage.given_bytes is None:
+        yield Line("left for the KV cache", _range(result.kv_cache), "budget - weights - the above")
+    else:
+        yield Line("left", _range(stage.left), "memory - weights - the above")
+        yield Line("given to the KV cache", _both(stage.given_bytes), f"{CPU_KVCACHE_SPACE}, in GiB")
 
 
 def _cache(result: FitResult) -> Iterator[Line]:
@@ -161,7 +167,7 @@ def _where_it_is_wrong(result: FitResult, naive_per_token: int) -> Iterator[str]
         yield f"the cache is kept in {config.kv_cache_dtype}"
     if model.quantization.method:
         yield f"weights are stored in {config.weight_dtype}, scales come on top"
-    overhead = stage.requested_bytes - stage.weights.loaded_bytes - stage.available.mid
+    overhead = stage.requested_bytes - stage.weights.loaded_bytes - stage.left.mid
     spare = result.budget.memory_bytes - stage.requested_bytes
     yield (
         f"{spare / GIB:.2f} GiB that vLLM leaves alone, and {overhead / GIB:.2f} GiB of activations, graphs and "

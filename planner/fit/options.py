@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from math import ceil
 from typing import Any
 
 from planner.engine.config import EngineArgs
@@ -17,6 +18,7 @@ from planner.hardware.schema import GpuProfile
 from planner.memory.budget import SHIPPED_BASIS, Basis
 from planner.model.architecture import Model
 from planner.model.quantization import as_quantized
+from planner.units import GIB
 
 #: The largest share of memory that is still sane to ask for.
 LARGEST_UTILIZATION = 0.97
@@ -118,6 +120,12 @@ def _settings(case: _Case, result: FitResult) -> Iterator[Option]:
     share = result.smallest_gpu_memory_utilization
     if share and config.gpu_memory_utilization < share <= LARGEST_UTILIZATION:
         yield from case.ask(f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
+    if config.cpu_kvcache_space and result.budget.pool.groups:
+        needed = ceil(result.budget.needed_bytes(result.stage, config.max_model_len) / GIB)
+        room = int((result.stage.left.low - result.budget.start_up.high) // GIB)
+        space = max(needed, min(room, config.cpu_kvcache_space))
+        if space != config.cpu_kvcache_space:
+            yield from case.ask(f"{space} GiB of KV cache", {"cpu_kvcache_space": space})
     seqs = result.largest_max_num_seqs
     if 1 <= seqs < config.max_num_seqs:
         yield from case.ask(f"at most {seqs} requests at once", {"max_num_seqs": seqs})

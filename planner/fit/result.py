@@ -99,7 +99,7 @@ class FitResult:
     conditions: tuple[Condition, ...]
     largest_max_model_len: int  #: longest request that the cache holds; 0 when none
     largest_max_num_seqs: int  #: at this max_model_len; 0 when none
-    smallest_gpu_memory_utilization: float | None  #: None when not even all memory is enough
+    smallest_gpu_memory_utilization: float | None  #: None when not even all memory is enough, or the cache is given
     min_tensor_parallel_size: int | None
     options: tuple[Option, ...]
     notes: tuple[str, ...]
@@ -147,7 +147,7 @@ class FitResult:
 
     @property
     def kv_cache(self) -> Interval:
-        """Left for the KV cache on a GPU of the binding stage."""
+        """For the KV cache on a GPU of the binding stage."""
         return self.stage.available
 
     @property
@@ -218,6 +218,7 @@ class FitResult:
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "block_size": budget.pool.block_size,
             "gpu_memory_utilization": config.gpu_memory_utilization,
+            "env": config.env,
             "decode_context_parallel_size": config.decode_context_parallel_size,
             "speculative_config": json.loads(config.speculative_config.text) if config.speculative_config else None,
             "calibration": self.calibration,

@@ -26,7 +26,7 @@ from planner.memory.learned import ROUNDING_BYTES, learned
 from planner.memory.overheads import Constants, Fit, Interval, shipped
 from planner.memory.startup_log import StartupLog, read_startup_log
 from planner.model.architecture import Model
-from planner.units import format_bytes
+from planner.units import GIB, format_bytes
 
 #: Settings that a log and a question must agree on.
 LAYOUT = (
@@ -35,8 +35,8 @@ LAYOUT = (
 )  # fmt: skip
 #: Settings that the question may change.
 FREE = (
-    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size",
-    "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
+    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "cpu_kvcache_space", "block_size", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
 )  # fmt: skip
 #: How far a profile's total may be from the one logged: GPUs of one name differ by up to 0.3 %.
 MEMORY_TOLERANCE = 0.01
@@ -119,7 +119,7 @@ def read_start(
     Raises InputError for a log of another layout, GPU or checkpoint than asked for.
     """
     as_logged = settings_of(log, args, model)
-    budget = check(model, profile, as_logged, version, basis).budget
+    budget = check(model, profile, as_logged, version, basis, as_started=True).budget
     _check_machine(log, budget, profile)
     found = learned(log, budget, profile, origin=str(local_path()))
     return Start(_asked(args, as_logged), tuple(compare(log, budget)), found, tuple(_notes(log, found)))
@@ -138,6 +138,8 @@ def settings_of(log: StartupLog, args: EngineArgs, model: Model) -> EngineArgs:
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
+    if log.given_cache and log.kv_cache_bytes and log.kv_cache_bytes % GIB == 0:  # counts on a CPU alone
+        taken["cpu_kvcache_space"] = int(log.kv_cache_bytes / GIB)
     method = log.settings.get("quantization")
     if isinstance(method, str) and method != "None" and model.quantization.method is None:
         taken["quantization"] = method

@@ -260,6 +260,11 @@ class GpuProfile(_Facts):
         return int(self.memory.engine_visible.base)
 
     @property
+    def kv_cache_is_given(self) -> bool:
+        """Whether the KV cache has a size of its own (``VLLM_CPU_KVCACHE_SPACE``), not what a share leaves."""
+        return self.memory.budget == "VLLM_CPU_KVCACHE_SPACE"
+
+    @property
     def memory_bandwidth_bytes_per_s(self) -> float:
         """Peak memory bandwidth."""
         return self.memory.bandwidth.base

@@ -8,6 +8,8 @@
 Graphs are captured after the cache was made, outside the budget, up to 0.19; from 0.20.0 their estimate is taken
 from it. Weights and the cache are arithmetic; the rest is fitted, so ``available`` is an
 interval. Pipeline stages differ: the stage whose cache holds the fewest blocks binds.
+
+On a CPU the size of the cache is given (``planner.memory.given``), and everything else has the rest of the memory.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from planner.memory.speculative import draft_specs, with_drafts
 from planner.memory.weights import RankWeights, stage_weights
 from planner.model.architecture import Model
 from planner.parallelism import Layout
+from planner.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,26 @@ class StageBudget:
     """Memory of one GPU of one pipeline stage, bytes."""
 
     weights: RankWeights
-    requested_bytes: int
+    requested_bytes: int  #: that vLLM may take: a share of the memory, or all of it where the cache is given
     unexplained: Interval  #: 0 within how far totals of GPUs of one name differ; what a log of the model has beyond
     activation: Interval
     non_torch: Interval
     graphs: Interval
     graphs_in_budget: bool
     block_bytes: int  #: of one KV block on this GPU
+    given_bytes: int | None = None  #: size of the cache, where that is named; None: what is left
 
     @cached_property
     def available(self) -> Interval:
-        """Left for the KV cache; negative when there is nothing left."""
+        """For the KV cache; negative when there is nothing left, or less than the size that is given."""
+        given, left = self.given_bytes, self.left
+        if given is None:
+            return left
+        return Interval(*(given if end >= given else end - given for end in (left.mid, left.low, left.high)))
+
+    @cached_property
+    def left(self) -> Interval:
+        """Of what vLLM may take, beside weights and overheads; negative when that is too little for them."""
         taken = [self.activation, self.non_torch, self.unexplained]
         if self.graphs_in_budget:
             taken.append(self.graphs)
@@ -131,7 +143,8 @@ def memory_budget(
     overheads = overheads_of(model, profile, config, basis.constants or shipped())
     memory = overheads.find("memory")
     memory_bytes = round(memory.interval.mid) if memory else profile.memory_bytes
-    requested = ceil(memory_bytes * config.gpu_memory_utilization)
+    given = config.cpu_kvcache_space
+    requested = memory_bytes if given else ceil(memory_bytes * config.gpu_memory_utilization)
     pool = _pool_of(model, profile, config, found, basis.draft)
     weights = stage_weights(
         model,
@@ -154,6 +167,7 @@ def memory_budget(
             graphs,
             found.graphs_in_budget,
             pool.block_bytes(stage.layers),
+            given * GIB if given else None,
         )
         for stage in with_drafts(with_extras(weights, model, config), model, config, basis.draft)
     )

@@ -72,7 +72,7 @@ def assemble(
         platform=profile.platform,
         image=image.name,
         image_source=image.source,
-        env={**recipe.env, **visible_devices(profile, config.num_gpus)},
+        env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
         docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
         bench_argv=tuple(
@@ -173,9 +173,11 @@ def _why(request: Request, ranking: Ranking, winner: Candidate, recipe: Recipe) 
     else:
         yield from _why_goal(request, ranking, winner)
     stage = winner.deployment.budget.binding
+    given = " ".join(f"{name}={value}" for name, value in winner.config.env.items())
+    cache = f"are given to the KV cache ({given})" if given else "are left for the KV cache"
     yield (
         f"weights take {stage.weights.loaded_bytes / GIB:.1f} GiB of {stage.requested_bytes / GIB:.1f} GiB "
-        f"on each GPU, {stage.available.mid / GIB:.1f} GiB are left for the KV cache"
+        f"on each GPU, {stage.available.mid / GIB:.1f} GiB {cache}"
     )
     if recipe.sources:
         yield "environment and further flags: " + "; ".join(recipe.sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.engine.config import EngineArgs
+from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs
 from planner.engine.defaults import uses_latent_attention
 from planner.engine.recipes import recipe_for
 from planner.engine.version import EngineVersion
@@ -142,9 +142,9 @@ def largest_batch(request: Request, model: Model, profile: GpuProfile, args: Eng
 
 def why_not(deployment: Deployment) -> str:
     """Why not one request fits."""
-    stage = deployment.budget.binding
-    left = max(stage.available.low, 0)
+    stage, space = deployment.budget.binding, deployment.config.cpu_kvcache_space
+    left = max(stage.left.low, 0)
     return (
         f"does not fit: {stage.weights.loaded_bytes / GIB:.1f} GiB of weights on each GPU leave "
-        f"{left / GIB:.1f} GiB for the KV cache"
+        f"{left / GIB:.1f} GiB for the KV cache" + (f", {CPU_KVCACHE_SPACE} is {space}" if space else "")
     )

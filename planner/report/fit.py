@@ -221,9 +221,15 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
     if lora := config.lora:
         held = format_bytes(result.stage.weights.lora_bytes)
         yield "adapters", f"{held}{on_each} for {lora.max_loras} of rank {lora.max_lora_rank}"
-    share = f"{config.gpu_memory_utilization:g} of it in vLLM's budget"
-    yield "memory", f"{format_bytes(result.budget.memory_bytes)}{on_each}, {share}"
-    yield "left for the KV cache", _left(result.kv_cache)
+    memory = f"{format_bytes(result.budget.memory_bytes)}{on_each}"
+    if result.stage.given_bytes is not None:
+        given = " ".join(f"{name}={value}" for name, value in config.env.items())
+        yield "memory", memory
+        yield "left beside the weights", _left(result.stage.left)
+        yield "size of the KV cache", f"{format_bytes(result.stage.given_bytes)}, given by {given}"
+    else:
+        yield "memory", f"{memory}, {config.gpu_memory_utilization:g} of it in vLLM's budget"
+        yield "left for the KV cache", _left(result.kv_cache)
     if result.budget.pool.groups:
         yield "KV cache per token", f"{result.kv_bytes_per_token:,.0f} bytes, {config.kv_cache_dtype}"
     if result.host_kv_cache_tokens:

@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
+from planner.engine.config import CPU_KVCACHE_SPACE
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.plan import Plan, PlanFile
@@ -229,7 +230,9 @@ def _machine(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     partition = profile.partition
     return {
         "need_total_mib": int(driver_bytes / MIB * (1 - MEMORY_TOLERANCE)),
-        "need_free_mib": int(driver_bytes / MIB * plan.gpu_memory_utilization * (1 - MEMORY_TOLERANCE)),
+        "need_free_mib": int(_taken_bytes(driver_bytes, plan) / MIB * (1 - MEMORY_TOLERANCE)),
+        "free_fix": "plan again with a smaller "
+        + ("--cpu-kvcache-space" if CPU_KVCACHE_SPACE in plan.env else "--gpu-memory-utilization"),
         "gfx_target": gfx_target_version(profile.architecture) if profile.vendor == "amd" else "",
         "architecture": profile.architecture,
         "compute_capability": f"{capability[0]}.{capability[1]}" if capability else "",
@@ -237,6 +240,13 @@ def _machine(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         "compute_mode": partition.compute_mode if partition else "SPX",
         "memory_mode": partition.memory_mode if partition else "NPS1",
     }
+
+
+def _taken_bytes(driver_bytes: float, plan: Plan) -> float:
+    """What the server takes: its share of the memory; on a CPU weights, overheads and the cache that it is given."""
+    if CPU_KVCACHE_SPACE not in plan.env:
+        return driver_bytes * plan.gpu_memory_utilization
+    return float(sum(plan.memory[f"{part}_bytes"] for part in ("weights", "activation", "non_torch", "kv_cache")))
 
 
 def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
@@ -284,4 +294,7 @@ def _settings(plan: Plan) -> Iterator[tuple[str, object]]:
         "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "weight_dtype", "kv_cache_dtype",
         "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "engine_version", "image",
     ):  # fmt: skip
-        yield name, getattr(plan, name)
+        if name == "gpu_memory_utilization" and CPU_KVCACHE_SPACE in plan.env:  # in its place
+            yield CPU_KVCACHE_SPACE, plan.env[CPU_KVCACHE_SPACE]
+        else:
+            yield name, getattr(plan, name)
