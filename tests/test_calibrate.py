@@ -11,6 +11,7 @@ import csv
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import log
@@ -208,6 +209,34 @@ def test_the_next_prediction_uses_it_and_says_so(tmp_path: Path) -> None:
     checked = run("check", "--gpu", "h100", "--engine-version", "0.11.0", "--calibration", str(moved),
                   "--max-concurrency", "4", "--format", "json", "--", "vllm", "serve", MODEL)  # fmt: skip
     assert json.loads(checked.out)["calibration"] == str(moved)
+
+
+def test_scripts_of_workflows_rest_on_it_too(tmp_path: Path) -> None:
+    """The offline figures, the plan's and those of a sweep; what says nothing about a GPU leaves it as shipped."""
+    asked = ("workflow", "latency", MODEL, "--gpu", "h100", "--engine-version", "0.11.0", "--max-concurrency", "8")
+    sweep = ("workflow", "sweep", *asked[2:])
+
+    def written(name: str, *words: str) -> tuple[Path, str]:
+        outcome = run(*words, "-o", str(tmp_path / name))
+        assert outcome.status == 0, outcome.err
+        return tmp_path / name, outcome.err
+
+    def seconds(folder: Path) -> list[float]:
+        return [float(text) for text in re.findall(r"predicted ([\d.]+) s", (folder / "latency.sh").read_text())]
+
+    shipped, said = written("shipped", *asked)
+    assert "note: calibration: shipped" in said
+    run("calibrate", table(tmp_path / "runs.csv", *(measured(machine(slowdown=1.4), *load) for load in SEEN[:3])))
+    own, said = written("own", *asked)
+    assert f"calibration: {kept()}" in said.replace("\n      ", "")
+    assert f"Calibration: {kept()}." in (own / "WORKFLOW.md").read_text().replace("\\", "")
+    assert PlanFile.from_json((own / "plan.json").read_text()).plan.calibration == str(kept())
+    assert all(after > before for before, after in zip(seconds(shipped), seconds(own), strict=True))
+    assert seconds(written("none", *asked, "--calibration", "none")[0]) == seconds(shipped)
+    loads = [written(name, *sweep, *words)[0] / "sweep.sh" for name, *words in (("a",), ("b", "--calibration", "none"))]
+    assert loads[0].read_text() != loads[1].read_text()
+    other = written("partitions", "workflow", "compare-partitions")[0]
+    assert "calibration shipped:" in (other / "COMPARISON.md").read_text()
 
 
 def test_a_second_calibration_adds_to_the_first_and_fresh_forgets_it(tmp_path: Path) -> None:

@@ -43,16 +43,17 @@ def workflow(
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that exists.")] = False,
+    calibration: flag.Calibration = None,
     output: flag.OutputFormat = Format.table,
     revision: flag.Revision = None,
     refresh: flag.Refresh = False,
 ) -> int:
     """Exit status 0; whether the settings fit was checked before anything is written."""
-    from planner.cli.inputs import gpu_profile
-    from planner.report.render import note
+    from planner.cli.inputs import gpu_profile, local_fits
+    from planner.report.render import note, print_notes
     from planner.report.workflow import print_files, print_workflows
     from planner.scripts import write
-    from planner.scripts.workflows import Choice, find, plan_workflow, purpose_of, workflows
+    from planner.scripts.workflows import Choice, calibration_of, find, plan_workflow, purpose_of, workflows
 
     if name == LIST:
         print_workflows([found.summary() for found in workflows().values()], output)
@@ -69,6 +70,7 @@ def workflow(
         draft,
         revision=revision,
         refresh=refresh,
+        local=local_fits(calibration),
     )
     command = shlex.join(["planner", *(context.obj or ())])
     files = plan_workflow(chosen, choice, command=command)
@@ -76,6 +78,7 @@ def workflow(
         write(directory, files, force=force)
         note(f"wrote {len(files)} files into {directory}; start with WORKFLOW.md")
     print_files({file: purpose_of(file) for file in files}, output)
+    print_notes([f"calibration: {calibration_of(files)}"])
     if not directory:
         note(f"write them with: {command} -o {name}")
     return 0

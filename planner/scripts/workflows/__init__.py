@@ -5,7 +5,17 @@ being asked. What each workflow serves and with which settings is in ``workflows
 """
 
 from planner.scripts.workflows.catalog import Workflow, find, published_scores, workflows
-from planner.scripts.workflows.render import needed_by, plan_workflow, purpose_of
+from planner.scripts.workflows.render import calibration_of, needed_by, plan_workflow, purpose_of
 from planner.scripts.workflows.subject import Choice
 
-__all__ = ["Choice", "Workflow", "find", "needed_by", "plan_workflow", "published_scores", "purpose_of", "workflows"]
+__all__ = [
+    "Choice",
+    "Workflow",
+    "calibration_of",
+    "find",
+    "needed_by",
+    "plan_workflow",
+    "published_scores",
+    "purpose_of",
+    "workflows",
+]

@@ -11,6 +11,8 @@ from planner.engine.images import default_version
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile, load_all
+from planner.local import SHIPPED, Local
+from planner.memory.budget import Basis
 from planner.model.resolve import ResolvedModel, load_model
 from planner.parallelism import legal_tensor_parallel_sizes
 from planner.plan import Plan
@@ -82,7 +84,7 @@ def compare(workflow: Workflow, choice: Choice) -> Comparison:
     version = parse_version(choice.engine_version) if choice.engine_version else default_version(whole)
     resolved = load_model(choice.model or workflow.model, revision=choice.revision, refresh=choice.refresh)
     load = _load(workflow, choice)
-    found, rejected = layouts(resolved, whole, load, version)
+    found, rejected = layouts(resolved, whole, load, version, choice.local)
     plans = tuple((layout.folder, _plan(layout, resolved, version), layout.deployment.profile) for layout in found)
     rows = [layout.row() for layout in found]
     cut = next((layout.folder for layout in found if layout.deployment.profile.partition), None)
@@ -95,6 +97,7 @@ def compare(workflow: Workflow, choice: Choice) -> Comparison:
         "engine_version": str(version),
         "load": f"{load.max_concurrency} requests in flight on the node, {load.input_len} input and "
         f"{load.output_len} output tokens each",
+        "calibration": ", ".join(dict.fromkeys(plan.calibration for _, plan, _ in plans)),
         "layouts": rows,
         "steps": sorted(rows, key=lambda row: (row["is_partition"], row["folder"])),  # few changes of the mode
         "rejected": rejected,
@@ -104,7 +107,7 @@ def compare(workflow: Workflow, choice: Choice) -> Comparison:
 
 
 def layouts(
-    resolved: ResolvedModel, whole: GpuProfile, load: Workload, version: EngineVersion
+    resolved: ResolvedModel, whole: GpuProfile, load: Workload, version: EngineVersion, local: Local = SHIPPED
 ) -> tuple[list[Layout], list[str]]:
     """The layouts that are possible, most tokens/s first, and why others are not. ``load`` is that of the node.
 
@@ -115,7 +118,7 @@ def layouts(
     for profile in _family(whole):
         for size in _sizes(resolved, profile, whole):
             try:
-                found.append(_layout(resolved, profile, size, load, version))
+                found.append(_layout(resolved, profile, size, load, version, local))
             except PlannerError as error:
                 rejected.append(f"{profile.id}, tensor parallel {size}: {error.cause}")
     if not found:
@@ -152,12 +155,15 @@ def _sizes(resolved: ResolvedModel, profile: GpuProfile, whole: GpuProfile) -> I
         yield largest
 
 
-def _layout(resolved: ResolvedModel, profile: GpuProfile, size: int, load: Workload, version: EngineVersion) -> Layout:
+def _layout(
+    resolved: ResolvedModel, profile: GpuProfile, size: int, load: Workload, version: EngineVersion, local: Local
+) -> Layout:
     servers = profile.gpus_per_node // size
     share = max((load.max_concurrency or servers) // servers, 1)
     one = replace(load, max_concurrency=share, num_prompts=max(load.num_prompts // servers, share))
     args = EngineArgs(tensor_parallel_size=size, max_num_seqs=share, max_model_len=-(-load.total_len // 256) * 256)
-    deployment = deploy(resolved.model, profile, args, version)
+    basis = Basis(local.constants)
+    deployment = deploy(resolved.model, profile, args, version, basis=basis, calibration=local.calibration)
     if deployment.requests_held(load.total_len) < 1:
         stage = deployment.budget.binding
         raise IllegalPlanError(
@@ -178,7 +184,7 @@ def _plan(layout: Layout, resolved: ResolvedModel, version: EngineVersion) -> Pl
     candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, concurrency))
     request = Request(
         resolved, (deployment.profile,), "balanced", load.input_len, load.output_len, concurrency, load.num_prompts,
-        version=version,
+        version=version, basis=deployment.basis, calibration=deployment.calibration,
     )  # fmt: skip
     return assemble(request, Ranking(deployment.profile, version, (candidate,), ()), candidate)
 

@@ -110,7 +110,16 @@ def _offline(found: Subject, measure: Measure, row: Row) -> Deployment:
         # the same prompts are sent again and again: a prefix cache would answer for the GPU
         enable_prefix_caching=False if row.bench == "latency" else args.enable_prefix_caching,
     )
-    return deploy(found.resolved.model, found.profile, settings, config.version, offline=True)
+    like = found.deployment
+    return deploy(
+        found.resolved.model,
+        found.profile,
+        settings,
+        config.version,
+        offline=True,
+        basis=like.basis,
+        calibration=like.calibration,
+    )
 
 
 def _argv(found: Subject, config: EngineConfig, row: Row, flags: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jinja2
@@ -63,7 +64,7 @@ def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[s
     for script in workflow.scripts:
         own = script_names(found, emission, base, script)
         files[script] = templates.get_template(TEMPLATES.get(script, f"{script}.j2")).render({**base, **own})
-    files["WORKFLOW.md"] = _about(found.workflow, found.workflow.scripts, command)
+    files["WORKFLOW.md"] = _about(found.workflow, found.workflow.scripts, command, found.plan.calibration)
     return _checked(files)
 
 
@@ -97,7 +98,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     names = {**found.names, "command": command, "planner_version": __version__}
     for script in workflow.scripts:
         files[script] = templates.get_template(f"{script}.j2").render(names)
-    files["WORKFLOW.md"] = _about(workflow, workflow.scripts, command)
+    files["WORKFLOW.md"] = _about(workflow, workflow.scripts, command, names["calibration"])
     return files
 
 
@@ -108,8 +109,15 @@ def _servers(emission: Emission) -> dict[str, str]:
     return {name: _templates().get_template(f"{name}.j2").render(names) for name in ("instances.sh", "nginx.conf")}
 
 
-def _about(workflow: Workflow, scripts: tuple[str, ...], command: str) -> str:
+def calibration_of(files: Mapping[str, str]) -> str:
+    """Whose fits predicted the plans among the files of a workflow: ``shipped``, or the files of the user's own."""
+    plans = (PlanFile.from_json(text).plan for name, text in files.items() if name.endswith("plan.json"))
+    return ", ".join(dict.fromkeys(plan.calibration for plan in plans))
+
+
+def _about(workflow: Workflow, scripts: tuple[str, ...], command: str, calibration: str) -> str:
     names = {
+        "calibration": calibration,
         "workflow": workflow,
         "documents": "; ".join(workflow.sources),
         "planner_version": __version__,

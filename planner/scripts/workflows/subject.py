@@ -19,6 +19,8 @@ from planner.engine.recipes import Recipe
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, load_profile
+from planner.local import SHIPPED, Local
+from planner.memory.budget import Basis
 from planner.model.resolve import ResolvedModel, load_model
 from planner.plan import Plan
 from planner.predict import Deployment, deploy, estimate
@@ -41,6 +43,12 @@ class Choice:
     draft: str | None = None  #: of the workflow that measures drafting
     revision: str | None = None
     refresh: bool = False
+    local: Local = SHIPPED  #: the fits that predict
+
+    @property
+    def basis(self) -> Basis:
+        """Overheads of memory."""
+        return Basis(self.local.constants)
 
 
 @dataclass(frozen=True)
@@ -97,9 +105,9 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         version = parse_version(build.version)
     load = _sendable(_load(workflow, choice), version)
     if documented:
-        request, ranking, args = _documented(workflow, resolved, profile, version, load)
+        request, ranking, args = _documented(workflow, resolved, profile, version, load, choice)
     else:
-        request, ranking, args = _recommended(workflow, resolved, profile, version, load, choice.max_concurrency)
+        request, ranking, args = _recommended(workflow, resolved, profile, version, load, choice)
     candidate = ranking.candidates[0]
     own_load = load if documented or not load.max_concurrency else None
     plan = assemble(request, ranking, candidate, image=_image(build, profile, version), workload=own_load)
@@ -183,14 +191,20 @@ def _image(build: Build | None, profile: GpuProfile, version: EngineVersion) -> 
 
 
 def _documented(
-    workflow: Workflow, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, load: Workload
+    workflow: Workflow,
+    resolved: ResolvedModel,
+    profile: GpuProfile,
+    version: EngineVersion,
+    load: Workload,
+    choice: Choice,
 ) -> tuple[Request, Ranking, EngineArgs]:
     """The document's settings, checked as any others."""
     args = EngineArgs(**workflow.settings)
     if args.async_scheduling and not flag_status(version, "--async-scheduling"):
         args = replace(args, async_scheduling=None)
     served = replace(args, max_model_len=args.max_model_len or context_for(load.total_len))
-    deployment = deploy(resolved.model, profile, served, version)
+    fits: dict[str, Any] = {"basis": choice.basis, "calibration": choice.local.calibration}
+    deployment = deploy(resolved.model, profile, served, version, **fits)
     if deployment.requests_held(load.total_len) < 1:
         raise IllegalPlanError(
             f"{resolved.resolved} on {args.tensor_parallel_size} x {profile.name}: not one request of "
@@ -199,7 +213,7 @@ def _documented(
         )
     concurrency = load.max_concurrency or deployment.config.max_num_seqs
     figures = estimate(deployment, load.input_len, load.output_len, concurrency)
-    request = _request(resolved, profile, version, load, concurrency)
+    request = _request(resolved, profile, version, load, concurrency, choice)
     return request, Ranking(profile, version, (Candidate(resolved, deployment, figures),), ()), args
 
 
@@ -209,10 +223,10 @@ def _recommended(
     profile: GpuProfile,
     version: EngineVersion,
     load: Workload,
-    concurrency: int | None,
+    choice: Choice,
 ) -> tuple[Request, Ranking, EngineArgs]:
     """The best settings for a model or GPU that the document does not have, at any concurrency or the one asked for."""
-    request = _request(resolved, profile, version, load, concurrency)
+    request = _request(resolved, profile, version, load, choice.max_concurrency, choice)
     (ranking,) = rank(request)
     if ranking.best is None:
         reasons = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected))
@@ -232,11 +246,25 @@ def _recommended(
 
 
 def _request(
-    resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, load: Workload, concurrency: int | None
+    resolved: ResolvedModel,
+    profile: GpuProfile,
+    version: EngineVersion,
+    load: Workload,
+    concurrency: int | None,
+    choice: Choice,
 ) -> Request:
-    prompts = load.num_prompts if concurrency else None
-    lengths = load.input_len, load.output_len
-    return Request(resolved, (profile,), "balanced", *lengths, concurrency, prompts, version=version)
+    return Request(
+        resolved,
+        (profile,),
+        "balanced",
+        load.input_len,
+        load.output_len,
+        concurrency,
+        load.num_prompts if concurrency else None,
+        version=version,
+        basis=choice.basis,
+        calibration=choice.local.calibration,
+    )
 
 
 def context_for(total_len: int) -> int:
