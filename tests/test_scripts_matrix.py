@@ -29,6 +29,7 @@ from planner.plan import PlanFile
 from planner.predict import Deployment, deploy, predict_serve
 from planner.resources import data_dir
 from planner.scripts import Emission, render
+from planner.scripts.emission import without_option
 from planner.scripts.workflows import needed_by
 from planner.workload import Workload
 
@@ -39,6 +40,8 @@ TABLE = {
     "model": ("llama-70b", "llama-8b", "deepseek", "gpt-oss"),
     "version": ("0.7.3", "0.9.1", "0.10.2", "0.16.0", "0.27.1", "0.33.0"),
 }
+#: Versions that a CPU is planned for: without a container, and with the size of the cache in a variable.
+ON_CPU = ("0.27.1", "0.33.0")
 #: Of the result that plan.json and a new simulation must agree in to the last digit.
 FIGURES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
 
@@ -59,6 +62,12 @@ def cases() -> dict[str, Case]:
         emission = emitted(plan, candidate, row)
         files = {**render(emission), **needed_by(emission)}
         found[" ".join(row.values())] = Case(emission, candidate.deployment, files)
+    for version in ON_CPU:
+        row = {"gpu": "cpu", "model": "llama-8b", "precision": "16-bit", "goal": "min-latency", "version": version}
+        made = planned(row)
+        assert made, row
+        emission = emitted(*made, row)
+        found[" ".join(row.values())] = Case(emission, made[1].deployment, render(emission))
     return found
 
 
@@ -73,6 +82,8 @@ def words_behind(script: str, start: str) -> list[str]:
 
 def launched(files: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:
     """The image, the server's command line and its variables in launch.sh."""
+    if "docker run" not in files["launch.sh"]:
+        return launched_natively(files["launch.sh"])
     words = words_behind(files["launch.sh"], "docker run --detach")
     at = words.index("$image")
     (image,) = re.findall(r"^image=(.*)$", files["launch.sh"], re.MULTILINE)
@@ -80,6 +91,14 @@ def launched(files: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:
     pairs = [value.partition("=") for flag, value in pairwise(words[:at]) if flag == "--env"]
     env = {name: value for name, equals, value in pairs if equals and not value.startswith("$")}
     return shlex.split(image)[0], [words[words.index("--entrypoint") + 1], *words[at + 1 :]], env
+
+
+def launched_natively(script: str) -> tuple[str, list[str], dict[str, str]]:
+    """The same where there is no container: ``setsid env NAME=VALUE ... vllm serve ... --port PORT``."""
+    words = words_behind(script, "setsid env")[2:]
+    at = next((n for n, word in enumerate(words) if "=" not in word), len(words))
+    argv = words[at : words.index("--port")]
+    return "", argv, dict(word.split("=", 1) for word in words[:at])
 
 
 def sent(files: dict[str, str]) -> list[str]:
@@ -103,6 +122,8 @@ def workload_in(words: list[str]) -> Workload:
 def differences(case: Case, files: dict[str, str]) -> Iterator[str]:
     """Where plan.json, the scripts and the simulation disagree."""
     saved = json.loads(files["plan.json"])
+    if not saved["image"]:  # the port is the script's to say
+        saved |= {name: list(without_option(saved[name], "--port")) for name in ("serve_argv", "bench_argv")}
     image, argv, env = launched(files)
     devices = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if case.deployment.profile.partition else set()
     for what, script, plan in (
@@ -170,21 +191,24 @@ def test_every_script_is_valid_bash_without_shellcheck_findings(tmp_path: Path) 
     assert found.returncode == 0, found.stdout
 
 
-def some_case() -> Case:
-    """One with variables, a compilation config and several GPUs."""
-    return next(case for name, case in cases().items() if name.startswith("mi355x llama-70b"))
+def some_case(start: str = "mi355x llama-70b") -> Case:
+    """One with variables, a compilation config and several GPUs; or another."""
+    return next(case for name, case in cases().items() if name.startswith(start))
 
 
 def lines_of_plan(files: dict[str, str]) -> list[tuple[str, int]]:
     """The lines of launch.sh and benchmark.sh that hold words of the plan."""
     launch, benchmark = (files[name].splitlines() for name in ("launch.sh", "benchmark.sh"))
-    served, measured = (
-        launch.index('    "$image" \\'),
-        next(n for n, line in enumerate(benchmark) if line.startswith("send ")),
-    )
+    measured = next(n for n, line in enumerate(benchmark) if line.startswith("send "))
+    if '    "$image" \\' not in launch:
+        served = launch.index("  setsid env \\")
+        end = next(n for n, line in enumerate(launch) if line.startswith('    --port "$port"'))
+    else:
+        served = launch.index('    "$image" \\')
+        end = launch.index("fi", served)
     return [
         *(("launch.sh", n) for n, line in enumerate(launch) if re.match(r"    --env [\w']+=(?!\$)", line)),
-        *(("launch.sh", n) for n in range(served + 1, launch.index("fi", served))),
+        *(("launch.sh", n) for n in range(served + 1, end)),
         *(
             ("benchmark.sh", n)
             for n in range(measured + 1, len(benchmark))
@@ -193,10 +217,14 @@ def lines_of_plan(files: dict[str, str]) -> list[tuple[str, int]]:
     ]
 
 
-def test_any_flag_that_is_changed_or_missing_in_a_script_is_seen() -> None:
-    case = some_case()
+@pytest.mark.parametrize("start", ["mi355x llama-70b", "cpu llama-8b"])
+def test_any_flag_that_is_changed_or_missing_in_a_script_is_seen(start: str) -> None:
+    case = some_case(start)
     touched = lines_of_plan(case.files)
     assert len(touched) >= 25
+    launch = case.files["launch.sh"].splitlines()
+    sized = any("VLLM_CPU_KVCACHE_SPACE=" in launch[number] for script, number in touched if script == "launch.sh")
+    assert sized is start.startswith("cpu")
     for script, number in touched:
         lines = case.files[script].splitlines()
         line, more = lines[number].removesuffix("\\"), lines[number].endswith("\\")
@@ -211,6 +239,7 @@ def test_any_flag_that_is_changed_or_missing_in_a_script_is_seen() -> None:
     [
         ("launch.sh.j2", "{{ serve_args | argv }}", "{{ serve_args | argv }} --enforce-eager"),
         ("launch.sh.j2", "{% for word in env_words %}\n    --env {{ word | sh }} \\\n{% endfor %}\n", ""),
+        ("native/launch.sh.j2", "{% for word in env_words %}\n    {{ word | sh }} \\\n{% endfor %}\n", ""),
         ("benchmark.sh.j2", "{{ plan.bench_argv | argv }}", "{{ plan.bench_argv | argv }} --num-warmups 2"),
     ],
 )
@@ -222,7 +251,7 @@ def test_a_template_that_says_more_or_less_than_the_plan_is_seen(
     assert old in copy.read_text()
     copy.write_text(copy.read_text().replace(old, new))
     monkeypatch.setattr(sys.modules["planner.scripts.render"], "data_dir", lambda name: tmp_path / name)
-    case = some_case()
+    case = some_case("cpu llama-8b") if template.startswith("native/") else some_case()
     assert next(differences(case, render(case.emission)), None)
 
 

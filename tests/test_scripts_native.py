@@ -228,6 +228,18 @@ def test_the_preflight_wants_the_planned_version_on_the_path(machine: Machine, t
     assert "vllm is not on the PATH" in none.stdout
 
 
+def test_what_a_given_cache_takes_is_checked_before_the_start() -> None:
+    """2 GiB of weights, 0.75 and 0.25 of overheads, 4 of cache: 7 x 1024 MiB, less 1 % that machines differ by."""
+    gib = 2**30
+    parts = {"weights_bytes": 2 * gib, "activation_bytes": 3 * gib // 4, "non_torch_bytes": gib // 4}
+    files = render(native(env={"VLLM_CPU_KVCACHE_SPACE": "4"}, memory={**parts, "kv_cache_bytes": 4 * gib}))
+    assert "need_free_mib=7096\n" in files["preflight.sh"]
+    assert "plan again with a smaller --cpu-kvcache-space" in files["preflight.sh"]
+    assert "| `VLLM_CPU_KVCACHE_SPACE` | `4` |" in files["RUNBOOK.md"]
+    assert "gpu_memory_utilization" not in files["RUNBOOK.md"]
+    assert "gpu_memory_utilization" in render(native())["RUNBOOK.md"]
+
+
 def test_the_runbook_says_how_to_stop_the_server(machine: Machine) -> None:
     machine.run("launch.sh")
     line = next(line for line in (machine.plan / "RUNBOOK.md").read_text().splitlines() if "kill " in line)

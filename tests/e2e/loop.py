@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -34,8 +35,9 @@ METRICS = (
 )  # fmt: skip
 #: Two runs of one load differ by so much in the mean even where nobody else uses the machine.
 LEAST_NOISE = 0.06
-#: Of the memory of one NUMA node; the process itself takes about 0.75 GiB.
-SHARE = 0.25
+#: GiB of KV cache. vLLM refuses more than the NUMA node has free, which may be less than the machine.
+SPACE, SPACE_GIB = "VLLM_CPU_KVCACHE_SPACE", 2
+GIB = 2**30
 
 
 class Loop:
@@ -110,13 +112,15 @@ def recommend(loop: Loop) -> None:
     assert loop.saved["model"] == str(loop.model), "a local model is planned by its whole path"
     assert loop.saved["image"] == "" and loop.saved["platform"] == "cpu"
     assert loop.saved["calibration"] == "shipped"
+    assert loop.saved["env"][SPACE] == str(SPACE_GIB)
+    assert "--gpu-memory-utilization" not in loop.saved["serve_argv"], "it has no effect where the cache is given"
 
 
 def recommend_words(loop: Loop, plan: Path) -> tuple[object, ...]:
     return (
         "recommend", loop.model, "--gpu", "cpu", "--engine-version", VERSION, "--goal", "min-latency",
         "--input-len", LOAD["input_len"], "--output-len", LOAD["output_len"], "--num-prompts", LOAD["num_prompts"],
-        "--max-concurrency", LOAD["max_concurrency"], "--gpu-memory-utilization", SHARE, "--enforce-eager",
+        "--max-concurrency", LOAD["max_concurrency"], "--cpu-kvcache-space", SPACE_GIB, "--enforce-eager",
         "-o", plan,
     )  # fmt: skip
 
@@ -193,7 +197,22 @@ def validate(loop: Loop) -> None:
     causes = [finding["cause"] for finding in compared["findings"]]
     assert not any("other settings" in cause or "another vLLM" in cause for cause in causes), causes
     assert compared["inside"] or causes, "a miss has a likeliest cause"
+    cache = [line for line in compared["lines"] if line["metric"].startswith("kv_cache")]
+    assert cache and all(line["measured"] == line["predicted"] for line in cache), cache
     print(text)
+
+
+def kv_cache(loop: Loop) -> None:
+    """The real engine cut exactly the blocks that were predicted, and that the model's own numbers give by hand."""
+    log = (loop.plan / "logs" / "server.log").read_text()
+    tokens = int(re.findall(r"KV cache size: ([\d,]+) tokens", log)[-1].replace(",", ""))
+    saved, model = loop.saved, json.loads((loop.model / "config.json").read_text())
+    block_size = saved["block_size"]
+    block_bytes = 2 * model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"] * 2 * block_size
+    blocks = SPACE_GIB * GIB // block_bytes
+    print(f"  {SPACE_GIB} GiB in blocks of {block_bytes:,} B: {blocks:,} x {block_size} tokens; logged {tokens:,}")
+    assert tokens == blocks * block_size == saved["memory"]["kv_cache_tokens"]
+    assert saved["memory"]["kv_cache_bytes"] == SPACE_GIB * GIB
 
 
 def json_of(loop: Loop, *words: str) -> str:
@@ -202,6 +221,15 @@ def json_of(loop: Loop, *words: str) -> str:
     done = subprocess.run(command, env=loop.environment, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
+
+
+def start_up_log(loop: Loop) -> None:
+    """``fit`` beside the real log: everything that it prints of the cache is as predicted."""
+    log = loop.plan / "logs" / "server.log"
+    words = ("fit", str(loop.model), "--gpu", "cpu", "--startup-log", str(log), "--format", "json")
+    lines = {line["line"]: line for line in json.loads(json_of(loop, *words))["startup_log"]}
+    for name in ("available KV cache memory", "GPU KV cache size"):
+        assert lines[name]["inside"] and lines[name]["lo"] == lines[name]["hi"] == lines[name]["logged"], lines[name]
 
 
 def refuse_foreign_results(loop: Loop) -> None:
@@ -226,6 +254,7 @@ def check(loop: Loop) -> None:
     saved = loop.saved
     for name in ("tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager"):
         assert answer["settings"][name] == saved[name], name
+    assert answer["settings"]["cpu_kvcache_space"] == SPACE_GIB
     assert answer["load"] == LOAD
 
 
@@ -265,7 +294,7 @@ def predict(loop: Loop, load: Mapping[str, int], calibration: str) -> dict[str, 
         "--random-input-len", load["input_len"], "--random-output-len", load["output_len"], "--num-prompts",
         load["num_prompts"], "--max-concurrency", load["max_concurrency"], "--max-num-seqs", saved["max_num_seqs"],
         "--max-num-batched-tokens", saved["max_num_batched_tokens"], "--max-model-len", saved["max_model_len"],
-        "--gpu-memory-utilization", saved["gpu_memory_utilization"], "--enforce-eager", "--format", "json",
+        "--cpu-kvcache-space", SPACE_GIB, "--enforce-eager", "--format", "json",
     )  # fmt: skip
     found: dict[str, Any] = json.loads(loop.planner(*words))
     return found
@@ -302,7 +331,7 @@ def main(venv: Path, folder: Path) -> int:
     finally:
         with step("stop"):
             stop(loop)
-    for part in (validate, refuse_foreign_results, check, calibrate, validate_again):
+    for part in (validate, kv_cache, start_up_log, refuse_foreign_results, check, calibrate, validate_again):
         with step(part.__name__.replace("_", " ")):
             part(loop)
     print("loop: plan, launch, benchmark, validation and calibration agree")
