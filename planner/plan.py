@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from planner.errors import InputError
+
 SCHEMA_VERSION = 1
 
 Goal = Literal["min-latency", "max-throughput", "balanced"]
+MOST = 1e18  #: no figure of a prediction comes near: bytes, tokens, milliseconds
+#: What of a prediction is no figure; all else is, in the units of ``vllm bench``.
+_WORDS = frozenset(("date", "endpoint_type", "backend", "model_id", "tokenizer_id", "request_rate"))
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class PlannedWorkload(_Record):
@@ -141,12 +148,74 @@ class PlanFile(_Record):
 
     @classmethod
     def from_json(cls, text: str) -> PlanFile:
-        """Read what ``to_json`` wrote. Raises ValueError, naming the first field that is wrong, when it is no plan."""
-        data = json.loads(text)
-        data.pop("digest", None)
+        """Read what ``to_json`` wrote. Raises ValueError, saying what is wrong first, when it is no plan."""
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")
+        if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+            raise ValueError(f"its schema_version is {_short(data['schema_version'])}, and {SCHEMA_VERSION} is read")
+        digest = data.pop("digest", None)
         outer = {key: data.pop(key) for key in ("schema_version", "planner_version", "command", "goal") if key in data}
         try:
-            return cls.model_validate({**outer, "plan": data})
+            file = cls.model_validate({**outer, "plan": data})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise ValueError(_in_words(error)) from error
+        for name, value in _figures(file.plan):
+            if value is not None and not (type(value) in (int, float) and abs(value) < MOST):  # nor NaN
+                raise ValueError(f"{name} is {_short(value)}, not a number")
+        if digest != file.plan.digest:
+            raise ValueError(f"it was changed after it was written: its digest is {file.plan.digest}, not {digest}")
+        return file
+
+
+def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
+    yield from ((f"predicted.{name}", value) for name, value in plan.predicted.items() if name not in _WORDS)
+    yield from ((f"memory.{name}", value) for name, value in plan.memory.items())
+
+
+def read_plan(directory: Path) -> PlanFile:
+    """The plan of a folder.
+
+    Raises InputError where there is none, for one that is broken, and for one that was changed: what is launched has
+    to be what was predicted.
+    """
+    path = directory / "plan.json"
+    try:
+        return PlanFile.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        below = sorted(p.parent.name for p in directory.glob("*/plan.json")) if directory.is_dir() else []
+        hint = f"give one of the folders in it: {', '.join(below)}" if below else "give the folder that -o named"
+        raise InputError(f"{path}: no such file", hint=hint) from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint="make it readable, or give another folder") from error
+    except ValueError as error:  # no text, no JSON, no plan
+        cause = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} is not a plan of this planner: {cause}", hint="write the scripts again") from error
+
+
+#: Kinds of pydantic's errors, by how they begin, in words.
+_KINDS = {
+    "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
+    "string": "text", "tuple": "a list", "list": "a list", "dict": "an object", "model": "an object",
+}  # fmt: skip
+
+
+def _in_words(error: ValidationError) -> str:
+    """What is wrong first, in the words of the file."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"] if part != "plan") or "it"
+    kind = first["type"]
+    if kind == "missing":
+        return f"it does not say {name}"
+    if kind == "extra_forbidden":
+        return f"{_short(name)} is nothing that it says"
+    wanted = _KINDS.get(kind.split("_")[0]) or first.get("ctx", {}).get("expected") or "what it should be"
+    return f"{name} is {_short(first['input'])}, not {wanted}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

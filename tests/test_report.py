@@ -209,9 +209,9 @@ def test_the_page_says_what_it_does_not_know(one: Path, undrawn: None) -> None:
 
 
 def test_a_server_that_cannot_be_replayed_here_has_a_page_without_curves(one: Path, undrawn: None) -> None:
-    data = json.loads((one / "plan.json").read_text())
-    data |= {"gpu": "h1000", "digest": None}
-    (one / "plan.json").write_text(json.dumps(data))
+    file = PlanFile.from_json((one / "plan.json").read_text())
+    elsewhere = file.plan.model_copy(update={"gpu": "h1000"})
+    (one / "plan.json").write_text(file.model_copy(update={"plan": elsewhere}).to_json())
     (one / "recommendation.json").unlink()
     text = Page(page(read_dossier(one))).text
     assert "this server cannot be replayed here: unknown GPU 'h1000'" in text
@@ -336,7 +336,7 @@ def test_bad_flags_have_a_cause_and_a_hint(two: Path, words: tuple[str, ...], ca
     [
         ("plan.json", "{", "one/plan.json is not a plan of this planner: "),
         ("plan.json", "[1]", "one/plan.json is not a plan of this planner: "),
-        ("plan.json", '{"schema_version": 0}', "one/plan.json: schema_version is 0, this planner reads 1"),
+        ("plan.json", '{"schema_version": 0}', "one/plan.json is not a plan of this planner: its schema_version is 0"),
         ("plan.json", '{"schema_version": 1}', "one/plan.json is not a plan of this planner: "),
         ("recommendation.json", "{", "one/recommendation.json is broken: "),
         ("recommendation.json", "[]", "one/recommendation.json has no lists pareto and rejected of settings"),

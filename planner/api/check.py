@@ -99,10 +99,7 @@ def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None
 
 
 def _plan_beside(script: Path) -> Plan | None:
-    """The plan that wrote a script; None where there is none, or none that can be read."""
-    from planner.plan import PlanFile
+    """The plan that wrote a script; None where there is none. Raises InputError for one that is broken."""
+    from planner.plan import read_plan
 
-    try:
-        return PlanFile.from_json((script.parent / "plan.json").read_text(encoding="utf-8")).plan
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
+    return read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None

@@ -18,9 +18,8 @@ from planner.consistency import check_result, check_run
 from planner.engine.config import EngineArgs
 from planner.errors import InputError
 from planner.measurements import METRICS, Run, read_runs
-from planner.plan import Plan
+from planner.plan import Plan, read_plan
 from planner.validate import Measured, read_folder
-from planner.validate.folder import read_plan
 
 #: How far up from a result its plan is looked for.
 LEVELS_UP = 3

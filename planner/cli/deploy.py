@@ -121,9 +121,9 @@ def _emission(directory: Path) -> "Emission":
     """The plan of a folder and what is said about it."""
     from planner.errors import InputError
     from planner.hardware import load_profile
+    from planner.plan import read_plan
     from planner.report.recommendation import predicted_lines
     from planner.scripts import Emission
-    from planner.validate.folder import read_plan
 
     file = read_plan(directory)
     plan = file.plan

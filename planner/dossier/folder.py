@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
-from planner.plan import SCHEMA_VERSION, Plan, PlanFile
-from planner.validate.folder import Measured, read_folder, read_plan
+from planner.plan import Plan, PlanFile, read_plan
+from planner.validate.folder import Measured, read_folder
 
 RECOMMENDATION = "recommendation.json"
 #: Files of a plan that are shown whole, in the order in which they are run.
@@ -87,7 +87,6 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _entry(directory: Path) -> Entry:
-    _check_schema(directory / "plan.json")
     file = read_plan(directory)
     scripts = {name: _text(directory / name) for name in SCRIPTS if (directory / name).is_file()}
     results = directory / "results"
@@ -97,21 +96,6 @@ def _entry(directory: Path) -> Entry:
         return Entry(directory, file, scripts, read_folder(directory))
     except InputError as error:  # of another plan, or broken: the prediction can still be shown
         return Entry(directory, file, scripts, None, f"The measurement is left out: {error.cause}")
-
-
-def _check_schema(path: Path) -> None:
-    """Raises InputError for a plan of another schema; whatever else is wrong with it, ``read_plan`` says."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    version = found.get("schema_version", SCHEMA_VERSION) if isinstance(found, dict) else SCHEMA_VERSION
-    if version != SCHEMA_VERSION:
-        command = found.get("command")
-        raise InputError(
-            f"{path}: schema_version is {version!r}, this planner reads {SCHEMA_VERSION}",
-            hint=f"write it again: {command}" if isinstance(command, str) and command.isprintable() else _WRITE_AGAIN,
-        )
 
 
 _LISTS = ("pareto", "rejected")

@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.memory.startup_log import StartupLog, read_startup_log
-from planner.plan import Plan, PlanFile
+from planner.plan import Plan, PlanFile, read_plan
 from planner.validate.server_log import ServerLog, read_server_log
 
 #: Tokens that a tokeniser may add to a prompt or lose from it when random ids are turned into text and back.
@@ -66,29 +66,6 @@ def read_folder(directory: Path) -> Measured:
     result = _result(path, file.plan)
     startup, log, notes = _log(directory / "logs" / "server.log", file.plan)
     return Measured(directory, file, path.name, result, startup, log, tuple(_accuracy(directory, file.plan)), notes)
-
-
-def read_plan(directory: Path) -> PlanFile:
-    """The plan of a folder. Raises InputError where there is none, and for one that was changed."""
-    path = directory / "plan.json"
-    if not path.is_file():
-        below = sorted(p.parent.name for p in directory.glob("*/plan.json")) if directory.is_dir() else []
-        hint = f"give one of the folders in it: {', '.join(below)}" if below else "give the folder that -o named"
-        raise InputError(f"{path}: no such file", hint=hint)
-    text = _text(path)
-    try:
-        file = PlanFile.from_json(text)
-        digest = json.loads(text).get("digest")
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{path} is not a plan of this planner: {_first_line(error)}", hint="write the scripts again"
-        ) from error
-    if digest not in (None, file.plan.digest):
-        raise InputError(
-            f"{path} was changed after it was written: its digest is {file.plan.digest} and not {digest}",
-            hint="write the scripts again, so that what is launched is what was predicted",
-        )
-    return file
 
 
 def _result_path(folder: Path, plan: Plan) -> Path:
