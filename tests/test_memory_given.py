@@ -96,6 +96,14 @@ def test_an_unnamed_size_is_the_whole_gib_that_the_share_surely_leaves(share: fl
     assert with_kv_cache_space(model(name), load_profile("cpu"), chosen) == chosen
 
 
+def test_an_unnamed_size_is_named_in_the_answer() -> None:
+    """0.92 x 24 = 22.08 GiB, less 2.32 of weights, 0.24 of activations and 0.50 that overheads may be more: 19.02."""
+    result = fitted(LLAMA, "cpu", "0.32.0", max_model_len=8192)
+    assert "VLLM_CPU_KVCACHE_SPACE=19: the whole GiB that 0.92 of the memory leaves" in result.notes
+    named = fitted(LLAMA, "cpu", "0.32.0", max_model_len=8192, cpu_kvcache_space=19)
+    assert not any("VLLM_CPU_KVCACHE_SPACE" in note for note in named.notes)
+
+
 def test_where_not_even_one_gib_is_left_it_does_not_fit() -> None:
     result = fitted("Qwen/Qwen3-14B", "cpu", "0.32.0")
     assert result.config.cpu_kvcache_space == 1 and result.verdict == "does not fit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs, EngineConfig
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError
 from planner.fit.check import Limits, check, min_tensor_parallel_size
@@ -91,6 +91,7 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
     yield from model.quantization.notes
     if config.version.note:
         yield config.version.note
+    yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE))
     own = budget.overheads.own
     if own:
         logs = ", ".join(dict.fromkeys(log for fit in own for log in fit.logs))

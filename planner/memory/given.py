@@ -32,7 +32,7 @@ def with_kv_cache_space(
     if not profile.kv_cache_is_given or config.cpu_kvcache_space:
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))
-    taken = f"{CPU_KVCACHE_SPACE} {space} (whole GiB that {config.gpu_memory_utilization:g} of the memory leaves)"
+    taken = f"{CPU_KVCACHE_SPACE}={space}: the whole GiB that {config.gpu_memory_utilization:g} of the memory leaves"
     return replace(config, cpu_kvcache_space=space, defaults_taken=(*config.defaults_taken, taken))
 
 

@@ -178,7 +178,7 @@ def _preempted(case: _Case) -> Iterator[Finding]:
         yield Finding(
             "requests were preempted: the KV cache was too small for the load",
             f"the log counts {log.preemptions} preemptions",
-            "plan with a smaller --max-num-seqs or an fp8 KV cache, or raise --gpu-memory-utilization",
+            "plan with a smaller --max-num-seqs or an fp8 KV cache, or give the cache more memory",
         )
 
 
