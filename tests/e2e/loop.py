@@ -1,8 +1,9 @@
 """The whole loop on a real vLLM: plan, launch, benchmark, validate, calibrate, on the CPU with a small random model.
 
 What is asserted is the mechanics: what was planned is what runs, what was sent is what was predicted for, the KV cache
-has exactly the blocks that were predicted, and each command says what it should. How fast a CPU that others use too turns out to be is printed, never asserted; that a
-calibration makes no load worse that it did not see, beyond the noise between two runs of one load, is.
+has exactly the blocks that were predicted, and each command says what it should. How fast a CPU that others use too
+turns out to be is printed, never asserted; that a calibration makes no load worse that it did not see, beyond the noise
+between two runs of one load, is.
 """
 
 from __future__ import annotations
