@@ -200,7 +200,9 @@ class Machine:
                 "compute_cap": [f"{capability[0]}.{capability[1]}"] * 8,
                 "name": [profile.name] * 8,
                 "mig.mode.current": ["Disabled"],
-                "index,memory.total,memory.free": [f"{i}, {total_mib}, {total_mib - 500}" for i in range(8)],
+                "index,uuid,memory.total,memory.free": [
+                    f"{i}, GPU-{i}, {total_mib}, {total_mib - 500}" for i in range(8)
+                ],
                 "apps": [],
                 "list": [f"GPU {i}: {profile.name} (UUID: GPU-{i})" for i in range(8)],
             }.items():

@@ -148,7 +148,9 @@ MATRIX = {
     **GOLDEN,
     "mi300x-x8": emission(plan(gpu="mi300x", num_gpus=8, tensor_parallel_size=8, gated=None)),
     "mi355x-dpx-nps2": emission(partition("mi355x-dpx-nps2")),
-    "mi300x-qpx": emission(partition("mi300x-qpx", num_gpus=2, tensor_parallel_size=2)),
+    "mi300x-qpx": emission(
+        partition("mi300x-qpx", num_gpus=2, tensor_parallel_size=2, env={"HIP_VISIBLE_DEVICES": "0,1"})
+    ),
     "h100-gated": emission(b200().model_copy(update={"gpu": "h100-sxm", "gated": True})),
     "local-folder": emission(plan(model="/models/my llama", serve_argv=serve("/models/my llama", port="9000"))),
     "short-context": emission(plan(max_model_len=1024, docker_args=(), warnings=())),

@@ -125,7 +125,7 @@ def differences(case: Case, files: dict[str, str]) -> Iterator[str]:
     if not saved["image"]:  # the port is the script's to say
         saved |= {name: list(without_option(saved[name], "--port")) for name in ("serve_argv", "bench_argv")}
     image, argv, env = launched(files)
-    devices = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if case.deployment.profile.partition else set()
+    devices = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if saved["image"] else set()  # chosen at the start
     for what, script, plan in (
         ("image", image, saved["image"]),
         ("serve", argv, saved["serve_argv"]),

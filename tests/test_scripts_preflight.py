@@ -12,6 +12,8 @@ import pytest
 from script_machine import Machine, files_below, prepared
 from script_plans import MATRIX
 
+MEMORY_OF = "index,uuid,memory.total,memory.free"  # what nvidia-smi is asked for
+
 MakeMachine = Callable[..., Machine]
 
 
@@ -56,9 +58,9 @@ BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
     ("b200-x2", lambda m: m.set_nvidia("compute_cap", ["10.0", "9.0"]), "1 GPUs of compute capability 10.0, 2 needed",
      "run this on a machine"),
     ("b200-x2", lambda m: m.set_nvidia("mig.mode.current", ["Disabled", "Enabled"]), "MIG instances", "-mig 0"),
-    ("b200-x2", lambda m: m.set_nvidia("index,memory.total,memory.free", ["0, 183359, 183000", "1, 183359, 90000"]),
+    ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, 183359, 183000", "1, GPU-1, 183359, 90000"]),
      "GPU 1 has 90000 MiB free", "nvidia-smi shows"),
-    ("b200-x2", lambda m: m.set_nvidia("index,memory.total,memory.free", ["0, 81559, 81000"]),
+    ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, 81559, 81000"]),
      "GPU 0 has 81559 MiB, the plan is for", "plan again"),
     ("h100-mig", lambda m: m.set_nvidia("list", ["GPU 0: H100 (UUID: GPU-0)", "  MIG 1g.10gb Device 0: (UUID: MIG-x)"]),
      "0 MIG instances 3g.40gb", "partition.sh"),
@@ -122,9 +124,21 @@ def test_preflight_does_not_mind_what_other_gpus_do(machine: MakeMachine) -> Non
     assert done.returncode == 0 and "GPU 0 has" in done.stdout and "GPU 1" not in done.stdout
 
 
+@pytest.mark.parametrize("chosen", ["2,5", "GPU-2,GPU-5"])
+def test_preflight_minds_the_chosen_gpus(machine: MakeMachine, chosen: str) -> None:
+    here = machine("b200-x2")
+    free = [f"{i}, GPU-{i}, 183359, {183000 if i in (2, 5) else 10}" for i in range(8)]
+    here.set_nvidia(MEMORY_OF, free)
+    done = here.run("preflight.sh", CUDA_VISIBLE_DEVICES=chosen)
+    assert done.returncode == 0 and "GPU 5 has" in done.stdout and "GPU 0" not in done.stdout
+    assert here.run("preflight.sh").returncode == 1
+
+
 def test_preflight_minds_the_first_gpus_of_nvidia_only(machine: MakeMachine) -> None:
     here = machine("b200-x2")
-    here.set_nvidia("index,memory.total,memory.free", [f"{i}, 183359, {183000 if i < 2 else 10}" for i in range(8)])
+    here.set_nvidia(
+        "index,uuid,memory.total,memory.free", [f"{i}, GPU-{i}, 183359, {183000 if i < 2 else 10}" for i in range(8)]
+    )
     done = here.run("preflight.sh")
     assert done.returncode == 0 and "GPU 1 has" in done.stdout and "GPU 2" not in done.stdout
 

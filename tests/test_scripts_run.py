@@ -68,6 +68,46 @@ def test_a_partition_can_be_chosen(machine: MakeMachine) -> None:
     assert run[run.index("--publish") + 1] == "127.0.0.1:8007:8000"
 
 
+@pytest.mark.parametrize(
+    ("name", "variables", "devices"),
+    [
+        ("b200-x2", {}, ["2"]),  # docker takes the first two
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": "2,3"}, ['"device=2,3"']),
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ['"device=4,5"']),  # as CUDA would
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": "4,5", "DEVICE": "GPU-1a,GPU-2b"}, ['"device=GPU-1a,GPU-2b"']),
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": ""}, ["2"]),
+        ("mi355x", {}, ["HIP_VISIBLE_DEVICES=0"]),
+        ("mi355x", {"HIP_VISIBLE_DEVICES": "5,6"}, ["HIP_VISIBLE_DEVICES=5"]),
+        ("mi355x", {"CUDA_VISIBLE_DEVICES": "3"}, ["HIP_VISIBLE_DEVICES=3"]),  # ROCm reads it too
+        ("mi355x", {"ROCR_VISIBLE_DEVICES": "6"}, ["HIP_VISIBLE_DEVICES=0"]),  # HIP counts from there
+        ("mi355x", {"DEVICE": "2", "HIP_VISIBLE_DEVICES": "5"}, ["HIP_VISIBLE_DEVICES=2"]),
+        ("mi300x-cpx-nps4", {"HIP_VISIBLE_DEVICES": "9"}, ["HIP_VISIBLE_DEVICES=9"]),
+        ("h100-mig", {"CUDA_VISIBLE_DEVICES": "MIG-ab,MIG-cd"}, ["device=MIG-ab"]),
+        ("h100-mig", {"CUDA_VISIBLE_DEVICES": "0"}, ["device=MIG-0-0"]),  # the GPU that is cut is no instance
+    ],
+)
+def test_the_gpus_that_somebody_chose_are_taken(
+    machine: MakeMachine, name: str, variables: dict[str, str], devices: list[str]
+) -> None:
+    here = machine(name)
+    done = here.run("launch.sh", **variables)
+    assert done.returncode == 0, done.stderr
+    (run,) = here.docker("run")
+    given = values_of(run, "--gpus") or [word for word in variables_of(run) if word.startswith("HIP_")]
+    assert given == devices
+    assert ("ROCR_VISIBLE_DEVICES" in variables_of(run)) is (name.startswith("mi"))  # by name: where it is set
+
+
+@pytest.mark.parametrize("variable", ["DEVICE", "CUDA_VISIBLE_DEVICES"])
+def test_fewer_gpus_than_the_plan_takes_are_refused(machine: MakeMachine, variable: str) -> None:
+    here = machine("b200-x2")
+    done = here.run("launch.sh", **{variable: "3"})
+    assert done.returncode == 1 and "the plan takes 2 GPUs, and 3 is all" in done.stderr
+    assert here.docker("run") == []
+    checked = here.run("preflight.sh", **{variable: "3"})
+    assert checked.returncode == 1 and "names 3, 2 GPUs needed" in checked.stdout
+
+
 def test_a_mig_instance_is_given_to_docker_not_to_vllm(machine: MakeMachine) -> None:
     """vLLM reads CUDA_VISIBLE_DEVICES as integers and fails on the UUID of an instance (its issue 41848)."""
     here = machine("h100-mig")

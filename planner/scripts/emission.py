@@ -202,16 +202,16 @@ def gfx_target_version(architecture: str) -> str:
 def _container(emission: Emission) -> dict[str, Any]:
     """How the container is started around ``serve_argv``."""
     plan = emission.file.plan
-    mig = emission.profile.vendor == "nvidia" and emission.profile.partition is not None
+    nvidia = emission.profile.vendor == "nvidia"
     local = PurePosixPath(plan.model).is_absolute()
-    # launch.sh says itself which partition it takes
-    pinned = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if emission.profile.partition else set()
+    # which GPUs it takes launch.sh says itself
+    pinned = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if plan.image else set()
     return {
         "entrypoint": plan.serve_argv[0],
         "serve_args": plan.serve_argv[1:],
         "container_port": option(plan.serve_argv, "--port") or str(PORT),
-        # one MIG instance takes the place of --gpus all
-        "docker_args": without_option(plan.docker_args, "--gpus") if mig else plan.docker_args,
+        "nvidia": nvidia,
+        "docker_args": without_option(plan.docker_args, "--gpus") if nvidia else plan.docker_args,
         "env_words": tuple(f"{name}={value}" for name, value in plan.env.items() if name not in pinned),
         "model_cache": MODEL_CACHE,
         "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",

@@ -26,6 +26,18 @@ log=$here/logs/server.log
 id_file=$here/logs/container.id
 results=/results # this folder's results/, as the container sees it
 cache=/huggingface # the folder of the models, as the container sees it
+# As a program of this machine would: the first GPUs of those that DEVICE, or the vendor's own variable, names.
+need_gpus=2
+asked=${DEVICE:-${CUDA_VISIBLE_DEVICES:-}}
+first=0,1
+IFS=, read -r -a chosen <<<"${asked:-$first}"
+if ((${#chosen[@]} < need_gpus)); then
+  echo "the plan takes $need_gpus GPUs, and ${chosen[*]} is all that DEVICE or a VISIBLE_DEVICES variable names" >&2
+  exit 1
+fi
+devices=$(IFS=, && printf '%s' "${chosen[*]:0:need_gpus}")
+device_options=(--gpus "$need_gpus")
+if [[ -n "$asked" ]]; then device_options=(--gpus "\"device=$devices\""); fi # docker reads a list of them as CSV
 
 started=0
 finish() {
@@ -55,8 +67,8 @@ else
   # The token is passed through by name and is never written down. Inside the container the server binds to all
   # addresses; from outside, only 127.0.0.1 reaches it.
   docker run --detach --name "$name" --cidfile "$id_file" \
-    --gpus all \
     --ipc host \
+    "${device_options[@]}" \
     --publish "127.0.0.1:$port:$container_port" \
     --volume "$models:$cache" \
     --volume "$here/results:$results" \

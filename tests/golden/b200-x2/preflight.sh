@@ -95,10 +95,18 @@ fi
 if [[ "$(query mig.mode.current)" == *Enabled* ]]; then
   fail "a GPU is cut into MIG instances, the plan is for whole ones" "with no process on it: sudo nvidia-smi -mig 0"
 fi
+need_gpus=2
+asked=${DEVICE:-${CUDA_VISIBLE_DEVICES:-}}
+first=0,1
+IFS=, read -r -a chosen <<<"${asked:-$first}"
+if ((${#chosen[@]} < need_gpus)); then
+  fail "DEVICE or CUDA_VISIBLE_DEVICES names ${chosen[*]}, $need_gpus GPUs needed" "name as many, or none"
+fi
+taken=",$(IFS=, && printf '%s' "${chosen[*]:0:need_gpus}"),"
 need_total_mib=181525
 need_free_mib=163372
-while IFS=', ' read -r index total_mib free_mib; do
-  if [[ ! "$total_mib$free_mib" =~ ^[0-9]+$ ]] || ((index >= need_gpus)); then continue; fi
+while IFS=', ' read -r index uuid total_mib free_mib; do
+  if [[ ! "$total_mib$free_mib" =~ ^[0-9]+$ || "$taken" != *,"$index",* && "$taken" != *,"$uuid",* ]]; then continue; fi
   if ((total_mib < need_total_mib)); then
     fail "GPU $index has $total_mib MiB, the plan is for $need_total_mib" "plan again for the GPU of this machine"
   elif ((free_mib < need_free_mib)); then
@@ -106,7 +114,7 @@ while IFS=', ' read -r index total_mib free_mib; do
   else
     ok "GPU $index has $free_mib of $total_mib MiB free"
   fi
-done < <(query index,memory.total,memory.free)
+done < <(query index,uuid,memory.total,memory.free)
 
 # --- disk, port, token -----------------------------------------------------------------------------------------------
 existing=$models

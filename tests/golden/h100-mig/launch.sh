@@ -27,12 +27,14 @@ id_file=$here/logs/container.id
 results=/results # this folder's results/, as the container sees it
 cache=/huggingface # the folder of the models, as the container sees it
 mig_profile=3g.40gb
-# The first MIG instance of this profile, unless DEVICE names another by its UUID.
+# The first MIG instance of this profile, unless DEVICE (or CUDA_VISIBLE_DEVICES) names another by its UUID.
+if [[ "${CUDA_VISIBLE_DEVICES:-}" == MIG-* ]]; then DEVICE=${DEVICE:-${CUDA_VISIBLE_DEVICES%%,*}}; fi
 device=${DEVICE:-$(nvidia-smi -L | awk -v profile="$mig_profile" '$1 == "MIG" && $2 == profile && !found++ {sub(/\)/, "", $NF); print $NF}')}
 if [[ -z "$device" ]]; then
   echo "there is no MIG instance of the profile $mig_profile; make them with: $here/partition.sh --apply" >&2
   exit 1
 fi
+device_options=(--gpus "device=$device")
 
 started=0
 finish() {
@@ -63,7 +65,7 @@ else
   # addresses; from outside, only 127.0.0.1 reaches it.
   docker run --detach --name "$name" --cidfile "$id_file" \
     --ipc host \
-    --gpus "device=$device" \
+    "${device_options[@]}" \
     --publish "127.0.0.1:$port:$container_port" \
     --volume "$models:$cache" \
     --volume "$here/results:$results" \

@@ -26,6 +26,18 @@ log=$here/logs/server.log
 id_file=$here/logs/container.id
 results=/results # this folder's results/, as the container sees it
 cache=/huggingface # the folder of the models, as the container sees it
+# As a program of this machine would: the first GPUs of those that DEVICE, or the vendor's own variable, names.
+need_gpus=1
+asked=${DEVICE:-${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-}}}
+first=0
+IFS=, read -r -a chosen <<<"${asked:-$first}"
+if ((${#chosen[@]} < need_gpus)); then
+  echo "the plan takes $need_gpus GPUs, and ${chosen[*]} is all that DEVICE or a VISIBLE_DEVICES variable names" >&2
+  exit 1
+fi
+devices=$(IFS=, && printf '%s' "${chosen[*]:0:need_gpus}")
+# HIP counts what ROCR_VISIBLE_DEVICES leaves, which is passed through where it is set.
+device_options=(--env ROCR_VISIBLE_DEVICES --env "HIP_VISIBLE_DEVICES=$devices")
 
 started=0
 finish() {
@@ -60,6 +72,7 @@ else
     --group-add video \
     --ipc host \
     --security-opt seccomp=unconfined \
+    "${device_options[@]}" \
     --publish "127.0.0.1:$port:$container_port" \
     --volume "$models:$cache" \
     --volume "$here/results:$results" \

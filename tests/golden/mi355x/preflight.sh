@@ -95,11 +95,22 @@ else
   fail "the GPUs are partitioned as $modes_are, the plan is for whole ones" \
     "with no process on them: sudo amd-smi set --memory-partition NPS1, reload the driver if it asks for it, then sudo amd-smi set --gpu all --compute-partition SPX"
 fi
+need_gpus=1
+asked=${DEVICE:-${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-}}}
+first=0
+IFS=, read -r -a chosen <<<"${asked:-$first}"
+if [[ -z "$asked" && -n "${ROCR_VISIBLE_DEVICES:-}" ]]; then IFS=, read -r -a chosen <<<"$ROCR_VISIBLE_DEVICES"; fi
+if ((${#chosen[@]} < need_gpus)); then
+  fail "DEVICE or HIP_VISIBLE_DEVICES names ${chosen[*]}, $need_gpus GPUs needed" "name as many, or none"
+fi
+taken=",$(IFS=, && printf '%s' "${chosen[*]:0:need_gpus}"),"
 need_total_mib=291947
 need_free_mib=262752
-seen=0
+seen=-1
 for device in /sys/bus/pci/drivers/amdgpu/*/; do
-  if [[ ! -r "$device/mem_info_vram_total" ]] || ((seen >= need_gpus)); then continue; fi
+  if [[ ! -r "$device/mem_info_vram_total" ]]; then continue; fi
+  seen=$((seen + 1))
+  if [[ "$taken" != *,"$seen",* ]]; then continue; fi
   total_mib=$(($(<"$device/mem_info_vram_total") / 1048576))
   free_mib=$((total_mib - $(<"$device/mem_info_vram_used") / 1048576))
   if ((total_mib < need_total_mib)); then
@@ -109,7 +120,6 @@ for device in /sys/bus/pci/drivers/amdgpu/*/; do
   else
     ok "GPU $seen has $free_mib of $total_mib MiB free"
   fi
-  seen=$((seen + 1))
 done
 balancing() { [[ -r /proc/sys/kernel/numa_balancing && "$(</proc/sys/kernel/numa_balancing)" != 0 ]]; }
 if balancing && ((apply)); then
