@@ -57,6 +57,22 @@ def test_blocks_are_the_given_gib_over_the_bytes_of_a_block(
     assert cache.low == cache.mid == cache.high == space * 2**30
 
 
+def test_a_rest_that_is_no_block_is_left_as_a_real_start_left_it(tmp_path: Path) -> None:
+    """vLLM 0.32.0, 8 layers of 2 KV heads of 64, blocks of 96 tokens, 2 GiB: "CPU KV cache size: 466,005 tokens,
+    Maximum concurrency for 256 tokens per request: 1820.33x". 2 GiB / (4,096 B x 96) = 5461.3; 256 tokens take 3."""
+    settings = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 12_000, "hidden_size": 512,
+        "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 64, "max_position_embeddings": 4096, "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    small = load_model(str(tmp_path), network=False).model
+    args = EngineArgs(cpu_kvcache_space=2, block_size=96, max_model_len=256)
+    result = fit(small, load_profile("cpu"), args, version("0.32.0"))
+    assert result.budget.num_blocks.low == result.budget.num_blocks.high == 5461
+    assert (result.kv_cache_tokens, round(result.max_concurrency, 2)) == (466_005, 1820.33)
+
+
 def test_the_refusal_of_a_published_start() -> None:
     """vLLM issue 29233: 28 layers of 8 KV heads of 128, 4 GiB, "4.38 GiB KV cache is needed" for 40,960 tokens,
     "the estimated maximum model length is 37376"."""
@@ -247,6 +263,12 @@ def test_a_log_says_which_size_its_start_was_given(tmp_path: Path) -> None:
     lines = {line["line"]: line for line in found["startup_log"]}
     for name, value in (("available KV cache memory", 5 * GIB), ("GPU KV cache size", 163_840)):
         assert (lines[name]["predicted"], lines[name]["logged"], lines[name]["inside"]) == (value, value, True)
+
+
+def test_the_refusal_of_too_large_a_size_is_read_from_the_log() -> None:
+    said = "Available memory on node 0 (9.58/11.34 GiB) on kv cache allocation is less than requested memory for kv"
+    log = read_startup_log(f"(Worker pid=1) ERROR [multiproc_executor.py:1063] ValueError: {said} (40.0 GiB). Decrease")
+    assert log.refusal and said in log.refusal
 
 
 def test_a_log_of_a_start_without_a_size_is_compared_with_what_the_share_leaves(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ _REFUSALS = (
     "larger than the maximum number of tokens that can be stored in KV cache",
     "larger than the available KV cache memory",
     "less than desired GPU memory utilization",
+    "less than requested memory for kv",  # on a CPU, cpu_worker.py
     "out of memory",
 )
 #: What vLLM says when the size of the cache was given to it: then what is left was not measured.
