@@ -78,6 +78,7 @@ class Service(_Record):
     largest_load: float | None = None  #: of one server, in the unit of the load; None: not looked for
     node_load: float | None = None  #: the same of all servers that one node has room for
     bound_by: str = ""  #: what a larger load breaks
+    output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
     usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
 
 

@@ -250,7 +250,41 @@ def test_recommend_says_which_defaults_it_took(recommendation: Any) -> None:
 def test_recommend_without_anything_compares_four_gpus() -> None:
     outcome = run("recommend", "--format", "csv", "--goal", "min-latency")
     assert outcome.status == 0
-    assert [row["gpu"] for row in table(outcome.out)] == ["mi300x", "mi355x", "b200-sxm", "h100-sxm"]
+    rows = table(outcome.out)
+    assert {row["gpu"] for row in rows} == {"mi300x", "mi355x", "b200-sxm", "h100-sxm"}
+    latencies = [float(row["mean_e2el_ms"]) for row in rows]
+    assert latencies == sorted(latencies), "the list is in the order of the goal"
+    assert "order: mean E2EL, the shortest first" in outcome.err
+
+
+def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
+    """Asked the other way round: the cheaper GPU (1.99 against 2.95 USD/h) and the one without a price behind it."""
+    names = ("--gpu", "mi355x", "--gpu", "h100", "--gpu", "mi300x")
+    load = ("--request-rate", "1", "--tpot", "60", "--random-input-len", "256", "--random-output-len", "64")
+    outcome = run("recommend", LLAMA_7B, *names, *load)
+    lines = [line.split() for line in outcome.out.splitlines()]
+    assert [words[0] for words in lines[2:5]] == ["mi300x", "h100-sxm", "mi355x"]
+    explained = [line.split(":")[0] for line in outcome.out.splitlines()[5:] if line.startswith(("AMD", "NVIDIA"))]
+    assert explained == ["AMD Instinct MI300X", "NVIDIA H100 SXM 80GB", "AMD Instinct MI355X"]
+    said = " ".join(outcome.err.split())
+    assert "order: USD per hour, the cheapest first; no price is known for mi355x: behind, by whole GPUs" in said
+    assert "one server of 1 GPU" in outcome.out and "1 server of 1 GPU each" not in outcome.out
+    most = run("recommend", LLAMA_7B, *names, *load, "--goal", "max-throughput", "--format", "json")
+    answer = json.loads(most.out)
+    rates = [plan["service"]["output_throughput_per_gpu"] for plan in answer["plans"]]
+    assert rates == sorted(rates, reverse=True) and answer["plans"][0]["gpu"] == "mi355x"
+    assert answer["order"] == "output tokens/s per GPU under the targets, the most first"
+
+
+def test_flags_of_adapters_without_adapters_are_said_to_do_nothing() -> None:
+    asked = ("fit", LLAMA_7B, "--gpu", "h100", "--max-model-len", "2048", "--format", "json")
+    plain, given = run(*asked), run(*asked, "--max-loras", "4", "--max-lora-rank", "64")
+    assert "--max-loras and --max-lora-rank ignored without --enable-lora" in " ".join(
+        given.err.split() + given.out.split()
+    )
+    assert json.loads(given.out)["kv_cache_bytes"] == json.loads(plain.out)["kv_cache_bytes"]
+    used = run(*asked, "--max-loras", "4", "--enable-lora")
+    assert "ignored" not in used.out + used.err
 
 
 def test_recommend_prints_the_launch_command_and_the_line_that_writes_it() -> None:

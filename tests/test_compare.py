@@ -274,6 +274,25 @@ def test_lengths_are_an_axis_of_their_own() -> None:
 # ---------------------------------------------------------------------------------------------- command line
 
 
+def test_gpus_that_are_paid_for_and_idle_are_told() -> None:
+    """A 70B in bf16 takes two H100: of three one is left over, of four none."""
+    words = ("compare", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--max-concurrency", "8")
+    three, four = run(*words, "--packages", "3"), run(*words, "--packages", "4")
+    assert "h100-sxm: 1 of 3 GPUs stays idle and is paid for beside servers of 2" in " ".join(three.err.split())
+    assert "idle" not in four.err
+    (row,) = json.loads(run(*words, "--packages", "3", "--format", "json").out)["rows"]
+    assert (row["num_gpus"], row["servers"], row["tensor_parallel_size"], row["idle_gpus"]) == (3, 1, 2, 1)
+
+
+def test_the_table_names_whose_fits_predicted() -> None:
+    from planner.report.compare import calibration_remarks
+
+    outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8")
+    assert "calibration: shipped" in outcome.err
+    mixed = [("h100-sxm", "shipped"), ("mi300x", "mine.toml"), ("b200-sxm", "shipped"), ("h100-sxm", "shipped")]
+    assert list(calibration_remarks(mixed)) == ["calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"]
+
+
 @pytest.mark.parametrize("form", ["csv", "markdown"])
 def test_rows_for_other_programs(form: str) -> None:
     outcome = run("compare", LLAMA, "--gpu", "h100", "--max-concurrency", "1,2", "--format", form)

@@ -356,6 +356,11 @@ def test_prefill_and_decode_have_one_target_each(slos: tuple[Slo, ...]) -> None:
 # ------------------------------------------------------------------------------------------------ command line
 
 
+def test_the_table_names_whose_fits_predicted() -> None:
+    outcome = run("fleet", LLAMA, "--gpu", "mi300x", "--request-rate", "2", "--workload", "chat")
+    assert outcome.status == 0 and "calibration: shipped" in outcome.err
+
+
 def test_json_has_the_best_fleet_first() -> None:
     outcome = run(
         "fleet", LLAMA, "--gpu", "mi300x", "--gpu", "h100", "--request-rate", "20", "--workload", "chat",

@@ -23,11 +23,12 @@ from planner.errors import PlannerError
 from planner.hardware import load_profile
 from planner.model.resolve import load_model
 from planner.parallelism import Layout
-from planner.plan import PlanFile
+from planner.plan import Plan, PlanFile
 from planner.predict import Deployment, deploy
-from planner.recommend import Ranking, Request, Targets, assemble, best_first, rank
+from planner.recommend import Ranking, Request, Targets, assemble, best_first, order_words, rank
 from planner.recommend.bounds import decode_bound
 from planner.recommend.engines import TOKEN_BUDGETS, layouts
+from planner.recommend.service import largest
 from planner.recommend.targets import BATCHES, fewest_servers, share_of
 from planner.slo import parse_slos
 from planner.step import Batch
@@ -260,6 +261,40 @@ def test_plans_are_put_in_the_order_of_their_price() -> None:
     first, second = (plan.service for plan in best_first(plans, "balanced"))
     assert first is not None and second is not None
     assert (first.usd_per_hour or 0) <= (second.usd_per_hour or 0)
+
+
+def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
+    """By hand: 9 USD/h, 3 USD/h, and two without a price on 2 and 1 whole GPUs."""
+    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "h100")
+    ranking = ranked(asked)
+    plan = assemble(asked, ranking, ranking.candidates[0])
+    assert plan.service is not None
+
+    def costing(name: str, usd: float | None, packages: float, rate: float) -> Plan:
+        known = {"usd_per_hour": usd, "packages": packages, "output_throughput_per_gpu": rate}
+        assert plan.service is not None
+        return plan.model_copy(update={"gpu": name, "service": plan.service.model_copy(update=known)})
+
+    plans = [
+        costing("two", None, 2, 50.0), costing("dear", 9.0, 1, 400.0), costing("one", None, 1, 70.0),
+        costing("cheap", 3.0, 5, 100.0),
+    ]  # fmt: skip
+    assert [p.gpu for p in best_first(plans, "balanced")] == ["cheap", "dear", "one", "two"]
+    assert [p.gpu for p in best_first(plans, "max-throughput")] == ["dear", "cheap", "one", "two"]
+    assert order_words(plans, "balanced").endswith("no price is known for two, one: behind, by whole GPUs")
+    free = [plans[0], plans[2]]
+    assert [p.gpu for p in best_first(free, "balanced")] == ["one", "two"]
+    assert order_words(free, "balanced") == "whole GPUs, the fewest first; no price is known"
+    assert "no price" not in order_words(plans[1::2], "balanced")
+
+
+def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most() -> None:
+    targets = Targets(parse_slos({"tpot": 40.0}), "rate", 2.0)
+    ranking = ranked(request(targets, "h100", goal="max-throughput"))
+    carried = [largest(request(targets, "h100"), c) for c in ranking.candidates if c.num_gpus == 1]
+    rates = [load.output_tok_per_s for load in carried if load]
+    assert len(rates) > 1 and max(rates) > min(rates), "there is something to choose"
+    assert rates[0] == max(rates)
 
 
 def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:

@@ -59,6 +59,11 @@ class Machine:
         """The (logical) GPU."""
         return self.deployment.profile
 
+    @property
+    def idle(self) -> int:
+        """Logical GPUs that are paid for and too few for one more server."""
+        return self.units - self.servers * self.deployment.config.num_gpus
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:

@@ -182,6 +182,7 @@ def figures(point: Point) -> Mapping[str, Any]:
     row: dict[str, Any] = {
         "gpu": point.gpu,
         "num_gpus": point.machine.units,
+        "idle_gpus": point.machine.idle,
         "servers": point.machine.servers,
         "tensor_parallel_size": config.tensor_parallel_size,
         "weight_dtype": config.weight_dtype,

@@ -70,6 +70,18 @@ def lora_of(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfi
     )
 
 
+def ignored(args: EngineArgs) -> str:
+    """Flags of adapters that do nothing because there are none; vLLM makes no ``LoRAConfig`` and says nothing."""
+    if args.enable_lora:
+        return ""
+    given = {
+        "--max-loras": args.max_loras, "--max-lora-rank": args.max_lora_rank, "--max-cpu-loras": args.max_cpu_loras,
+        "--fully-sharded-loras": args.fully_sharded_loras or None,
+    }  # fmt: skip
+    flags = [flag for flag, value in given.items() if value is not None]
+    return f"{' and '.join(flags)} ignored without --enable-lora, as by vLLM" if flags else ""
+
+
 def check_host_memory(args: EngineArgs, version: EngineVersion) -> None:
     """Raise InputError for sizes that cannot be, IllegalPlanError for options that the version does not have."""
     for flag, size in (

@@ -16,7 +16,7 @@ from planner.engine.defaults import (
     prefix_caching,
     v0_batched_tokens,
 )
-from planner.engine.extras import check_host_memory, lora_of
+from planner.engine.extras import check_host_memory, ignored, lora_of
 from planner.engine.features import Features, default_engine, features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.kv_dtype import LONG_NAMES, SHORT_NAMES, kv_cache_dtype
@@ -58,6 +58,7 @@ class _Resolver:
         args = self.args
         self._check_layout()
         check_host_memory(args, self.version)
+        self._took(ignored(args))
         dtype, weight_dtype = self._dtype(), self._weight_dtype()
         kv = kv_cache_dtype(
             args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version

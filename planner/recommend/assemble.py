@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from planner.predict import Deployment
 from planner.recommend.engines import node_size
 from planner.recommend.goals import PERCENTILES, figure, predicted, wanted_batch
 from planner.recommend.request import Candidate, Ranking, Request
-from planner.recommend.service import costs, sent_to_one, service_of, why_service
+from planner.recommend.service import cost, sent_to_one, service_of, why_service
 from planner.scheduler import Replay
 from planner.units import GIB
 from planner.workload import Workload
@@ -114,15 +114,35 @@ def served_name(resolved: ResolvedModel) -> str:
 
 
 def best_first(plans: Iterable[Plan], goal: Goal) -> list[Plan]:
-    """Plans of different GPUs in one order.
+    """Plans of different GPUs in one order, which ``order_words`` tells.
 
-    With targets the cheapest first: by USD per hour where every GPU has a price, else by whole GPUs; without a load for
-    each unit that is carried. Else by the goal, for ``balanced`` by the product of the two rates.
+    With targets the cheapest first: by USD per hour, those without a price behind them by whole GPUs; without a load
+    for each unit that is carried. ``max-throughput`` takes tokens/s per GPU under the targets instead. Without targets
+    by the goal, for ``balanced`` by the product of the two rates.
     """
     plans = list(plans)
     if any(plan.service is None for plan in plans):
         return sorted(plans, key=lambda plan: _standing(plan, goal), reverse=True)
-    return sorted(plans, key=costs(plans))
+    if goal == "max-throughput":
+        return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
+    return sorted(plans, key=cost)
+
+
+def order_words(plans: Sequence[Plan], goal: Goal) -> str:
+    """By what ``best_first`` orders, and which GPUs have no price where that counts."""
+    if any(plan.service is None for plan in plans):
+        return {
+            "min-latency": "mean E2EL, the shortest first",
+            "max-throughput": "output tokens/s per GPU, the most first",
+            "balanced": "tokens/s per GPU times tokens/s per user, the most first",
+        }[goal]
+    if goal == "max-throughput":
+        return "output tokens/s per GPU under the targets, the most first"
+    unpriced = [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]
+    if len(unpriced) == len(plans):
+        return "whole GPUs, the fewest first; no price is known"
+    behind = f"; no price is known for {', '.join(dict.fromkeys(unpriced))}: behind, by whole GPUs" if unpriced else ""
+    return f"USD per hour, the cheapest first{behind}"
 
 
 def _standing(plan: Plan, goal: Goal) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -38,7 +38,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
     profile, replicas = candidate.deployment.profile, candidate.replicas
     parts = profile.partition.count if profile.partition else 1
     whole = targets.value if targets.value is not None else load.value
-    most = _largest(request, candidate)
+    most = largest(request, candidate)
     servers = node_size(request, profile) // candidate.config.num_gpus
     packages = candidate.num_gpus / parts
     if targets.value is not None:  # nobody rents a part of a package
@@ -58,6 +58,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
         largest_load=most.value if most else None,
         node_load=most.value * servers if most else None,
         bound_by=most.bound_by if most else "",
+        output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
         usd_per_hour=price.typical.value * parts * packages if price else None,
     )
 
@@ -72,7 +73,7 @@ def _target(reading: Reading) -> PlannedTarget:
     )
 
 
-def _largest(request: Request, candidate: Candidate) -> Load | None:
+def largest(request: Request, candidate: Candidate) -> Load | None:
     """The largest load of one server; not looked for where there are many GPUs to compare."""
     targets = request.targets
     if targets is None or targets.value is None:
@@ -92,18 +93,14 @@ def _largest(request: Request, candidate: Candidate) -> Load | None:
     return found
 
 
-def costs(plans: Sequence[Plan]) -> Callable[[Plan], float]:
-    """What a plan costs beside the others: see ``best_first``."""
-    services = [plan.service for plan in plans if plan.service is not None]
-    priced = all(service.usd_per_hour is not None for service in services)
-
-    def cost(plan: Plan) -> float:
-        service = plan.service
-        assert service is not None  # noqa: S101
-        spent = service.usd_per_hour if priced and service.usd_per_hour is not None else service.packages
-        return spent / (service.request_rate or service.max_concurrency or 1.0)
-
-    return cost
+def cost(plan: Plan) -> tuple[bool, float]:
+    """What a plan costs beside others, each for a unit of its load: USD per hour; without a price, and behind all that
+    have one, whole GPUs."""
+    service = plan.service
+    assert service is not None  # noqa: S101
+    carried = service.request_rate or service.max_concurrency or 1.0
+    priced = service.usd_per_hour is not None
+    return not priced, (service.usd_per_hour or 0.0 if priced else service.packages) / carried
 
 
 def why_service(request: Request, winner: Candidate) -> Iterator[str]:
@@ -116,11 +113,10 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
         size = _gpus(winner.config.num_gpus)
         yield f"{in_words(targets.slos)}: one server of {size} carries {load.value:,.4g} {unit}"
     else:
-        servers = f"{winner.replicas} server{'s' if winner.replicas > 1 else ''}"
-        yield (
-            f"{targets.value:,.4g} {unit} with {in_words(targets.slos)}: {servers} of "
-            f"{_gpus(winner.config.num_gpus)} each, {load.value:,.4g} on each"
-        )
+        size = _gpus(winner.config.num_gpus)
+        several = f"{winner.replicas} servers of {size} each, {load.value:,.4g} on each"
+        servers = several if winner.replicas > 1 else f"one server of {size}"
+        yield f"{targets.value:,.4g} {unit} with {in_words(targets.slos)}: {servers}"
     for reading in load.readings:
         name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
         yield (

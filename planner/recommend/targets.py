@@ -6,7 +6,8 @@ differ in the last two only. Bounds say how many servers a family needs at least
 and an engine that could still be cheaper than the best so far is challenged with one replay, at the load that it would
 have to carry. Without a load the cheapest plan is the one that carries most requests per second and GPU.
 
-Which of several plans of the same cost is best, the load's slack says, or with ``min-latency`` the mean E2EL.
+Which of several plans of the same cost is best, the load's slack says; with ``min-latency`` the mean E2EL, and with
+``max-throughput`` the output tokens/s per GPU at the largest load under the targets.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from planner.recommend.request import (
     turned_down,
     turned_down_args,
 )
+from planner.recommend.service import largest
 
 BATCHES = (32, 128)  #: searched beside the largest that the memory holds; small batches keep steps short
 REPLAYED_REQUESTS = 2000  #: of a trace, on each server
@@ -271,12 +273,18 @@ class _Search:
     # --- what comes out -------------------------------------------------------------------------------------------
 
     def ranking(self) -> Ranking:
-        """Cheapest first; of equals the one with most slack, or with the least latency."""
-        latency = self.request.goal == "min-latency"
+        """Cheapest first; of equals the one with most slack, the least latency or the most throughput."""
+        goal = self.request.goal
 
         def order(candidate: Candidate) -> tuple[float, float]:
-            assert candidate.load is not None  # noqa: S101
-            return self.cost(candidate), candidate.e2el_s if latency else _excess(candidate.load)
+            load, cost = candidate.load, self.cost(candidate)
+            assert load is not None  # noqa: S101
+            if goal == "min-latency":
+                return cost, candidate.e2el_s
+            if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
+                most = largest(self.request, candidate) or load
+                return cost, -most.output_tok_per_s / candidate.config.num_gpus
+            return cost, _excess(load)
 
         candidates = sorted(self.found, key=order)
         seen: set[tuple[str, int, str]] = set()

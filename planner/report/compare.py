@@ -63,6 +63,9 @@ class ComparisonAnswer(Result):
         return rows, (Column("load"), *TABLE)
 
     def _notes(self) -> Iterator[str]:
+        yield from calibration_remarks(
+            (point.gpu, point.machine.deployment.calibrated_by) for point in self.record.points
+        )
         yield from _refusals(self.record)
         yield from _remarks(self.record, self.profiles, self.prices)
         yield from self.said
@@ -159,6 +162,17 @@ def _order_object(order: Order) -> dict[str, Any]:
     }
 
 
+def calibration_remarks(used: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Whose fits predicted, in one line; by GPU where they differ."""
+    by_origin: dict[str, dict[str, None]] = {}
+    for gpu, origin in used:
+        by_origin.setdefault(origin, {})[gpu] = None
+    several = len(by_origin) > 1
+    words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
+    if words:
+        yield f"calibration: {', '.join(words)}"
+
+
 def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:
     """What each GPU is taken to cost, in USD per (logical) GPU and hour, and since when."""
     rows = []
@@ -201,9 +215,19 @@ def _remarks(comparison: Comparison, profiles: Sequence[GpuProfile], prices: Map
     yield from price_remarks([profile for profile in profiles if profile.id in taking_part], prices)
     if comparison.points:
         yield "in brackets the 90 % interval; of USD with the range of prices; joules are those of the boards (TDP)"
+    yield from _idle_remarks(comparison)
     shared = [p.id for p in profiles if p.id in taking_part and p.partition and not p.partition.isolated_bandwidth]
     if shared:
         yield f"{', '.join(shared)}: partitions of a package are taken to be busy all at once"
+
+
+def _idle_remarks(comparison: Comparison) -> Iterator[str]:
+    """GPUs that are paid for and serve nobody."""
+    machines = (point.machine for point in comparison.points)
+    found = dict.fromkeys((m.profile.id, m.idle, m.units, m.deployment.config.num_gpus) for m in machines if m.idle)
+    for gpu, idle, units, size in found:
+        verb = "stays idle and is" if idle == 1 else "stay idle and are"
+        yield f"{gpu}: {idle} of {units} GPUs {verb} paid for beside servers of {size}"
 
 
 def _refusals(comparison: Comparison) -> Iterator[str]:

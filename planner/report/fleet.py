@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.cost import Span
 from planner.fleet import Disaggregated, Fleet, Fleets, NotDivided, Pool
-from planner.report.compare import price_remarks, price_rows
+from planner.report.compare import calibration_remarks, price_remarks, price_rows
 from planner.report.render import Column, table_text, wrapped
 from planner.report.result import Result
 from planner.slo import in_words
@@ -82,6 +82,8 @@ class FleetAnswer(Result):
         return [_table_row(fleet) for fleet in self.fleets], COLUMNS
 
     def _notes(self) -> Iterator[str]:
+        pools = [pool for fleet in self.fleets for pool in fleet.pools]
+        yield from calibration_remarks((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
         yield from _remarks(self.record, self.divided)
         yield from self.said
 

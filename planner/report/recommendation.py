@@ -20,6 +20,7 @@ from planner.recommend import (
     best_first,
     closest_lines,
     closest_point,
+    order_words,
     pareto,
     wanted_batch,
 )
@@ -132,6 +133,7 @@ class Recommendation(Result):
             "workload": _workload(request),
             "targets": _targets(request),
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
+            "order": order_words(self._made, request.goal) if self.ok else None,
             "plans": [plan.model_dump(mode="json") for plan in best_first(self._listed, request.goal)],
             "pareto": [_point(candidate) for ranking in rankings for candidate in pareto(ranking.candidates)],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
@@ -139,7 +141,7 @@ class Recommendation(Result):
         }
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [_row(plan) for plan in (best_first(self._made, self.request.goal) if self._are_many else self._made)]
+        return [_row(plan) for plan in best_first(self._made, self.request.goal)]
 
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.request.targets else COLUMNS
@@ -150,7 +152,13 @@ class Recommendation(Result):
         if self._are_many and self.best:
             yield from _best_lines(self.rankings, self.plans, self.best)
         else:
-            yield from _each_lines(self.rankings, self.plans)
+            yield from _each_lines(self._in_order())
+
+    def _in_order(self) -> list[tuple[Ranking, Plan | None]]:
+        """As the table; GPUs without a plan at the end."""
+        pairs = list(zip(self.rankings, self.plans, strict=True))
+        order = {id(plan): place for place, plan in enumerate(best_first(self._made, self.request.goal))}
+        return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
 
     def _title(self) -> str:
         return f"{self.request.model.resolved}, {self.request.goal}"
@@ -158,6 +166,8 @@ class Recommendation(Result):
     def _notes(self) -> Iterator[str]:
         if self.ok:
             yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
+        if len(self._made) > 1:
+            yield f"order: {order_words(self._made, self.request.goal)}"
         taken = ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
         if taken:
             yield f"defaults taken: {taken}"
@@ -176,10 +186,10 @@ def _best_lines(rankings: Sequence[Ranking], plans: Sequence[Plan | None], best:
         yield wrapped(f"no plan: {', '.join(without)}; --format json says why", rest="  ")
 
 
-def _each_lines(rankings: Sequence[Ranking], plans: Sequence[Plan | None]) -> Iterator[str]:
+def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]]) -> Iterator[str]:
     """Below the table: each GPU's plan with its reasons, or why there is none."""
-    made = any(plan is not None for plan in plans)
-    for index, (ranking, plan) in enumerate(zip(rankings, plans, strict=True)):
+    made = any(plan is not None for _, plan in pairs)
+    for index, (ranking, plan) in enumerate(pairs):
         if index or made:
             yield ""
         if plan:
@@ -318,7 +328,9 @@ def _carried(plan: Plan) -> Iterator[str]:
     if service.largest_load is not None and service.node_load is not None:
         then = f"; limited by {service.bound_by}" if service.bound_by else ""
         node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
-        yield f"one server carries {service.largest_load:,.4g} {unit} under the targets{node}{then}"
+        rate = service.output_throughput_per_gpu
+        tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
+        yield f"one server carries {service.largest_load:,.4g} {unit} under the targets{tokens}{node}{then}"
     if service.usd_per_hour is not None:
         gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
         yield f"{service.usd_per_hour:,.2f} USD/h for {gpus} at the typical price of the profile"
