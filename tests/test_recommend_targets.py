@@ -289,12 +289,19 @@ def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
 
 
 def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most() -> None:
-    targets = Targets(parse_slos({"tpot": 40.0}), "rate", 2.0)
-    ranking = ranked(request(targets, "h100", goal="max-throughput"))
-    carried = [largest(request(targets, "h100"), c) for c in ranking.candidates if c.num_gpus == 1]
-    rates = [load.output_tok_per_s for load in carried if load]
-    assert len(rates) > 1 and max(rates) > min(rates), "there is something to choose"
-    assert rates[0] == max(rates)
+    targets = Targets(parse_slos({"tpot": 40.0}), "rate", 8.0)
+    rates: dict[str, float] = {}
+    for goal in ("balanced", "max-throughput"):
+        asked = request(targets, "h100", model=LLAMA, goal=goal)
+        ranking = ranked(asked)
+        best = ranking.best
+        assert best is not None
+        most = largest(asked, best)
+        assert most is not None
+        rates[goal] = most.output_tok_per_s / best.config.num_gpus
+        service = assemble(asked, ranking, best).service
+        assert service is not None and service.output_throughput_per_gpu == pytest.approx(rates[goal])
+    assert rates["max-throughput"] > rates["balanced"]
 
 
 def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:
