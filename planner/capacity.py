@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
-from typing import Any, Literal
+from typing import Literal
 
 from planner.bench import good_requests
 from planner.predict import Deployment, Estimate, estimate, interval
@@ -282,25 +282,3 @@ def _at_concurrency(deployment: Deployment, workload: Workload, concurrency: int
     each = estimate(deployment, *lengths, ceil(concurrency / replicas), workload.prefix_len)
     busy = min(replicas, concurrency)
     return replace(each, concurrency=concurrency, output_tok_per_s=each.output_tok_per_s * busy)
-
-
-def summary(load: Load) -> dict[str, Any]:
-    """A load as JSON has it."""
-    return {
-        "by": load.by,
-        "value": load.value,
-        "request_throughput": load.request_per_s,
-        "request_goodput": load.goodput_per_s,
-        "output_throughput": load.output_tok_per_s,
-        "bound_by": load.bound_by or None,
-        "targets": [
-            {
-                "metric": reading.slo.key,
-                "limit_ms": reading.slo.limit_ms,
-                "predicted_ms": reading.predicted_ms,
-                "expected_ms": reading.expected_ms,
-                "met": reading.met,
-            }
-            for reading in load.readings
-        ],
-    }

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, prod
+from math import gcd
 
 from planner.engine.config import EngineArgs, EngineConfig
 from planner.errors import IllegalPlanError
@@ -154,11 +154,6 @@ def held_shape(weight: Weight, layout: Layout) -> tuple[int, ...]:
     if axis is not None:
         shape[axis] = -(-shape[axis] // cut)
     return tuple(shape)
-
-
-def held_params(weight: Weight, layout: Layout) -> int:
-    """Parameters of ``weight`` on the rank that holds most."""
-    return held_copies(weight, layout) * prod(held_shape(weight, layout))
 
 
 def held_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:

@@ -36,8 +36,6 @@ class Rates:
     launch_s: float
     flop_per_s: float
     bytes_per_s: float
-    peak_flop_per_s: float
-    peak_bytes_per_s: float
 
 
 def kernel_time_s(launch_s: float, compute_s: float, memory_s: float, overlap: float) -> float:
@@ -60,14 +58,11 @@ def as_run(operator: Operator, profile: GpuProfile) -> Operator:
 def rates(operator: Operator, profile: GpuProfile, efficiency: Efficiency) -> Rates:
     """Rates of ``operator`` on ``profile``. Raises InputError when the GPU cannot multiply in its dtype."""
     peak_flop, dtype = compute_peak(operator, profile)
-    peak_bytes = profile.memory_bandwidth_bytes_per_s
     share_flop, share_bytes = shares(operator, dtype)
     return Rates(
         launch_s=getattr(efficiency, LAUNCH[operator.kind]),
         flop_per_s=peak_flop * getattr(efficiency, share_flop),
-        bytes_per_s=peak_bytes * getattr(efficiency, share_bytes),
-        peak_flop_per_s=peak_flop,
-        peak_bytes_per_s=peak_bytes,
+        bytes_per_s=profile.memory_bandwidth_bytes_per_s * getattr(efficiency, share_bytes),
     )
 
 

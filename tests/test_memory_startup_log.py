@@ -56,7 +56,8 @@ def test_v1_prints_the_cache_in_tokens() -> None:
     log = read_startup_log(V1, model="Qwen/Qwen3-4B")
     assert (log.version, log.kv_cache_tokens, log.max_concurrency) == ("0.10.2", 422_672, 10.32)
     assert log.weights_bytes == pytest.approx(7.5552 * GIB)
-    assert log.bytes_per_token == pytest.approx(147_456, rel=1e-3)  # 36 layers x 8 heads x 2 x 128 x 2 B
+    # 36 layers x 8 heads x 2 x 128 x 2 B
+    assert log.kv_cache_bytes / log.kv_cache_tokens == pytest.approx(147_456, rel=1e-3)
     assert log.notes == ()
 
 

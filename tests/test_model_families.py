@@ -54,6 +54,7 @@ from published_models import (
 )
 
 from planner.errors import PlannerError, UnsupportedModelError
+from planner.memory.facts import attention_kinds
 from planner.model.architecture import Attention, Component, LatentAttention, Model, Shard
 from planner.model.build import architectures, model_from_config
 
@@ -187,10 +188,6 @@ def test_qwen_windows_start_at_max_window_layers() -> None:
     assert spans(config) == [None] * 20 + [1024] * 4
 
 
-def test_a_window_as_wide_as_the_context_is_not_worth_a_word() -> None:
-    assert build({**MISTRAL_7B, "sliding_window": 262144}).attention_kind == "GQA"
-
-
 def test_gemma4_keeps_the_shape_of_sliding_layers_whatever_their_window() -> None:
     wide = {**GEMMA4_26B, "text_config": {**GEMMA4_26B["text_config"], "sliding_window": 262144}}
     assert build(wide).total_params == build(GEMMA4_26B).total_params
@@ -202,20 +199,20 @@ def test_layer_types_decide_over_patterns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"),
+    ("config", "kinds"),
     [
-        (llama(2, 64, 64, 4, 4, 100), "MHA"),
-        (LLAMA_8B, "GQA"),
-        (FALCON_7B, "MQA"),
+        (llama(2, 64, 64, 4, 4, 100), "MHA 4"),
+        (LLAMA_8B, "GQA 32/8"),
+        (FALCON_7B, "MQA 71/1"),
         (DEEPSEEK_V3, "MLA"),
-        (DEEPSEEK_V32, "MLA+DSA"),
-        (GEMMA2_9B, "GQA, sliding window 4096 in 21 of 42 layers"),
-        (SCOUT, "GQA, chunks of 8192 in 36 of 48 layers"),
-        (MLLAMA_90B, "GQA and cross-attention"),
+        (DEEPSEEK_V32, "MLA + sparse indexer"),
+        (GEMMA2_9B, "GQA 16/8, window 4096 x 21, GQA 16/8 x 21"),
+        (SCOUT, "GQA 40/8, chunks of 8192 x 36, GQA 40/8 x 12"),
+        (MLLAMA_90B, "GQA 64/8 x 80, GQA 64/8, cross x 20"),
     ],
 )
-def test_attention_kind_is_named(config: Json, kind: str) -> None:
-    assert build(config).attention_kind == kind
+def test_kinds_of_attention_are_named(config: Json, kinds: str) -> None:
+    assert attention_kinds(build(config)) == kinds
 
 
 def test_glm_52_reuses_indexers() -> None:
@@ -431,7 +428,7 @@ def answers(config: Any) -> None:
         assert "\n" not in error.cause + error.hint
         return
     assert model.total_params >= model.active_params >= 0
-    assert model.attention_kind
+    assert attention_kinds(model)
     assert math.isfinite(model.total_params)
 
 

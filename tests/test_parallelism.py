@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,6 @@ from planner.parallelism import (
     cut_axis,
     held_copies,
     held_kv_heads,
-    held_params,
     held_shape,
     legal_tensor_parallel_sizes,
     padded_vocab,
@@ -161,6 +162,11 @@ weights = st.builds(
     max_shards=st.sampled_from([None, 1, 2, 4]),
     linear=st.booleans(),
 )
+
+
+def held_params(weight: Weight, layout: Layout) -> int:
+    """Of the rank that holds most."""
+    return held_copies(weight, layout) * prod(held_shape(weight, layout))
 
 
 @given(weight=weights, size=st.sampled_from([1, 2, 4, 8]))

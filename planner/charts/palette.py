@@ -31,7 +31,6 @@ COLORS: Mapping[str, tuple[str, str]] = {
     "c5": ("#3a4250", "#cfd6e0"),  # grey
 }
 SERIES = ("c0", "c1", "c2", "c3", "c4", "c5")
-TEXT = ("ink", "muted", "accent")
 
 
 def color(name: str, theme: Theme = "light") -> str:

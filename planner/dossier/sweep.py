@@ -48,7 +48,6 @@ class Sweep:
     points: tuple[LoadPoint, ...] = ()
     steps: Mapping[str, StepBreakdown] = field(default_factory=dict)  #: decode step, prefill step
     basis: str = ""  #: gpu, architecture or global: where the efficiencies were measured
-    calibrated_by: str = ""
     missing: str = ""
     notes: tuple[str, ...] = ()
 
@@ -68,7 +67,6 @@ def sweep(plan: Plan, local: Local = SHIPPED) -> Sweep:
         points,
         typical_steps(deployment, planned.replay),
         deployment.timer.efficiency.basis,
-        deployment.calibrated_by,
         notes=tuple(_notes(plan, deployment, planned.result)),
     )
 

@@ -28,10 +28,6 @@ class Line:
     value: str
     how: str = ""
 
-    def __str__(self) -> str:
-        """The line as printed under ``fit --explain``."""
-        return f"{self.label:<34} {self.value:>26}  {self.how}".rstrip()
-
 
 def explain(result: FitResult) -> tuple[Line, ...]:
     """Weights, overheads, cache, concurrency; then the documents' rule beside them."""

@@ -39,7 +39,7 @@ from planner.predict import Deployment, interval
 from planner.recommend.engines import deployed, largest_batch, tensor_parallel_sizes
 from planner.slo import Slo
 from planner.step import Batch
-from planner.units import GB, MS
+from planner.units import MS
 from planner.workload import Workload
 
 #: Share of the target of TTFT that a decode server may take until it gives its first token.
@@ -340,8 +340,3 @@ def _replicas(server: Deployment) -> int:
 
 def _expected_ms(side: Side, metric: str) -> float:
     return next((r.expected_ms for r in side.load.readings if r.slo.metric == metric), 0.0)
-
-
-def gb_per_s(transfer: Transfer) -> float:
-    """The rate as people give it."""
-    return transfer.bytes_per_s / GB

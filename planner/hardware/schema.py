@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from planner.errors import InputError
-from planner.units import FACTORS, KIB, to_base
+from planner.units import FACTORS, to_base
 
 Kind = Literal["spec", "measured", "derived"]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -182,15 +182,6 @@ class Interconnect(_Facts):
     def allreduce_curve(self, gpus: int) -> AllReduceCurve | None:
         """What was measured for exactly ``gpus`` GPUs; None where nobody published it."""
         return next((curve for curve in self.allreduce if curve.gpus == gpus), None)
-
-    @property
-    def allreduce_latency(self) -> Quantity | None:
-        """Time of a small all-reduce (16 KiB or the next size measured) over the most GPUs measured."""
-        if not self.allreduce:
-            return None
-        curve = max(self.allreduce, key=lambda c: c.gpus)
-        seconds = next((s for size, s in curve.points if size >= 16 * KIB), curve.points[-1][1])
-        return Quantity(value=seconds, unit="s", source=curve.source, kind=curve.kind, note=curve.method)
 
 
 class Kernels(_Facts):

@@ -134,13 +134,6 @@ class StartupLog:
     notes: tuple[str, ...]
     digest: str = ""  #: first eight hexadecimal digits of the text's SHA-256
 
-    @property
-    def bytes_per_token(self) -> float | None:
-        """KV cache bytes per logged token; not a rate for hybrid models on 0.20 and later."""
-        if not self.kv_cache_bytes or not self.kv_cache_tokens:
-            return None
-        return self.kv_cache_bytes / self.kv_cache_tokens
-
 
 def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLog:
     """What a start-up log says about memory.

@@ -12,7 +12,6 @@ Shapes are as stored in the checkpoint: ``(out_features, in_features)`` for line
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -85,14 +84,6 @@ class Attention:
     indexer: SparseIndexer | None = None  #: sparse attention (MiniMax-M3): what picks the blocks that are read
 
     @property
-    def kind(self) -> str:
-        """``MHA``, ``GQA`` or ``MQA``, with what makes it sparse."""
-        if self.cross:
-            return "cross-attention"
-        groups = {self.num_heads: "MHA", 1: "MQA"}.get(self.num_kv_heads, "GQA")
-        return f"{groups}+sparse" if self.indexer else groups
-
-    @property
     def kv_elements_per_token(self) -> int:
         """Cached elements per token, all KV heads, keys and values."""
         return self.num_kv_heads * (self.head_dim + self.v_head_dim)
@@ -128,11 +119,6 @@ class LatentAttention:
     indexer: SparseIndexer | None = None
 
     @property
-    def kind(self) -> str:
-        """``MLA``, or ``MLA+DSA`` with DeepSeek sparse attention."""
-        return "MLA+DSA" if self.indexer else "MLA"
-
-    @property
     def kv_elements_per_token(self) -> int:
         """Cached elements per token: the latent and the rotary key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
@@ -147,11 +133,6 @@ class CompressedAttention:
     window: int
     compress_ratio: int  #: 0 keeps the window only
     indexer: SparseIndexer | None = None
-
-    @property
-    def kind(self) -> str:
-        """``CSA``: compressed sparse attention."""
-        return "CSA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,27 +235,6 @@ class Model:
     def num_heads(self) -> int:
         """Query heads of the attention layers (0 for a pure state-space model)."""
         return max((m.num_heads for m in self.mixers() if not isinstance(m, StateMixer)), default=0)
-
-    @property
-    def attention_kind(self) -> str:
-        """What mixes tokens, for people: ``GQA``, ``MLA+DSA``, ``GQA, sliding window 4096 in 21 of 42 layers``, ..."""
-        mixers, total = list(self.mixers()), self.num_layers
-        counts = Counter(mixer.kind for mixer in mixers)
-        states = {mixer.kind for mixer in mixers if isinstance(mixer, StateMixer)}
-        text = " and ".join(counts)
-        if states:
-            counted = ", ".join(f"{kind} in {count} of {total} layers" for kind, count in counts.items())
-            text = f"hybrid: {counted}" if counts.keys() - states else f"none: {text}"
-        context = self.max_position_embeddings
-        softmax = [mixer for mixer in mixers if isinstance(mixer, Attention)]
-        for words, spans in (
-            ("sliding window", Counter(mixer.window for mixer in softmax)),
-            ("chunks of", Counter(mixer.chunk for mixer in softmax)),
-        ):
-            text += "".join(
-                f", {words} {span} in {n} of {total} layers" for span, n in spans.items() if span and span < context
-            )
-        return text
 
     def mixers(self) -> Iterable[Mixer]:
         """The token mixers, layer by layer; layers without one are passed over."""

@@ -11,7 +11,6 @@ from planner.plan import Plan
 from planner.step import OperatorTime, StepBreakdown
 from planner.units import GFLOP, GIB, MB, MS, US
 
-CHARTS = ("memory", "pareto", "latency", "operators")  #: their names, in the order of the page
 #: Key in the plan's ``memory``, what people call it, its colour.
 PIECES = (
     ("weights_bytes", "weights", 0),
