@@ -15,6 +15,7 @@ from planner.hardware import load_profile
 from planner.model.resolve import load_model
 from planner.plan import Goal, PlanFile
 from planner.recommend import Candidate, Ranking, Request, assemble, pareto, rank
+from planner.recommend.engines import MAX_NUM_SEQS, deployed, largest_batch
 from planner.recommend.goals import merits
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
@@ -57,6 +58,31 @@ class TestTheRecipeForB200:
         batches = [best.config.max_num_seqs for best in (throughput, balanced, latency)]
         assert sizes[0] < sizes[1] < sizes[2]
         assert batches[0] > batches[1] > batches[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "engine", "length"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx", "0.11.0", 2048),  # at 1024 rows nothing is left
+        ("meta-llama/Llama-3.1-8B-Instruct", "cpu", "0.11.0", 3072),
+        ("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", "0.10.0", 2048),
+        ("Qwen/Qwen3-30B-A3B", "h100-sxm", "0.9.1", 2048),
+        ("meta-llama/Llama-3.1-8B-Instruct", "l4", "0.11.0", 16),  # a row of logits takes more than a request
+        ("meta-llama/Llama-3.1-405B-Instruct", "h100-sxm", "0.11.0", 2048),
+    ],
+)
+def test_the_largest_batch_is_the_largest_that_is_held(model: str, gpu: str, engine: str, length: int) -> None:
+    profile, version = load_profile(gpu), parse_version(engine)
+    asked = Request(load_model(model), (profile,), "max-throughput", length // 2, length // 2)
+    args = EngineArgs(max_model_len=length)
+
+    def held(batch: int) -> bool:
+        deployment = deployed(asked, asked.model.model, profile, replace(args, max_num_seqs=batch), version)
+        return deployment.requests_held(length, pessimistic=True) >= batch
+
+    largest = largest_batch(asked, asked.model.model, profile, args, version)
+    assert largest == 0 or held(largest)
+    assert not any(map(held, (largest + 1, *range(largest + 2, MAX_NUM_SEQS, 64))))
 
 
 @pytest.mark.parametrize("gpu", ["mi300x", "mi355x", "b200-sxm", "h100-sxm", "mi300x-cpx"])

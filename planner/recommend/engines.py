@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs
 from planner.engine.defaults import uses_latent_attention
@@ -22,6 +23,7 @@ CONTEXT_STEP = 256  #: max_model_len is the request's length rounded up to this,
 #: Budgets of a step that are searched beside the one that recipes and vLLM itself would take. Small ones keep the
 #: gaps between tokens short while prompts come in, large ones get prompts done sooner.
 TOKEN_BUDGETS = (2048, 16384)
+GUESSES = 2  #: of the largest batch, before the range that is left is halved
 #: DP attention with EP has been in ``vllm serve`` since this release (``--data-parallel-size``: 0.8.3 offline, 0.9.0).
 DATA_PARALLEL_SINCE = (0, 9)
 
@@ -126,18 +128,24 @@ def _as_recipes_advise(args: EngineArgs, model: Model, profile: GpuProfile, vers
 
 
 def largest_batch(request: Request, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> int:
-    """Requests of full length that the pessimistic end of the KV cache holds; at most what a search may ask for."""
+    """The largest ``max_num_seqs`` whose requests, all of full length, the pessimistic end of the KV cache holds; at
+    most what a search may ask for, 0 where not one fits.
+
+    The profile run samples for ``max_num_seqs`` rows, so that a larger batch leaves a smaller cache. What the cache of
+    one batch holds is nearly always the answer, or one less, and is tried first; then halves.
+    """
     batch = args.max_num_seqs or max(MAX_NUM_SEQS, request.max_concurrency or 0)
     if args.max_num_batched_tokens and not args.max_num_seqs:
         batch = min(batch, args.max_num_batched_tokens)
-    holds = 0
-    for _ in range(2):  # a smaller max_num_seqs frees activation memory, which may hold a few requests more
+    low, high = 0, batch  # low is held, more than high is not
+    for step in count():
+        if low >= high:
+            break
         deployment = deployed(request, model, profile, replace(args, max_num_seqs=batch), version)
-        holds = int(deployment.requests_held(request.total_len, pessimistic=True))
-        if holds >= batch:
-            return batch
-        batch = max(holds, 1)
-    return holds
+        held = int(deployment.requests_held(request.total_len, pessimistic=True))
+        low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
+        batch = min(held + 1, high) if step < GUESSES else (low + high + 1) // 2
+    return low
 
 
 def why_not(deployment: Deployment) -> str:
