@@ -23,6 +23,7 @@ from planner.report.fit import Answer, FitAnswer, FitTable, Refused
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
+    from planner.fit import FitResult
     from planner.hardware import GpuProfile
     from planner.memory.budget import Basis
     from planner.model.architecture import Model
@@ -61,17 +62,7 @@ def check_fit(
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     if startup_log is not None:
         return _with_log(Path(startup_log), resolved, profile, args, engine_version, calibration, explain, remarks)
-    from planner.fit import fit
-
-    result = fit(
-        resolved.model,
-        profile,
-        args,
-        version_for(engine_version, profile),
-        requested_model=resolved.requested,
-        resolved_model=resolved.resolved,
-        basis=basis_for(calibration, args),
-    )
+    result = _fit(resolved, profile, args, engine_version, basis_for(calibration, args))
     return FitAnswer(result, resolved, explain, remarks)
 
 
@@ -159,22 +150,28 @@ def _with_log(
     return FitAnswer(result, resolved, explain, remarks)
 
 
+def _fit(
+    resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: str | None, basis: Basis
+) -> FitResult:
+    from planner.fit import fit
+
+    return fit(
+        resolved.model,
+        profile,
+        args,
+        version_for(version, profile),
+        requested_model=resolved.requested,
+        resolved_model=resolved.resolved,
+        basis=basis,
+    )
+
+
 def _fit_or_refusal(
     resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: str | None, basis: Basis
 ) -> Answer:
     """The answer for one GPU among several: settings that it does not run are an answer too."""
-    from planner.fit import fit
-
     try:
-        return fit(
-            resolved.model,
-            profile,
-            args,
-            version_for(version, profile),
-            requested_model=resolved.requested,
-            resolved_model=resolved.resolved,
-            basis=basis,
-        )
+        return _fit(resolved, profile, args, version, basis)
     except IllegalPlanError as error:
         return Refused(profile, error)
 

@@ -11,9 +11,9 @@ from planner.engine.resolve import resolve
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError
 from planner.fit.conditions import conditions
-from planner.fit.result import Condition, Verdict
+from planner.fit.result import Checked
 from planner.hardware.schema import GpuProfile
-from planner.memory.budget import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget
+from planner.memory.budget import SHIPPED_BASIS, Basis, memory_budget
 from planner.memory.given import with_kv_cache_space
 from planner.memory.per_model import PerModel
 from planner.memory.weights import stage_weights
@@ -22,25 +22,6 @@ from planner.model.quantization import load_quantized
 from planner.parallelism import Layout, check_layout, legal_tensor_parallel_sizes
 
 _load_quantized = PerModel(load_quantized)
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The short answer, enough to compare settings by."""
-
-    budget: MemoryBudget
-    conditions: tuple[Condition, ...]
-
-    @property
-    def fits(self) -> bool:
-        """The best estimate."""
-        return all(condition.margin.mid >= 0 for condition in self.conditions)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst verdict of all conditions."""
-        worst = min(self.conditions, key=lambda c: (c.margin.high >= 0, c.margin.low >= 0))
-        return worst.verdict
 
 
 def served_model(model: Model, args: EngineArgs) -> Model:
@@ -81,7 +62,7 @@ def _checked(model: Model, served: Model, profile: GpuProfile, config: EngineCon
     loading = 0
     if served is not model and not budget.features.streams_online_quantization:
         loading = max(s.loaded_bytes for s in stage_weights(model, Layout.of(config), config.dtype))
-    return Checked(budget, conditions(budget, loading))
+    return Checked(budget=budget, conditions=conditions(budget, loading))
 
 
 def min_tensor_parallel_size(

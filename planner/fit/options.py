@@ -11,8 +11,8 @@ from typing import Any
 from planner.engine.config import EngineArgs
 from planner.engine.version import EngineVersion
 from planner.errors import PlannerError
-from planner.fit.check import Checked, check, min_tensor_parallel_size
-from planner.fit.result import FitResult, Option, Setting
+from planner.fit.check import check, min_tensor_parallel_size
+from planner.fit.result import Checked, FitResult, Option, Setting
 from planner.hardware import load_all
 from planner.hardware.schema import GpuProfile
 from planner.memory.budget import SHIPPED_BASIS, Basis
@@ -183,11 +183,8 @@ def _precisions(case: _Case) -> Iterator[Option]:
 def _modes(case: _Case) -> Iterator[Option]:
     """The smallest larger mode of the same GPU, the whole GPU among them."""
     own = case.profile
-    whole = own.partition.of if own.partition else own.id
-    family = [p for p in load_all() if p.id != own.id and whole in (p.id, p.partition and p.partition.of)]
-    for other in sorted(family, key=lambda p: p.memory_bytes):
-        if other.memory_bytes <= own.memory_bytes:
-            continue
+    larger = [p for p in load_all() if p.whole == own.whole and p.memory_bytes > own.memory_bytes]
+    for other in sorted(larger, key=lambda p: p.memory_bytes):
         found = tuple(case.ask(f"{other.name} instead", {"gpu": other.id}, profile=other))
         if found:
             yield from found
@@ -197,11 +194,10 @@ def _modes(case: _Case) -> Iterator[Option]:
 def _other_gpus(case: _Case) -> Iterator[Option]:
     """The smallest whole GPUs with more memory on which the same settings fit."""
     own = case.profile
-    whole = own.partition.of if own.partition else own.id
     larger = [
         p
         for p in load_all()
-        if not p.partition and p.platform != "cpu" and p.memory_bytes > own.memory_bytes and p.id != whole
+        if not p.partition and p.platform != "cpu" and p.memory_bytes > own.memory_bytes and p.id != own.whole
     ]
     named = 0
     for other in sorted(larger, key=lambda p: p.memory_bytes):

@@ -31,6 +31,27 @@ class Condition:
         return "does not fit" if self.margin.high < 0 else "too close to call"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The short answer, enough to compare settings by."""
+
+    budget: MemoryBudget
+    conditions: tuple[Condition, ...]
+
+    @property
+    def fits(self) -> bool:
+        """The best estimate; ``verdict`` says how sure it is."""
+        return all(condition.margin.mid >= 0 for condition in self.conditions)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all conditions."""
+        verdicts = {condition.verdict for condition in self.conditions}
+        if "does not fit" in verdicts:
+            return "does not fit"
+        return "too close to call" if "too close to call" in verdicts else "fits"
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One change after which it fits, checked by asking again."""
@@ -88,15 +109,13 @@ class LogLine:
         }
 
 
-@dataclass(frozen=True)
-class FitResult:
+@dataclass(frozen=True, kw_only=True)
+class FitResult(Checked):
     """Whether a model starts on a GPU with these settings. Bytes per GPU, tokens and concurrency per engine."""
 
     requested_model: str
     resolved_model: str
     gpu_id: str
-    budget: MemoryBudget
-    conditions: tuple[Condition, ...]
     largest_max_model_len: int  #: longest request that the cache holds; 0 when none
     largest_max_num_seqs: int  #: at this max_model_len; 0 when none
     smallest_gpu_memory_utilization: float | None  #: None when not even all memory is enough, or the cache is given
@@ -126,19 +145,6 @@ class FitResult:
         """The first condition that fails, else the one with the least to spare."""
         failing = (condition for condition in self.conditions if condition.margin.mid < 0)
         return next(failing, min(self.conditions, key=lambda c: c.margin.mid))
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst verdict of all conditions."""
-        verdicts = {condition.verdict for condition in self.conditions}
-        if "does not fit" in verdicts:
-            return "does not fit"
-        return "too close to call" if "too close to call" in verdicts else "fits"
-
-    @property
-    def fits(self) -> bool:
-        """The best estimate; ``verdict`` says how sure it is."""
-        return all(condition.margin.mid >= 0 for condition in self.conditions)
 
     @property
     def reason(self) -> str:
