@@ -420,6 +420,34 @@ def test_a_broken_result_is_named_and_changes_nothing(
     assert words in " ".join(outcome.err.split()) and not kept().exists()
 
 
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("Initializing a V1 LLM engine (v0.10.2) with config: model='m'", "the log is of vLLM 0.10.2, the plan is for"),
+        ("non-default args: {'max_num_seqs': 64, 'max_model_len': 2048}", "max_num_seqs 64 instead of 8"),
+    ],
+)
+def test_what_ran_otherwise_than_planned_teaches_nothing(
+    tmp_path: Path, folder: Callable[..., Path], printed: str, words: str
+) -> None:
+    directory = folder()
+    (result,) = (directory / "results").iterdir()
+    log = directory / "logs" / "server.log"
+    log.parent.mkdir()
+    log.write_text("INFO V1 LLM engine (v0.11.0)\nINFO non-default args: {'max_num_seqs': 8, 'max_model_len': 2048}\n")
+    assert read_sources([directory, result], Stated()).runs  # as planned
+    log.write_text(f"INFO {printed}\n")
+    for path in (directory, result):
+        outcome = run("calibrate", str(path))
+        assert (outcome.status, outcome.out) == (2, "") and not kept().exists()
+        assert words in " ".join(outcome.err.split()) and "hint:" in outcome.err
+    moved = result.rename(tmp_path / "bench.json")  # and is now what the caller says that it is
+    stated = ("--gpu", "h100", "--engine-version", "0.10.2", "--max-num-seqs", "64", "--max-model-len", "2048")
+    assert run("calibrate", str(moved), *stated).status == 0
+    (learned,) = runs_of(read_local(kept()).efficiency.runs, "")  # type: ignore[union-attr]
+    assert (learned.engine_version, learned.max_num_seqs) == ("0.10.2", 64)
+
+
 def test_files_that_are_something_else(tmp_path: Path, folder: Callable[..., Path]) -> None:
     directory = folder()
     (result,) = (directory / "results").iterdir()

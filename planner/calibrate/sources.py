@@ -1,7 +1,8 @@
 """From what a user has to measured runs: tables of runs, results of ``vllm bench``, folders of emitted plans.
 
 A result says what was sent and what came out, not which engine served it. That is in the ``plan.json`` of the folder
-that it lies in, or in one above; else the caller has to state it.
+that it lies in, or in one above; else the caller has to state it. Where the server's log there says that another engine
+ran than the plan's, the result is refused: it would teach the plan's settings what others did.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from planner.engine.config import EngineArgs
 from planner.errors import InputError
 from planner.measurements import METRICS, Run, read_runs
 from planner.plan import Plan, read_plan
-from planner.validate import Measured, read_folder
+from planner.validate import Measured, findings, read_folder, read_server_log
 
 #: How far up from a result its plan is looked for.
 LEVELS_UP = 3
@@ -62,6 +63,7 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
     for path in paths:
         if path.is_dir():
             folder = read_folder(path)
+            _refuse_another_engine(folder)
             folders.append(folder)
             runs += _runs_of_folder(path, folder.plan)
             continue
@@ -108,15 +110,30 @@ def _plan_of(path: Path) -> Plan | None:
     """The plan whose folder a result lies in. Raises InputError for a result of another plan than that."""
     for folder in path.absolute().parents[:LEVELS_UP]:
         if (folder / "plan.json").is_file():
-            plan = read_plan(folder).plan
+            file = read_plan(folder)
+            plan = file.plan
             named = path.stem.rpartition("-")[2]
             if len(named) == len(plan.digest) and set(named) <= set("0123456789abcdef") and named != plan.digest:
                 raise InputError(
                     f"{path} is a result of plan {named}, {folder / 'plan.json'} is plan {plan.digest}",
                     hint="measure again with ./benchmark.sh, or move the result elsewhere and state what was run",
                 )
+            log = folder / "logs" / "server.log"
+            said = read_server_log(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
+            _refuse_another_engine(Measured(folder, file, path.name, {}, log=said))
             return plan
     return None
+
+
+def _refuse_another_engine(folder: Measured) -> None:
+    """Raise InputError where the server's log says that it ran another vLLM or other settings than the plan's."""
+    for finding in findings(folder, ()):
+        if finding.not_the_plan:
+            raise InputError(
+                f"{folder.directory}: {finding.cause}: {finding.evidence}",
+                hint="measure the plan again (./launch.sh, ./benchmark.sh), or move the result elsewhere and state "
+                "what ran: --gpu, --engine-version and flags of vllm serve",
+            )
 
 
 def _json(path: Path) -> dict[str, Any] | None:
