@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from numbers import Integral, Real
@@ -72,9 +72,10 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
     return replace(args, speculative_config=with_acceptance(args.speculative_config, text))
 
 
-def flags_of(args: EngineArgs) -> EngineFlags:
-    """The settings as keywords."""
-    return cast(EngineFlags, {field.name: getattr(args, field.name) for field in fields(args)})
+def flags_of(args: EngineArgs, names: Container[str] | None = None) -> EngineFlags:
+    """The settings as keywords; those of ``names``, where they are given."""
+    every = (field.name for field in fields(args))
+    return cast(EngineFlags, {name: getattr(args, name) for name in every if names is None or name in names})
 
 
 @cache

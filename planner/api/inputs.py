@@ -7,6 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from planner.api.defaults import MOST_PROMPTS
 from planner.api.flags import flag_of, typed
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import InputError
@@ -25,7 +26,6 @@ ModelName = str | PathLike[str] | ResolvedModel
 #: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
 GpuName = str | PathLike[str] | GpuProfile
 LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
-MOST_PROMPTS = 100_000  #: a replay takes seconds for so many; no benchmark sends more
 
 
 def load_model(

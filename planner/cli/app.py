@@ -12,23 +12,12 @@ import typer
 from planner import __version__
 from planner.cli.defaults import FILE, read_defaults
 
-#: Command -> the module that registers it.
-COMMANDS = {
-    "fit": "fit",
-    "predict": "predict",
-    "recommend": "plan",
-    "compare": "compare",
-    "fleet": "fleet",
-    "check": "check",
-    "validate": "validate",
-    "calibrate": "calibrate",
-    "report": "report",
-    "evaluate": "measure",
-    "workflow": "workflow",
-    "deploy": "deploy",
-    "hardware": "catalog",
-    "models": "catalog",
-}
+#: Commands in the order of the help; each is registered by the module of its name, ``LISTS`` by ``catalog``.
+COMMANDS = (
+    "fit", "predict", "recommend", "compare", "fleet", "check", "validate", "calibrate", "report", "evaluate",
+    "workflow", "deploy", "hardware", "models",
+)  # fmt: skip
+LISTS = ("hardware", "models")
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
@@ -44,8 +33,8 @@ def app_for(words: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    named = COMMANDS.get(words[0]) if words and not Path(FILE).exists() else None
-    for module in [named] if named else dict.fromkeys(COMMANDS.values()):
+    named = words[:1] if words and words[0] in COMMANDS and not Path(FILE).exists() else COMMANDS
+    for module in dict.fromkeys("catalog" if name in LISTS else name for name in named):
         import_module(f"planner.cli.{module}").register(app)
     return app
 

@@ -8,6 +8,7 @@ import typer
 from planner.cli import options as flag
 from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import LOAD, Format
+from planner.cli.streams import show
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
@@ -74,7 +75,6 @@ def calibrate(
     """Exit status 0 when the calibration is better and was kept, 1 when it is not and nothing was changed."""
     from planner.api.flags import flags_of
     from planner.api.measured import calibrate_from
-    from planner.report.result import print_result
 
     answer = calibrate_from(
         *(sources or ()),
@@ -89,5 +89,4 @@ def calibrate(
         batch_size=batch_size,
         **flags_of(args),
     )
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(answer, output)

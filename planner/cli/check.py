@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from planner.cli import options as flag
-from planner.cli.options import LOAD, Format
-from planner.cli.plan import Goal
+from planner.cli.options import LOAD, Format, Goal
+from planner.cli.streams import show
 
 #: ``--`` is not needed in front of the line: what is not an option of this command belongs to the line.
 _LINE = {"ignore_unknown_options": True}
@@ -62,7 +62,6 @@ def check(
 ) -> int:
     """Exit status 0 when it starts, 1 when it does not."""
     from planner.api.check import check_command
-    from planner.report.result import print_result
 
     one = line[0] if len(line) == 1 else line
     answer = check_command(
@@ -80,5 +79,4 @@ def check(
         revision=revision,
         refresh=refresh,
     )
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(answer, output)

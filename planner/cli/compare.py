@@ -8,19 +8,16 @@ import typer
 
 from planner.api.defaults import DEFAULT_CONCURRENCY, DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL
 from planner.cli import options as flag
+from planner.cli.defaults import source_of
 from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import LOAD, Format
+from planner.cli.streams import show
 from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
 
 _CONCURRENCY = ",".join(map(str, DEFAULT_CONCURRENCY))
-
-PriceOption = Annotated[
-    list[str] | None,
-    typer.Option("--price", metavar="GPU=USD", help="USD per GPU and hour, instead of the profile's; repeatable."),
-]
 
 
 class Per(StrEnum):
@@ -40,15 +37,8 @@ def register(app: typer.Typer) -> None:
 def compare(
     *,
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Hub id, folder or config.json.")] = DEFAULT_MODEL,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu",
-            metavar="GPU",
-            help=f"Profile id, alias or file; repeatable; 'all'. Default: {' '.join(DEFAULT_GPUS)}.",
-        ),
-    ] = None,
+    model: flag.ModelOrDefault = DEFAULT_MODEL,
+    gpu: flag.GpusOrDefault = None,
     per: Annotated[
         Per,
         typer.Option(
@@ -93,7 +83,7 @@ def compare(
     burstiness: flag.Burstiness = 1.0,
     range_ratio: flag.RangeRatio = 0.0,
     seed: flag.Seed = 0,
-    price: PriceOption = None,
+    price: flag.Price = None,
     args: "EngineArgs",
     weight_dtype: flag.WeightDtype = None,
     engine_version: flag.EngineVersionOption = None,
@@ -105,12 +95,11 @@ def compare(
     """Exit status 0, or 1 when no GPU holds the model."""
     from planner.api.compare import compare_gpus
     from planner.api.flags import flags_of
-    from planner.report.result import print_result
 
     if max_concurrency is not None and request_rate is not None:
         raise InputError("--max-concurrency and --request-rate name two loads", hint="give one of them")
     engine = flags_of(args)
-    if getattr(context.get_parameter_source("tensor_parallel_size"), "name", "DEFAULT") == "DEFAULT":
+    if source_of(context, "tensor_parallel_size") == "DEFAULT":
         del engine["tensor_parallel_size"]  # it is searched
     answer = compare_gpus(
         model,
@@ -132,8 +121,7 @@ def compare(
         refresh=refresh,
         **engine,
     )
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(answer, output)
 
 
 def _integers(name: str, text: str) -> list[int]:

@@ -15,9 +15,12 @@ from __future__ import annotations
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError
+
+if TYPE_CHECKING:
+    import typer
 
 FILE = "planner.toml"
 
@@ -36,6 +39,11 @@ def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="make it readable, or move it away") from error
     return _of_group(root, tables, str(path), ())
+
+
+def source_of(context: typer.Context, name: str) -> str:
+    """Where a value is from: ``COMMANDLINE``, ``ENVIRONMENT``, ``DEFAULT_MAP`` (planner.toml) or ``DEFAULT``."""
+    return str(getattr(context.get_parameter_source(name), "name", "DEFAULT"))
 
 
 def _of_group(group: Any, tables: dict[str, Any], file: str, names: tuple[str, ...]) -> dict[str, Any]:

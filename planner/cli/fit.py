@@ -8,6 +8,7 @@ import typer
 from planner.cli import options as flag
 from planner.cli.engine_flags import FLAGS, TIME_ONLY, takes_engine_flags
 from planner.cli.options import Format
+from planner.cli.streams import show
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def fit(
     from planner.api.fit import check_fit, list_fits, sweep_fit
     from planner.api.flags import flags_of
     from planner.cli.inputs import gpu_profiles
-    from planner.report.result import print_result
 
     profiles = gpu_profiles(gpu)
     if startup_log and (sweep or len(profiles) > 1):
@@ -79,5 +79,4 @@ def fit(
         answer = check_fit(model, profiles[0], startup_log=startup_log, **asked, **engine)
     else:
         answer = list_fits(model, profiles, **asked, **engine)
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(answer, output)

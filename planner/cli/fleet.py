@@ -2,16 +2,16 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL
 from planner.cli import options as flag
-from planner.cli.compare import PriceOption
+from planner.cli.defaults import source_of
 from planner.cli.engine_flags import takes_engine_flags
-from planner.cli.options import LOAD, Format
-from planner.cli.plan import TARGETS, WorkloadName
+from planner.cli.options import LOAD, TARGETS, Format
+from planner.cli.streams import show
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
@@ -34,10 +34,6 @@ class Rent(StrEnum):
     node = "node"
 
 
-def _target(what: str) -> Any:
-    return typer.Option(metavar="MS", rich_help_panel=TARGETS, help=f"{what} may be so long, ms.")
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command("fleet", help="Servers, GPUs, dollars and watts for a load under latency targets.")(fleet)
@@ -56,26 +52,13 @@ def register(app: typer.Typer) -> None:
 def fleet(
     *,
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Hub id, folder or config.json.")] = DEFAULT_MODEL,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu",
-            metavar="GPU",
-            help=f"Profile id, alias or file; repeatable; 'all'. Default: {' '.join(DEFAULT_GPUS)}.",
-        ),
-    ] = None,
-    request_rate: Annotated[
-        float | None,
-        typer.Option("--request-rate", rich_help_panel=LOAD, help="Requests per second of all servers together."),
-    ] = None,
+    model: flag.ModelOrDefault = DEFAULT_MODEL,
+    gpu: flag.GpusOrDefault = None,
+    request_rate: flag.FleetRate = None,
     input_len: flag.RandomInputLen = DEFAULT_LEN,
     output_len: flag.RandomOutputLen = DEFAULT_LEN,
     range_ratio: flag.RangeRatio = 0.0,
-    workload: Annotated[
-        WorkloadName | None,
-        typer.Option("--workload", rich_help_panel=LOAD, help="Lengths by name, instead of numbers."),
-    ] = None,
+    workload: flag.Workload = None,
     classes: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,18 +77,13 @@ def fleet(
             help="Instead: recorded arrivals and lengths, cut into classes by length; --request-rate makes it faster.",
         ),
     ] = None,
-    ttft: Annotated[float | None, _target("Time to first token")] = None,
-    tpot: Annotated[float | None, _target("Time per output token after the first")] = None,
-    e2el: Annotated[float | None, _target("End-to-end latency")] = None,
+    ttft: flag.Ttft = None,
+    tpot: flag.Tpot = None,
+    e2el: flag.E2el = None,
     percentile: Annotated[
         str, typer.Option("--percentile", metavar="P", rich_help_panel=TARGETS, help="Of the targets, or mean.")
     ] = "99",
-    optimistic: Annotated[
-        bool,
-        typer.Option(
-            "--optimistic", rich_help_panel=TARGETS, help="Hold the targets against the better end of the interval."
-        ),
-    ] = False,
+    optimistic: flag.Optimistic = False,
     headroom: Annotated[
         float,
         typer.Option("--headroom", rich_help_panel=FLEET, help="Share of the load that is carried on top of it."),
@@ -125,7 +103,7 @@ def fleet(
             "--stock", metavar="GPU=N", rich_help_panel=FLEET, help="Whole GPUs that there are at most; repeatable."
         ),
     ] = None,
-    price: PriceOption = None,
+    price: flag.Price = None,
     disaggregated: Annotated[
         bool,
         typer.Option("--disaggregated", rich_help_panel=FLEET, help="Also with prefill and decode on their own."),
@@ -150,14 +128,12 @@ def fleet(
     from planner.api.fleet import size_fleet
     from planner.api.recommend import GIVEN
     from planner.fleet import parse_class
-    from planner.report.result import print_result
 
     def stated(name: str) -> bool:
         """Whether a length is given, or stands in planner.toml and nothing else gives one."""
-        source = getattr(context.get_parameter_source(name), "name", "DEFAULT")
+        source = source_of(context, name)
         return source == "COMMANDLINE" or (source != "DEFAULT" and not (classes or trace or workload))
 
-    engine: dict[str, Any] = {name: value for name, value in flags_of(args).items() if name in GIVEN}
     answer = size_fleet(
         model,
         gpu or DEFAULT_GPUS,
@@ -185,7 +161,6 @@ def fleet(
         calibration=calibration,
         revision=revision,
         refresh=refresh,
-        **engine,
+        **flags_of(args, GIVEN),
     )
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(answer, output)

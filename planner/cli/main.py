@@ -16,6 +16,7 @@ from io import StringIO
 import typer
 
 from planner.cli.app import app_for
+from planner.cli.defaults import source_of
 from planner.cli.streams import complain, write
 from planner.errors import PlannerError
 
@@ -66,7 +67,7 @@ def _cause(error: Exception) -> str:
     """What the parser says, after the name of the file where a value came from ``planner.toml``."""
     message = str(getattr(error, "format_message", error.__str__)()).replace("Value error, ", "")
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    if context and parameter and getattr(context.get_parameter_source(parameter.name), "name", "") == "DEFAULT_MAP":
+    if context and parameter and source_of(context, parameter.name) == "DEFAULT_MAP":
         return f"planner.toml: {message}"
     return message or "no command is given"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from planner.api.defaults import DEFAULT_GPUS, MOST_PROMPTS
 
 
 class Format(StrEnum):
@@ -17,15 +19,46 @@ class Format(StrEnum):
     markdown = "markdown"
 
 
+class Goal(StrEnum):
+    """What is best."""
+
+    min_latency = "min-latency"
+    max_throughput = "max-throughput"
+    balanced = "balanced"
+
+
+class WorkloadName(StrEnum):
+    """Loads that have a name."""
+
+    chat = "chat"
+    rag = "rag"
+    summarise = "summarise"
+    code = "code"
+    agent = "agent"
+    reasoning = "reasoning"
+
+
 LOAD = "Load (flags of vllm bench)"
-MOST_PROMPTS = 100_000  #: a replay takes seconds for so many; no benchmark sends more
+TARGETS = "Targets"
+
+
+def _target(what: str) -> Any:
+    return typer.Option(metavar="MS", rich_help_panel=TARGETS, help=f"{what} may be so long, ms.")
+
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Hub id, folder with a config.json, or a config.json.")
 ]
+ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", help="Hub id, folder or config.json.")]
 Gpu = Annotated[str, typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; 'local'.")]
 Gpus = Annotated[
     list[str], typer.Option("--gpu", metavar="GPU", help="Profile id, alias or file; repeatable; 'all', 'local'.")
+]
+GpusOrDefault = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu", metavar="GPU", help=f"Profile id, alias or file; repeatable; 'all'. Default: {' '.join(DEFAULT_GPUS)}."
+    ),
 ]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the data.")]
 EngineVersionOption = Annotated[
@@ -79,6 +112,14 @@ MaxConcurrency = Annotated[
     int | None, typer.Option("--max-concurrency", min=1, rich_help_panel=LOAD, help="Most requests in flight.")
 ]
 RequestRate = Annotated[float, typer.Option("--request-rate", rich_help_panel=LOAD, help="Requests per second.")]
+FleetRate = Annotated[
+    float | None,
+    typer.Option("--request-rate", rich_help_panel=LOAD, help="Requests per second of all servers together."),
+]
+Workload = Annotated[
+    WorkloadName | None,
+    typer.Option("--workload", rich_help_panel=LOAD, help="Lengths by name, instead of numbers."),
+]
 Burstiness = Annotated[float, typer.Option("--burstiness", rich_help_panel=LOAD, help="1 is Poisson.")]
 RangeRatio = Annotated[
     float, typer.Option("--random-range-ratio", rich_help_panel=LOAD, help="Lengths vary by this share.")
@@ -90,4 +131,20 @@ Percentiles = Annotated[str, typer.Option("--metric-percentiles", rich_help_pane
 Goodput = Annotated[
     list[str] | None,
     typer.Option("--goodput", metavar="NAME:MS", rich_help_panel=LOAD, help="ttft, tpot or e2el target; repeatable."),
+]
+
+Ttft = Annotated[float | None, _target("Time to first token")]
+Tpot = Annotated[float | None, _target("Time per output token after the first")]
+Itl = Annotated[float | None, _target("Gap between tokens")]
+E2el = Annotated[float | None, _target("End-to-end latency")]
+Optimistic = Annotated[
+    bool,
+    typer.Option(
+        "--optimistic", rich_help_panel=TARGETS, help="Hold the targets against the better end of the interval."
+    ),
+]
+
+Price = Annotated[
+    list[str] | None,
+    typer.Option("--price", metavar="GPU=USD", help="USD per GPU and hour, instead of the profile's; repeatable."),
 ]

@@ -7,10 +7,10 @@ import typer
 from planner.cli import options as flag
 from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import Format
+from planner.cli.streams import show
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
-    from planner.report.result import Result
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +76,7 @@ def serve(
         refresh=refresh,
         **flags_of(args),
     )
-    return _print(answer, output)
+    return show(answer, output)
 
 
 @takes_engine_flags()
@@ -120,7 +120,7 @@ def throughput(
         refresh=refresh,
         **flags_of(args),
     )
-    return _print(answer, output)
+    return show(answer, output)
 
 
 @takes_engine_flags()
@@ -158,11 +158,4 @@ def latency(
         refresh=refresh,
         **flags_of(args),
     )
-    return _print(answer, output)
-
-
-def _print(answer: "Result", output: str) -> int:
-    from planner.report.result import print_result
-
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(answer, output)

@@ -6,9 +6,12 @@ import errno
 import os
 import sys
 from io import UnsupportedOperation
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.report.result import Result
 
 
 def write(text: str, stream: TextIO | None) -> None:
@@ -29,6 +32,14 @@ def write(text: str, stream: TextIO | None) -> None:
             raise InputError(
                 f"the output cannot be written: {error.strerror}", hint="free some space, or write it elsewhere"
             ) from error
+
+
+def show(answer: Result, output: str) -> int:
+    """Print an answer; gives the exit status that it means: 0 yes, 1 no."""
+    from planner.report.result import print_result
+
+    print_result(answer, output)
+    return 0 if answer.ok else 1
 
 
 def complain(cause: str, status: int, *, hint: str = "") -> int:

@@ -7,6 +7,7 @@ import typer
 
 from planner.cli import options as flag
 from planner.cli.options import Format
+from planner.cli.streams import show
 
 
 def register(app: typer.Typer) -> None:
@@ -26,8 +27,5 @@ def validate(
 ) -> int:
     """Exit status 0 when the plan ran and every measurement lies within its bounds, 1 when one does not."""
     from planner.api.measured import validate_plan
-    from planner.report.result import print_result
 
-    answer = validate_plan(directory)
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(validate_plan(directory), output)

@@ -2,45 +2,21 @@
 
 import shlex
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL, GPUS_PER_NODE
+from planner.api.defaults import DEFAULT_LEN, DEFAULT_MODEL, GPUS_PER_NODE, MOST_PROMPTS
 from planner.cli import options as flag
+from planner.cli.defaults import source_of
 from planner.cli.engine_flags import takes_engine_flags
-from planner.cli.options import LOAD, Format
+from planner.cli.options import LOAD, TARGETS, Format, Goal
+from planner.cli.streams import show
 
 if TYPE_CHECKING:
     from planner.engine.config import EngineArgs
     from planner.hardware import GpuProfile
-
-TARGETS = "Targets"
-
-
-class Goal(StrEnum):
-    """What is best."""
-
-    min_latency = "min-latency"
-    max_throughput = "max-throughput"
-    balanced = "balanced"
-
-
-class WorkloadName(StrEnum):
-    """Loads that have a name."""
-
-    chat = "chat"
-    rag = "rag"
-    summarise = "summarise"
-    code = "code"
-    agent = "agent"
-    reasoning = "reasoning"
-
-
-def _target(what: str) -> Any:
-    return typer.Option(metavar="MS", rich_help_panel=TARGETS, help=f"{what} may be so long, ms.")
 
 
 def register(app: typer.Typer) -> None:
@@ -73,28 +49,15 @@ def recommend(
     context: typer.Context,
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"Default: {DEFAULT_MODEL}.")] = None,
     goal: Annotated[Goal, typer.Option("--goal", help="What is best.")] = Goal.balanced,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu",
-            metavar="GPU",
-            help=f"Profile id, alias or file; repeatable; 'all'. Default: {' '.join(DEFAULT_GPUS)}.",
-        ),
-    ] = None,
+    gpu: flag.GpusOrDefault = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that one node has.")] = GPUS_PER_NODE,
     input_len: flag.RandomInputLen = DEFAULT_LEN,
     output_len: flag.RandomOutputLen = DEFAULT_LEN,
     range_ratio: flag.RangeRatio = 0.0,
     prefix_len: flag.RandomPrefixLen = 0,
-    workload: Annotated[
-        WorkloadName | None,
-        typer.Option("--workload", rich_help_panel=LOAD, help="Lengths by name, instead of numbers."),
-    ] = None,
+    workload: flag.Workload = None,
     max_concurrency: flag.MaxConcurrency = None,
-    request_rate: Annotated[
-        float | None,
-        typer.Option("--request-rate", rich_help_panel=LOAD, help="Requests per second of all servers together."),
-    ] = None,
+    request_rate: flag.FleetRate = None,
     burstiness: flag.Burstiness = 1.0,
     trace: Annotated[
         Path | None,
@@ -108,27 +71,22 @@ def recommend(
         typer.Option(
             "--num-prompts",
             min=1,
-            max=flag.MOST_PROMPTS,
+            max=MOST_PROMPTS,
             rich_help_panel=LOAD,
             help="Requests. Default: 5 x the concurrency.",
         ),
     ] = None,
-    ttft: Annotated[float | None, _target("Time to first token")] = None,
-    tpot: Annotated[float | None, _target("Time per output token after the first")] = None,
-    itl: Annotated[float | None, _target("Gap between tokens")] = None,
-    e2el: Annotated[float | None, _target("End-to-end latency")] = None,
+    ttft: flag.Ttft = None,
+    tpot: flag.Tpot = None,
+    itl: flag.Itl = None,
+    e2el: flag.E2el = None,
     percentile: Annotated[
         str | None,
         typer.Option(
             "--percentile", metavar="P", rich_help_panel=TARGETS, help="Of the targets, or mean. Default: 99."
         ),
     ] = None,
-    optimistic: Annotated[
-        bool,
-        typer.Option(
-            "--optimistic", rich_help_panel=TARGETS, help="Hold the targets against the better end of the interval."
-        ),
-    ] = False,
+    optimistic: flag.Optimistic = False,
     args: "EngineArgs",
     engine_version: flag.EngineVersionOption = None,
     calibration: flag.Calibration = None,
@@ -145,7 +103,6 @@ def recommend(
     from planner.api.flags import flags_of
     from planner.api.recommend import GIVEN, recommend_plans, write_scripts
     from planner.report.render import note
-    from planner.report.result import print_result
 
     directory = _directory(output_dir, force)
     stated = _stated(
@@ -164,7 +121,6 @@ def recommend(
         num_prompts=num_prompts,
         percentile=percentile,
     )
-    engine: dict[str, Any] = {name: value for name, value in flags_of(args).items() if name in GIVEN}
     found = recommend_plans(
         model,
         _profiles(context, gpu) if gpu else None,
@@ -180,15 +136,14 @@ def recommend(
         pick=pick,
         revision=revision,
         refresh=refresh,
-        **engine,
+        **flags_of(args, GIVEN),
     )
     answer = replace(found, command=shlex.join(["planner", *(context.obj or ())]), wrote=directory is not None)
     if directory:
         written = write_scripts(answer, directory, force=force)
         if written:
             note(f"wrote {len(written)} files into {directory}; start with RUNBOOK.md")
-    print_result(answer, output)
-    return 0 if answer.ok else 1
+    return show(answer, output)
 
 
 def _stated(context: typer.Context, **given: Any) -> dict[str, Any]:
@@ -200,7 +155,7 @@ def _stated(context: typer.Context, **given: Any) -> dict[str, Any]:
 
     def source(name: str) -> str:
         parameter = {"random_range_ratio": "range_ratio"}.get(name, name)
-        return getattr(context.get_parameter_source(parameter), "name", "DEFAULT")
+        return source_of(context, parameter)
 
     sources = {name: source(name) for name in given}
     lengths, arrivals = set(OF_A_NAME), {"request_rate", "max_concurrency"}
@@ -241,6 +196,6 @@ def _profiles(context: typer.Context, names: list[str]) -> "list[GpuProfile]":
     try:
         return gpu_profiles(names)
     except InputError as error:
-        if getattr(context.get_parameter_source("gpu"), "name", "") != "DEFAULT_MAP":
+        if source_of(context, "gpu") != "DEFAULT_MAP":
             raise
         raise InputError(f"planner.toml: [recommend] gpu: {error.cause}", hint=error.hint) from error
