@@ -49,6 +49,12 @@ class Span:
         return self.low <= other.high and other.low <= self.high
 
 
+def span_figures(key: str, span: Span | None) -> dict[str, float | None]:
+    """A figure as JSON has it: under ``key``, ``KEY_lo`` and ``KEY_hi``; None each where it is not known."""
+    low, mid, high = (span.low, span.mid, span.high) if span else (None, None, None)
+    return {key: mid, f"{key}_lo": low, f"{key}_hi": high}
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """USD for one (logical) GPU and hour, on demand."""

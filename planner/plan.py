@@ -81,6 +81,16 @@ class Service(_Record):
     output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
     usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
 
+    @property
+    def load(self) -> float | None:
+        """Of all servers, in ``load_unit``."""
+        return self.request_rate if self.request_rate is not None else self.max_concurrency
+
+    @property
+    def load_unit(self) -> str:
+        """What the load and what servers carry is counted in."""
+        return "requests/s" if self.request_rate is not None else "requests in flight"
+
 
 class Plan(_Record):
     """Settings, prediction and reasons for one GPU type. Field names are vLLM's flags."""

@@ -11,7 +11,7 @@ from typing import Any
 from planner.capacity import LEAST_PROMPTS, PROMPTS_PER_SLOT, TOLERANCE, in_flight, most_in_flight
 from planner.compare.limits import limit_of
 from planner.compare.machine import Machine
-from planner.cost import Price, Span, power_w, tok_per_joule, tok_per_usd, usd_per_million_tok
+from planner.cost import Price, Span, power_w, span_figures, tok_per_joule, tok_per_usd, usd_per_million_tok
 from planner.predict import Deployment, Prediction, estimate, predict_serve
 from planner.workload import Workload
 
@@ -208,8 +208,7 @@ def figures(point: Point) -> Mapping[str, Any]:
         **{key: point.latency_ms(key) for key in LATENCIES},
     }
     for key, span in spans.items():
-        row[key] = span.mid if span else None
-        row[f"{key}_lo"], row[f"{key}_hi"] = (span.low, span.high) if span else (None, None)
+        row |= span_figures(key, span)
     return row
 
 

@@ -33,10 +33,10 @@ from planner.capacity import (
 )
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.fleet.demand import Demand
-from planner.fleet.kinds import Asked, ServerKind, servers_for
+from planner.fleet.kinds import Asked, ServerKind, resized, servers_for
 from planner.hardware import GpuProfile
 from planner.predict import Deployment, interval
-from planner.recommend.engines import deployed, largest_batch, tensor_parallel_sizes
+from planner.recommend.engines import tensor_parallel_sizes
 from planner.slo import Slo
 from planner.step import Batch
 from planner.units import MS
@@ -243,22 +243,11 @@ def _only(asked: Asked) -> Demand:
 
 def _engines(asked: Asked, kind: ServerKind, demand: Demand, *, cached: bool = False) -> Iterator[Deployment]:
     """The engine of ``kind`` at every size that holds the load's requests; ``cached``: it takes in computed prompts."""
-    request, config = asked.request_for(demand), kind.deployment.config
-    model, profile = kind.candidate.resolved.model, kind.profile
-    for size in tensor_parallel_sizes(request, model, profile):
-        args = replace(
-            request.args,
-            tensor_parallel_size=size,
-            enable_expert_parallel=config.enable_expert_parallel and size > 1,
-            kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-            enable_prefix_caching=True if cached else request.args.enable_prefix_caching,
-        )
+    request = asked.request_for(demand)
+    changes = {"enable_prefix_caching": True} if cached else {}
+    for size in tensor_parallel_sizes(request, kind.candidate.resolved.model, kind.profile):
         try:
-            batch = largest_batch(request, model, profile, args, config.version)
-            args = replace(args, max_num_seqs=min(batch, config.max_num_batched_tokens))
-            found = deployed(request, model, profile, args, config.version) if batch >= 1 else None
+            found = resized(request, kind.candidate, size, **changes)
         except IllegalPlanError:  # a size that cuts a quantisation block, or the like
             continue
         if found:

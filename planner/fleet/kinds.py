@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from planner.capacity import Load, largest_load
 from planner.efficiency import Calibration
@@ -157,24 +157,35 @@ def _smaller(asked: Asked, demand: Demand, best: Candidate) -> Iterator[Candidat
     for size in (config.tensor_parallel_size // 2, config.tensor_parallel_size // 4):
         if size < 1 or config.pipeline_parallel_size * config.data_parallel_size > 1:
             return
-        args = replace(
-            request.args,
-            tensor_parallel_size=size,
-            enable_expert_parallel=config.enable_expert_parallel and size > 1,
-            kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-        )
-        profile, model, version = best.deployment.profile, best.resolved.model, config.version
         try:
-            batch = largest_batch(request, model, profile, args, version)
-            if batch < 1:
-                return
-            args = replace(args, max_num_seqs=min(batch, config.max_num_batched_tokens))
-            deployment = deployed(request, model, profile, args, version)
+            deployment = resized(request, best, size)
         except PlannerError:
             return
+        if deployment is None:
+            return
         yield replace(best, deployment=deployment, load=None)
+
+
+def resized(request: Request, engine: Candidate, size: int, **changes: Any) -> Deployment | None:
+    """``engine`` with TP of ``size``, and the largest batch that it holds there; None where that is not one request.
+
+    ``changes`` are other settings. Raises PlannerError for what vLLM refuses.
+    """
+    config, model, profile = engine.config, engine.resolved.model, engine.deployment.profile
+    args = replace(
+        request.args,
+        tensor_parallel_size=size,
+        enable_expert_parallel=config.enable_expert_parallel and size > 1,
+        kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        **changes,
+    )
+    batch = largest_batch(request, model, profile, args, config.version)
+    if batch < 1:
+        return None
+    args = replace(args, max_num_seqs=min(batch, config.max_num_batched_tokens))
+    return deployed(request, model, profile, args, config.version)
 
 
 def carried(asked: Asked, deployment: Deployment, demand: Demand, *, pessimistic: bool) -> Load | None:

@@ -6,7 +6,7 @@ offer with as many as the pessimistic end needs. Power is that of the boards of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
@@ -143,9 +143,14 @@ class Fleets:
     refused: tuple[NoServer, ...]
 
     @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        """All that there are, the best first."""
+        return (self.mix, *self.single) if self.mix else self.single
+
+    @property
     def best(self) -> Fleet | None:
         """The fleet to rent."""
-        return self.mix or (self.single[0] if self.single else None)
+        return next(iter(self.fleets), None)
 
 
 def plan_fleets(asked: Asked) -> Fleets:
@@ -169,13 +174,20 @@ def better(one: Fleets, other: Fleets) -> Fleets:
         gpu = fleet.rented[0].profile.id
         if gpu not in by_gpu or fleet.weight(objective) < by_gpu[gpu].weight(objective):
             by_gpu[gpu] = fleet
-    single = tuple(sorted(by_gpu.values(), key=lambda fleet: (fleet.weight(objective), fleet.gpus)))
     mixes = [fleet for fleet in (one.mix, other.mix) if fleet]
     mix = min(mixes, key=lambda fleet: fleet.weight(objective), default=None)
-    if mix and single and mix.weight(objective) >= single[0].weight(objective) * (1 - 1e-9):
+    refused = [gone for gone in one.refused if gone.profile.id not in by_gpu]
+    return _ranked(one.asked, by_gpu.values(), mix, objective, refused)
+
+
+def _ranked(
+    asked: Asked, single: Iterable[Fleet], mix: Fleet | None, objective: Objective, refused: Iterable[NoServer]
+) -> Fleets:
+    """The answer in its order; a mix that is no better than the best of one GPU is none."""
+    ordered = tuple(sorted(single, key=lambda fleet: (fleet.weight(objective), fleet.gpus)))
+    if mix and ordered and mix.weight(objective) >= ordered[0].weight(objective) * (1 - 1e-9):
         mix = None
-    refused = tuple(gone for gone in one.refused if gone.profile.id not in by_gpu)
-    return Fleets(one.asked, single, mix, objective, refused)
+    return Fleets(asked, ordered, mix, objective, tuple(refused))
 
 
 def fleets_of(asked: Asked, kinds: Sequence[ServerKind], refused: Sequence[NoServer] = ()) -> Fleets:
@@ -194,12 +206,9 @@ def fleets_of(asked: Asked, kinds: Sequence[ServerKind], refused: Sequence[NoSer
             single.append(fleet)
         else:
             refused.append(NoServer(own[0].profile, _why_no_fleet(asked, own)))
-    single.sort(key=lambda fleet: (fleet.weight(objective), fleet.gpus))
     known = [kind for kind in kinds if objective != "usd" or kind.profile.id in priced]
     mix = _fleet(asked, known, objective) if len({kind.profile.id for kind in known}) > 1 else None
-    if mix and single and mix.weight(objective) >= single[0].weight(objective) * (1 - 1e-9):
-        mix = None
-    return Fleets(asked, tuple(single), mix, objective, tuple(refused))
+    return _ranked(asked, single, mix, objective, refused)
 
 
 def _fleet(asked: Asked, kinds: Sequence[ServerKind], objective: Objective) -> Fleet | None:

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from planner.compare import Comparison, Flip, Order, Point, figures, in_words
-from planner.cost import Span, price_of
+from planner.cost import Span, price_of, span_figures
 from planner.hardware import GpuProfile
 from planner.report.render import Column, table_text, wrapped
 from planner.report.result import Result
@@ -93,8 +93,8 @@ def _table_row(point: Point) -> dict[str, Any]:
     return {
         **row,
         "servers": _servers_words(point),
-        "output_throughput_per_gpu": _with_interval(point.tok_per_s_per_gpu, ",.0f"),
-        "usd_per_million_output_tokens": _with_interval(dollars, ",.2f") if dollars else None,
+        "output_throughput_per_gpu": with_interval(point.tok_per_s_per_gpu, ",.0f"),
+        "usd_per_million_output_tokens": with_interval(dollars, ",.2f") if dollars else None,
         "ttft": _pair(row["mean_ttft_ms"], row["p99_ttft_ms"], MS, ",.3g"),
         "tpot": _pair(row["mean_tpot_ms"], row["p99_tpot_ms"], 1.0, ",.1f"),
     }
@@ -175,20 +175,15 @@ def calibration_remarks(used: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:
     """What each GPU is taken to cost, in USD per (logical) GPU and hour, and since when."""
-    rows = []
-    for profile in profiles:
-        price = price_of(profile, prices)
-        span = price.usd_per_h if price else None
-        rows.append(
-            {
-                "gpu": profile.id,
-                "usd_per_gpu_hour": span.mid if span else None,
-                "usd_per_gpu_hour_lo": span.low if span else None,
-                "usd_per_gpu_hour_hi": span.high if span else None,
-                "origin": price.origin if price else None,
-            }
-        )
-    return rows
+    priced = ((profile, price_of(profile, prices)) for profile in profiles)
+    return [
+        {
+            "gpu": profile.id,
+            **span_figures("usd_per_gpu_hour", price.usd_per_h if price else None),
+            "origin": price.origin if price else None,
+        }
+        for profile, price in priced
+    ]
 
 
 def price_remarks(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
@@ -248,7 +243,8 @@ def _hardware_words(comparison: Comparison) -> str:
     return f"{count} {what}{'s' if count > 1 else ''} of each"
 
 
-def _with_interval(span: Span, form: str) -> str:
+def with_interval(span: Span, form: str) -> str:
+    """``12.30 (10.00-15.20)``."""
     return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.cost import Span
+from planner.cost import span_figures
 from planner.fleet import Disaggregated, Fleet, Fleets, NotDivided, Pool
-from planner.report.compare import calibration_remarks, price_remarks, price_rows
+from planner.report.compare import calibration_remarks, price_remarks, price_rows, with_interval
 from planner.report.render import Column, table_text, wrapped
 from planner.report.result import Result
 from planner.slo import in_words
@@ -54,7 +54,7 @@ class FleetAnswer(Result):
     @property
     def fleets(self) -> tuple[Fleet, ...]:
         """All that there are, the best first."""
-        return (*((self.record.mix,) if self.record.mix else ()), *self.record.single)
+        return self.record.fleets
 
     def _object(self) -> dict[str, Any]:
         return _object(self.record, self.divided)
@@ -104,7 +104,7 @@ def _table_row(fleet: Fleet) -> dict[str, Any]:
     return {
         **row,
         "servers": _servers_words(fleet),
-        "usd_per_million_output_tokens": _with_interval(dollars) if dollars else None,
+        "usd_per_million_output_tokens": with_interval(dollars, ",.2f") if dollars else None,
         "kw": fleet.power_w / 1000 if fleet.power_w else None,
         "utilisation": f"{fleet.utilisation(busiest.demand):.0%}",
         "bound_by": busiest.load.bound_by or busiest.load.binding,
@@ -138,19 +138,14 @@ def _engine_words(pool: Pool) -> str:
 
 
 def _row(fleet: Fleet) -> dict[str, Any]:
-    usd, tokens = fleet.usd_per_h, fleet.usd_per_million_tok
     return {
         "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
         "servers": fleet.servers,
         "spare_servers": sum(count for _, count in fleet.spares),
         "gpus": fleet.gpus,
         "nodes": fleet.nodes,
-        "usd_per_hour": usd.mid if usd else None,
-        "usd_per_hour_lo": usd.low if usd else None,
-        "usd_per_hour_hi": usd.high if usd else None,
-        "usd_per_million_output_tokens": tokens.mid if tokens else None,
-        "usd_per_million_output_tokens_lo": tokens.low if tokens else None,
-        "usd_per_million_output_tokens_hi": tokens.high if tokens else None,
+        **span_figures("usd_per_hour", fleet.usd_per_h),
+        **span_figures("usd_per_million_output_tokens", fleet.usd_per_million_tok),
         "power_w": fleet.power_w,
         "output_tokens_per_joule": fleet.tok_per_joule,
         "proven": fleet.proven,
@@ -184,7 +179,6 @@ def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
 
 def _object(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> dict[str, Any]:
     asked = fleets.asked
-    best_first = (*((fleets.mix,) if fleets.mix else ()), *fleets.single)
     return {
         "model": asked.model.resolved,
         "classes": [
@@ -202,7 +196,7 @@ def _object(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> di
         "n_plus": asked.n_plus,
         "minimised": fleets.objective,
         "rented_by": asked.rented_by,
-        "fleets": [_row(fleet) for fleet in best_first],
+        "fleets": [_row(fleet) for fleet in fleets.fleets],
         "disaggregated": [_divided_object(plan) for plan in divided],
         "prices": price_rows(asked.gpus, asked.prices),
         "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
@@ -281,7 +275,3 @@ def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> I
         yield "there was no time to prove that no mix is cheaper than the best one found"
     if any(isinstance(plan, Disaggregated) and not plan.transfer.over.startswith("--") for plan in divided):
         yield "the transfer is at line rate, which is the least it takes"
-
-
-def _with_interval(span: Span) -> str:
-    return f"{span.mid:,.2f} ({span.low:,.2f}-{span.high:,.2f})"

@@ -30,6 +30,7 @@ from planner.report.figures import (
     operators_chart,
     pareto_chart,
 )
+from planner.report.prediction import BASIS
 from planner.resources import data_dir
 from planner.units import GIB, MS
 from planner.validate.compare import compare
@@ -50,11 +51,6 @@ FIGURES = (
 )
 _NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
 MEASURED = ("metric", "unit", "predicted", "bounds", "measured", "difference", "verdict")
-BASIS = {
-    "gpu": "measured on this GPU",
-    "architecture": "measured on GPUs of this architecture",
-    "global": "taken from other GPUs: none of this architecture was measured",
-}
 
 
 def page(dossier: Dossier, local: Local = SHIPPED) -> str:

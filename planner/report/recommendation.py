@@ -221,9 +221,7 @@ def _service_lines(service: Service) -> Iterator[str]:
             f"target             {target.metric} {target.limit_ms:,.4g}: {target.expected_ms:,.4g} at the "
             f"{service.interval} end of its interval"
         )
-    whole = service.request_rate if service.request_rate is not None else service.max_concurrency
-    unit = "requests/s" if service.request_rate is not None else "requests in flight"
-    yield f"load               {whole:,.4g} {unit} over {service.replicas} such servers"
+    yield f"load               {service.load:,.4g} {service.load_unit} over {service.replicas} such servers"
 
 
 def _workload(request: Request) -> dict[str, Any]:
@@ -277,14 +275,13 @@ def _row(plan: Plan) -> dict[str, Any]:
     service = plan.service
     if service is None:
         return row
-    whole = service.request_rate if service.request_rate is not None else service.max_concurrency
     return row | {
         "total_gpus": service.total_gpus,
         "usd_per_hour": service.usd_per_hour,
         "replicas": service.replicas,
         "layout": layout_words(plan),
         "max_num_batched_tokens": plan.max_num_batched_tokens,
-        "load": whole,
+        "load": service.load,
         "largest_load": service.largest_load,
         "goodput": service.goodput,
     }
@@ -324,13 +321,13 @@ def _carried(plan: Plan) -> Iterator[str]:
     service = plan.service
     if service is None:
         return
-    unit = "requests/s" if service.request_rate is not None else "requests in flight"
     if service.largest_load is not None and service.node_load is not None:
         then = f"; limited by {service.bound_by}" if service.bound_by else ""
         node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
         rate = service.output_throughput_per_gpu
         tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
-        yield f"one server carries {service.largest_load:,.4g} {unit} under the targets{tokens}{node}{then}"
+        most = f"{service.largest_load:,.4g} {service.load_unit}"
+        yield f"one server carries {most} under the targets{tokens}{node}{then}"
     if service.usd_per_hour is not None:
         gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
         yield f"{service.usd_per_hour:,.2f} USD/h for {gpus} at the typical price of the profile"
