@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.dossier import read_dossier, sweep
-from planner.plan import PlanFile
+from planner.dossier.sweep import workload_of
+from planner.plan import PlanFile, PlannedWorkload
 from planner.report.page import command_text, page
+from planner.workload import Workload
 
 GOLDEN = Path(__file__).parent / "golden"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -267,6 +269,16 @@ def test_the_replay_at_the_plans_own_load_is_the_plan(made: Path) -> None:
         assert own.figures[key] == pytest.approx(plan.predicted[key], rel=1e-9), key
     busiest = [point.figures["output_throughput"] for point in swept.points if point.load <= own.load]
     assert busiest == sorted(busiest)  # a closed loop never serves less with more in flight, up to the batch
+
+
+def test_what_is_replayed_is_the_planned_load_to_the_last_field(made: Path) -> None:
+    sent = {"input_len": 100, "output_len": 20, "num_prompts": 40, "seed": 7, "burstiness": 0.5, "range_ratio": 0.25}
+    load = PlannedWorkload(**sent, prefix_len=512)
+    plan = plan_of(made / "one").plan.model_copy(update={"workload": load})
+    assert workload_of(plan) == Workload(**sent, prefix_len=512, request_rate=float("inf"))
+    paced = load.model_copy(update={"request_rate": 2.5, "max_concurrency": 8})
+    plan = plan.model_copy(update={"workload": paced})
+    assert workload_of(plan) == Workload(**sent, prefix_len=512, request_rate=2.5, max_concurrency=8)
 
 
 def test_another_replay_than_the_plans_is_said(one: Path, undrawn: None) -> None:

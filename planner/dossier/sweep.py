@@ -83,16 +83,7 @@ def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
 def workload_of(plan: Plan) -> Workload:
     """What the plan's benchmark sends."""
     sent = plan.workload
-    return Workload(
-        sent.input_len,
-        sent.output_len,
-        sent.num_prompts,
-        sent.max_concurrency,
-        sent.request_rate or inf,
-        sent.burstiness,
-        sent.range_ratio,
-        sent.seed,
-    )
+    return Workload(**{**sent.model_dump(), "request_rate": sent.request_rate or inf})
 
 
 def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[LoadPoint]:
