@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
-from planner.measurements import Run
+from planner.measurements import Run, disorder
 from planner.units import MS
 
 #: Sums that hold on average only may be off by this factor: lengths vary, and rates are taken over a run's whole time.
@@ -36,7 +36,8 @@ def check_run(run: Run) -> None:
 
 def contradictions(run: Run) -> Iterator[str]:
     """Each pair of figures of ``run`` that cannot both be right, in words."""
-    yield from _disorder(run.metrics)
+    for low, high in disorder(run.metrics):
+        yield f"{high}, {run.metrics[high]:g}, is below {low}, {run.metrics[low]:g}"
     output_len = run.mean_output_len or run.output_len
     if not output_len:
         return
@@ -46,16 +47,6 @@ def contradictions(run: Run) -> Iterator[str]:
     if e2el and parts and not 1 / LOOSE < e2el / parts < LOOSE:
         yield f"an E2EL of {e2el:.4g} s is not TTFT and TPOT of {output_len:g} tokens, which make {parts:.4g} s"
     yield from _little(run, e2el or parts, output_len)
-
-
-def _disorder(figures: Mapping[str, float]) -> Iterator[str]:
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        middle, high = figures.get(f"median_{name}_ms"), figures.get(f"p99_{name}_ms")
-        if middle and high and middle > 1.001 * high:
-            yield f"p99_{name}_ms, {high:g}, is below median_{name}_ms, {middle:g}"
-    ttft, e2el = figures.get("mean_ttft_ms"), figures.get("mean_e2el_ms")
-    if ttft and e2el and ttft > 1.001 * e2el:
-        yield f"mean_e2el_ms, {e2el:g}, is below mean_ttft_ms, {ttft:g}"
 
 
 def _mean_s(figures: Mapping[str, float], name: str) -> float | None:

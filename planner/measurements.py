@@ -134,6 +134,18 @@ def runs_of(records: Iterable[Mapping[str, Any]], where: str) -> list[Run]:
     return found
 
 
+def disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, str]]:
+    """Names of two figures of which the second cannot be the smaller one, and is: their units differ.
+
+    A median above the 99th percentile, or a TTFT above the E2EL.
+    """
+    pairs = [(f"median_{name}_ms", f"p99_{name}_ms") for name in ("ttft", "tpot", "itl", "e2el")]
+    for low, high in (*pairs, ("mean_ttft_ms", "mean_e2el_ms")):
+        least, most = figures.get(low), figures.get(high)
+        if least and most and least > 1.001 * most:
+            yield low, high
+
+
 class _Row:
     """One line of the table, cell by cell."""
 
@@ -194,15 +206,9 @@ class _Row:
         self._refuse_mixed_units()
 
     def _refuse_mixed_units(self) -> None:
-        """A median above the 99th percentile, or a TTFT above the E2EL, means that two columns differ in unit."""
-        for metric in ("ttft", "tpot", "itl", "e2el"):
-            median, p99 = self.number(f"median_{metric}_ms"), self.number(f"p99_{metric}_ms")
-            if median and p99 and median > 1.001 * p99:
-                what = f"{p99:g} is below the median, {median:g}: are the units the same?"
-                raise self._wrong(f"p99_{metric}_ms", what)
-        ttft, e2el = self.number("mean_ttft_ms"), self.number("mean_e2el_ms")
-        if ttft and e2el and ttft > 1.001 * e2el:
-            raise self._wrong("mean_e2el_ms", f"{e2el:g} is below mean_ttft_ms, {ttft:g}: are the units the same?")
+        for low, high in disorder({name: self.number(name) for name in METRICS}):
+            what = f"{self.number(high):g} is below {low}, {self.number(low):g}: are the units the same?"
+            raise self._wrong(high, what)
 
     def text(self, name: str) -> str:
         return (self.cells.get(name) or "").strip()
