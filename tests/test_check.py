@@ -391,6 +391,24 @@ def test_a_line_that_falls_back_to_the_old_engine_is_predicted_with_it() -> None
     assert many["better"][-1]["changes"]["engine"] == {"line": "V0", "plan": "V1"}
 
 
+@pytest.mark.parametrize(
+    ("version", "backend", "engine"),
+    [
+        ("0.8.5", "", "V0"),
+        ("0.8.5", "--distributed-executor-backend mp", "V0"),
+        ("0.8.5", "--distributed-executor-backend ray", "V1"),
+        ("0.8.5", "--distributed-executor-backend ray --dtype float32", "V0"),  # for another reason
+        ("0.9.0", "", "V0"),
+        ("0.9.0", "--distributed-executor-backend mp", "V1"),
+        ("0.9.1", "", "V1"),
+    ],
+)
+def test_a_pipeline_has_the_engine_that_its_backend_allows(version: str, backend: str, engine: str) -> None:
+    words = (*SHORT, "--pipeline-parallel-size", "2", *backend.split())
+    said = answer("--gpu", "h100", "--engine-version", version, "--", *words)
+    assert said["settings"]["engine"] == engine and said["settings"]["pipeline_parallel_size"] == 2
+
+
 def test_engines_that_a_version_does_not_have_are_refused() -> None:
     both = answer(*OLD, "VLLM_USE_V1=1 " + shlex.join((*SHORT, "--num-scheduler-steps", "8")), status=1)
     assert both["refusal"]["cause"].startswith("VLLM_USE_V1=1 is not supported with --num-scheduler-steps 8")

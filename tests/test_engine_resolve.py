@@ -3,6 +3,7 @@
 The expected defaults were computed by vLLM's own ``EngineArgs`` of the version named, with the GPU's name and memory.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,58 @@ def test_an_fp8_cache_falls_back_to_v0_where_v1_could_not_read_it() -> None:
     assert settings("0.8.5", "a100-sxm-80gb", kv_cache_dtype="fp8").engine == "V0"
     assert settings("0.9.2", "b200-sxm", kv_cache_dtype="fp8").engine == "V0"
     assert settings("0.10.0", "b200-sxm", kv_cache_dtype="fp8").engine == "V1"
+
+
+BLOOM, MISTRAL = "bigscience/bloom", "mistralai/Mistral-7B-v0.1"
+VISION = "meta-llama/Llama-3.2-11B-Vision-Instruct"
+JAMBA, NEMOTRON = "ai21labs/Jamba-v0.1", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "gpu", "engine"),
+    [
+        # SupportsV0Only in vllm/model_executor/models of these releases
+        ("0.10.1", BLOOM, "h100-sxm", "V0"),
+        ("0.10.2", BLOOM, "h100-sxm", "V1"),
+        ("0.10.2", VISION, "h100-sxm", "V0"),
+        # get_sliding_window of the oracle in 0.9.2 to 0.11.0
+        ("0.9.1", MISTRAL, "cpu", "V1"),
+        ("0.9.2", MISTRAL, "cpu", "V0"),
+        ("0.10.2", MISTRAL, "h100-sxm", "V1"),
+        ("0.11.1", MISTRAL, "cpu", "V1"),
+        # not_cuda to 0.9.0.1, then x86 too
+        ("0.9.0", DENSE.id, "cpu", "V0"),
+        ("0.9.1", DENSE.id, "cpu", "V1"),
+        # "V1 mamba models are unoptimized" in 0.9.2 to 0.10.1
+        ("0.10.2", JAMBA, "h100-sxm", "V1"),
+        ("0.10.2", NEMOTRON, "h100-sxm", "V1"),
+    ],
+)
+def test_models_get_the_engine_that_serves_them(version: str, model: str, gpu: str, engine: str) -> None:
+    found = DENSE if model == DENSE.id else load_model(model, network=False).model
+    assert settings(version, gpu, found).engine == engine
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "gpu", "cause"),
+    [
+        ("0.6.6", JAMBA, "h100-sxm", "V0 engine, whose memory for states is not modelled"),
+        ("0.9.1", NEMOTRON, "h100-sxm", "V0 engine, whose memory for states is not modelled"),
+        ("0.10.1", NEMOTRON, "h100-sxm", "V0 engine, whose memory for states is not modelled"),
+        ("0.11.0", MISTRAL, "cpu", "would need the V0 engine on this device"),
+    ],
+)
+def test_what_the_old_engine_does_with_states_is_refused(version: str, model: str, gpu: str, cause: str) -> None:
+    with pytest.raises(IllegalPlanError, match=cause):
+        settings(version, gpu, load_model(model, network=False).model)
+
+
+def test_v1_can_be_asked_for_where_it_serves_the_model() -> None:
+    jamba, nemotron = (load_model(name, network=False).model for name in (JAMBA, NEMOTRON))
+    asked = replace(parse_version("0.9.2"), engine="V1")  # VLLM_USE_V1=1
+    assert resolve(EngineArgs(), nemotron, load_profile("h100-sxm"), asked).engine == "V1"
+    with pytest.raises(IllegalPlanError, match=r"JambaForCausalLM: the V1 engine of vLLM 0\.9\.2 does not serve it"):
+        resolve(EngineArgs(), jamba, load_profile("h100-sxm"), asked)
 
 
 def test_memory_utilisation_moved_in_0_20() -> None:
@@ -305,7 +358,8 @@ def test_settings_are_legal_together_and_keep_what_was_asked(
     try:
         config = resolve(EngineArgs(**asked), model, load_profile(gpu), version, usage=usage)
     except IllegalPlanError as error:
-        assert error.cause.startswith(("--max-num-batched-tokens", f"{model.id} is quantised"))
+        old = f"vLLM {version} serves {model.id} by its V0 engine"
+        assert error.cause.startswith(("--max-num-batched-tokens", f"{model.id} is quantised", old))
         return
     for name, value in asked.items():
         assert value is None or getattr(config, name) == value

@@ -13,6 +13,7 @@ from planner.engine.command import serve_argv
 from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs, EngineConfig
 from planner.engine.fallback import asked_engine
 from planner.engine.features import default_engine
+from planner.engine.resolve import resolve
 from planner.engine.version import EngineVersion
 from planner.errors import InputError, PlannerError
 from planner.fit import FitResult, fit
@@ -189,6 +190,8 @@ def check_line(
     basis = Basis(local.constants)
     try:
         engine = asked_engine(line.only_v0, line.use_v1, version)
+        if engine is None and line.pipelines_on_v1:  # the engine that the line would have without a pipeline
+            engine = resolve(replace(line.args, pipeline_parallel_size=1), resolved.model, profile, version).engine
         version = replace(version, engine=engine or version.engine)  # a plan chooses for itself
         line = _with_cache_space(line, profile, version)
         args, result = _fit(line, resolved, profile, version, basis)

@@ -18,7 +18,7 @@ from typing import Any
 from planner.check.shell import API_SERVER
 from planner.engine.check import Problem, check_command, check_env
 from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs
-from planner.engine.fallback import needs_v0
+from planner.engine.fallback import needs_v0, pipelines_on_v1
 from planner.engine.flags import flag_status, known_flags, spelled, takes_value
 from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
@@ -63,6 +63,7 @@ class ServeLine:
     num_scheduler_steps: int = 1  #: steps of the V0 engine for one visit of its scheduler
     only_v0: tuple[str, ...] = ()  #: what of it the V1 engine does not serve
     use_v1: str | None = None  #: VLLM_USE_V1
+    pipelines_on_v1: bool = False  #: by its executor's backend, where others would have V0 for a pipeline
 
     @property
     def refused(self) -> bool:
@@ -97,6 +98,7 @@ def read_line(
         num_scheduler_steps=reader.num_scheduler_steps,
         only_v0=needs_v0(reader.options, environment, version),
         use_v1=environment.get("VLLM_USE_V1"),
+        pipelines_on_v1=pipelines_on_v1(reader.options, version),
     )
 
 

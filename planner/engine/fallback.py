@@ -1,8 +1,10 @@
-"""Which of vLLM's two engines a command line gets, from 0.8.0 to 0.11.0: options that only V0 had bring it back.
+"""Which of vLLM's two engines a command line gets, from 0.8.0 to 0.11.0: options and models that only V0 had bring it
+back.
 
 ``_is_v1_supported_oracle`` in ``arg_utils.py`` looks at every option; the ones below were read in 0.8.5, 0.9.0.1,
-0.9.1, 0.9.2, 0.10.0, 0.10.1, 0.10.2 and 0.11.0 (which has no V0 any more and ends where it would need it). What the
-oracle thinks of the GPU, the cache and the drafts is ``planner.engine.features.default_engine``.
+0.9.1, 0.9.2, 0.10.0, 0.10.1, 0.10.2 and 0.11.0 (which has no V0 any more and ends where it would need it), and
+``SupportsV0Only`` in the models of the same releases. What the oracle thinks of the GPU, the cache and the drafts is
+``planner.engine.features.default_engine``.
 
 >>> from planner.engine.version import parse_version
 >>> needs_v0({"--num-scheduler-steps": "8", "--seed": "1"}, {}, parse_version("0.9.1"))
@@ -18,6 +20,7 @@ from planner.engine.config import Engine
 from planner.engine.releases import Release
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError
+from planner.model.architecture import Attention, Model, StateMixer
 
 #: Releases with V1 as the default and V0 beside it; the next one, and no other, still asks the oracle.
 BOTH_SINCE, V0_GONE_IN, ORACLE_GONE_IN = (0, 8), (0, 11), (0, 11, 1)
@@ -28,6 +31,18 @@ _V1_BACKENDS = (
     "FLASHINFER_VLLM_V1", "FLASHINFER_MLA", "ROCM_AITER_MLA", "TORCH_SDPA_VLLM_V1", "FLEX_ATTENTION", "TREE_ATTN",
     "XFORMERS_VLLM_V1",
 )  # fmt: skip
+
+#: Architectures that V0 alone served at first, with the release whose V1 serves them.
+_V1_SERVES_SINCE: dict[str, Release] = {
+    "NemotronHForCausalLM": (0, 9, 2), "GraniteMoeHybridForCausalLM": (0, 9, 2),
+    "MambaForCausalLM": (0, 10, 1), "FalconMambaForCausalLM": (0, 10, 1), "JambaForCausalLM": (0, 10, 1),
+    "MiniMaxText01ForCausalLM": (0, 10, 1), "MiniMaxM1ForCausalLM": (0, 10, 1),
+    "BloomForCausalLM": (0, 10, 2), "MllamaForConditionalGeneration": V0_GONE_IN,
+}  # fmt: skip
+#: From here on models with states get V1 without being asked for ("V1 mamba models are unoptimized" before).
+_STATES_SINCE: Release = (0, 10, 2)
+#: In these, until the oracle goes, V1 serves no sliding windows on a CPU.
+_NO_WINDOWS_ON_CPU_SINCE: Release = (0, 9, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,31 @@ def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: Engine
         f"{rule.option}{' ' if rule.option.startswith('--') else '='}{given[rule.option]}".strip()
         for rule in _RULES
         if rule.option in given and version.release < rule.until and rule.when(given[rule.option])
+    )
+
+
+def pipelines_on_v1(options: Mapping[str, str], version: EngineVersion) -> bool:
+    """Whether ``--distributed-executor-backend`` keeps a pipeline on V1 that would else be V0's, as before 0.9.1."""
+    backends = ("ray",) if version.release < (0, 9) else ("ray", "mp", "external_launcher")
+    between = BOTH_SINCE <= version.release < (0, 9, 1)
+    return between and options.get("--distributed-executor-backend") in backends
+
+
+def v1_serves(model: Model, version: EngineVersion) -> bool:
+    """Whether the V1 engine of ``version`` has the architecture, asked for or not."""
+    return version.release >= _V1_SERVES_SINCE.get(model.architecture, BOTH_SINCE)
+
+
+def falls_back(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
+    """Whether ``version``, which asks the oracle, takes V0 for the model's sake."""
+    release = version.release
+    mixers = tuple(dict.fromkeys(model.mixers()))
+    states = any(isinstance(mixer, StateMixer) for mixer in mixers)
+    windows = any(isinstance(mixer, Attention) and mixer.window for mixer in mixers)
+    return (
+        not v1_serves(model, version)
+        or (states and release < _STATES_SINCE)
+        or (on_cpu and windows and release >= _NO_WINDOWS_ON_CPU_SINCE)
     )
 
 

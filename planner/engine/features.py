@@ -11,8 +11,10 @@ from math import ceil
 from typing import Literal
 
 from planner.engine.config import Engine, EngineConfig, SpeculativeMethod
+from planner.engine.fallback import BOTH_SINCE, ORACLE_GONE_IN, V0_GONE_IN, falls_back
 from planner.engine.version import EngineVersion
 from planner.hardware.schema import GpuProfile
+from planner.model.architecture import Model
 
 #: Activation peak of the profiling run over rows x vocabulary x 4 bytes. Sorting the logits for top-k and top-p
 #: holds them about ten times over (21 logged start-ups, 0.6.4 to 0.11: 9.59 to 9.97); the Triton and FlashInfer
@@ -104,12 +106,13 @@ def default_engine(
     version: EngineVersion,
     profile: GpuProfile,
     *,
+    model: Model | None = None,
     fp8_kv_cache: bool = False,
     fp32: bool = False,
     pipeline: bool = False,
     drafts: SpeculativeMethod | None = None,
 ) -> Engine:
-    """V0 or V1, as the oracle in ``arg_utils.py`` decides when ``VLLM_USE_V1`` is not set.
+    """V0 or V1, as the oracle in ``arg_utils.py`` decides when ``VLLM_USE_V1`` is not set; V0 where 0.11.0 would end.
 
     What else of a command line brings V0 back is in ``planner.engine.fallback``. On AMD upstream switches in 0.9.2;
     AMD's images, the only ones for these GPUs then, switch in 0.9.1 (their change log of 20250620).
@@ -117,20 +120,22 @@ def default_engine(
     release = version.release
     if version.engine:
         return version.engine
-    if release < (0, 8):
+    if not BOTH_SINCE <= release < ORACLE_GONE_IN:
+        return "V0" if release < BOTH_SINCE else "V1"
+    if model and falls_back(model, version, on_cpu=profile.platform == "cpu"):
         return "V0"
-    if release >= (0, 11):
+    if release >= V0_GONE_IN:
         return "V1"
-    if (fp32 and release < (0, 9, 2)) or (pipeline and release < (0, 9, 1)):  # without Ray, in 0.9.0 without "mp"
+    if (fp32 and release < (0, 9, 2)) or (pipeline and release < (0, 9, 1)):
         return "V0"
     if drafts and release < ((0, 10) if drafts == "draft_model" else (0, 9)):
         return "V0"
     if profile.platform == "rocm":
         return "V1" if release >= (0, 9, 1) else "V0"
     if profile.platform == "cpu":
-        return "V1" if release >= (0, 9) else "V0"
+        return "V1" if release >= (0, 9, 1) else "V0"
     capability = profile.compute_capability or (0, 0)
-    if capability < (8, 0) or (fp8_kv_cache and not _v1_reads_fp8(release, capability)):
+    if (capability < (8, 0) and release < (0, 10, 2)) or (fp8_kv_cache and not _v1_reads_fp8(release, capability)):
         return "V0"
     return "V1"
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.engine.config import EngineArgs, EngineConfig
+from planner.engine.config import Engine, EngineArgs, EngineConfig
 from planner.engine.defaults import (
     Usage,
     batch_defaults,
     block_size,
     chunked_prefill,
+    is_hybrid,
     prefix_caching,
     v0_batched_tokens,
 )
 from planner.engine.extras import check_host_memory, ignored, lora_of
+from planner.engine.fallback import V0_GONE_IN, v1_serves
 from planner.engine.features import Features, default_engine, features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.kv_dtype import LONG_NAMES, SHORT_NAMES, kv_cache_dtype
@@ -64,14 +66,7 @@ class _Resolver:
             args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version
         )
         self._took(kv.reason)
-        engine = default_engine(
-            self.version,
-            self.profile,
-            fp8_kv_cache=kv.is_fp8,
-            fp32=dtype == "fp32",
-            pipeline=args.pipeline_parallel_size > 1,
-            drafts=args.speculative_config.method if args.speculative_config else None,
-        )
+        engine = self._engine(fp8_kv_cache=kv.is_fp8, fp32=dtype == "fp32")
         found = features(self.version, self.profile, engine=engine)
         max_model_len = self._max_model_len()
         if args.speculative_config:
@@ -216,6 +211,35 @@ class _Resolver:
                 hint=status.hint or f"choose a vLLM before {status.gone_in}",
             )
         return quantization.weight_dtype
+
+    def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
+        """The default engine, or the one that is asked for; each has models that it does not serve."""
+        args, model, version = self.args, self.model, self.version
+        engine = default_engine(
+            version,
+            self.profile,
+            model=model,
+            fp8_kv_cache=fp8_kv_cache,
+            fp32=fp32,
+            pipeline=args.pipeline_parallel_size > 1,
+            drafts=args.speculative_config.method if args.speculative_config else None,
+        )
+        if engine == "V1" and not v1_serves(model, version):
+            raise IllegalPlanError(
+                f"{model.architecture}: the V1 engine of vLLM {version} does not serve it",
+                hint="leave VLLM_USE_V1 out, or choose a newer --engine-version",
+            )
+        if engine == "V0" and version.release >= V0_GONE_IN:
+            raise IllegalPlanError(
+                f"{model.id} would need the V0 engine on this device, which vLLM {version} does not have",
+                hint="choose a newer --engine-version",
+            )
+        if engine == "V0" and is_hybrid(model):
+            raise IllegalPlanError(
+                f"vLLM {version} serves {model.id} by its V0 engine, whose memory for states is not modelled",
+                hint="choose --engine-version 0.10.2 or newer",
+            )
+        return engine
 
     def _max_model_len(self) -> int:
         own, asked = self.model.max_position_embeddings, self.args.max_model_len
