@@ -308,6 +308,19 @@ def test_images_are_built_at_the_documents_commit(name: str, commit: str, docker
     assert saved_plan(name)["image"] == next(b.image for b in builds().values() if b.commit == commit)
 
 
+@pytest.mark.parametrize(("name", "asked"), [("nvidia-source", "0.27.1"), ("build-rocm-0.9.1", "0.8.5")])
+def test_a_commit_takes_the_options_of_one_version(name: str, asked: str) -> None:
+    with pytest.raises(IllegalPlanError, match="takes the options of vLLM 0"):
+        files_of(name, engine_version=asked)
+
+
+def test_the_documents_commit_is_launched_in_its_own_words() -> None:
+    """The document gives the commit full_cuda_graph; on another GPU it is the same commit."""
+    config = json.loads(value_of(saved_plan("nvidia-source")["serve_argv"], "--compilation-config"))
+    assert config["full_cuda_graph"] is True and "cudagraph_mode" not in config
+    assert saved_plan("nvidia-source", gpu="h200-sxm")["engine_version"] == "0.10.1"
+
+
 def test_a_version_without_an_image_is_built() -> None:
     plan = saved_plan("latency", engine_version="0.6.3")
     assert plan["image"] == "planner/vllm-rocm:0.6.3-2c60adc83981"
@@ -346,6 +359,16 @@ def test_recommend_writes_them_where_a_node_holds_several(tmp_path: Path, gpu: s
     script = (tmp_path / "plan" / "instances.sh").read_text()
     assert f"copies={copies}\n" in script
     assert (tmp_path / "plan" / "instances.sh").stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runbook_names_scripts_that_are_there_only(name: str) -> None:
+    """Of mi355x-fp8, say: a node holds eight such servers, and its runbook starts them with instances.sh."""
+    files = files_of(name)
+    for runbook in (path for path in files if path.endswith("RUNBOOK.md")):
+        named = set(re.findall(r"([a-z_]+\.sh)", files[runbook].replace("\\_", "_")))
+        assert {"launch.sh", "benchmark.sh"} <= named
+        assert {runbook.replace("RUNBOOK.md", script) for script in named} <= set(files)
 
 
 def test_a_plan_that_fills_its_node_needs_no_balancer() -> None:

@@ -59,7 +59,7 @@ class Build:
     commit: str
     dockerfile: str
     image: str
-    version: str = ""  #: of vLLM, as the commit reads its options; where that is not what the document calls it
+    version: str = ""  #: of vLLM, whose options the commit takes; empty where the caller chooses what is built
     args: dict[str, str] = field(default_factory=dict)
     target: str = ""
     jobs_arg: str = ""  #: the build argument that says how many files are compiled at the same time

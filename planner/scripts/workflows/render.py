@@ -58,7 +58,7 @@ def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[s
     if workflow.accuracy_task:
         base["accuracy_max_model_len"] = workflow.accuracy_max_model_len
     templates = _templates()
-    files = render(emission)
+    files = {**render(emission), **needed_by(emission)}
     if workflow.accuracy_task:
         files["accuracy.sh"] = templates.get_template("accuracy.sh.j2").render(base)
     for script in workflow.scripts:

@@ -102,7 +102,7 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     version = _version(workflow, profile, choice)
     build = _build(workflow, profile, version)
     if build and build.version:
-        version = parse_version(build.version)
+        version = _as_built(workflow, build, choice)
     load = _sendable(_load(workflow, choice), version)
     if documented:
         request, ranking, args = _documented(workflow, resolved, profile, version, load, choice)
@@ -168,6 +168,18 @@ def _build(workflow: Workflow, profile: GpuProfile, version: EngineVersion) -> B
             raise
         return own
     return None
+
+
+def _as_built(workflow: Workflow, build: Build, choice: Choice) -> EngineVersion:
+    """The version whose options the commit takes; where the workflow is that commit, no other can be asked for."""
+    asked = parse_version(choice.engine_version) if choice.engine_version else None
+    own = {parse_version(text).release for text in (build.version, workflow.engine_version) if text}
+    if workflow.build and asked and asked.release not in own:
+        raise IllegalPlanError(
+            f"{workflow.name} builds commit {build.commit[:12]}, which takes the options of vLLM {build.version}",
+            hint="leave out --engine-version",
+        )
+    return parse_version(build.version)
 
 
 def _draft(workflow: Workflow, choice: Choice, *, documented: bool) -> str:
