@@ -180,8 +180,18 @@ def _layer_operators(
 
 
 def _outputs(weights: Iterable[Weight], tensor_parallel_size: int) -> float:
-    """Elements that come out of ``weights`` for one token on one rank."""
-    return sum(w.copies * prod(w.shape[:-1]) / w.shards(tensor_parallel_size) for w in weights)
+    """Elements that come out of ``weights`` for one token on one rank: whole where the ranks add up their parts."""
+    return sum(
+        w.copies * prod(w.shape[:-1]) / (1 if _is_output(w) else w.shards(tensor_parallel_size)) for w in weights
+    )
+
+
+def _kernel_input(weight: Weight, tensor_parallel_size: int) -> tuple[object, float]:
+    """The kernel that ``weight`` is part of, and the elements that it reads of one token on one rank."""
+    elements = weight.copies * weight.shape[-1]
+    if _is_output(weight):
+        return weight.name, elements / weight.shards(tensor_parallel_size)
+    return (weight.shape[-1], weight.shard), elements
 
 
 def _is_output(weight: Weight) -> bool:
@@ -206,10 +216,10 @@ def _gemm(
 ) -> Operator:
     """Matrices that the same tokens are multiplied with; those that share input and split run as one kernel."""
     tp = config.tensor_parallel_size
-    kernels = len({(w.shape[-1], w.shard) if not _is_output(w) else w.name for w in weights})
-    elements = sum(w.copies * (w.shape[-1] + prod(w.shape[:-1]) / w.shards(tp)) for w in weights)
+    inputs = dict(_kernel_input(weight, tp) for weight in weights)
+    elements = sum(inputs.values()) + _outputs(weights, tp)
     return Operator(
-        name, Kind.GEMM, load, kernels * times,
+        name, Kind.GEMM, load, len(inputs) * times,
         flop_per_unit=times * sum(2 * w.params / w.shards(tp) for w in weights),
         fixed_bytes=times * sum(precision.stored_bytes(w.shape, w.copies) / w.shards(tp) for w in weights),
         bytes_per_unit=times * elements * ACTIVATION_BYTES,
@@ -227,13 +237,14 @@ def _expert_operators(
     moe, ep = layer.moe, expert_ranks(config) if config.enable_expert_parallel else 1
     slices = 1 if config.enable_expert_parallel else expert_ranks(config)
     one_bytes = sum(precision.stored_bytes(w.shape) for w in weights)
-    elements = sum(w.shape[-1] + prod(w.shape[:-1]) for w in weights)
+    outer = weights[0].shape[-1]  # the hidden vector, or what it was projected to
+    inner = sum(w.shape[-1] + prod(w.shape[:-1]) - outer for w in weights)
     load = Load(Driver.EXPERTS, inf, 1, moe.num_experts, moe.top_k, ep, config.data_parallel_size)
     yield Operator(
         "experts", Kind.EXPERTS, load, times,
         flop_per_unit=times * sum(2 * w.params / w.copies for w in weights) / slices,
         bytes_per_unit=times * one_bytes / slices,
-        bytes_per_row=times * elements * ACTIVATION_BYTES / slices,
+        bytes_per_row=times * (2 * outer + inner / slices) * ACTIVATION_BYTES,
         compute_dtype=precision.compute_dtype,
         storage=precision.name,
     )  # fmt: skip

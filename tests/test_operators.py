@@ -37,6 +37,24 @@ def test_qkv_and_gate_up_run_as_one_kernel_each() -> None:
     assert [ops[n].count for n in ("qkv projection", "attention output", "mlp up", "mlp down")] == [32] * 4
 
 
+def test_what_several_matrices_read_is_read_once() -> None:
+    # a token's hidden vector (4096) goes in once and q, k, v (4096 + 2 x 1024) come out; of gate and up 2 x 14336
+    ops = by_name(operators(llama_8b(), engine()))
+    assert ops["qkv projection"].bytes_per_unit == 32 * 2 * (4096 + 6144)
+    assert ops["mlp up"].bytes_per_unit == 32 * 2 * (4096 + 28_672)
+    # two ranks share the 14336 that go into down; each holds a whole vector of what they add up
+    ops = by_name(operators(llama_8b(), engine(2)))
+    assert ops["mlp up"].bytes_per_unit == 32 * 2 * (4096 + 14_336)
+    assert ops["mlp down"].bytes_per_unit == 32 * 2 * (7168 + 4096)
+
+
+@pytest.mark.parametrize(("tp", "inner"), [(1, 3 * 768), (4, 3 * 192)])
+def test_a_row_of_an_expert_is_whole_outside_and_sliced_inside(tp: int, inner: int) -> None:
+    # 2048 in, gate and up out, their product in, 2048 out
+    experts = by_name(operators(moe_model(), engine(tp)))["experts"]
+    assert experts.bytes_per_row == 48 * 2 * (2048 + inner + 2048)
+
+
 def test_attention_flop_is_four_times_heads_times_head_dim_per_pair() -> None:
     ops = by_name(operators(llama_8b(), engine()))
     assert ops["attention decode"].flop_per_unit == 32 * 4 * 32 * 128
