@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import inf
 from statistics import mean, median
@@ -36,6 +36,9 @@ ASSUMED = {
     "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
     "size of the KV cache": "as estimated, but room for one request of max_model_len, as vLLM insists; 32768 tokens "
     "where the run does not state it and the model allows as many",
+    "prompts": "random, seen by no server before; but of runs with lengths of conversations that differ in nothing but "
+    "request_rate, sent to one server one after the other, the fastest first: the others find their prompts in the "
+    "prefix cache, where the engine keeps one that holds them all",
     "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), else the default",
 }
 PROMPTS_PER_SLOT = 10
@@ -93,13 +96,15 @@ class Evaluated:
 
 def evaluate(runs: Iterable[Run], local: Local = SHIPPED) -> list[Evaluated]:
     """Predict each run with the fits of ``local``. Never raises for one that cannot be predicted: see ``refused``."""
-    return [evaluate_run(run, local) for run in runs]
+    runs = list(runs)
+    seen = resent(runs)
+    return [evaluate_run(run, local, resent=run.run_id in seen) for run in runs]
 
 
-def evaluate_run(run: Run, local: Local = SHIPPED) -> Evaluated:
-    """Predict one run."""
+def evaluate_run(run: Run, local: Local = SHIPPED, *, resent: bool = False) -> Evaluated:
+    """Predict one run; ``resent`` as for ``case_of``."""
     try:
-        case = case_of(run, local)
+        case = case_of(run, local, resent=resent)
         predicted = predict(case)
         origin = case.deployment.calibrated_by
     except PlannerError as error:
@@ -137,8 +142,11 @@ def predict(case: Case) -> dict[str, float]:
 # --- from what a run states to what is replayed ------------------------------------------------------------------
 
 
-def case_of(run: Run, local: Local = SHIPPED) -> Case:
-    """Deployment and load of a run, with the fits of ``local``. Raises PlannerError for what cannot be planned."""
+def case_of(run: Run, local: Local = SHIPPED, *, resent: bool = False) -> Case:
+    """Deployment and load of a run, with the fits of ``local``. Raises PlannerError for what cannot be planned.
+
+    ``resent``: whether its server had answered the same prompts before.
+    """
     profile = load_profile(run.gpu)
     workload = workload_of(run)
     model = _model(run.model, run.base_model, run.weight_dtype)
@@ -171,7 +179,33 @@ def case_of(run: Run, local: Local = SHIPPED) -> Case:
     if run.bench == "throughput" and deployment.config.engine == "V0":
         config = replace(deployment.config, num_scheduler_steps=V0_SCHEDULER_STEPS)
         deployment = replace(deployment, config=config)
+    if resent and _keeps(deployment, workload):
+        workload = replace(workload, prefix_cache_hit_rate=1.0)
     return Case(run, deployment, workload)
+
+
+def resent(runs: Iterable[Run]) -> frozenset[str]:
+    """Ids of the runs of ``runs`` whose server had answered the same prompts before, as ``ASSUMED`` has it."""
+    sweeps: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+    for run in runs:
+        if run.length_distribution == "sharegpt" and run.request_rate:
+            same = tuple(getattr(run, one.name) for one in fields(run) if one.name not in _OF_A_RATE)
+            sweeps[same][run.run_id] = run.request_rate
+    return frozenset(
+        run_id for rates in sweeps.values() for run_id, rate in rates.items() if rate < max(rates.values())
+    )
+
+
+#: What differs between the runs of a sweep of rates: without ``--ignore-eos``, the lengths of answers too.
+_OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "metrics"})
+
+
+def _keeps(deployment: Deployment, workload: Workload) -> bool:
+    """Whether the prefix cache holds all that the workload sends and gets; else the oldest go, before they return."""
+    if not deployment.config.enable_prefix_caching:
+        return False
+    held_tok = deployment.limits(workload.max_total_len).kv_cache_tokens
+    return workload.num_prompts * workload.total_len <= held_tok
 
 
 def _refuse_impossible(deployment: Deployment) -> None:

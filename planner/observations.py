@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from planner.calibration.observed import Floats, Observed, ObservedMetric
 from planner.efficiency import Combination, circumstances
 from planner.errors import PlannerError
-from planner.evaluate import Case, case_of
+from planner.evaluate import Case, case_of, resent
 from planner.local import SHIPPED, Local
 from planner.measurements import Run
 from planner.predict import Deployment
@@ -48,12 +48,13 @@ def observe(runs: Iterable[Run], local: Local = SHIPPED) -> tuple[list[Observed]
 
     ``local``: the fits to replay with.
     """
-    found, refused = [], []
+    found, refused, runs = [], [], list(runs)
+    seen = resent(runs)
     for run in runs:
         if run.suspect:
             continue
         try:
-            one = observe_case(case_of(run, local))
+            one = observe_case(case_of(run, local, resent=run.run_id in seen))
         except PlannerError as error:
             refused.append((run, error.cause))
             continue
@@ -100,7 +101,8 @@ def _one_replica(case: Case) -> tuple[Deployment, Workload, int]:
 
 def _replayed(deployment: Deployment, workload: Workload) -> Replay:
     """Without the client's delays: those are terms of their own."""
-    limits = replace(deployment.limits(workload.max_total_len), data_parallel_size=1)
+    limits = deployment.with_prefixes(deployment.limits(workload.max_total_len), workload)
+    limits = replace(limits, data_parallel_size=1)
     return replay(deployment.timer, workload, limits, keep_steps=True)
 
 

@@ -146,10 +146,10 @@ class Deployment:
         online = Client(request_s=efficiency.request_s, frontend_s=efficiency.frontend_s)
         client = Client() if offline else online
         longest = workload.max_total_len if requests is None else requests.max_total_len
-        limits = self._with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
+        limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
         return replay(self.timer, workload, limits, client, requests)
 
-    def _with_prefixes(self, limits: Limits, workload: Workload) -> Limits:
+    def with_prefixes(self, limits: Limits, workload: Workload) -> Limits:
         """``limits`` with what the prefix cache spares of ``workload``.
 
         With ``--kv-offloading-size`` all that is found, but for the prefix that every prompt has, is taken to come from

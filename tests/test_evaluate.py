@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from planner import evaluate_runs
-from planner.evaluate import Evaluated, Figure, evaluate, statistics, summary, to_json, workload_of
+from planner.evaluate import (
+    ASSUMED,
+    Evaluated,
+    Figure,
+    case_of,
+    evaluate,
+    resent,
+    statistics,
+    summary,
+    to_json,
+    workload_of,
+)
 from planner.measurements import Run, read_runs
 
 RUN = Run("a", "serve", "h100-sxm", "meta-llama/Llama-3.1-8B-Instruct", input_len=1024, output_len=128)
@@ -83,3 +94,50 @@ def test_the_summary_groups_by_gpu_bench_and_metric() -> None:
         ("h100-sxm", "serve", "mean_tpot_ms", 2)
     ]
     assert rows[0]["coverage_90"] is None
+
+
+def sweep(model: str = "meta-llama/Llama-3.1-8B-Instruct", **changes: object) -> list[Run]:
+    """Three rates of the same conversations, as IOG-Foundation measured vLLM 0.8.5 on one H100 PCIe."""
+    one = Run("", "serve", "h100-pcie", model, engine_version="0.8.5", input_len=206, output_len=212, num_prompts=200,
+              length_distribution="sharegpt", arrival="poisson", metrics={"mean_ttft_ms": 20.5})  # fmt: skip
+    return [replace(one, run_id=f"{rate}", request_rate=rate, **changes) for rate in (32.0, 16.0, 1.0)]
+
+
+def test_a_sweep_of_rates_sends_its_prompts_again() -> None:
+    # 20.5 ms at 1 request/s and 42 at 32, which came first: computed, a prompt of 1,000 tokens alone takes 30 ms
+    first, *later = sweep()
+    assert resent([first, *later]) == {"16.0", "1.0"}
+    assert case_of(later[0], resent=True).workload.prefix_cache_hit_rate == 1
+    fresh, found = evaluate([later[1]]), evaluate([first, *later])
+    ttft_ms = [one.figures["mean_ttft_ms"].predicted for one in (*fresh, *found)]
+    assert ttft_ms[3] < 0.9 * ttft_ms[0]
+    assert ttft_ms[3] < ttft_ms[2] < ttft_ms[1]
+    # other lengths, or the same rate twice, are no sweep; nor are random prompts of one length known to return
+    assert not resent([first, replace(later[0], input_len=300)])
+    assert not resent([first, replace(first, run_id="again")])
+    assert not resent(sweep(length_distribution="fixed"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpu": "rtx-4090"},  # 24 GB: 16.1 of weights leave some 35,000 tokens, 200 x 418 = 83,600 were sent
+        {"engine_version": "0.6.3"},  # V0 keeps no prefixes unless told to
+        {"enable_prefix_caching": False},
+    ],
+)
+def test_prompts_return_only_to_a_cache_that_held_them(changes: dict[str, object]) -> None:
+    assert case_of(sweep(**changes)[1], resent=True).workload.prefix_cache_hit_rate == 0
+
+
+def test_what_is_assumed_is_documented_and_said(tmp_path: Path) -> None:
+    documented = (Path(__file__).parents[1] / "docs" / "commands.md").read_text()
+    for unstated, taken in ASSUMED.items():
+        assert f"| {unstated} | {taken} |" in documented
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "run_id,bench,gpu,model,input_len,output_len,length_distribution,request_rate,num_prompts,mean_ttft_ms\n"
+        "fast,serve,h100-pcie,meta-llama/Llama-3.1-8B-Instruct,206,212,sharegpt,8,20,40\n"
+        "slow,serve,h100-pcie,meta-llama/Llama-3.1-8B-Instruct,206,212,sharegpt,1,20,20\n"
+    )
+    assert next(note for note in evaluate_runs(path).notes if "higher request_rate" in note).startswith("1 x ")

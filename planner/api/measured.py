@@ -26,7 +26,7 @@ def evaluate_runs(runs: str | PathLike[str], *, calibration: str | PathLike[str]
     line and column, for a file that is no table of runs.
     """
     from planner.consistency import contradictions
-    from planner.evaluate import evaluate
+    from planner.evaluate import evaluate, resent
     from planner.local import local_for
     from planner.measurements import read_runs
     from planner.report.evaluation import Evaluation
@@ -34,7 +34,11 @@ def evaluate_runs(runs: str | PathLike[str], *, calibration: str | PathLike[str]
     local = local_for(path_text(calibration))
     table = read_runs(Path(runs))
     doubts = (f"{run.run_id}: {what}: are the units the same?" for run in table for what in contradictions(run))
-    return Evaluation(tuple(evaluate(table, local)), (*local.notes, *doubts))
+    swept = resent(table)
+    cached = (
+        [f"{len(swept)} x the same prompts as at a higher request_rate, taken to be cached by then"] if swept else []
+    )
+    return Evaluation(tuple(evaluate(table, local)), (*local.notes, *cached, *doubts))
 
 
 def calibrate_from(
