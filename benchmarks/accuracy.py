@@ -5,8 +5,8 @@
     python benchmarks/accuracy.py RUNS.csv --write DIR     also fit to all runs: DIR/efficiency.json and DIR/runs.csv
 
 A group is one GPU, model, TP, weight dtype and engine version: leaving it out asks what a planner is asked. Leaving out
-single runs asks how well a table that was half measured is completed. Coverage is that of intervals found without the
-group too, or without the run.
+single runs asks how well a table that was half measured is completed. Every run is replayed with the fit that did not
+see it. Coverage is that of intervals found without the group too, or without the run. Takes some ten minutes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import csv
 import datetime
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from planner.calibration import Observed, cross_validate, fit, spreads
-from planner.calibration.crossval import LEFT_OUT, held_out_intervals
-from planner.calibration.effects import Design
-from planner.calibration.fit import Problem
+from planner.calibration import LEFT_OUT, LeaveOut, Observed, fit, leave_out, spreads
+from planner.calibration.crossval import held_out_intervals
 from planner.calibration.terms import Terms
 from planner.efficiency import Calibration, Familiarity, to_text
+from planner.heldout import replayed_errors
 from planner.measurements import METRICS, RUN_COLUMNS, Run, read_runs
 from planner.observations import combinations, observe
 
@@ -46,6 +45,7 @@ AIMS = {
 }
 #: GPUs with fewer figures than this have no coverage of their own.
 LEAST_FIGURES = 50
+SECTIONS: dict[Familiarity, str] = {"combination": "Groups left out", "setting": "Single runs left out"}
 HOPPER_AND_BLACKWELL = ("h100-sxm", "h200-sxm", "b200-sxm")
 
 
@@ -119,37 +119,43 @@ def main() -> None:
     arguments = parser.parse_args()
     every = {run.run_id: run for run in read_runs(arguments.runs)}
     observed, refused = observe(every.values())
-    lines = list(report(observed, refused, every))
+    without = leave_out(observed)
+    wanted = LEFT_OUT if arguments.write else SECTIONS
+    errors = {name: replayed_errors(without, every.values(), LEFT_OUT[name]) for name in wanted}
+    lines = list(report(without, errors, refused, every))
     print("\n".join(lines))
     if arguments.record:
         arguments.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if arguments.write:
-        write(observed, arguments.runs, arguments.write)
+        write(without, errors, arguments.runs, arguments.write)
 
 
-def report(observed: Sequence[Observed], refused: Iterable[tuple[Run, str]], runs: dict[str, Run]) -> Iterator[str]:
+def report(
+    without: LeaveOut,
+    errors: Mapping[Familiarity, np.ndarray],
+    refused: Sequence[tuple[Run, str]],
+    runs: dict[str, Run],
+) -> Iterator[str]:
     """The page that ``--record`` writes."""
-    refused = list(refused)
+    terms = without.problem.terms
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     yield "# Accuracy on runs that the fit did not see"
     yield ""
     yield f"`benchmarks/accuracy.py`, {datetime.date.today()}, on top of commit {commit.stdout.strip() or 'unknown'}."
-    yield f"{len(observed)} runs; {len(refused)} refused" + (":" if refused else ".")
+    yield f"{len(terms.observed)} runs; {len(refused)} refused" + (":" if refused else ".")
     for run, why in refused:
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
     yield "A fit without a group is one step from the fit to everything (`planner/calibration/leaveout.py`)."
-    problem = Problem(Terms(observed), Design(observed))
-    sections: dict[str, Familiarity] = {"Groups left out": "combination", "Single runs left out": "setting"}
-    for title, familiarity in sections.items():
-        errors = cross_validate(observed, left_out=LEFT_OUT[familiarity], problem=problem)
-        yield from ("", f"## {title}", "", *table(observed, runs, problem.terms, errors))
-        yield from ("", *coverage(problem.terms, errors, familiarity))
+    yield "Every run is replayed with the fit that did not see it (`planner/heldout.py`)."
+    for familiarity, title in SECTIONS.items():
+        yield from ("", f"## {title}", "", *table(terms.observed, runs, terms, errors[familiarity]))
+        yield from ("", *coverage(terms, errors[familiarity], familiarity))
 
 
-def write(observed: Sequence[Observed], source: Path, folder: Path) -> None:
+def write(without: LeaveOut, errors: Mapping[Familiarity, np.ndarray], source: Path, folder: Path) -> None:
     """Fit to everything, and find the intervals for each of ``LEFT_OUT``."""
-    print(f"\nintervals: {', '.join(LEFT_OUT)} left out")
-    found, median_error = spreads(observed)
+    observed = without.problem.terms.observed
+    found, median_error = spreads(without.problem.terms, errors)
     calibration = Calibration(
         name="published runs",
         fitted_on=f"{len(observed)} published runs of vLLM (runs.csv), {datetime.date.today()}",

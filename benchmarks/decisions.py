@@ -26,12 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.calibration import Observed, cross_validate
-from planner.calibration.crossval import LEFT_OUT
-from planner.calibration.effects import Design
-from planner.calibration.fit import Problem
-from planner.calibration.terms import Terms
+from planner.calibration import LEFT_OUT, Observed, leave_out
 from planner.efficiency import Combination, load_calibration
+from planner.heldout import replayed_errors
 from planner.measurements import Run, read_runs
 from planner.observations import observe
 
@@ -75,10 +72,10 @@ class Decision:
 
 def options(observed: Sequence[Observed], runs: dict[str, Run]) -> list[Option]:
     """The runs with a TPOT and a throughput, each predicted by a fit that did not see its group."""
-    problem = Problem(Terms(observed), Design(observed))
-    errors = cross_validate(observed, left_out=LEFT_OUT["combination"], problem=problem)
+    without = leave_out(observed)
+    errors, terms = replayed_errors(without, runs.values(), LEFT_OUT["combination"]), without.problem.terms
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for number, name, error in zip(problem.terms.metric_run, problem.terms.metric_names, errors, strict=True):
+    for number, name, error in zip(terms.metric_run, terms.metric_names, errors, strict=True):
         found[observed[number].run_id][name] = float(error)
     by_id = {one.run_id: one for one in observed}
     return [

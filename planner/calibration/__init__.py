@@ -5,8 +5,9 @@ in the step, TTFT by the share that waits. Which steps ran hardly depends on how
 once (``planner.observations``) and the fit then works on sums of step times, with exact derivatives.
 """
 
-from planner.calibration.crossval import cross_validate, spreads
+from planner.calibration.crossval import LEFT_OUT, cross_validate, leave_out, spreads
 from planner.calibration.fit import fit
+from planner.calibration.leaveout import LeaveOut
 from planner.calibration.observed import Observed, ObservedMetric
 
-__all__ = ["Observed", "ObservedMetric", "cross_validate", "fit", "spreads"]
+__all__ = ["LEFT_OUT", "LeaveOut", "Observed", "ObservedMetric", "cross_validate", "fit", "leave_out", "spreads"]

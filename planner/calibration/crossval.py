@@ -14,7 +14,7 @@ fit as familiar with them as the interval is for::
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import exp
 
 import numpy as np
@@ -59,28 +59,26 @@ def cross_validate(
     observed: Sequence[Observed],
     structure: Sequence[Line] = STRUCTURE,
     left_out: Callable[[Observed], Hashable] = LEFT_OUT["combination"],
-    *,
-    problem: Problem | None = None,
 ) -> Floats:
     """log(predicted / measured) of every metric, each by a fit that saw no run of the same ``left_out`` group."""
-    problem = problem or Problem(Terms(observed), Design(observed, structure))
-    return _leave_out(problem).errors([left_out(one) for one in observed])
+    return leave_out(observed, structure).errors([left_out(one) for one in observed])
 
 
-def _leave_out(problem: Problem) -> LeaveOut:
+def leave_out(observed: Sequence[Observed], structure: Sequence[Line] = STRUCTURE) -> LeaveOut:
+    """The fit to everything, and from it those without some of the runs."""
+    problem = Problem(Terms(observed), Design(observed, structure))
     return LeaveOut(problem, problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), uncertain=False))
 
 
-def spreads(
-    observed: Sequence[Observed], structure: Sequence[Line] = STRUCTURE
-) -> tuple[tuple[Spread, ...], dict[str, float]]:
-    """Intervals by metric, familiarity and ``SCOPES``; and the median error of each metric of a known combination."""
-    problem = Problem(Terms(observed), Design(observed, structure))
-    without, pools = _leave_out(problem), error_pools(problem.terms)
+def spreads(terms: Terms, errors_without: Mapping[Familiarity, Floats]) -> tuple[tuple[Spread, ...], dict[str, float]]:
+    """Intervals by metric, familiarity and ``SCOPES``; and the median error of each metric of a known combination.
+
+    ``errors_without``: log(predicted / measured) of every metric of ``terms``, left out in each way.
+    """
+    pools = error_pools(terms)
     found: list[Spread] = []
     median_error: dict[str, float] = {}
-    for familiarity, left_out in LEFT_OUT.items():
-        errors = without.errors([left_out(one) for one in observed])
+    for familiarity, errors in errors_without.items():
         for (metric, when), members in pools.items():
             if len(members) >= LEAST_ROWS:
                 everywhere = tails(metric, errors[pools[metric, ()]], familiarity)

@@ -12,7 +12,7 @@ not see.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,16 +64,22 @@ class LeaveOut:
         step: Floats = moved @ np.linalg.solve(inner, self._left[rows])
         return self.factors + step[: len(self.factors)]
 
-    def errors(self, keys: Sequence[Hashable]) -> Floats:
-        """log(predicted / measured) of every metric, by a fit that saw no run with the same one of ``keys``."""
-        terms, design = self.problem.terms, self.problem.design
-        found = np.full(terms.num_metrics, np.nan)
+    def fits(self, keys: Sequence[Hashable]) -> Iterator[tuple[list[int], Fit]]:
+        """For each of ``keys``, one of each run: the numbers of its runs, and the fit that saw none of them."""
         members: dict[Hashable, list[int]] = defaultdict(list)
         for run, key in enumerate(keys):
             members[key].append(run)
         for runs in members.values():
-            rows = np.flatnonzero(np.isin(terms.metric_run[self.rows], runs))
-            values = design.log_values(self.factors_without(rows))
+            rows = np.flatnonzero(np.isin(self.problem.terms.metric_run[self.rows], runs))
+            factors = self.factors_without(rows)
+            yield runs, Fit(self.problem.design, factors, np.zeros_like(factors), float("nan"))
+
+    def errors(self, keys: Sequence[Hashable]) -> Floats:
+        """log(predicted / measured) of every metric, by a fit that saw no run with the same one of ``keys``."""
+        terms, design = self.problem.terms, self.problem.design
+        found = np.full(terms.num_metrics, np.nan)
+        for runs, fitted in self.fits(keys):
+            values = design.log_values(fitted.factors)
             predicted, _ = Terms([terms.observed[run] for run in runs]).log_metrics(values[runs])
             metrics = np.flatnonzero(np.isin(terms.metric_run, runs))
             found[metrics] = predicted - terms.log_measured[metrics]

@@ -8,11 +8,11 @@ Line = tuple[str, Scope, float]
 #: (target, circumstances, standard deviation of the logarithm). ``efficiency.circumstances`` explains the words; a
 #: target is a parameter, or a part of the names of several.
 STRUCTURE: tuple[Line, ...] = (
-    ("slowdown", ("era", "architecture"), 0.2),
-    ("slowdown", ("kind", "era", "platform"), 0.019),
+    ("slowdown", ("era", "architecture"), 0.12),
+    ("slowdown", ("kind", "era", "platform"), 0.03),
     ("slowdown", ("tp", "platform"), 0.07),
     ("slowdown", ("gpu", "shape"), 0.035),
-    ("slowdown", ("gpu", "shape", "weights", "tp"), 0.12),
+    ("slowdown", ("gpu", "shape", "weights", "tp"), 0.072),
     ("slowdown", ("gpu", "era", "release"), 0.029),
     ("slowdown", ("shape", "weights"), 0.049),
     ("slowdown", ("weights", "architecture", "era"), 0.048),
@@ -24,7 +24,7 @@ STRUCTURE: tuple[Line, ...] = (
     ("launch", ("era", "platform"), 0.59),
     ("launch", ("release", "platform"), 0.06),
     ("launch", ("attention",), 0.1),
-    ("launch", ("shape",), 0.16),
+    ("launch", ("shape",), 0.1),
     ("launch", ("shape", "architecture", "era"), 0.19),
     ("expert_launch_s", ("architecture",), 0.15),
     ("expert_launch_s", ("weights",), 0.15),
@@ -41,7 +41,7 @@ STRUCTURE: tuple[Line, ...] = (
     ("weight_bandwidth", ("weights",), 0.06),
     ("expert_bandwidth", ("architecture",), 0.12),
     ("expert_bandwidth", ("weights",), 0.22),
-    ("expert_bandwidth", ("weights", "architecture"), 0.59),
+    ("expert_bandwidth", ("weights", "architecture"), 0.4),
     ("expert_bandwidth", ("shape",), 0.048),
     ("kv_bandwidth", ("architecture",), 0.32),
     ("kv_bandwidth", ("attention",), 0.09),

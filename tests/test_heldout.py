@@ -1,0 +1,61 @@
+"""Errors of runs that the fit did not see, by replay: what the load decides does not hang on the fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.calibration import Observed, leave_out
+from planner.evaluate import case_of, predict
+from planner.heldout import replayed_errors
+from planner.measurements import Run
+from planner.observations import observe
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+CLOSED = Run("closed", "serve", "h100-sxm", MODEL, engine_version="0.11.0", input_len=512, output_len=64,
+             num_prompts=40, length_distribution="uniform-0.8-1", arrival="closed-loop", max_concurrency=8)  # fmt: skip
+OPEN = replace(CLOSED, run_id="open", arrival="poisson", max_concurrency=None, request_rate=1.0)
+BATCH = Run("batch", "latency", "h100-sxm", MODEL, engine_version="0.11.0", input_len=256, output_len=32, batch_size=4)
+
+
+def measured(run: Run, slower: float) -> Run:
+    """``run`` with the figures of a machine whose times are ``slower`` than predicted, but where the load decides."""
+    found = predict(case_of(run))
+    keys = ["avg_latency_s"] if run.bench == "latency" else ["mean_tpot_ms", "mean_ttft_ms"]
+    figures = {key: found[key] * slower for key in keys}
+    if run.bench == "serve":
+        decided = run.request_rate is not None
+        figures["output_throughput"] = found["output_throughput"] / (1 if decided else slower)
+    return replace(run, metrics=figures)
+
+
+def by_metric(slower: float) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
+    """Errors by run and metric, each run left out of the fit: by replay, and over the steps that were taken before."""
+    runs = [measured(run, slower) for run in (CLOSED, OPEN, BATCH, replace(CLOSED, run_id="more", max_concurrency=16))]
+    observed, refused = observe(runs)
+    assert not refused
+    without = leave_out(observed)
+
+    def alone(one: Observed) -> str:
+        return one.run_id
+
+    terms = without.problem.terms
+    keys = [(observed[run].run_id, name) for run, name in zip(terms.metric_run, terms.metric_names, strict=True)]
+    errors = replayed_errors(without, runs, alone), without.errors([alone(one) for one in observed])
+    return dict(zip(keys, errors[0], strict=True)), dict(zip(keys, errors[1], strict=True))
+
+
+def test_a_rate_stays_a_rate_however_fast_the_fit_takes_the_gpu_to_be() -> None:
+    replayed, summed = by_metric(2.0)
+    assert not np.isnan(list(replayed.values())).any()
+    # 40 prompts of one a second take 40 s and a fraction
+    assert abs(replayed["open", "output_throughput"]) < 0.03
+    assert abs(replayed["open", "output_throughput"]) < abs(summed["open", "output_throughput"])
+
+
+def test_where_the_engine_decides_both_errors_are_alike() -> None:
+    replayed, summed = by_metric(1.2)
+    for key in (("closed", "mean_tpot_ms"), ("closed", "output_throughput"), ("batch", "avg_latency_s")):
+        assert replayed[key] == pytest.approx(summed[key], abs=0.03), key
