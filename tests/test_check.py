@@ -367,6 +367,7 @@ def test_settings_that_vllm_refuses_are_told_with_the_reason() -> None:
 
 
 OLD = ("--gpu", "h100", "--engine-version", "0.9.1", "--")
+DRAFT = '{"model":"meta-llama/Llama-3.2-1B-Instruct","num_speculative_tokens":5}'
 SHORT = ("vllm", "serve", LLAMA, "--max-num-seqs", "64", "--max-model-len", "4096")
 
 
@@ -389,6 +390,37 @@ def test_a_line_that_falls_back_to_the_old_engine_is_predicted_with_it() -> None
     # one visit of the scheduler for eight steps: the host's time shrinks, and nothing else changes
     assert many["delivers"]["mean_tpot_ms"] < asked["delivers"]["mean_tpot_ms"]
     assert many["better"][-1]["changes"]["engine"] == {"line": "V0", "plan": "V1"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "words", "engine"),
+    [
+        # FlashAttention 3 reads an fp8 cache, FlashAttention 2 of an A100 does not (arg_utils.py of 0.8.5)
+        ("a100", "0.8.5", "--kv-cache-dtype fp8", "V0"),
+        ("h100", "0.8.5", "--kv-cache-dtype fp8", "V1"),
+        ("h100", "0.9.1", f"--speculative-config {DRAFT}", "V0"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_costs_the_new_engine_is_named(gpu: str, version: str, words: str, engine: str) -> None:
+    said = answer("--gpu", gpu, "--engine-version", version, "--", *SHORT, *words.split())
+    assert said["settings"]["engine"] == engine and said["load"]["max_concurrency"] <= 64
+    assert [flag["flag"] for flag in said["flags"]] == ([words.split(" {")[0]] if engine == "V0" else [])
+
+
+def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:
+    """ "AITER does not support fp8 kv cache"; DeepSeek-V3: "--max-model-len cannot be greater than 32768"."""
+
+    def flags(version: str, *line: str) -> list[str]:
+        said = answer("--gpu", "mi300x", "--engine-version", version, "--", *line)
+        return [flag["flag"] for flag in said["flags"] if not flag["fatal"]]
+
+    mixtral = ("vllm", "serve", "amd/Mixtral-8x7B-Instruct-v0.1-FP8-KV", "-tp", "8", "--kv-cache-dtype")
+    aiter = "VLLM_ROCM_USE_AITER"
+    assert flags("0.9.1", f"{aiter}=1", *mixtral, "fp8") == [aiter]
+    assert flags("0.9.1", f"{aiter}=0", *mixtral, "fp8") == flags("0.9.1", f"{aiter}=1", *mixtral, "auto") == []
+    assert flags("0.27.1", f"{aiter}=1", *mixtral, "fp8") == [], "said of the image of 0.9.1 only"
+    deepseek = ("vllm", "serve", "deepseek-ai/DeepSeek-V3", "-tp", "8", "--block-size=1", "--max-model-len")
+    assert flags("0.9.1", *deepseek, "131072") == ["--max-model-len"] and flags("0.9.1", *deepseek, "32768") == []
 
 
 @pytest.mark.parametrize(
@@ -470,6 +502,7 @@ def test_a_context_of_auto_is_as_long_as_the_memory_allows() -> None:
         (("--gpu", "h1000", "vllm serve m"), "h1000"),
         (("--gpu", "h100", "M=$1; vllm serve $M"), "the script does not set"),
         (("--gpu", "h100", "--engine-version", "banana", "vllm serve m"), "banana"),
+        (("--gpu", "h100", "--request-rate", "1", "--", "vllm", "serve", LLAMA), "No such option: --request-rate"),
     ],
 )
 def test_bad_input_is_told_in_two_lines(words: tuple[str, ...], cause: str) -> None:
@@ -489,6 +522,19 @@ def test_a_path_of_another_machine_can_be_named(tmp_path: Path) -> None:
     script.write_text("vllm serve /models/llama --max-num-seqs 8 --max-model-len 4096\n")
     assert run("check", str(script), "--gpu", "h100").status == 2
     assert answer(str(script), "--gpu", "h100", "--as-model", LLAMA)["model"]["resolved"] == LLAMA
+
+
+def test_an_id_with_a_slash_behind_it_is_judged_by_its_facts_on_the_hub() -> None:
+    """AMD's recipe for MI355X prints its checkpoint so; vLLM looks for a folder of that name."""
+    said = answer("--gpu", "h100", "--", "vllm", "serve", f"{LLAMA}/", "--max-model-len", "4096")
+    assert said["model"]["resolved"] == LLAMA and said["starts"]
+    assert "for a folder" in run("check", "--gpu", "h100", "--", "vllm", "serve", f"{LLAMA}/").err
+
+
+def test_a_context_that_the_model_does_not_have_is_not_asked_of_the_plan() -> None:
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-model-len", "1000000", status=1)
+    assert "1000000 is more than the 131072" in said["refusal"]["cause"]
+    assert said["better"], "a context of 2,048 serves the load"
 
 
 def test_the_text_says_what_to_change() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from planner.api.flags import typed
-from planner.api.inputs import GpuName, check_count, found_gpu, load_model, path_text, version_for
+from planner.api.inputs import GpuName, check_count, draft_of, found_gpu, load_model, path_text, version_for
 from planner.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -65,11 +66,22 @@ def check_command(
         raise InputError("the line names no model", hint="write it behind vllm serve")
     if "$" in model:
         raise InputError(f"the model is {model}, which the script does not set", hint="name it with --as-model")
-    resolved = load_model(model, revision=revision, refresh=refresh)
+    name, renamed = _on_the_hub(model)
+    resolved = load_model(name, revision=revision, refresh=refresh)
     asked = Asked(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
     local = local_for(path_text(calibration))
-    answer = check_line(read, resolved, profile, version, asked.as_planned(plan) if plan else asked, local)
-    return CheckAnswer(answer, (*remarks, *local.notes))
+    if plan:
+        asked = asked.as_planned(plan)
+    answer = check_line(read, resolved, profile, version, asked, local, draft_of(read.args))
+    return CheckAnswer(answer, (*remarks, *renamed, *local.notes))
+
+
+def _on_the_hub(model: str) -> tuple[str, tuple[str, ...]]:
+    """The model that a line means, and a remark where it is an id with a slash behind it, as recipes print them."""
+    name = model.rstrip("/")
+    if name == model or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or Path(model).exists():
+        return model, ()
+    return name, (f"vLLM takes {model} for a folder and does not start where there is none; {name} is judged here",)
 
 
 def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None]:

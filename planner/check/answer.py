@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from planner.check.known_issues import known_issues
 from planner.check.line import ServeLine
 from planner.engine.check import Problem
 from planner.engine.command import serve_argv
@@ -21,6 +22,7 @@ from planner.hardware import GpuProfile
 from planner.local import SHIPPED, Local
 from planner.memory.budget import Basis
 from planner.memory.given import unset_kv_cache_space
+from planner.model.architecture import Model
 from planner.model.resolve import ResolvedModel
 from planner.plan import Goal, Plan
 from planner.predict import Deployment, Prediction, deploy, predict_serve
@@ -180,14 +182,15 @@ def check_line(
     version: EngineVersion,
     asked: Asked,
     local: Local = SHIPPED,
+    draft: Model | None = None,
 ) -> Answer:
     """Judge a line for GPUs of ``profile`` under ``version``. Options that the version refuses are left out of account.
 
-    ``local`` holds the fits to predict with. Raises InputError for a load that the line's own context does not hold,
-    and whatever says that the model is not understood.
+    ``local`` holds the fits to predict with, ``draft`` is the second model that the line names. Raises InputError for
+    a load that the line's own context does not hold, and whatever says that the model is not understood.
     """
     answer = Answer(resolved, profile, version, line, asked.goal, local=local)
-    basis = Basis(local.constants)
+    basis = Basis(local.constants, draft)
     try:
         engine = asked_engine(line.only_v0, line.use_v1, version)
         if engine is None and line.pipelines_on_v1:  # the engine that the line would have without a pipeline
@@ -197,13 +200,16 @@ def check_line(
         args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
         return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN, asked.max_concurrency)
-    answer = replace(answer, fit=result, line=_fallen_back(line, profile, answer.version))
+    line = _fallen_back(line, result.config, profile, answer.version)
+    issues = known_issues(result.config, line.env, resolved.model, profile)
+    answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
     room = result.config.max_model_len // 2
     if not result.fits:
         return _with_plan(answer, asked, min(DEFAULT_LEN, room), asked.max_concurrency)
     drafts = args.speculative_config
     if drafts and not drafts.acceptance_rates:  # a line does not say how many are accepted: timed without drafts
         args = replace(args, speculative_config=None)
+        version = replace(version, engine=result.config.engine)  # which the drafts may have decided
     deployment = deploy(resolved.model, profile, args, version, basis=basis, calibration=local.calibration)
     if deployment.config.engine == "V0" and profile.platform != "cpu":  # on CPUs vLLM takes one step at a time
         config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
@@ -226,13 +232,28 @@ def _with_cache_space(line: ServeLine, profile: GpuProfile, version: EngineVersi
     return replace(line, args=replace(line.args, cpu_kvcache_space=space), problems=(*line.problems, remark))
 
 
-def _fallen_back(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:
+def _fallen_back(line: ServeLine, config: EngineConfig, profile: GpuProfile, version: EngineVersion) -> ServeLine:
     """The line with a remark on each word that costs it the V1 engine, where it would have had it."""
-    if default_engine(version, profile) == "V0":
+    if config.engine == "V1" or default_engine(version, profile) == "V0":
         return line
+    words = line.only_v0
+    if not words and line.use_v1 is None:
+        words = _only_v0_here(config, profile, version)
     cause = f"the V1 engine of vLLM {version} does not have it, so the server falls back to V0"
-    remarks = [Problem(words, cause, "leave it out to run V1", fatal=False) for words in line.only_v0]
+    remarks = [Problem(word, cause, "leave it out to run V1", fatal=False) for word in words]
     return replace(line, problems=(*line.problems, *remarks))
+
+
+def _only_v0_here(config: EngineConfig, profile: GpuProfile, version: EngineVersion) -> tuple[str, ...]:
+    """Settings that V1 did not have yet on this GPU."""
+    drafts = config.speculative_config
+    given: dict[str, dict[str, Any]] = {
+        "--kv-cache-dtype fp8": {"fp8_kv_cache": config.kv_cache_dtype == "fp8"},
+        "--dtype float32": {"fp32": config.dtype == "fp32"},
+        "--pipeline-parallel-size": {"pipeline": config.pipeline_parallel_size > 1},
+        "--speculative-config": {"drafts": drafts and drafts.method},
+    }
+    return tuple(word for word, setting in given.items() if default_engine(version, profile, **setting) == "V0")
 
 
 def _fit(
@@ -281,8 +302,9 @@ def _with_plan(answer: Answer, asked: Asked, default_len: int, concurrency: int 
 
 
 def _ranking(answer: Answer, asked: Asked, workload: Workload) -> Ranking:
-    """What ``recommend`` finds on this GPU. The context is the line's where it names one; all else is open."""
+    """What ``recommend`` finds on this GPU. The context is the line's where vLLM takes it; all else is open."""
     line = answer.line.args
+    context = line.max_model_len if answer.refusal is None else None
     ranks = line.tensor_parallel_size * line.pipeline_parallel_size * line.data_parallel_size
     (ranking,) = rank(
         Request(
@@ -297,7 +319,7 @@ def _ranking(answer: Answer, asked: Asked, workload: Workload) -> Ranking:
             version=answer.version,
             basis=Basis(answer.local.constants),
             calibration=answer.local.calibration,
-            args=EngineArgs(max_model_len=line.max_model_len, allow_unvalidated=line.allow_unvalidated),
+            args=EngineArgs(max_model_len=context, allow_unvalidated=line.allow_unvalidated),
         )
     )
     return ranking

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.check.shell import API_SERVER
@@ -62,8 +62,13 @@ class ServeLine:
     longest_context: bool = False  #: --max-model-len auto: as long as the memory allows
     num_scheduler_steps: int = 1  #: steps of the V0 engine for one visit of its scheduler
     only_v0: tuple[str, ...] = ()  #: what of it the V1 engine does not serve
-    use_v1: str | None = None  #: VLLM_USE_V1
+    env: Mapping[str, str] = field(default_factory=dict)  #: variables that are set for it
     pipelines_on_v1: bool = False  #: by its executor's backend, where others would have V0 for a pipeline
+
+    @property
+    def use_v1(self) -> str | None:
+        """``VLLM_USE_V1``, which chooses the engine."""
+        return self.env.get("VLLM_USE_V1")
 
     @property
     def refused(self) -> bool:
@@ -97,7 +102,7 @@ def read_line(
         longest_context=reader.longest_context,
         num_scheduler_steps=reader.num_scheduler_steps,
         only_v0=needs_v0(reader.options, environment, version),
-        use_v1=environment.get("VLLM_USE_V1"),
+        env=environment,
         pipelines_on_v1=pipelines_on_v1(reader.options, version),
     )
 

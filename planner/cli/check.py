@@ -62,7 +62,10 @@ def check(
 ) -> int:
     """Exit status 0 when it starts, 1 when it does not."""
     from planner.api.check import check_command
+    from planner.errors import InputError
 
+    if line[0].startswith("-") and line[0] != "-":  # in front of the line it was meant for this command
+        raise InputError(f"No such option: {line[0].partition('=')[0]}", hint="see planner check --help")
     one = line[0] if len(line) == 1 else line
     answer = check_command(
         sys.stdin.read() + "\n" if one == "-" else one,
