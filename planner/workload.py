@@ -166,12 +166,6 @@ class Workload:
             length_distribution="symmetric",
         )
 
-    @property
-    def all_at_once(self) -> bool:
-        """Whether every request is sent at time zero."""
-        unlimited = self.max_concurrency is None or self.max_concurrency >= self.num_prompts
-        return unlimited and self.request_rate == inf
-
     def sample(self) -> Requests:
         """Draw lengths and arrival times; the same for the same seed, and the same as vLLM draws.
 

@@ -16,7 +16,6 @@ from planner.engine.command import (
     bench_latency_argv,
     bench_serve_argv,
     bench_throughput_argv,
-    lm_eval_argv,
     serve_argv,
 )
 from planner.engine.config import EngineArgs, EngineConfig
@@ -191,12 +190,6 @@ def test_the_latency_benchmark_by_version() -> None:
         )  # fmt: skip
     with pytest.raises(IllegalPlanError, match=r"--max-num-seqs.*not before 0\.6\.4"):
         bench_latency_argv(config("0.6.3"), "m", **sizes)
-
-
-def test_accuracy_as_the_recipes_measure_it() -> None:
-    argv = lm_eval_argv("some/model", "http://127.0.0.1:8000")
-    assert argv[:5] == ["lm_eval", "--model", "local-completions", "--tasks", "gsm8k"]
-    assert "base_url=http://127.0.0.1:8000/v1/completions" in option(argv, "--model_args").split(",")
 
 
 @settings(max_examples=200)

@@ -114,13 +114,6 @@ def test_what_the_benchmark_refuses_is_refused(field: str, value: float, flag: s
     assert refusal.value.hint
 
 
-def test_all_at_once() -> None:
-    assert SMALL.all_at_once
-    assert replace(SMALL, max_concurrency=5).all_at_once
-    assert not replace(SMALL, max_concurrency=4).all_at_once
-    assert not replace(SMALL, request_rate=1.0).all_at_once
-
-
 def test_the_longest_requests_are_those_at_the_upper_ends() -> None:
     # 1.25 x 1000 = 1250; 1.25 x 130 = 162.5, rounded up; the shared prefix is no part of the range
     longest = Workload(1000, 130, 40, range_ratio=0.25, prefix_len=16).longest(2)

@@ -21,7 +21,7 @@ def circumstances(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     ``shape`` (one architecture at one size, whoever trained it), ``tp``.
     """
     return {
-        "gpu": profile.partition.of if profile.partition else profile.id,
+        "gpu": profile.whole,
         "partition": profile.partition.compute_mode if profile.partition else "",
         "architecture": KIN.get(profile.architecture, profile.architecture),
         "platform": profile.platform,

@@ -172,18 +172,6 @@ def bench_latency_argv(
     return line.words
 
 
-def lm_eval_argv(
-    model_ref: str, base_url: str, *, task: str = "gsm8k", num_concurrent: int = 128, output_path: str | None = None
-) -> list[str]:
-    """``lm_eval`` against the running server, as the recipes for Llama-3.3-70B run it."""
-    model_args = (
-        f"model={model_ref},base_url={base_url}/v1/completions,num_concurrent={num_concurrent},"
-        "timeout=120,max_retries=5,tokenized_requests=False,tokenizer_backend=None"
-    )
-    words = ["lm_eval", "--model", "local-completions", "--tasks", task, "--model_args", model_args]
-    return [*words, "--output_path", output_path] if output_path else words
-
-
 def _add_engine(line: _Line, config: EngineConfig) -> None:
     """The engine's settings, those of the layout only where they are not 1."""
     line.add("--tensor-parallel-size", config.tensor_parallel_size)

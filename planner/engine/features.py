@@ -35,15 +35,12 @@ class Features:
     async_scheduling: bool  #: default
     async_scheduling_exists: bool
     async_scheduling_with_pipeline: bool  #: together with pipeline parallelism
-    multi_step: bool  #: ``--num-scheduler-steps`` exists
     graph_mode: GraphMode  #: decode: full graphs of decode steps; piecewise: attention stays outside the graph
     max_graph_batch: int  #: largest batch that is captured, whatever ``max_num_seqs`` is
     graphs_in_budget: bool  #: graph memory is subtracted before the KV pool is cut; else it comes on top
-    graphs_estimated: bool  #: graph memory is estimated and printed at start-up
     activation_includes_graphs: bool  #: the printed activation peak contains the graph estimate
     sampler_factor: float  #: see SORTING_SAMPLER
     kv_tokens: Literal["blocks", "concurrency"]  #: printed KV tokens: blocks x block size, or concurrency x length
-    memory_log: Literal["none", "total", "parts", "consumed"]  #: which parts of memory the start-up log names
     window_batches: int  #: batches in flight whose tokens a sliding window keeps blocks for
     default_gpu_memory_utilization: float
     keeps_windows: bool  #: layers with a sliding window keep only their window, beside layers of full attention
@@ -74,15 +71,12 @@ def features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | No
         async_scheduling=asynchronous,  # config/scheduler.py: False to 0.13, None (on where possible) from 0.14.0
         async_scheduling_exists=v1 and release >= (0, 10),
         async_scheduling_with_pipeline=release >= (0, 15),  # arg_utils.py to 0.11, config/vllm.py to 0.14: refused
-        multi_step=release < (0, 10, 1),
         graph_mode=_graph_mode(version, engine),
         max_graph_batch=_max_graph_batch(version, profile, engine),
         graphs_in_budget=estimated and release >= (0, 20),  # envs.py: opt-in in 0.18 and 0.19, default from 0.20.0
-        graphs_estimated=estimated,
         activation_includes_graphs=estimated and release >= (0, 27),
         sampler_factor=SORT_FREE_SAMPLER if release >= (0, 17) else SORTING_SAMPLER,  # topk_topp_triton.py
         kv_tokens="concurrency" if release >= (0, 20, 1) else "blocks",  # kv_cache_utils.py, 0.20.0 and 0.20.1
-        memory_log=_memory_log(version, engine),
         # config/vllm.py, max_in_flight_tokens: from 0.26.0, two batches where scheduling is asynchronous
         window_batches=2 if asynchronous and release >= (0, 26) else 1,
         default_gpu_memory_utilization=0.92 if release >= (0, 20) else 0.90,  # config/cache.py
@@ -176,12 +170,3 @@ def _max_graph_batch(version: EngineVersion, profile: GpuProfile, engine: Engine
         return 8192
     blackwell = (profile.compute_capability or (0, 0))[0] == 10
     return 1024 if blackwell and version.release >= (0, 28) else 512
-
-
-def _memory_log(version: EngineVersion, engine: Engine) -> Literal["none", "total", "parts", "consumed"]:
-    """V0 names the parts from 0.6.5 on; V1 one total in 0.8, the parts to 0.26, weights and non-torch as one after."""
-    if version.release >= (0, 27):
-        return "consumed"
-    if engine == "V0":
-        return "parts" if version.release >= (0, 6, 5) else "none"
-    return "parts" if version.release >= (0, 9) else "total"

@@ -52,7 +52,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
         )
     _check_architecture(profile, version)
     same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
-    found = next((i for i in same if _whole(profile) in i.gpus), None)
+    found = next((i for i in same if profile.whole in i.gpus), None)
     if found:
         return found
     if same:
@@ -64,7 +64,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
 def default_version(profile: GpuProfile) -> EngineVersion:
     """The newest version with a pinned image that was run on this GPU; where none was, on another of its platform."""
     images = [i for i in _images() if i.platform == profile.platform]
-    own = [i for i in images if _whole(profile) in i.gpus]
+    own = [i for i in images if profile.whole in i.gpus]
     if own or images:
         return max(i.version for i in own or images)
     return _newest_named()
@@ -102,10 +102,6 @@ def _check_architecture(profile: GpuProfile, version: EngineVersion) -> None:
             f"{oldest['version']}",
             hint=f"choose --engine-version {oldest['version']} or later, or leave it out",
         )
-
-
-def _whole(profile: GpuProfile) -> str:
-    return profile.partition.of if profile.partition else profile.id
 
 
 def _by_name(profile: GpuProfile, version: EngineVersion) -> Image:

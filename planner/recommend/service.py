@@ -36,11 +36,10 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
     if load is None or targets is None:
         return None
     profile, replicas = candidate.deployment.profile, candidate.replicas
-    parts = profile.partition.count if profile.partition else 1
     whole = targets.value if targets.value is not None else load.value
     most = largest(request, candidate)
     servers = node_size(request, profile) // candidate.config.num_gpus
-    packages = candidate.num_gpus / parts
+    packages = candidate.num_gpus / profile.parts
     if targets.value is not None:  # nobody rents a part of a package
         packages = ceil(packages)
     price = profile.price
@@ -59,7 +58,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
         node_load=most.value * servers if most else None,
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
-        usd_per_hour=price.typical.value * parts * packages if price else None,
+        usd_per_hour=price.typical.value * profile.parts * packages if price else None,
     )
 
 

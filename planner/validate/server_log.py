@@ -39,7 +39,6 @@ _PREEMPTED = re.compile(r"is preempted by PreemptionMode")
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
 _HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?([\d.]+)%")
 _WAITING = re.compile(r"(?:Waiting|Pending): (\d+) reqs")
-_RUNNING = re.compile(r"Running: (\d+) reqs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,6 @@ class ServerLog:
     preemptions: int = 0
     peak_cache_usage: float | None = None  #: fraction of the KV blocks, the most that was printed
     prefix_hit_rate: float | None = None  #: fraction of prompt tokens, the most that was printed
-    peak_running: int | None = None  #: requests
     peak_waiting: int | None = None  #: requests
 
 
@@ -78,7 +76,6 @@ def read_server_log(text: str) -> ServerLog:
         preemptions=max(counted, seen),
         peak_cache_usage=_most(_USAGE, text, 100),
         prefix_hit_rate=_most(_HITS, text, 100),
-        peak_running=_count(_RUNNING, text),
         peak_waiting=_count(_WAITING, text),
     )
 
