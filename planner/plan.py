@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import InputError
+from planner.workload import Workload
 
 SCHEMA_VERSION = 1
 
@@ -40,6 +42,11 @@ class PlannedWorkload(_Record):
     burstiness: float = 1.0  #: of the arrivals at a rate; 1 is Poisson
     range_ratio: float = 0.0  #: share by which lengths vary around those above
     prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
+
+    @property
+    def sent(self) -> Workload:
+        """The same as the replay takes it."""
+        return Workload(**{**self.model_dump(), "request_rate": self.request_rate or inf})
 
 
 class PlannedTarget(_Record):

@@ -15,7 +15,7 @@ from script_plans import plan as a_plan
 
 from planner.errors import InputError
 from planner.memory.startup_log import read_startup_log
-from planner.plan import Plan, PlanFile, PlannedWorkload
+from planner.plan import Plan, PlanFile, PlannedWorkload, read_plan
 from planner.units import GIB
 from planner.validate import Validation, read_folder, read_server_log, validate
 
@@ -377,6 +377,26 @@ def test_a_small_cache_explains_a_late_first_token_only_where_the_load_needs_mor
     assert "requests wait" in found.cause and "up to 131,072 tokens at once" in found.evidence
 
 
+@pytest.mark.parametrize(
+    ("load", "settings", "needed"),
+    [
+        ({}, {}, "131,072"),  # 64 x (1024 + 1024)
+        ({"prefix_len": 512}, {}, "163,840"),  # 64 x (512 + 1024 + 1024)
+        ({"prefix_len": 512}, {"enable_prefix_caching": True}, "131,584"),  # 512 + 64 x 2048: the prefix is there once
+        ({"range_ratio": 0.5}, {}, "196,608"),  # 64 x 1.5 x 2048
+        ({"max_concurrency": 9}, {"data_parallel_size": 2}, "10,240"),  # each copy gets five of nine at most
+        ({}, {"max_num_seqs": 32}, "65,536"),
+    ],
+)
+def test_what_a_load_needs_of_the_cache(
+    folder: Folder, load: dict[str, Any], settings: dict[str, Any], needed: str
+) -> None:
+    small = LOG.replace("180.53 GiB", "1.00 GiB").replace("1,183,120", "6,553")
+    plan = made(**settings).model_copy(update={"workload": LOAD.model_copy(update=load)})
+    causes = validate(folder(plan, log=small, **slower(2.0, "ttft"))).findings
+    assert any(f"the load holds up to {needed} tokens at once" in finding.evidence for finding in causes)
+
+
 def test_weights_that_are_twice_as_large_were_not_quantised(folder: Folder) -> None:
     found = validate(folder(log=LOG.replace("took 67.7012 GiB", "took 131.4500 GiB")))
     assert "other weights were loaded" in found.findings[0].cause
@@ -427,3 +447,55 @@ def test_of_the_periodic_lines_the_worst_counts() -> None:
 @given(st.text())
 def test_no_log_is_too_strange_to_read(text: str) -> None:
     assert read_server_log(text).preemptions >= 0
+
+
+# --- other loads of the same server --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Callable[..., Validation]:
+    """A real plan, measured as predicted at its own load, and at other ones ``factor`` times as slow as a replay."""
+    words = ("--goal", "max-throughput", "--max-concurrency", "16", "--input-len", "256", "--output-len", "64")
+    outcome = run(
+        "recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", *words, "-o", str(tmp_path / "plan")
+    )
+    assert outcome.status == 0, outcome.err
+
+    def write(factor: float, **changes: Any) -> Validation:
+        saved = read_plan(tmp_path / "plan").plan
+        results = tmp_path / "plan" / "results"
+        results.mkdir(exist_ok=True)
+        own = result_of(saved, **saved.predicted)
+        (results / f"serve-{saved.digest}.json").write_text(json.dumps(own))
+        settings = ("kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "engine_version")
+        flags = [word for name in settings for word in (f"--{name.replace('_', '-')}", str(getattr(saved, name)))]
+        load = "--random-input-len 256 --random-output-len 64 --max-concurrency 4 --num-prompts 20 --format json"
+        predicted = json.loads(run("predict", "serve", saved.model, "--gpu", "h100", *flags, *load.split()).out)
+        figures = {key: predicted[key] * factor for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")}
+        sent = {"num_prompts": 20, "completed": 20, "max_concurrency": 4, "total_input_tokens": 20 * 256}
+        sweep = {**own, **figures, **sent, "total_output_tokens": 20 * 64, "output_throughput": None, **changes}
+        (results / f"sweep-concurrency-4-{saved.digest}.json").write_text(json.dumps(sweep))
+        return validate(tmp_path / "plan")
+
+    return write
+
+
+def test_each_load_of_a_sweep_stands_beside_its_own_prediction(swept: Callable[..., Validation]) -> None:
+    found = swept(1.0)
+    (load,) = found.further
+    assert load.load == "concurrency-4" and {line.metric for line in load.lines} >= {"mean_ttft_ms", "mean_tpot_ms"}
+    assert all(line.error == pytest.approx(0, abs=0.02) for line in load.lines), "planner predict says the same"
+    assert found.inside and not found.findings and found.to_json()["further"][0]["load"] == "concurrency-4"
+
+
+def test_a_load_of_a_sweep_that_is_outside_makes_the_answer_no_and_is_explained(
+    swept: Callable[..., Validation],
+) -> None:
+    found = swept(4.0)
+    assert all(line.verdict == "inside" for line in found.lines) and not found.inside
+    assert found.findings[0].cause == "at concurrency-4: everything is slower by one factor"
+
+
+def test_a_load_of_a_sweep_that_lost_requests_is_refused(swept: Callable[..., Validation]) -> None:
+    with pytest.raises(InputError, match="19 of 20 requests completed"):
+        swept(1.0, completed=19)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from planner.engine.kv_dtype import SHORT_NAMES
 from planner.engine.version import parse_version
@@ -88,10 +89,12 @@ class _Case:
 
     @property
     def needed_tok(self) -> int:
-        """Tokens that the load holds at once, each request at its full length."""
-        load = self.measured.plan.workload
-        requests = min(load.max_concurrency or load.num_prompts, self.measured.plan.max_num_seqs)
-        return requests * (load.input_len + load.output_len)
+        """Tokens that the load holds at once in one engine, each request as long as the longest that may be sent."""
+        plan, load = self.measured.plan, self.measured.plan.workload.sent
+        in_flight = load.max_concurrency or load.num_prompts
+        requests = min(ceil(in_flight / plan.data_parallel_size), plan.max_num_seqs)
+        shared = load.prefix_len if plan.enable_prefix_caching else 0  # kept once
+        return requests * (load.max_total_len - shared) + shared
 
 
 def findings(measured: Measured, lines: Sequence[Line]) -> tuple[Finding, ...]:
