@@ -171,7 +171,7 @@ def test_v1_can_be_asked_for_where_it_serves_the_model() -> None:
     jamba, nemotron = (load_model(name, network=False).model for name in (JAMBA, NEMOTRON))
     asked = replace(parse_version("0.9.2"), engine="V1")  # VLLM_USE_V1=1
     assert resolve(EngineArgs(), nemotron, load_profile("h100-sxm"), asked).engine == "V1"
-    with pytest.raises(IllegalPlanError, match=r"JambaForCausalLM: the V1 engine of vLLM 0\.9\.2 does not serve it"):
+    with pytest.raises(IllegalPlanError, match=r"the V1 engine of vLLM 0\.9\.2 does not serve Jamba"):
         resolve(EngineArgs(), jamba, load_profile("h100-sxm"), asked)
 
 

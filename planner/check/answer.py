@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from planner.check.known_issues import known_issues
 from planner.check.line import ServeLine
 from planner.engine.check import Problem
 from planner.engine.command import serve_argv
-from planner.engine.config import CPU_KVCACHE_SPACE, EngineArgs, EngineConfig
+from planner.engine.config import CPU_KVCACHE_SPACE, Engine, EngineArgs, EngineConfig
 from planner.engine.fallback import asked_engine
 from planner.engine.features import default_engine
 from planner.engine.resolve import resolve
@@ -192,10 +192,7 @@ def check_line(
     answer = Answer(resolved, profile, version, line, asked.goal, local=local)
     basis = Basis(local.constants, draft)
     try:
-        engine = asked_engine(line.only_v0, line.use_v1, version)
-        if engine is None and line.pipelines_on_v1:  # the engine that the line would have without a pipeline
-            engine = resolve(replace(line.args, pipeline_parallel_size=1), resolved.model, profile, version).engine
-        version = replace(version, engine=engine or version.engine)  # a plan chooses for itself
+        version = replace(version, engine=asked_by(line, resolved.model, profile, version))  # a plan chooses for itself
         line = _with_cache_space(line, profile, version)
         args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
@@ -218,6 +215,14 @@ def check_line(
     served = _serve(resolved.resolved, deployment, workload)
     answer = replace(answer, workload=workload, served=served)
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> Engine | Literal[""]:
+    """The engine that the line, or the build of ``version``, decides on; empty: the default one."""
+    engine = asked_engine(line.only_v0, line.use_v1, version)
+    if engine is None and line.pipelines_on_v1:  # the one that it would have without a pipeline
+        engine = resolve(replace(line.args, pipeline_parallel_size=1), model, profile, version).engine
+    return engine or version.engine
 
 
 def _with_cache_space(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:

@@ -41,8 +41,10 @@ _V1_SERVES_SINCE: dict[str, Release] = {
 }  # fmt: skip
 #: From here on models with states get V1 without being asked for ("V1 mamba models are unoptimized" before).
 _STATES_SINCE: Release = (0, 10, 2)
-#: In these, until the oracle goes, V1 serves no sliding windows on a CPU.
-_NO_WINDOWS_ON_CPU_SINCE: Release = (0, 9, 2)
+#: V1 is on CPUs, and without sliding windows there from the second until the oracle goes.
+_CPU_SINCE, _NO_WINDOWS_ON_CPU_SINCE = (0, 9, 1), (0, 9, 2)
+#: From here on V1 has pipelines by whatever executor is the default.
+_PIPELINES_SINCE: Release = (0, 9, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ _RULES = (
     _Rule("--max-long-partial-prefills", ORACLE_GONE_IN, _is_not(1)),
     _Rule("--otlp-traces-endpoint", (0, 10, 2)),
     _Rule("--collect-detailed-traces", (0, 10, 2)),
+    _Rule("--dtype", (0, 9, 2), lambda value: value in ("float32", "float")),
+    _Rule("--pipeline-parallel-size", _PIPELINES_SINCE, _is_not(1)),
     _Rule("VLLM_ATTENTION_BACKEND", V0_GONE_IN, _other_than("", *_V1_BACKENDS)),
 )
 
@@ -98,6 +102,8 @@ def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: Engine
     if not BOTH_SINCE <= version.release < ORACLE_GONE_IN:
         return ()
     given = {**env, **options}
+    if pipelines_on_v1(options, version):
+        given.pop("--pipeline-parallel-size", None)
     return tuple(
         f"{rule.option}{' ' if rule.option.startswith('--') else '='}{given[rule.option]}".strip()
         for rule in _RULES
@@ -106,28 +112,25 @@ def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: Engine
 
 
 def pipelines_on_v1(options: Mapping[str, str], version: EngineVersion) -> bool:
-    """Whether ``--distributed-executor-backend`` keeps a pipeline on V1 that would else be V0's, as before 0.9.1."""
+    """Whether ``--distributed-executor-backend`` keeps a pipeline on V1 that would else be V0's."""
     backends = ("ray",) if version.release < (0, 9) else ("ray", "mp", "external_launcher")
-    between = BOTH_SINCE <= version.release < (0, 9, 1)
-    return between and options.get("--distributed-executor-backend") in backends
+    both = BOTH_SINCE <= version.release < _PIPELINES_SINCE
+    return both and options.get("--distributed-executor-backend") in backends
 
 
-def v1_serves(model: Model, version: EngineVersion) -> bool:
-    """Whether the V1 engine of ``version`` has the architecture, asked for or not."""
-    return version.release >= _V1_SERVES_SINCE.get(model.architecture, BOTH_SINCE)
+def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
+    """Whether V1 serves the model if it is asked to, in a ``version`` that has V1."""
+    release = version.release
+    windows = any(isinstance(mixer, Attention) and mixer.window for mixer in model.mixers())
+    if on_cpu and (release < _CPU_SINCE or (windows and _NO_WINDOWS_ON_CPU_SINCE <= release < ORACLE_GONE_IN)):
+        return False
+    return release >= _V1_SERVES_SINCE.get(model.architecture, BOTH_SINCE)
 
 
 def falls_back(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
-    """Whether ``version``, which asks the oracle, takes V0 for the model's sake."""
-    release = version.release
-    mixers = tuple(dict.fromkeys(model.mixers()))
-    states = any(isinstance(mixer, StateMixer) for mixer in mixers)
-    windows = any(isinstance(mixer, Attention) and mixer.window for mixer in mixers)
-    return (
-        not v1_serves(model, version)
-        or (states and release < _STATES_SINCE)
-        or (on_cpu and windows and release >= _NO_WINDOWS_ON_CPU_SINCE)
-    )
+    """Whether ``version``, which has both engines, takes V0 for the model's sake if neither is asked for."""
+    states = any(isinstance(mixer, StateMixer) for mixer in model.mixers())
+    return not v1_serves(model, version, on_cpu=on_cpu) or (states and version.release < _STATES_SINCE)
 
 
 def asked_engine(only_v0: Sequence[str], use_v1: str | None, version: EngineVersion) -> Engine | None:

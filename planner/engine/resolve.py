@@ -224,9 +224,10 @@ class _Resolver:
             pipeline=args.pipeline_parallel_size > 1,
             drafts=args.speculative_config.method if args.speculative_config else None,
         )
-        if engine == "V1" and not v1_serves(model, version):
+        on_cpu = self.profile.platform == "cpu"
+        if engine == "V1" and not v1_serves(model, version, on_cpu=on_cpu):
             raise IllegalPlanError(
-                f"{model.architecture}: the V1 engine of vLLM {version} does not serve it",
+                f"the V1 engine of vLLM {version} does not serve {model.architecture}{' on a CPU' if on_cpu else ''}",
                 hint="leave VLLM_USE_V1 out, or choose a newer --engine-version",
             )
         if engine == "V0" and version.release >= V0_GONE_IN:

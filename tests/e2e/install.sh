@@ -26,7 +26,7 @@ if [[ ! -x "$venv/bin/vllm" ]]; then
 fi
 
 mkdir -p "$folder"
-for version in 0.8.5 0.9.1 0.10.2 0.11.0 0.14.0 0.27.1; do
+for version in 0.8.5 0.9.0.1 0.9.1 0.9.2 0.10.1 0.10.2 0.11.0 0.14.0 0.27.1; do
   tree=$folder/vllm-$version
   if [[ -d "$tree" ]]; then continue; fi
   echo "unpacking the parsers of vLLM $version"

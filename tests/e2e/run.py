@@ -15,13 +15,14 @@ from pathlib import Path
 
 import balancer
 import commands
+import engines
 import loop
 
 
 def main(venv: Path, folder: Path) -> int:
     """0 when the commands are accepted and the loop closes."""
     start_s = time.monotonic()
-    status = balancer.main() | commands.main(venv, folder)
+    status = balancer.main() | commands.main(venv, folder) | engines.main(venv, folder)
     status |= loop.main(venv, folder / "loop")
     print(f"e2e: {'failed' if status else 'passed'} in {time.monotonic() - start_s:.0f} s")
     return status
