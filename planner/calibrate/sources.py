@@ -20,12 +20,10 @@ from planner.engine.config import EngineArgs
 from planner.errors import InputError
 from planner.measurements import METRICS, Run, read_runs
 from planner.plan import Plan, read_plan
-from planner.validate import Measured, findings, read_folder, read_server_log
+from planner.validate import FURTHER, Measured, findings, read_folder, read_server_log
 
 #: How far up from a result its plan is looked for.
 LEVELS_UP = 3
-#: Results in a plan's folder that are of one server of the plan, beside that of its own load.
-FURTHER = "sweep-*-{digest}.json"
 
 
 @dataclass(frozen=True)

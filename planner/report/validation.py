@@ -42,7 +42,9 @@ class ValidationAnswer(Result):
         return self.record.to_json()
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [_row(line) for line in self.record.lines]
+        own = [_row(line) for line in self.record.lines]
+        further = [(one.load, line) for one in self.record.further for line in one.lines]
+        return own + [{**_row(line), "metric": f"{load} {line.metric}"} for load, line in further]
 
     def _columns(self) -> Sequence[Column]:
         return COLUMNS
@@ -56,7 +58,7 @@ class ValidationAnswer(Result):
         return _headline(self.record)
 
     def _notes(self) -> Iterable[str]:
-        return self.record.measured.notes
+        return self.record.notes
 
 
 def _row(line: Line) -> dict[str, Any]:
@@ -75,8 +77,8 @@ def _word(line: Line) -> str:
 
 def _headline(validation: Validation) -> str:
     plan = validation.measured.plan
-    outside = sum(line.verdict != "inside" for line in validation.lines)
-    verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.lines)} lines"
+    outside = sum(line.verdict != "inside" for line in validation.every_line)
+    verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.every_line)} lines"
     verdict += "" if validation.as_planned else ", but this is not the plan" if validation.inside else ", not the plan"
     where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
     where += f", calibration: {plan.calibration}"

@@ -61,14 +61,18 @@ class Line:
 
 def compare(measured: Measured) -> tuple[Line, ...]:
     """Every metric that was both predicted and measured: rates, latencies, memory."""
-    predicted = measured.plan.predicted
-    lines = [line for key, unit, share in _metrics() for line in _line(key, unit, share, predicted, measured.result)]
+    lines = compare_figures(measured.plan.predicted, measured.result)
     if measured.startup:
         planned = dict(measured.plan.memory)
         if measured.plan.platform == "cpu":  # one profile stands for machines of any memory
             planned.pop("memory_bytes", None)
         lines += _memory(planned, measured.startup, measured.plan.block_size)
     return tuple(lines)
+
+
+def compare_figures(predicted: Mapping[str, Any], result: Mapping[str, Any]) -> list[Line]:
+    """Every rate and latency that is in both results of ``vllm bench serve``."""
+    return [line for key, unit, share in _metrics() for line in _line(key, unit, share, predicted, result)]
 
 
 def _metrics() -> Iterator[tuple[str, str, float]]:

@@ -80,8 +80,8 @@ def _result_path(folder: Path, plan: Plan) -> Path:
     raise InputError(f"{path}: nothing was measured yet", hint="run ./launch.sh and ./benchmark.sh, or ./validate.sh")
 
 
-def _result(path: Path, plan: Plan) -> dict[str, Any]:
-    """The result, when it is whole and of the plan's load."""
+def read_result(path: Path, plan: Plan) -> dict[str, Any]:
+    """A result of ``vllm bench serve`` for the plan's model, when it is whole and every request was answered."""
     try:
         result = json.loads(_text(path))
     except json.JSONDecodeError as error:
@@ -90,17 +90,24 @@ def _result(path: Path, plan: Plan) -> dict[str, Any]:
         raise InputError(f"{path} is not a result of vllm bench serve", hint=_AGAIN)
     if result.get("model_id", plan.model) != plan.model:
         raise InputError(f"{path} is of {result['model_id']}, its plan of {plan.model}", hint=_AGAIN)
-    load, count = plan.workload, plan.workload.num_prompts
-    _same(path, "num_prompts", _number(path, result, "num_prompts"), count)
-    completed = _number(path, result, "completed")
+    count = read_number(path, result, "num_prompts")
+    completed = read_number(path, result, "completed")
     if completed < count or result.get("failed"):
         raise InputError(
-            f"{path}: {completed:g} of {count} requests completed", hint="see logs/server.log, then measure again"
+            f"{path}: {completed:g} of {count:g} requests completed", hint="see logs/server.log, then measure again"
         )
+    return result
+
+
+def _result(path: Path, plan: Plan) -> dict[str, Any]:
+    """The result, when it is of the plan's load."""
+    result = read_result(path, plan)
+    load, count = plan.workload, plan.workload.num_prompts
+    _same(path, "num_prompts", read_number(path, result, "num_prompts"), count)
     if load.max_concurrency:
-        _same(path, "max_concurrency", _number(path, result, "max_concurrency"), load.max_concurrency)
+        _same(path, "max_concurrency", read_number(path, result, "max_concurrency"), load.max_concurrency)
     for key, nominal in (("total_input_tokens", load.input_len), ("total_output_tokens", load.output_len)):
-        each = _number(path, result, key) / count
+        each = read_number(path, result, key) / count
         length = round(plan.predicted.get(key, nominal * count) / count)  # lengths that vary are drawn from the seed
         slack = max(PROMPT_SLACK_TOK, PROMPT_SLACK * length) if key == "total_input_tokens" else PROMPT_SLACK * length
         if abs(each - length) > slack:
@@ -118,7 +125,8 @@ def _same(path: Path, name: str, measured: float, planned: float) -> None:
         )
 
 
-def _number(path: Path, result: Mapping[str, Any], name: str) -> float:
+def read_number(path: Path, result: Mapping[str, Any], name: str) -> float:
+    """A figure of a result. Raises InputError where it is none."""
     value = result.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
         raise InputError(f"{path} is broken: {name} is {value!r}", hint=_AGAIN)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from planner.validate.causes import Finding, findings
 from planner.validate.compare import Line, compare
 from planner.validate.folder import Measured, read_folder
+from planner.validate.further import FurtherLoad, further_loads
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,18 @@ class Validation:
     measured: Measured
     lines: tuple[Line, ...]
     findings: tuple[Finding, ...]
+    further: tuple[FurtherLoad, ...] = ()  #: other loads of the same server
+    notes: tuple[str, ...] = ()
+
+    @property
+    def every_line(self) -> tuple[Line, ...]:
+        """Those of the plan's own load, and those of further ones."""
+        return (*self.lines, *(line for load in self.further for line in load.lines))
 
     @property
     def inside(self) -> bool:
         """Whether every measurement lies within its bounds."""
-        return all(line.verdict == "inside" for line in self.lines)
+        return all(map(_inside, self.every_line))
 
     @property
     def as_planned(self) -> bool:
@@ -52,7 +60,11 @@ class Validation:
                 {"task": a.task, "metric": a.metric, "value": a.value, "stderr": a.stderr}
                 for a in self.measured.accuracy
             ],
-            "notes": list(self.measured.notes),
+            "further": [
+                {"load": one.load, "result": f"results/{one.result_name}", "lines": [_line(line) for line in one.lines]}
+                for one in self.further
+            ],
+            "notes": list(self.notes),
         }
 
 
@@ -63,7 +75,17 @@ def validate(directory: Path) -> Validation:
     """
     measured = read_folder(directory)
     lines = compare(measured)
-    return Validation(measured, lines, findings(measured, lines))
+    further, remarks = further_loads(measured)
+    found = findings(measured, lines)
+    if all(map(_inside, lines)):  # then the first of the others that is outside has to be explained
+        for one in [load for load in further if not all(map(_inside, load.lines))][:1]:
+            new = (finding for finding in findings(measured, one.lines) if finding not in found)
+            found += tuple(replace(finding, cause=f"at {one.load}: {finding.cause}") for finding in new)
+    return Validation(measured, lines, found, further, (*measured.notes, *remarks))
+
+
+def _inside(line: Line) -> bool:
+    return line.verdict == "inside"
 
 
 def _line(line: Line) -> dict[str, Any]:
