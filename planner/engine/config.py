@@ -8,7 +8,7 @@ and what is launched.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from planner.engine.version import EngineVersion
 
@@ -127,6 +127,12 @@ class EngineConfig:
     def env(self) -> dict[str, str]:
         """Variables that say what no flag does."""
         return {CPU_KVCACHE_SPACE: str(self.cpu_kvcache_space)} if self.cpu_kvcache_space else {}
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """How the model lies on the GPUs, in the names that every answer has for it: parallel axes, element types."""
+        names = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"
+        return {name: getattr(self, name) for name in (*names, "weight_dtype", "kv_cache_dtype")}
 
     @property
     def drafted_tok(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,7 @@ class Request:
     targets: Targets | None = None  #: None: the goal decides alone
     workload_name: str | None = None
     prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
+    prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, over the profile's own
 
     @property
     def workload(self) -> Workload:
@@ -168,17 +170,12 @@ def turned_down(candidate: Candidate, reason: str) -> Rejected:
     """A candidate that lost, with everything that it would have been launched with."""
     config = candidate.config
     return Rejected(
-        candidate.deployment.profile.id,
-        candidate.resolved.resolved,
-        config.tensor_parallel_size,
-        config.kv_cache_dtype,
-        reason,
-        config.pipeline_parallel_size,
-        config.data_parallel_size,
-        config.enable_expert_parallel,
-        config.weight_dtype,
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
+        gpu=candidate.deployment.profile.id,
+        model=candidate.resolved.resolved,
+        reason=reason,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        **config.layout,
     )
 
 

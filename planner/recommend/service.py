@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 from planner.capacity import THROUGHPUT, Load, Reading, largest_load
+from planner.cost import price_of
 from planner.plan import Plan, PlannedTarget, Service
 from planner.predict import Deployment
 from planner.recommend.engines import node_size
@@ -42,7 +43,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
     packages = candidate.num_gpus / profile.parts
     if targets.value is not None:  # nobody rents a part of a package
         packages = ceil(packages)
-    price = profile.price
+    price = price_of(profile, request.prices)
     return Service(
         interval="pessimistic" if targets.pessimistic else "optimistic",
         targets=tuple(map(_target, load.readings)),
@@ -58,7 +59,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
         node_load=most.value * servers if most else None,
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
-        usd_per_hour=price.typical.value * profile.parts * packages if price else None,
+        usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
     )
 
 
@@ -166,12 +167,7 @@ def closest_point(candidate: Candidate) -> dict[str, Any]:
     return {
         "gpu": candidate.deployment.profile.id,
         "model": candidate.resolved.resolved,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "pipeline_parallel_size": config.pipeline_parallel_size,
-        "data_parallel_size": config.data_parallel_size,
-        "enable_expert_parallel": config.enable_expert_parallel,
-        "weight_dtype": config.weight_dtype,
-        "kv_cache_dtype": config.kv_cache_dtype,
+        **config.layout,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "load": {load.by: load.value},
