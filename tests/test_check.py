@@ -524,6 +524,13 @@ def test_a_path_of_another_machine_can_be_named(tmp_path: Path) -> None:
     assert answer(str(script), "--gpu", "h100", "--as-model", LLAMA)["model"]["resolved"] == LLAMA
 
 
+def test_a_path_may_have_blanks(tmp_path: Path) -> None:
+    script = tmp_path / "my plan" / "start.sh"
+    script.parent.mkdir()
+    script.write_text(f"vllm serve {LLAMA} --max-num-seqs 8 --max-model-len 4096\n")
+    assert answer(str(script), "--gpu", "h100")["model"]["resolved"] == LLAMA
+
+
 def test_an_id_with_a_slash_behind_it_is_judged_by_its_facts_on_the_hub() -> None:
     """AMD's recipe for MI355X prints its checkpoint so; vLLM looks for a folder of that name."""
     said = answer("--gpu", "h100", "--", "vllm", "serve", f"{LLAMA}/", "--max-model-len", "4096")

@@ -96,7 +96,7 @@ def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None
                 f"{' '.join(line)[:80]!r} is no vllm serve line", hint="write: planner check -- vllm serve MODEL ..."
             )
         return Found(found.argv, found.env), None
-    if isinstance(line, str) and (" " in line.strip() or "\n" in line):
+    if isinstance(line, str) and (" " in line.strip() or "\n" in line) and not _is_there(line):
         return find_command(line), None  # the text itself
     path = Path(line)
     script = path / "launch.sh" if path.is_dir() else path
@@ -108,6 +108,14 @@ def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None
         cause = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{script}: {cause}", hint="give a script, or a folder with a launch.sh") from error
     return find_command(text), _plan_beside(script)
+
+
+def _is_there(text: str) -> bool:
+    """Whether ``text`` is the path of something; a long text is none."""
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _plan_beside(script: Path) -> Plan | None:
