@@ -94,6 +94,11 @@ SAME: list[tuple[Callable[[], Result], tuple[str, ...]]] = [
          "--random-input-len", "512"),
     ),
     (
+        lambda: recommend_plans(LLAMA, ["h100", "mi300x"], tpot=80, request_rate=2, price={"h100": 1, "mi300x": 0.5}),
+        ("recommend", LLAMA, "--gpu", "h100", "--gpu", "mi300x", "--tpot", "80", "--request-rate", "2", "--price",
+         "h100=1", "--price", "mi300x=0.5"),
+    ),
+    (
         lambda: compare_gpus(LLAMA, ["h100", "mi300x"], input_len=[256, 512], max_concurrency=8, price={"h100": 2.5}),
         ("compare", LLAMA, "--gpu", "h100", "--gpu", "mi300x", "--random-input-len", "256,512", "--max-concurrency",
          "8", "--price", "h100=2.5"),

@@ -269,6 +269,11 @@ def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
     said = " ".join(outcome.err.split())
     assert "order: USD per hour, the cheapest first; no price is known for mi355x: behind, by whole GPUs" in said
     assert "one server of 1 GPU" in outcome.out and "1 server of 1 GPU each" not in outcome.out
+    own = run("recommend", LLAMA_7B, *names, *load, "--price", "mi355x=0.5", "--price", "h100=1")
+    assert [line.split()[0] for line in own.out.splitlines()[2:5]] == ["mi355x", "h100-sxm", "mi300x"]
+    assert "0.50 USD/h for 1 GPU: 0.50 per whole GPU (--price)" in own.out and "no price is known" not in own.err
+    idle = run("recommend", LLAMA_7B, *names, "--price", "h100=1")
+    assert idle.status == 2 and "--price without targets" in idle.err and "hint: add a target" in idle.err
     most = run("recommend", LLAMA_7B, *names, *load, "--goal", "max-throughput", "--format", "json")
     answer = json.loads(most.out)
     rates = [plan["service"]["output_throughput_per_gpu"] for plan in answer["plans"]]

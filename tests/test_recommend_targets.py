@@ -263,6 +263,19 @@ def test_plans_are_put_in_the_order_of_their_price() -> None:
     assert (first.usd_per_hour or 0) <= (second.usd_per_hour or 0)
 
 
+def test_own_prices_decide_the_order() -> None:
+    """By hand: each plan costs its packages times the price that is given for its GPU; a partition's is its whole's."""
+    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "mi355x", "h100", "mi300x-cpx")
+    own = replace(asked, prices={"mi355x": 0.5, "h100-sxm": 9.0, "mi300x": 2.4})
+    plans = [assemble(own, ranking, ranking.candidates[0]) for ranking in rank(own)]
+    costs = {plan.gpu: (plan.service.packages, plan.service.usd_per_hour) for plan in plans if plan.service}
+    for gpu, each in (("mi355x", 0.5), ("h100-sxm", 9.0), ("mi300x-cpx", 2.4)):
+        packages, usd = costs[gpu]
+        assert usd == pytest.approx(each * packages)
+    assert [plan.gpu for plan in best_first(plans, "balanced")] == sorted(costs, key=lambda gpu: costs[gpu][1] or 0)
+    assert best_first(plans, "balanced")[0].gpu == "mi355x"  # without a price of its own it would be the last
+
+
 def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
     """By hand: 9 USD/h, 3 USD/h, and two without a price on 2 and 1 whole GPUs."""
     asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "h100")
@@ -289,7 +302,7 @@ def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
 
 
 def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most() -> None:
-    targets = Targets(parse_slos({"tpot": 40.0}), "rate", 8.0)
+    targets = Targets(parse_slos({"tpot": 80.0}), "rate", 2.0)
     rates: dict[str, float] = {}
     for goal in ("balanced", "max-throughput"):
         asked = request(targets, "h100", model=LLAMA, goal=goal)

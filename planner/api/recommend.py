@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from planner.api.compare import words_of
 from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL, GPUS_PER_NODE
 from planner.api.flags import EngineFlags, engine_args, flag_of, typed
 from planner.api.inputs import (
@@ -39,7 +40,7 @@ LATENCY_CONCURRENCY = 8  #: of the goal min-latency
 OWN = (
     "goal", "gpus", "input_len", "output_len", "random_range_ratio", "random_prefix_len", "workload", "max_concurrency",
     "request_rate", "burstiness", "trace", "seed", "num_prompts", "ttft", "tpot", "itl", "e2el", "percentile",
-    "optimistic", "engine_version", "calibration", "pick", "revision", "refresh",
+    "optimistic", "price", "engine_version", "calibration", "pick", "revision", "refresh",
 )  # fmt: skip
 #: Settings that the search does not choose, so that they can be given.
 GIVEN = (
@@ -73,6 +74,7 @@ def recommend_plans(
     e2el: float | None = None,
     percentile: float | str | None = None,
     optimistic: bool = False,
+    price: Mapping[str, float] | Sequence[str] = (),
     engine_version: str | None = None,
     calibration: str | PathLike[str] | None = None,
     pick: int = 1,
@@ -90,7 +92,8 @@ def recommend_plans(
     ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers together); or as
     a ``trace``, a file of recorded arrivals and lengths. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at
     a ``percentile`` (99, ``"mean"``): the cheapest plan is found whose interval keeps them with its worse end, or
-    with its better one where ``optimistic``. ``engine`` are settings that are given instead of searched; those of the
+    with its better one where ``optimistic``; several GPUs stand by USD per hour, ``price`` says others than the
+    profiles' per GPU (``{"mi355x": 2.5}``). ``engine`` are settings that are given instead of searched; those of the
     layout are searched and cannot be given. ``pick`` takes another plan than the best.
 
     ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
@@ -104,6 +107,14 @@ def recommend_plans(
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
     flags |= {"limits_ms": {name: given.get(name) for name in METRICS}, "optimistic": optimistic}
     load = asked_load(LoadFlags(**flags))
+    from planner.cost import parse_prices
+
+    prices = parse_prices(given.get("price", ()), profiles)
+    if prices and load.targets is None:
+        raise InputError(
+            "--price without targets and without a load: plans are then in the order of the goal, not of USD",
+            hint="add a target such as --tpot 100, or --request-rate; or ask planner compare",
+        )
     resolved = load_model(DEFAULT_MODEL if model is None else model, revision=revision, refresh=refresh)
     own_context = resolved.model.max_position_embeddings
     sent = workload_of(
@@ -140,6 +151,7 @@ def recommend_plans(
         targets=load.targets,
         workload_name=workload,
         prefix_len=sent.prefix_len,
+        prices=prices,
     )
     rankings = tuple(rank(request))
     plans = tuple(_picked(request, ranking, pick) for ranking in rankings)
@@ -190,7 +202,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
     from planner.plan import Goal
 
-    unsaid = {"pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False}
+    unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False}
     found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
     for name, value in found.items():
         if name in COUNTS or name == "seed":
@@ -203,6 +215,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             typed(name, value, str)
         elif name == "percentile":
             found[name] = str(value)
+        elif name == "price":
+            found[name] = words_of(value)
         if name in COUNTS and found[name] < 1:
             raise InputError(f"{flag_of(name)} must be at least 1, got {value}", hint="give a positive number")
     if found.get("goal", DEFAULT_GOAL) not in get_args(Goal):
@@ -270,7 +284,10 @@ def _words(
     for name, value in given.items():
         if value is None or (value is False and name != "enable_prefix_caching"):
             continue
-        if isinstance(value, bool):
+        if name == "price":
+            for word in value:
+                yield from (flag_of(name), word)
+        elif isinstance(value, bool):
             yield flag_of(name) if value else flag_of(f"no_{name}")
         elif name == "speculative_config":
             yield from (flag_of(name), engine_args({name: value}).speculative_config.text)  # type: ignore[union-attr]

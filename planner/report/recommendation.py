@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from planner.cost import price_of
 from planner.efficiency import SHIPPED
 from planner.errors import InputError
+from planner.hardware import GpuProfile
 from planner.plan import Plan, Service
 from planner.predict import with_intervals
 from planner.recommend import (
@@ -150,9 +152,9 @@ class Recommendation(Result):
         if self.ok:
             yield from super()._lines()
         if self._are_many and self.best:
-            yield from _best_lines(self.rankings, self.plans, self.best)
+            yield from _best_lines(self.rankings, self.plans, self.best, self.request.prices)
         else:
-            yield from _each_lines(self._in_order())
+            yield from _each_lines(self._in_order(), self.request.prices)
 
     def _in_order(self) -> list[tuple[Ranking, Plan | None]]:
         """As the table; GPUs without a plan at the end."""
@@ -175,25 +177,27 @@ class Recommendation(Result):
             yield f"write the scripts with: {self.command} -o plans"
 
 
-def _best_lines(rankings: Sequence[Ranking], plans: Sequence[Plan | None], best: Plan) -> Iterator[str]:
+def _best_lines(
+    rankings: Sequence[Ranking], plans: Sequence[Plan | None], best: Plan, prices: Mapping[str, float]
+) -> Iterator[str]:
     """Below a long table: the best plan with its reasons, and which GPUs have none."""
     yield ""
     ranking = next(ranking for ranking, plan in zip(rankings, plans, strict=True) if plan is best)
-    yield from _plan_lines(ranking, best)
+    yield from _plan_lines(ranking, best, prices)
     without = [ranking.profile.id for ranking, plan in zip(rankings, plans, strict=True) if plan is None]
     if without:
         yield ""
         yield wrapped(f"no plan: {', '.join(without)}; --format json says why", rest="  ")
 
 
-def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]]) -> Iterator[str]:
+def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]], prices: Mapping[str, float]) -> Iterator[str]:
     """Below the table: each GPU's plan with its reasons, or why there is none."""
     made = any(plan is not None for _, plan in pairs)
     for index, (ranking, plan) in enumerate(pairs):
         if index or made:
             yield ""
         if plan:
-            yield from _plan_lines(ranking, plan)
+            yield from _plan_lines(ranking, plan, prices)
         else:
             yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
             if ranking.closest:
@@ -298,9 +302,9 @@ def layout_words(plan: Plan) -> str:
     return " + ".join(words) or "TP 1"
 
 
-def _plan_lines(ranking: Ranking, plan: Plan) -> Iterator[str]:
+def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> Iterator[str]:
     yield f"{ranking.profile.name}: {_servers(plan)}, {plan.model}"
-    yield from _items("-", [*plan.why, *_carried(plan)])
+    yield from _items("-", [*plan.why, *_carried(plan, ranking.profile, prices)])
     yield from _items("!", plan.warnings)
     yield from _rejected_lines(ranking)
     # as typed on the machine itself: only a container's server binds to all addresses
@@ -316,7 +320,7 @@ def _servers(plan: Plan) -> str:
     return f"{plan.service.replicas} servers of {size}"
 
 
-def _carried(plan: Plan) -> Iterator[str]:
+def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
     """How much one server and one node carry, and what that costs."""
     service = plan.service
     if service is None:
@@ -328,9 +332,11 @@ def _carried(plan: Plan) -> Iterator[str]:
         tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
         most = f"{service.largest_load:,.4g} {service.load_unit}"
         yield f"one server carries {most} under the targets{tokens}{node}{then}"
-    if service.usd_per_hour is not None:
+    price = price_of(profile, prices)
+    if price and service.usd_per_hour is not None:
         gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
-        yield f"{service.usd_per_hour:,.2f} USD/h for {gpus} at the typical price of the profile"
+        each = price.usd_per_h.mid * profile.parts
+        yield f"{service.usd_per_hour:,.2f} USD/h for {gpus}: {each:,.2f} per whole GPU ({price.origin})"
 
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:
