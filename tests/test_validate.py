@@ -256,6 +256,12 @@ def test_a_broken_result_is_refused(folder: Folder, text: str) -> None:
     assert refusal(where)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "12"])
+def test_a_figure_that_is_no_number_is_never_inside(folder: Folder, value: Any) -> None:
+    with pytest.raises(InputError, match="mean_ttft_ms is"):
+        validate(folder(mean_ttft_ms=value))
+
+
 def test_a_result_that_is_no_text_is_refused(folder: Folder) -> None:
     where = folder()
     (where / "results" / f"serve-{made().digest}.json").write_bytes(b"\xff\xfe\x00")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
+from planner.errors import InputError
 from planner.memory.startup_log import StartupLog
 from planner.units import GIB
 from planner.validate.folder import Measured
@@ -90,8 +92,10 @@ def _line(
     key: str, unit: str, share: float, predicted: Mapping[str, Any], measured: Mapping[str, Any]
 ) -> Iterator[Line]:
     value, found = predicted.get(key), measured.get(key)
-    if not isinstance(value, int | float) or not isinstance(found, int | float) or not value:
+    if not isinstance(value, int | float) or found is None or not value:
         return
+    if not isinstance(found, int | float) or not isfinite(found):
+        raise InputError(f"the result is broken: {key} is {found!r}", hint="measure again (FORCE=1 ./benchmark.sh)")
     lo, hi = predicted.get(f"{key}_lo"), predicted.get(f"{key}_hi")
     if isinstance(lo, int | float) and isinstance(hi, int | float):
         yield Line(key, unit, value, lo, hi, found, "interval")
