@@ -33,7 +33,8 @@ from planner.errors import InputError
 from planner.evaluate import case_of, evaluate, predict
 from planner.local import Local, local_for, read_local, save
 from planner.measurements import RUN_COLUMNS, Run, runs_of
-from planner.plan import PlanFile, PlannedWorkload
+from planner.memory.overheads import Interval
+from planner.plan import PlanFile, PlannedWorkload, read_plan
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 BASE = Run("", "serve", "h100-sxm", MODEL, engine_version="0.11.0", arrival="closed-loop", random_range_ratio=0.0)
@@ -333,6 +334,29 @@ def test_a_folder_and_its_result_say_the_same(folder: Callable[..., Path]) -> No
     found = json.loads(outcome.out)
     assert outcome.status == 0 and found["kept"] and found["schema_version"] == 1
     assert found["error"]["after"] < found["error"]["before"]
+
+
+def test_a_log_that_leaves_settings_out_is_read_with_those_of_the_command(folder: Callable[..., Path]) -> None:
+    """Blocks of an fp8 cache have half the bytes, so what they leave for the rest depends on what was launched."""
+    directory = folder()
+    file = read_plan(directory)
+    argv = (*file.plan.serve_argv, "--kv-cache-dtype", "fp8", "--max-num-seqs", "8", "--max-num-batched-tokens", "8192",
+            "--max-model-len", "2048")  # fmt: skip
+    plan = file.plan.model_copy(update={"kv_cache_dtype": "fp8", "serve_argv": argv})
+    (directory / "plan.json").write_text(file.model_copy(update={"plan": plan}).to_json())
+    (result,) = (directory / "results").iterdir()
+    result.rename(result.with_name(f"serve-{plan.digest}.json"))
+    log = directory / "logs" / "server.log"
+    log.parent.mkdir()
+    left_out = "INFO V1 LLM engine (v0.11.0)\nINFO Model loading took 14.99 GiB\nINFO # GPU blocks: 55000\n"
+
+    def learned(text: str) -> list[tuple[str, Interval]]:
+        log.write_text(text)
+        answer = calibrate(read_sources([directory], Stated()), kept())
+        return [(one.name, one.interval) for one in answer.memory]
+
+    printed = learned(f"{left_out}INFO Initializing a V1 LLM engine (v0.11.0) with config: kv_cache_dtype=fp8\n")
+    assert printed and learned(left_out) == printed
 
 
 def test_results_without_a_plan_need_to_be_told_what_ran(tmp_path: Path) -> None:

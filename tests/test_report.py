@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.dossier import read_dossier, sweep
-from planner.dossier.sweep import workload_of
 from planner.plan import PlanFile, PlannedWorkload
 from planner.report.page import command_text, page
 from planner.workload import Workload
@@ -275,10 +274,10 @@ def test_what_is_replayed_is_the_planned_load_to_the_last_field(made: Path) -> N
     sent = {"input_len": 100, "output_len": 20, "num_prompts": 40, "seed": 7, "burstiness": 0.5, "range_ratio": 0.25}
     load = PlannedWorkload(**sent, prefix_len=512)
     plan = plan_of(made / "one").plan.model_copy(update={"workload": load})
-    assert workload_of(plan) == Workload(**sent, prefix_len=512, request_rate=float("inf"))
+    assert plan.workload.sent == Workload(**sent, prefix_len=512, request_rate=float("inf"))
     paced = load.model_copy(update={"request_rate": 2.5, "max_concurrency": 8})
     plan = plan.model_copy(update={"workload": paced})
-    assert workload_of(plan) == Workload(**sent, prefix_len=512, request_rate=2.5, max_concurrency=8)
+    assert plan.workload.sent == Workload(**sent, prefix_len=512, request_rate=2.5, max_concurrency=8)
 
 
 def test_another_replay_than_the_plans_is_said(one: Path, undrawn: None) -> None:

@@ -22,9 +22,9 @@ from planner.calibrate.factors import MEANINGS, Factor, factors_of, problem_of, 
 from planner.calibrate.intervals import Miss, local_spreads
 from planner.calibrate.sources import Sources
 from planner.calibration.fit import SIGMA, Fit, Problem
+from planner.check import launched_args
 from planner.consistency import EXACT
 from planner.efficiency import Effect, LocalFits, base_digest, load_calibration
-from planner.engine.config import EngineArgs
 from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.evaluate import Evaluated, Figure, case_of, evaluate, evaluate_run
@@ -251,21 +251,9 @@ def _memory(folder: Measured) -> tuple[overheads.Fit, ...]:
     if folder.startup is None:
         return ()
     plan = folder.plan
-    args = EngineArgs(
-        tensor_parallel_size=plan.tensor_parallel_size,
-        pipeline_parallel_size=plan.pipeline_parallel_size,
-        data_parallel_size=plan.data_parallel_size,
-        enable_expert_parallel=plan.enable_expert_parallel,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=plan.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        gpu_memory_utilization=plan.gpu_memory_utilization,
-        enforce_eager=plan.enforce_eager,
-        allow_unvalidated=True,
-    )
     model, profile = load_model(plan.model, network=False).model, load_profile(plan.gpu)
     version = parse_version(plan.engine_version)
-    return read_start(folder.startup, model, profile, args, version, Basis(overheads.shipped())).learned
+    return read_start(folder.startup, model, profile, launched_args(plan), version, Basis(overheads.shipped())).learned
 
 
 # --- is it worth keeping -------------------------------------------------------------------------------------------

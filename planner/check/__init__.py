@@ -1,7 +1,7 @@
 """Somebody's own ``vllm serve`` line: will it start, what would it deliver, what would deliver more."""
 
 from planner.check.answer import Answer, Asked, Served, check_line
-from planner.check.launched import redeploy, workload_of
+from planner.check.launched import launched_args, redeploy
 from planner.check.line import ServeLine, read_line
 from planner.check.shell import Found, find_command
 
@@ -13,7 +13,7 @@ __all__ = [
     "Served",
     "check_line",
     "find_command",
+    "launched_args",
     "read_line",
     "redeploy",
-    "workload_of",
 ]

@@ -1,11 +1,11 @@
-"""The engine and the load of a plan, put together again from the command lines that its scripts run."""
+"""The engine of a plan, put together again from the command line that its scripts run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 from planner.check.line import read_line
+from planner.engine.config import EngineArgs
 from planner.engine.version import parse_version
 from planner.hardware import load_profile
 from planner.local import SHIPPED, Local
@@ -13,7 +13,12 @@ from planner.memory.budget import Basis
 from planner.model.resolve import load_model
 from planner.plan import Plan
 from planner.predict import Deployment, deploy
-from planner.workload import Workload
+
+
+def launched_args(plan: Plan) -> EngineArgs:
+    """The settings that ``serve_argv`` and the plan's variables ask for."""
+    line = read_line(plan.serve_argv, parse_version(plan.engine_version), env=plan.env)
+    return replace(line.args, allow_unvalidated=True)
 
 
 def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
@@ -21,11 +26,5 @@ def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     version = parse_version(plan.engine_version)
     profile = load_profile(plan.gpu)
     model = load_model(plan.model).model
-    args = replace(read_line(plan.serve_argv, version, env=plan.env).args, allow_unvalidated=True)
-    return deploy(model, profile, args, version, basis=Basis(local.constants), calibration=local.calibration)
-
-
-def workload_of(plan: Plan) -> Workload:
-    """What the plan's benchmark sends."""
-    sent = plan.workload
-    return Workload(**{**sent.model_dump(), "request_rate": sent.request_rate or inf})
+    basis = Basis(local.constants)
+    return deploy(model, profile, launched_args(plan), version, basis=basis, calibration=local.calibration)

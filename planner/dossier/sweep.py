@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from planner.check import redeploy, workload_of
+from planner.check import redeploy
 from planner.errors import PlannerError
 from planner.local import SHIPPED, Local
 from planner.plan import Plan
@@ -52,7 +52,7 @@ def sweep(plan: Plan, local: Local = SHIPPED) -> Sweep:
     """Replay ``plan`` at loads around its own. Never raises for a plan that cannot be: ``missing`` says why."""
     try:
         deployment = redeploy(plan, local)
-        workload = workload_of(plan)
+        workload = plan.workload.sent
         by = "concurrency" if workload.request_rate == inf else "rate"
         points = tuple(_points(deployment, workload, by))
         planned = predict_serve(deployment, workload, percentiles=PERCENTILES)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from planner.check import redeploy, workload_of
+from planner.check import redeploy
 from planner.errors import InputError, PlannerError
 from planner.local import SHIPPED, Local, local_for
 from planner.plan import Plan
@@ -62,7 +62,7 @@ def _further(path: Path, plan: Plan, deployment: Deployment) -> FurtherLoad:
     count, rate = int(read_number(path, result, "completed")), result.get("request_rate")
     limit = result.get("max_concurrency")
     load = replace(
-        workload_of(plan),
+        plan.workload.sent,
         num_prompts=count,
         max_concurrency=int(limit) if limit else None,
         request_rate=inf if rate in (None, "inf") else read_number(path, result, "request_rate"),
@@ -82,7 +82,7 @@ def _by_load(path: Path) -> tuple[str, float]:
 
 
 def _remarks(plan: Plan, deployment: Deployment) -> Iterator[str]:
-    now = _replayed(deployment, workload_of(plan))
+    now = _replayed(deployment, plan.workload.sent)
     planned = plan.predicted.get("output_throughput")
     if isinstance(planned, int | float) and planned and abs(now / planned - 1) > SAME:
         yield (
