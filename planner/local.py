@@ -19,13 +19,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from planner.efficiency import Calibration, LocalFits, base_digest, load_calibration, over_shipped, parse_local
 from planner.errors import InputError
 from planner.memory.overheads import Constants, Fit, parse_constants, shipped
 from planner.resources import user_data_dir
 from planner.units import FACTORS
+
+if TYPE_CHECKING:  # what is about memory alone need not wait for it
+    from planner.efficiency import Calibration, LocalFits
 
 #: Units that the constants of memory are written in; shares and copies have none.
 UNITS = {"memory": "GiB", "unexplained": "GiB", "non_torch": "GiB", "graphs": "GiB", "graph_each": "MiB"}
@@ -46,6 +48,8 @@ class Local:
     @property
     def is_stale(self) -> bool:
         """Whether the factors multiply other fits than those that we ship now: they mean nothing then."""
+        from planner.efficiency import base_digest
+
         return self.efficiency is not None and self.efficiency.base != base_digest()
 
     @cached_property
@@ -59,6 +63,8 @@ class Local:
 
         Stale factors are left out of the user's own file, see ``notes``. Raises InputError for those of a named one.
         """
+        from planner.efficiency import load_calibration, over_shipped
+
         if self.efficiency is None:
             return load_calibration()
         if not self.is_stale:
@@ -116,6 +122,8 @@ def read_local(path: Path) -> Local:
         raise InputError(f"{path}: {error.strerror}", hint=_HINT) from error
     except ValueError as error:  # not TOML, not UTF-8
         raise InputError(f"{path} is not TOML: {error}", hint=_HINT) from error
+    from planner.efficiency import parse_local
+
     content = table.pop(EFFICIENCY, None)
     efficiency = None if content is None else parse_local(content, str(path))
     return Local(path, parse_constants(table, str(path), hint=_HINT), efficiency)

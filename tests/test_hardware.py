@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.errors import InputError, UnknownNameError
-from planner.hardware import GpuProfile, aliases, load_all, load_profile, loader, profile_ids
+from planner.hardware import GpuProfile, aliases, load_all, load_profile, load_whole, loader, profile_ids
 from planner.hardware.schema import AllReduceCurve, Memory, Quantity, Rule
 from planner.resources import data_dir
 from planner.units import FACTORS, GIB, MIB
@@ -23,6 +23,10 @@ WHOLE = [profile for profile in PROFILES if not profile.partition]
 
 def by_id(profile: GpuProfile) -> str:
     return profile.id
+
+
+def test_whole_gpus_are_told_from_partitions_without_parsing_these() -> None:
+    assert load_whole() == tuple(WHOLE)
 
 
 # ------------------------------------------------------------------------------------------------ completeness

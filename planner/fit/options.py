@@ -13,7 +13,7 @@ from planner.engine.version import EngineVersion
 from planner.errors import PlannerError
 from planner.fit.check import check, min_tensor_parallel_size
 from planner.fit.result import Checked, FitResult, Option, Setting
-from planner.hardware import load_all
+from planner.hardware import load_all, load_whole
 from planner.hardware.schema import GpuProfile
 from planner.memory.budget import SHIPPED_BASIS, Basis
 from planner.model.architecture import Model
@@ -183,6 +183,8 @@ def _precisions(case: _Case) -> Iterator[Option]:
 def _modes(case: _Case) -> Iterator[Option]:
     """The smallest larger mode of the same GPU, the whole GPU among them."""
     own = case.profile
+    if own.partition is None:  # nothing is larger than the whole
+        return
     larger = [p for p in load_all() if p.whole == own.whole and p.memory_bytes > own.memory_bytes]
     for other in sorted(larger, key=lambda p: p.memory_bytes):
         found = tuple(case.ask(f"{other.name} instead", {"gpu": other.id}, profile=other))
@@ -195,9 +197,7 @@ def _other_gpus(case: _Case) -> Iterator[Option]:
     """The smallest whole GPUs with more memory on which the same settings fit."""
     own = case.profile
     larger = [
-        p
-        for p in load_all()
-        if not p.partition and p.platform != "cpu" and p.memory_bytes > own.memory_bytes and p.id != own.whole
+        p for p in load_whole() if p.platform != "cpu" and p.memory_bytes > own.memory_bytes and p.id != own.whole
     ]
     named = 0
     for other in sorted(larger, key=lambda p: p.memory_bytes):

@@ -20,6 +20,7 @@ from planner.hardware.schema import GpuProfile
 from planner.resources import data_dir
 
 _ALIASES = "aliases.toml"
+_PARTITION = "\n[partition]\n"  #: the table that a partition's file has
 _HINT = "start from the file of a similar GPU; every number is { value, unit, source, kind }"
 
 
@@ -55,6 +56,16 @@ def load_profile(name: str) -> GpuProfile:
 def load_all() -> tuple[GpuProfile, ...]:
     """Every shipped profile, by id."""
     return tuple(_shipped(profile_id) for profile_id in profile_ids())
+
+
+def load_whole() -> tuple[GpuProfile, ...]:
+    """Every shipped profile of a whole GPU, by id. Those of partitions, which are most, are not parsed: that takes time
+    that a user waits for."""
+    return tuple(_shipped(profile_id) for profile_id in profile_ids() if _PARTITION not in _text(profile_id))
+
+
+def _text(profile_id: str) -> str:
+    return (data_dir("hardware") / f"{profile_id}.toml").read_text("utf-8")
 
 
 @cache
