@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from planner.calibration import Observed, leave_out
+from planner.calibration.crossval import Bands
+from planner.calibration.terms import Terms
 from planner.evaluate import case_of, predict
 from planner.heldout import replayed_errors
 from planner.measurements import Run
@@ -59,3 +61,23 @@ def test_where_the_engine_decides_both_errors_are_alike() -> None:
     replayed, summed = by_metric(1.2)
     for key in (("closed", "mean_tpot_ms"), ("closed", "output_throughput"), ("batch", "avg_latency_s")):
         assert replayed[key] == pytest.approx(summed[key], abs=0.03), key
+
+
+def test_tails_of_few_runs_are_drawn_towards_gpus_that_are_linked_alike() -> None:
+    # 30 runs on each of three GPUs; errors of 10 % behind an NVSwitch, of a factor e^3 on PCIe
+    runs = [
+        replace(BATCH, run_id=f"{gpu} {n}", gpu=gpu, output_len=2, metrics={"avg_latency_s": 1.0})
+        for gpu in ("h100-sxm", "h200-sxm", "h100-pcie")
+        for n in range(30)
+    ]
+    terms = Terms(observe(runs)[0])
+    size = np.array([3.0 if one.circumstances["links"] == "pcie" else 0.1 for one in terms.observed])
+    bands = Bands(terms, size[terms.metric_run] * np.tile([1.0, -1.0], 45), "setting")
+    gpu = (("architecture", "sm_90"), ("gpu", "h100-sxm"))
+    linked = (("links", "nvswitch"), ("platform", "cuda"))
+    assert bands.around["avg_latency_s", gpu] == linked and bands.around["avg_latency_s", linked] == ()
+    assert bands.around["avg_latency_s", ()] is None
+    # of all 90 runs the tails are 3; of the 60 they are 0.1, drawn by 50 / 110: 0.1 x 0.545 + 3 x 0.455 = 1.418; of the
+    # 30 they are 0.1, drawn towards those by 50 / 80: 0.1 x 0.375 + 1.418 x 0.625 = 0.924, and not 1.913 towards all
+    assert bands.bounds("avg_latency_s", linked) == pytest.approx((-1.418, 1.418), abs=0.001)
+    assert bands.bounds("avg_latency_s", gpu) == pytest.approx((-0.924, 0.924), abs=0.001)

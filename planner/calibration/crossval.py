@@ -35,7 +35,8 @@ BAND_OF_GROUPS = 0.95
 BAND_OF_RUNS = 0.92  #: likewise of single runs
 #: Fewer errors than this say nothing of their tails.
 LEAST_ROWS = 20
-#: Tails of few rows are luck: an interval is drawn towards that of all runs as if so many of those were in it.
+#: Tails of few rows are luck: an interval is drawn towards that of the pool around it (GPUs that are linked alike, and
+#: then all runs) as if so many of those were in it.
 DRAWN_ROWS = 50
 #: Circumstances in which errors are wide or narrow: the engine's era and whether there are experts, the GPU, how GPUs
 #: are linked. Of those that hold for a run, the mean of the logarithms is taken (``Calibration.interval``).
@@ -75,14 +76,13 @@ def spreads(terms: Terms, errors_without: Mapping[Familiarity, Floats]) -> tuple
 
     ``errors_without``: log(predicted / measured) of every metric of ``terms``, left out in each way.
     """
-    pools = error_pools(terms)
     found: list[Spread] = []
     median_error: dict[str, float] = {}
     for familiarity, errors in errors_without.items():
-        for (metric, when), members in pools.items():
-            if len(members) >= LEAST_ROWS:
-                everywhere = tails(metric, errors[pools[metric, ()]], familiarity)
-                low, high = drawn(tails(metric, errors[members], familiarity), len(members), everywhere)
+        bands = Bands(terms, errors, familiarity)
+        for (metric, when), members in bands.pools.items():
+            if bounds := bands.bounds(metric, when):
+                low, high = bounds
                 lo, hi = round(min(exp(low), 1.0), 3), round(max(exp(high), 1.0), 3)
                 found.append(
                     Spread(metric=metric, familiarity=familiarity, when=dict(when), rows=len(members), lo=lo, hi=hi)
@@ -90,6 +90,49 @@ def spreads(terms: Terms, errors_without: Mapping[Familiarity, Floats]) -> tuple
             if familiarity == "combination" and not when:
                 median_error[metric] = round(float(np.median(np.abs(np.expm1(errors[members])))), 4)
     return tuple(found), median_error
+
+
+class Bands:
+    """Bounds of the errors of each pool: its own tails, drawn towards those of the pool around it."""
+
+    def __init__(self, terms: Terms, errors: Floats, familiarity: Familiarity) -> None:
+        self.errors, self.familiarity = errors, familiarity
+        self.pools = error_pools(terms)
+        self.around = {key: _around(key, self.pools) for key in self.pools}
+        keys = [str(LEFT_OUT[familiarity](terms.observed[run])) for run in terms.metric_run.tolist()]
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        #: number of what each metric is left out together with
+        self.group: NDArray[np.int64] = np.array([number[key] for key in keys])
+        self._known: dict[tuple[str, Where, int], Bounds | None] = {}
+
+    def bounds(self, metric: str, when: Where, unseen: int = -1) -> Bounds | None:
+        """Logarithms of measured / predicted, without the group ``unseen``; None where too few are left."""
+        key = (metric, when, unseen)
+        if key not in self._known:
+            self._known[key] = self._bounds(*key)
+        return self._known[key]
+
+    def _bounds(self, metric: str, when: Where, unseen: int) -> Bounds | None:
+        members = self.pools[metric, when]
+        members = members[self.group[members] != unseen]
+        if len(members) < LEAST_ROWS:
+            return None
+        own = tails(metric, self.errors[members], self.familiarity)
+        around = self.around[metric, when]
+        outer = None if around is None else self.bounds(metric, around, unseen)
+        return drawn(own, len(members), outer) if outer else own
+
+
+def _around(key: tuple[str, Where], pools: Pools) -> Where | None:
+    """The smallest larger pool of the same metric that holds all of pool ``key``: GPUs linked alike, or all runs."""
+    metric, _ = key
+    inside = frozenset(pools[key].tolist())
+    larger = {
+        other: members
+        for (name, other), members in pools.items()
+        if name == metric and len(members) > len(inside) and inside.issubset(members.tolist())
+    }
+    return min(larger, key=lambda other: len(larger[other]), default=None)
 
 
 def error_pools(terms: Terms) -> Pools:
@@ -114,37 +157,23 @@ def tails(metric: str, errors: Floats, familiarity: Familiarity) -> Bounds:
     return low, high
 
 
-def drawn(own: Bounds, rows: int, everywhere: Bounds) -> Bounds:
-    """``own`` bounds, of so many rows, drawn towards those of all runs."""
+def drawn(own: Bounds, rows: int, around: Bounds) -> Bounds:
+    """``own`` bounds, of so many rows, drawn towards those of a larger pool."""
     share = rows / (rows + DRAWN_ROWS)
-    low, high = (share * mine + (1 - share) * all_ for mine, all_ in zip(own, everywhere, strict=True))
+    low, high = (share * mine + (1 - share) * other for mine, other in zip(own, around, strict=True))
     return low, high
 
 
 def held_out_intervals(terms: Terms, errors: Floats, familiarity: Familiarity) -> list[tuple[float, float]]:
     """For each metric the interval that all runs but those left out with it give: (lo, hi) of measured / predicted."""
-    pools = error_pools(terms)
-    keys = [str(LEFT_OUT[familiarity](terms.observed[run])) for run in terms.metric_run.tolist()]
-    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    left_out = np.array([number[key] for key in keys])
-    known: dict[tuple[str, Where, int], tuple[Bounds, int] | None] = {}
-
-    def without(metric: str, when: Where, own: int) -> tuple[Bounds, int] | None:
-        if (metric, when, own) not in known:
-            members = pools[metric, when]
-            others = members[left_out[members] != own]
-            enough = len(others) >= LEAST_ROWS
-            known[metric, when, own] = (tails(metric, errors[others], familiarity), len(others)) if enough else None
-        return known[metric, when, own]
-
+    bands = Bands(terms, errors, familiarity)
     found = []
-    for run, metric, own in zip(terms.metric_run.tolist(), terms.metric_names, left_out.tolist(), strict=True):
-        everywhere = without(metric, (), own)
+    for run, metric, own in zip(terms.metric_run.tolist(), terms.metric_names, bands.group.tolist(), strict=True):
+        everywhere = bands.bounds(metric, (), own)
         if everywhere is None:
             found.append((0.0, float("inf")))
             continue
-        places = [without(metric, when, own) for when in _places(terms.observed[run])]
-        bounds = [drawn(*place, everywhere[0]) for place in places if place] or [everywhere[0]]
-        low, high = np.mean(bounds, axis=0).tolist()
+        places = [bands.bounds(metric, when, own) for when in _places(terms.observed[run])]
+        low, high = np.mean([place for place in places if place] or [everywhere], axis=0).tolist()
         found.append((min(1.0, exp(low)), max(1.0, exp(high))))
     return found
