@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from math import inf
+from math import inf, isinf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import InputError
+from planner.slo import Metric, Slo, parse_percentile
 from planner.workload import Workload
 
 SCHEMA_VERSION = 1
@@ -43,6 +44,12 @@ class PlannedWorkload(_Record):
     range_ratio: float = 0.0  #: share by which lengths vary around those above
     prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
 
+    @classmethod
+    def of(cls, load: Workload) -> PlannedWorkload:
+        """What of a load a benchmark sends."""
+        fields = {name: getattr(load, name) for name in cls.model_fields}
+        return cls(**{**fields, "request_rate": None if isinf(load.request_rate) else load.request_rate})
+
     @property
     def sent(self) -> Workload:
         """The same as the replay takes it."""
@@ -57,6 +64,12 @@ class PlannedTarget(_Record):
     predicted_ms: float
     expected_ms: float  #: at the end of the interval that has to keep the limit
     met: bool
+
+    @property
+    def slo(self) -> Slo:
+        """The target itself."""
+        statistic, metric, _ = self.metric.split("_")
+        return Slo(cast(Metric, metric), self.limit_ms, parse_percentile(statistic))
 
 
 class PlannedTrace(_Record):

@@ -227,6 +227,16 @@ def predict_serve(
     return Prediction(with_intervals(deployment, result), served)
 
 
+def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, float]:
+    """The two rates that plans are compared by: output tokens/s of a GPU, and of a user, whose request is in flight."""
+    rate = float(prediction.result["output_throughput"])
+    users = prediction.result["max_concurrency"] or prediction.replay.mean_in_flight
+    return {
+        "output_throughput_per_gpu": rate / deployment.config.num_gpus,
+        "output_throughput_per_user": rate / users,
+    }
+
+
 def predict_throughput(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench throughput``: all prompts at once."""
     served = deployment.replay(workload, offline=True)

@@ -21,6 +21,7 @@ from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware import load_profile
 from planner.model.resolve import load_model
+from planner.plan import PlannedWorkload
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -327,7 +328,8 @@ def answer(*words: str, status: int = 0) -> dict[str, Any]:
 def test_a_good_line_starts_and_is_predicted_like_planner_predict() -> None:
     said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-num-seqs", "64", "--max-model-len", "8192")
     assert said["starts"] and said["flags"] == []
-    assert said["load"] == {"input_len": 1024, "output_len": 1024, "max_concurrency": 64, "num_prompts": 320}
+    sent = PlannedWorkload(input_len=1024, output_len=1024, max_concurrency=64, num_prompts=320)
+    assert said["load"] == sent.model_dump()
     predicted = run(
         "predict", "serve", LLAMA, "--gpu", "h100", "--max-num-seqs", "64", "--max-model-len", "8192",
         "--random-input-len", "1024", "--random-output-len", "1024", "--max-concurrency", "64",
@@ -353,6 +355,16 @@ def test_what_does_not_fit_is_answered_with_no_and_a_plan_that_does() -> None:
     for plan in said["better"]:
         again = answer("--gpu", "h100", "--gpus", "8", "--", *shlex.split(plan["command"]))
         assert again["starts"], plan["command"]
+
+
+def test_where_no_load_is_asked_for_a_line_that_does_not_start_gets_what_recommend_gives() -> None:
+    """Batch and all: it is chosen with as many requests as show it, not with a handful."""
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-model-len", "400000", status=1)
+    (best, *_) = json.loads(run("recommend", LLAMA, "--gpu", "h100", "--format", "json").out)["plans"]
+    assert said["load"] == best["workload"]
+    found = said["better"][0]["delivers"]
+    assert found["num_gpus"] == best["num_gpus"]
+    assert found["output_throughput"] == pytest.approx(best["predicted"]["output_throughput"])
 
 
 def test_a_refused_option_is_no_but_the_rest_is_answered() -> None:
@@ -469,9 +481,31 @@ def test_the_line_of_a_plan_cannot_be_improved_much(tmp_path: Path) -> None:
     said = answer(str(tmp_path / "plan"), "--goal", "max-throughput")
     saved = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert said["starts"] and said["gpu"] == "h100-sxm" and said["engine_version"] == saved["engine_version"]
-    assert said["load"] == {key: saved["workload"][key] for key in said["load"]}
+    assert said["load"] == saved["workload"]
     assert said["delivers"]["output_throughput"] == pytest.approx(saved["predicted"]["output_throughput"], rel=1e-6)
     assert said["better"] == []
+
+
+def test_a_plan_for_targets_at_a_rate_is_checked_with_just_that(tmp_path: Path) -> None:
+    """Lengths that vary, a prefix, arrivals in bursts: a load that differs in any of them has other latencies."""
+    load = ("--request-rate", "3", "--random-input-len", "700", "--random-output-len", "150", "--burstiness", "0.5",
+            "--random-range-ratio", "0.4", "--random-prefix-len", "256", "--num-prompts", "200",
+            "--seed", "7")  # fmt: skip
+    where = tmp_path / "plan"
+    made = run("recommend", LLAMA, "--gpu", "h100", *load, "--ttft", "600", "--tpot", "60", "-o", str(where))
+    assert made.status == 0, made.err
+    saved = json.loads((where / "plan.json").read_text())
+    assert saved["workload"]["request_rate"] and saved["workload"]["burstiness"] == 0.5
+    said = answer(str(where))
+    assert said["load"] == saved["workload"]
+    for name in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms"):
+        assert said["delivers"][name] == pytest.approx(saved["predicted"][name], rel=1e-6)
+    assert said["better"] == []
+    assert "200 requests of 700 + 150 tokens, varied by 40%, after 256 that all share, 3 a second:" in " ".join(
+        run("check", str(where)).out.split()
+    )
+    closed = answer(str(where), "--max-concurrency", "4")["load"]
+    assert closed == {**saved["workload"], "request_rate": None, "max_concurrency": 4}
 
 
 def test_a_short_context_is_filled_half_with_the_prompt() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, isfinite
 from typing import Any, Literal
 
+from planner.capacity import PROMPTS_PER_SLOT
 from planner.check.known_issues import known_issues
 from planner.check.line import ServeLine
 from planner.engine.check import Problem
@@ -25,13 +27,13 @@ from planner.memory.given import unset_kv_cache_space
 from planner.model.architecture import Model
 from planner.model.resolve import ResolvedModel
 from planner.plan import Goal, Plan
-from planner.predict import Deployment, Prediction, deploy, predict_serve
-from planner.recommend import Candidate, Ranking, Request, rank
-from planner.recommend.assemble import recipe_of
+from planner.predict import Deployment, Prediction, compared_rates, deploy, predict_serve
+from planner.recommend import Candidate, Ranking, Request, Targets, rank
+from planner.recommend.assemble import recipe_of, standing
+from planner.slo import Slo
 from planner.workload import Workload
 
 DEFAULT_LEN = 1024  #: tokens, of prompt and of answer
-PROMPTS_PER_SLOT = 5  #: the recipes: at least five times the concurrency, to see the steady state
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines differ by more
 
 #: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
@@ -53,17 +55,45 @@ class Asked:
     num_prompts: int | None = None
     gpus: int | None = None  #: that a plan may use; None: as many as the line, or a node where the line does not start
     goal: Goal = "balanced"
+    like: Workload | None = None  #: how lengths vary, what prompts share, how they arrive; None: equal, closed loop
+    slos: tuple[Slo, ...] = ()  #: what a better plan has to keep
+    pessimistic: bool = True  #: at which end of the interval
 
     def as_planned(self, plan: Plan) -> Asked:
-        """What is left open, as in the load that a plan was made for."""
-        load = plan.workload
+        """What is left open, as in the load that a plan was made for; a concurrency takes the place of its rate."""
+        load, service = plan.workload.sent, plan.service
         return replace(
             self,
             input_len=self.input_len or load.input_len,
             output_len=self.output_len or load.output_len,
             max_concurrency=self.max_concurrency or load.max_concurrency,
             num_prompts=self.num_prompts or load.num_prompts,
+            like=replace(load, request_rate=inf) if self.max_concurrency else load,
+            slos=tuple(target.slo for target in service.targets) if service else (),
+            pessimistic=service is None or service.interval == "pessimistic",
         )
+
+    def load(self, default_len: int) -> Workload:
+        """What is asked for, ``default_len`` where no length is; of one request where no number is."""
+        input_len, output_len = self.input_len or default_len, self.output_len or default_len
+        given = Workload(input_len, output_len, self.num_prompts or 1, max_concurrency=self.max_concurrency)
+        if self.like is None:
+            return given
+        own = {name: getattr(given, name) for name in ("input_len", "output_len", "num_prompts", "max_concurrency")}
+        return replace(self.like, **own)
+
+    def closed(self, load: Workload, concurrency: int) -> Workload:
+        """``load`` with so many in flight, and as many requests as show it where no number is asked for."""
+        prompts = self.num_prompts or PROMPTS_PER_SLOT * concurrency
+        return replace(load, max_concurrency=concurrency, num_prompts=prompts)
+
+    def targets(self, load: Workload) -> Targets | None:
+        """What decides beside the goal: latency targets, and requests that come at a rate."""
+        if isfinite(load.request_rate):
+            return Targets(self.slos, "rate", load.request_rate, pessimistic=self.pessimistic)
+        if self.slos and load.max_concurrency:
+            return Targets(self.slos, "concurrency", load.max_concurrency, pessimistic=self.pessimistic)
+        return None
 
 
 @dataclass(frozen=True)
@@ -87,12 +117,7 @@ class Served:
     @property
     def tok_per_s_per_gpu(self) -> float:
         """Output tokens per second and GPU."""
-        return float(self.result["output_throughput"]) / self.config.num_gpus
-
-    @property
-    def e2el_s(self) -> float:
-        """Mean end-to-end latency."""
-        return float(self.result["mean_e2el_ms"]) / 1e3
+        return compared_rates(self.deployment, self.prediction)["output_throughput_per_gpu"]
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -106,11 +131,7 @@ class Served:
 
     def score(self, goal: Goal) -> float:
         """Larger is better; the goals are those of ``planner.recommend``."""
-        if goal == "min-latency":
-            return 1 / self.e2el_s
-        if goal == "max-throughput":
-            return self.tok_per_s_per_gpu
-        return self.tok_per_s_per_gpu / self.e2el_s
+        return standing({**self.result, **compared_rates(self.deployment, self.prediction)}, goal)
 
 
 @dataclass(frozen=True)
@@ -196,13 +217,13 @@ def check_line(
         line = _with_cache_space(line, profile, version)
         args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
-        return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN, asked.max_concurrency)
+        return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN)
     line = _fallen_back(line, result.config, profile, answer.version)
     issues = known_issues(result.config, line.env, resolved.model, profile)
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
     room = result.config.max_model_len // 2
     if not result.fits:
-        return _with_plan(answer, asked, min(DEFAULT_LEN, room), asked.max_concurrency)
+        return _with_plan(answer, asked, min(DEFAULT_LEN, room))
     drafts = args.speculative_config
     if drafts and not drafts.acceptance_rates:  # a line does not say how many are accepted: timed without drafts
         args = replace(args, speculative_config=None)
@@ -280,29 +301,28 @@ def _fit(
 
 def _workload(asked: Asked, deployment: Deployment, default_len: int) -> Workload:
     """The load to compare at: as asked, else 1024 in and out, and as many requests as run at once."""
-    input_len, output_len = asked.input_len or default_len, asked.output_len or default_len
-    config = deployment.config
-    if input_len + output_len > config.max_model_len:
+    load, config = asked.load(default_len), deployment.config
+    longest = load.max_total_len
+    if longest > config.max_model_len:
         raise InputError(
-            f"requests of {input_len} + {output_len} tokens are longer than the {config.max_model_len} of the line",
+            f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line",
             hint="give a smaller --random-input-len or --random-output-len, or raise --max-model-len in the line",
         )
-    held = int(deployment.requests_held(input_len + output_len))
-    concurrency = asked.max_concurrency or max(1, min(config.max_num_seqs, held)) * config.data_parallel_size
-    prompts = asked.num_prompts or PROMPTS_PER_SLOT * concurrency
-    return Workload(input_len, output_len, prompts, max_concurrency=concurrency)
+    if isfinite(load.request_rate):
+        return load
+    held = int(deployment.requests_held(longest))
+    most = max(1, min(config.max_num_seqs, held)) * config.data_parallel_size
+    return asked.closed(load, asked.max_concurrency or most)
 
 
-def _with_plan(answer: Answer, asked: Asked, default_len: int, concurrency: int | None) -> Answer:
+def _with_plan(answer: Answer, asked: Asked, default_len: int) -> Answer:
     """For a line that does not start: what would, at the load that is asked for or at one that a plan chooses."""
-    input_len, output_len = asked.input_len or default_len, asked.output_len or default_len
-    prompts = asked.num_prompts or PROMPTS_PER_SLOT * (concurrency or 1)
-    load = Workload(input_len, output_len, prompts, max_concurrency=concurrency)
+    load = asked.load(default_len)
+    if load.max_concurrency:
+        load = asked.closed(load, load.max_concurrency)
     ranking = _ranking(answer, asked, load)
-    if ranking.best and concurrency is None:
-        concurrency = ranking.best.estimate.concurrency
-        prompts = asked.num_prompts or PROMPTS_PER_SLOT * concurrency
-        load = replace(load, num_prompts=prompts, max_concurrency=concurrency)
+    if ranking.best and not load.max_concurrency and not isfinite(load.request_rate):
+        load = asked.closed(load, ranking.best.estimate.concurrency)
     return replace(answer, workload=load, ranking=ranking)
 
 
@@ -319,15 +339,21 @@ def _ranking(answer: Answer, asked: Asked, workload: Workload) -> Ranking:
             input_len=workload.input_len,
             output_len=workload.output_len,
             max_concurrency=workload.max_concurrency,
-            num_prompts=workload.num_prompts,
+            num_prompts=asked.num_prompts,
             gpus_per_node=asked.gpus or (ranks if answer.served else None),
             version=answer.version,
             basis=Basis(answer.local.constants),
             calibration=answer.local.calibration,
             args=EngineArgs(max_model_len=context, allow_unvalidated=line.allow_unvalidated),
+            range_ratio=workload.range_ratio,
+            burstiness=workload.burstiness,
+            seed=workload.seed,
+            targets=asked.targets(workload),
+            prefix_len=workload.prefix_len,
         )
     )
-    return ranking
+    alone = tuple(candidate for candidate in ranking.candidates if candidate.replicas == 1)  # one server is compared
+    return replace(ranking, candidates=alone)
 
 
 def _serve(model: str, deployment: Deployment, workload: Workload) -> Served:

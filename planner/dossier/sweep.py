@@ -16,7 +16,7 @@ from planner.check import redeploy
 from planner.errors import PlannerError
 from planner.local import SHIPPED, Local
 from planner.plan import Plan
-from planner.predict import Deployment, predict_serve, typical_steps, with_intervals
+from planner.predict import Deployment, compared_rates, predict_serve, typical_steps, with_intervals
 from planner.step import StepBreakdown
 from planner.workload import Workload
 
@@ -72,12 +72,8 @@ def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[Loa
         planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
         sent = workload if planned else _at(workload, by, load)
         result = predict_serve(deployment, sent, percentiles=PERCENTILES)
-        users = load if by == "concurrency" else result.replay.mean_in_flight
-        rates = {
-            "output_throughput_per_gpu": result.result["output_throughput"] / deployment.config.num_gpus,
-            "output_throughput_per_user": result.result["output_throughput"] / users,
-        }
-        yield LoadPoint(load, {**result.result, **with_intervals(deployment, rates)}, planned)
+        rates = with_intervals(deployment, compared_rates(deployment, result))
+        yield LoadPoint(load, {**result.result, **rates}, planned)
 
 
 def _loads(workload: Workload, by: str) -> list[float]:

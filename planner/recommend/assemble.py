@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from math import isinf
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +77,7 @@ def assemble(
         bench_argv=tuple(
             bench_serve_argv(workload, model, config.version, percentiles=PERCENTILES, platform=profile.platform)
         ),
-        workload=PlannedWorkload(
-            input_len=workload.input_len,
-            output_len=workload.output_len,
-            num_prompts=workload.num_prompts,
-            max_concurrency=workload.max_concurrency,
-            request_rate=None if isinf(workload.request_rate) else workload.request_rate,
-            seed=workload.seed,
-            burstiness=workload.burstiness,
-            range_ratio=workload.range_ratio,
-            prefix_len=workload.prefix_len,
-        ),
+        workload=PlannedWorkload.of(workload),
         service=service,
         predicted=figures or predicted(deployment, workload, _replayed(request, candidate, workload)),
         memory=memory(deployment, workload.total_len),
@@ -122,7 +111,7 @@ def best_first(plans: Iterable[Plan], goal: Goal) -> list[Plan]:
     """
     plans = list(plans)
     if any(plan.service is None for plan in plans):
-        return sorted(plans, key=lambda plan: _standing(plan, goal), reverse=True)
+        return sorted(plans, key=lambda plan: standing(plan.predicted, goal), reverse=True)
     if goal == "max-throughput":
         return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
     return sorted(plans, key=cost)
@@ -145,11 +134,10 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
     return f"USD per hour, the cheapest first{behind}"
 
 
-def _standing(plan: Plan, goal: Goal) -> float:
-    """Larger is better."""
-    figures = plan.predicted
+def standing(figures: Mapping[str, Any], goal: Goal) -> float:
+    """How well what is predicted serves the goal, whatever else there is; larger is better, twice is twice as good."""
     if goal == "min-latency":
-        return -float(figures["mean_e2el_ms"])
+        return 1 / float(figures["mean_e2el_ms"])
     if goal == "max-throughput":
         return float(figures["output_throughput_per_gpu"])
     return float(figures["output_throughput_per_gpu"] * figures["output_throughput_per_user"])

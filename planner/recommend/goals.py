@@ -27,7 +27,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.model.resolve import ResolvedModel
 from planner.plan import Goal
-from planner.predict import Deployment, estimate, predict_serve, with_intervals
+from planner.predict import Deployment, compared_rates, estimate, predict_serve, with_intervals
 from planner.recommend.checkpoints import checkpoints
 from planner.recommend.engines import MAX_NUM_SEQS, deployed, engines, largest_batch, why_not
 from planner.recommend.request import Candidate, Ranking, Rejected, Request, turned_down, turned_down_args
@@ -72,13 +72,8 @@ def predicted(deployment: Deployment, workload: Workload, served: Replay | None 
     ``served`` is the replay of ``workload``, where it is at hand.
     """
     prediction = predict_serve(deployment, workload, served=served, percentiles=PERCENTILES)
-    result = prediction.result
-    users = workload.max_concurrency or prediction.replay.mean_in_flight
-    rates = {
-        "output_throughput_per_gpu": result["output_throughput"] / deployment.config.num_gpus,
-        "output_throughput_per_user": result["output_throughput"] / users,
-    }
-    return {**{key: value for key, value in result.items() if value is not None}, **with_intervals(deployment, rates)}
+    rates = with_intervals(deployment, compared_rates(deployment, prediction))
+    return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
 
 
 def _batches(

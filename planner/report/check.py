@@ -5,15 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from planner.check import Answer, Served
 from planner.engine.check import Problem
 from planner.engine.fallback import BOTH_SINCE, V0_GONE_IN
 from planner.fit import FitResult
+from planner.plan import PlannedWorkload
 from planner.report.render import Column, command_lines, pair_lines, table_text, wrapped
 from planner.report.result import Result
 from planner.units import format_bytes
+from planner.workload import Workload
 
 COLUMNS = (
     Column("what", ""),
@@ -71,14 +74,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "refusal": {"cause": answer.refusal.cause, "hint": answer.refusal.hint} if answer.refusal else None,
         "fit": answer.fit.to_json() if answer.fit else None,
         "settings": answer.settings,
-        "load": {
-            "input_len": load.input_len,
-            "output_len": load.output_len,
-            "max_concurrency": load.max_concurrency,
-            "num_prompts": load.num_prompts,
-        }
-        if load
-        else None,
+        "load": PlannedWorkload.of(load).model_dump() if load else None,
         "delivers": _figures(answer.served) if answer.served else None,
         "goal": answer.goal,
         "better": [_plan(answer, plan) for plan in answer.better()],
@@ -171,10 +167,7 @@ def _load_lines(answer: Answer) -> Iterator[str]:
     load = answer.workload
     plans = list(_plan_rows(answer))
     if load:
-        yield (
-            f"\n{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens, "
-            f"{load.max_concurrency or 'all'} in flight:"
-        )
+        yield f"\n{_load_words(load)}:"
     rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
     if rows:
         yield table_text(rows, COLUMNS)
@@ -185,6 +178,15 @@ def _load_lines(answer: Answer) -> Iterator[str]:
         for name, (own, other) in answer.changes(plan).items():
             yield f"  {name}: {own} -> {other}"
         yield from command_lines(plan.env, plan.command)
+
+
+def _load_words(load: Workload) -> str:
+    requests = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"
+    varied = f", varied by {load.range_ratio:.0%}" if load.range_ratio else ""
+    shared = f", after {load.prefix_len:,} that all share" if load.prefix_len else ""
+    rate = f", {load.request_rate:g} a second" if isfinite(load.request_rate) else ""
+    limit = "" if rate and not load.max_concurrency else f", {load.max_concurrency or 'all'} in flight"
+    return f"{requests}{varied}{shared}{rate}{limit}"
 
 
 def _calibration(answer: Answer) -> str | None:
