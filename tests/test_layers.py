@@ -31,6 +31,7 @@ LAYERS = (
             "evaluate",
             "recommend",
             "observations",
+            "heldout",
             "check",
             "validate",
             "calibrate",
