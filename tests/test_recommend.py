@@ -113,6 +113,21 @@ def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:
     assert plan.env["HIP_VISIBLE_DEVICES"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("version", "length", "warned"), [("0.9.1", 65536, 1), ("0.9.1", 32768, 0), ("0.19.0", 65536, 0)]
+)
+def test_what_amd_says_does_not_work_is_said_of_a_plan_that_was_asked_for_it(
+    version: str, length: int, warned: int
+) -> None:
+    """DeepSeek-V3 in AMD's 0.9.1 image: "--max-model-len cannot be greater than 32768"."""
+    asked = request("min-latency", "mi300x", model="deepseek-ai/DeepSeek-V3", version=parse_version(version),
+                    args=EngineArgs(max_model_len=length))  # fmt: skip
+    (ranking,) = rank(asked)
+    assert ranking.best is not None
+    plan = assemble(asked, ranking, ranking.best)
+    assert sum(warning.startswith("--max-model-len: 65,536") for warning in plan.warnings) == warned
+
+
 def test_a_model_that_fits_nowhere_has_no_plan_and_a_reason_for_each_size() -> None:
     (ranking,) = rank(request("balanced", "l4", model="meta-llama/Llama-3.1-405B-Instruct"))
     assert ranking.best is None

@@ -9,13 +9,13 @@ from math import inf, isfinite
 from typing import Any, Literal
 
 from planner.capacity import PROMPTS_PER_SLOT
-from planner.check.known_issues import known_issues
 from planner.check.line import ServeLine
 from planner.engine.check import Problem
 from planner.engine.command import serve_argv
 from planner.engine.config import CPU_KVCACHE_SPACE, Engine, EngineArgs, EngineConfig
 from planner.engine.fallback import asked_engine
 from planner.engine.features import default_engine
+from planner.engine.known_issues import known_issues
 from planner.engine.resolve import resolve
 from planner.engine.version import EngineVersion
 from planner.errors import InputError, PlannerError

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.engine.command import bench_serve_argv, serve_argv
 from planner.engine.images import Image, docker_args, image_for, visible_devices
+from planner.engine.known_issues import known_issues
 from planner.engine.recipes import Recipe, recipe_for
 from planner.memory import stored_weight_bytes
 from planner.model.resolve import ResolvedModel
@@ -249,6 +250,7 @@ def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: R
         )
     if image_note:
         yield f"image: {image_note}"
+    yield from map(str, known_issues(config, recipe.env | config.env, candidate.resolved.model, profile))
     options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
     if options:
         yield f"vLLM {config.version} does not know what the recipes also set: {', '.join(options)}"

@@ -1,4 +1,4 @@
-"""What a publisher says does not work although the parser takes it. A plan keeps clear of it; a line may not.
+"""What a publisher says does not work although the parser takes it: plans keep clear of it unless a user asks for it.
 
 Source: AMD, vLLM FP8 latency and throughput benchmarks on MI300X, vLLM 0.9.1: "AITER does not support fp8 kv cache",
 and of DeepSeek-V3 and R1 "--max-model-len cannot be greater than 32768".
