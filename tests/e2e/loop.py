@@ -256,7 +256,7 @@ def check(loop: Loop) -> None:
     for name in ("tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager"):
         assert answer["settings"][name] == saved[name], name
     assert answer["settings"]["cpu_kvcache_space"] == SPACE_GIB
-    assert answer["load"] == LOAD
+    assert LOAD.items() <= answer["load"].items()
 
 
 def calibrate(loop: Loop) -> None:
