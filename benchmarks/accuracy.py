@@ -21,13 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.calibration import LEFT_OUT, LeaveOut, Observed, fit, leave_out, spreads
-from planner.calibration.crossval import held_out_intervals
-from planner.calibration.terms import Terms
-from planner.efficiency import Calibration, Familiarity, to_text
-from planner.heldout import replayed_errors
-from planner.measurements import METRICS, RUN_COLUMNS, Run, read_runs
-from planner.observations import combinations, observe
+from planner.evidence.fitting import fit_efficiencies
+from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out_intervals, leave_out, replayed_errors, spreads
+from planner.evidence.observe import Observed, combinations, observe
+from planner.evidence.runs import METRICS, RUN_COLUMNS, MeasuredRun, read_runs
+from planner.evidence.terms import Terms
+from planner.timing.fits import Calibration, Familiarity, to_text
 
 LARGE = ("mi300x", "mi325x", "mi355x", "h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb")
 #: Median error and share within 20 %, with groups left out.
@@ -49,7 +48,7 @@ SECTIONS: dict[Familiarity, str] = {"combination": "Groups left out", "setting":
 HOPPER_AND_BLACKWELL = ("h100-sxm", "h200-sxm", "b200-sxm")
 
 
-def kinds(one: Observed, run: Run, metric: str) -> Iterator[str]:
+def kinds(one: Observed, run: MeasuredRun, metric: str) -> Iterator[str]:
     """The lines of the table that a metric of a run counts in."""
     has = {m.name for m in one.metrics}
     engine = "ATOM" if run.engine_build != "vllm" else "stock"
@@ -67,7 +66,9 @@ def kinds(one: Observed, run: Run, metric: str) -> Iterator[str]:
         yield metric
 
 
-def table(observed: Sequence[Observed], runs: dict[str, Run], terms: Terms, errors: np.ndarray) -> Iterator[str]:
+def table(
+    observed: Sequence[Observed], runs: dict[str, MeasuredRun], terms: Terms, errors: np.ndarray
+) -> Iterator[str]:
     """Median error, share within 20 %, and bias, by kind of metric, beside what we aim at."""
     found: dict[str, list[float]] = defaultdict(list)
     for run, metric, error in zip(terms.metric_run, terms.metric_names, errors, strict=True):
@@ -133,8 +134,8 @@ def main() -> None:
 def report(
     without: LeaveOut,
     errors: Mapping[Familiarity, np.ndarray],
-    refused: Sequence[tuple[Run, str]],
-    runs: dict[str, Run],
+    refused: Sequence[tuple[MeasuredRun, str]],
+    runs: dict[str, MeasuredRun],
 ) -> Iterator[str]:
     """The page that ``--record`` writes."""
     terms = without.problem.terms
@@ -160,7 +161,7 @@ def write(without: LeaveOut, errors: Mapping[Familiarity, np.ndarray], source: P
         name="published runs",
         fitted_on=f"{len(observed)} published runs of vLLM (runs.csv), {datetime.date.today()}",
         median_error=median_error,
-        effects=fit(observed).effects(),
+        effects=fit_efficiencies(observed).effects(),
         spreads=found,
         combinations=combinations(observed),
     )

@@ -26,11 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.calibration import LEFT_OUT, Observed, leave_out
-from planner.efficiency import Combination, load_calibration
-from planner.heldout import replayed_errors
-from planner.measurements import Run, read_runs
-from planner.observations import observe
+from planner.evidence.leave_out import LEFT_OUT, leave_out, replayed_errors
+from planner.evidence.observe import Observed, observe
+from planner.evidence.runs import MeasuredRun, read_runs
+from planner.timing.fits import Combination, load_calibration
 
 TARGETS_MS = (8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 150)
 #: Of the way from the prediction to the end of its 90 % interval, in logarithms: normal quantiles of 0.75 and 0.95.
@@ -43,7 +42,7 @@ LEAST_OPTIONS = 3
 class Option:
     """One setting: what was measured, what was predicted without it. TPOT in ms, tokens/s per GPU."""
 
-    run: Run
+    run: MeasuredRun
     tpot_ms: float
     tok_per_s_per_gpu: float
     predicted_tpot_ms: float
@@ -70,7 +69,7 @@ class Decision:
         return max(0.0, 1 - self.chosen.tok_per_s_per_gpu / self.best.tok_per_s_per_gpu) if self.chosen else 1.0
 
 
-def options(observed: Sequence[Observed], runs: dict[str, Run]) -> list[Option]:
+def options(observed: Sequence[Observed], runs: dict[str, MeasuredRun]) -> list[Option]:
     """The runs with a TPOT and a throughput, each predicted by a fit that did not see its group."""
     without = leave_out(observed)
     errors, terms = replayed_errors(without, runs.values(), LEFT_OUT["combination"]), without.problem.terms
@@ -83,7 +82,7 @@ def options(observed: Sequence[Observed], runs: dict[str, Run]) -> list[Option]:
     ]
 
 
-def _option(one: Observed, run: Run, error: dict[str, float]) -> Option | None:
+def _option(one: Observed, run: MeasuredRun, error: dict[str, float]) -> Option | None:
     name = next((n for n in ("mean_tpot_ms", "median_tpot_ms") if n in error), None)
     if name is None or "output_throughput" not in error or "output_throughput" not in run.metrics:
         return None
@@ -139,7 +138,7 @@ def lines(choices: Sequence[Sequence[Option]]) -> Iterator[str]:
         "three of four": lambda o: o.predicted_tpot_ms * (o.worst_tpot_ms / o.predicted_tpot_ms) ** THREE_OF_FOUR,
         "the pessimistic end": lambda o: o.worst_tpot_ms,
     }
-    engines: dict[str, Callable[[Run], bool]] = {
+    engines: dict[str, Callable[[MeasuredRun], bool]] = {
         "all": lambda _: True,
         "stock vLLM": lambda run: run.engine_build == "vllm",
         "ATOM": lambda run: run.engine_build != "vllm",

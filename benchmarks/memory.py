@@ -18,18 +18,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.engine.config import EngineArgs, SpeculativeConfig
-from planner.engine.resolve import resolve
+from planner.engine.defaults import resolve
+from planner.engine.settings import EngineArgs, SpeculativeConfig
 from planner.engine.version import parse_version
 from planner.errors import PlannerError
-from planner.hardware import load_profile
-from planner.hardware.schema import GpuProfile
+from planner.hardware.profile import GpuProfile
+from planner.hardware.profiles import load_profile
 from planner.memory.budget import Basis, MemoryBudget, memory_budget
 from planner.memory.overheads import Constants
 from planner.model.architecture import Model
 from planner.model.build import model_from_config
 from planner.model.quantization import as_quantized, load_quantized
-from planner.model.resolve import load_model
+from planner.model.resolve import resolve_model
 from planner.units import GIB
 
 Row = dict[str, str]
@@ -169,7 +169,7 @@ def _load(name: str, configs: Path | None) -> Model:
     if file and file.is_file():
         return model_from_config(json.loads(file.read_text()), model_id=name)
     try:
-        return load_model(name, network=False).model
+        return resolve_model(name, network=False).model
     except PlannerError as error:
         raise LookupError(f"no config of {name}") from error
 

@@ -36,11 +36,11 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from planner.engine.config import SpeculativeConfig
+from planner.engine.settings import SpeculativeConfig
 from planner.errors import PlannerError
+from planner.memory.extras import draft_specs
 from planner.memory.kv_blocks import block_pool
 from planner.memory.kv_cache import MLLAMA_ENCODER_TOKENS, CacheSettings, CacheSpec, layer_specs
-from planner.memory.speculative import draft_specs
 from planner.model import catalog
 from planner.model.architecture import CompressedAttention, Model, StateMixer
 from planner.model.build import model_from_config
@@ -56,7 +56,7 @@ def models(folder: Path | None) -> Iterator[Model]:
         try:
             if isinstance(name, Path):
                 yield model_from_config(json.loads(name.read_text()), model_id=name.stem.replace("--", "/", 1))
-            elif entry := catalog.find(name):
+            elif entry := catalog.find_entry(name):
                 yield entry.model()
         except PlannerError:
             continue  # not understood: nothing to compare

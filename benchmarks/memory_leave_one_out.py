@@ -29,7 +29,7 @@ from planner.memory.activations import peak_terms
 from planner.memory.budget import MemoryBudget, graph_captures
 from planner.memory.kv_cache import element_bytes
 from planner.memory.learned import PEAKS, cache_bytes, parts_of
-from planner.memory.overheads import Constants, Fit, Interval, shipped
+from planner.memory.overheads import Constants, FittedConstant, Interval, shipped
 from planner.memory.startup_log import StartupLog
 from planner.model.architecture import Model
 from planner.units import GIB
@@ -108,7 +108,7 @@ def refit(starts: Mapping[str, Start], *, without: str) -> tuple[Constants, list
     return constants, alone
 
 
-def refitted(fit: Fit, starts: Mapping[str, Start], constants: Constants, without: str) -> Fit:
+def refitted(fit: FittedConstant, starts: Mapping[str, Start], constants: Constants, without: str) -> FittedConstant:
     """One constant as its logs imply it."""
     if fit.name not in FITTED:
         return fit
@@ -188,7 +188,7 @@ def as_log(row: Row) -> StartupLog:
     )
 
 
-def another(fit: Fit, fits: Iterable[Fit]) -> bool:
+def another(fit: FittedConstant, fits: Iterable[FittedConstant]) -> bool:
     """Whether a further constant of the name applies wherever ``fit`` does."""
     return any(
         other is not fit

@@ -26,7 +26,7 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.model import catalog
 from planner.model.architecture import Model
-from planner.model.resolve import load_model
+from planner.model.resolve import resolve_model
 
 #: Facts of a model that two ways of loading it must agree on, beside its weights and their precisions.
 PLAIN = (
@@ -96,8 +96,8 @@ def main(facts: Path) -> int:
 def check(name: str, folder: str, published: set[int]) -> tuple[str, str]:
     """Verdict on one model, and what there is to say about it."""
     try:
-        model = load_model(folder, network=False).model
-        entry = catalog.find(name)
+        model = resolve_model(folder, network=False).model
+        entry = catalog.find_entry(name)
         if entry and (differing := differences(model, entry.model())):
             return "catalog differs", ", ".join(differing)
     except PlannerError as error:

@@ -32,9 +32,10 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from planner.errors import InputError
-from planner.scheduler import Client, Limits, replay
-from planner.step import Batch
-from planner.workload import Requests, Workload
+from planner.simulator.dispatch import replay
+from planner.simulator.limits import Client, SchedulerLimits
+from planner.timing.step import Batch
+from planner.workload.requests import Requests, Workload
 
 MOMENT_S = 1e-9
 LLAMA = {
@@ -70,7 +71,7 @@ class LinearTimer:
         return self.base_s + sum(rate * count for rate, count in zip(self.rates_s, counts, strict=True))
 
 
-def vllm_scheduler(folder: str, limits: Limits) -> Scheduler:
+def vllm_scheduler(folder: str, limits: SchedulerLimits) -> Scheduler:
     """vLLM's scheduler with the blocks of ``limits`` and the null block it keeps beside them."""
     args: dict[str, Any] = {
         "model": folder,
@@ -108,7 +109,7 @@ class Bench:
         scheduler: Scheduler,
         timer: LinearTimer,
         requests: Requests,
-        limits: Limits,
+        limits: SchedulerLimits,
         places: int,
         client: Client,
     ) -> None:
@@ -217,7 +218,7 @@ class Bench:
                 self.send(now_s + self.client.response_s)
 
 
-def random_case(dice: random.Random) -> tuple[Workload, Limits, Client]:
+def random_case(dice: random.Random) -> tuple[Workload, SchedulerLimits, Client]:
     """A small workload on an engine that is short of something."""
     input_len, output_len = dice.randint(1, 40), dice.randint(1, 30)
     workload = Workload(
@@ -234,7 +235,7 @@ def random_case(dice: random.Random) -> tuple[Workload, Limits, Client]:
     seqs = dice.randint(1, 8)
     chunked = dice.random() < 0.8
     block_size = dice.choice([16, 32])
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=seqs,
         max_num_batched_tokens=max(seqs + dice.randint(0, 40), 1 if chunked else longest),
         kv_cache_tokens=longest + block_size + dice.choice([0, 32, 64, 128, 10_000]),

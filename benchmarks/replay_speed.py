@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from planner.scheduler import Limits, replay
-from planner.step import Batch
-from planner.workload import Workload
+from planner.simulator.dispatch import replay
+from planner.simulator.limits import SchedulerLimits
+from planner.timing.step import Batch
+from planner.workload.requests import Workload
 
 
 @dataclass
@@ -47,7 +48,7 @@ def main() -> None:
     for name, (workload, kv_cache_tokens) in CASES.items():
         timer = Linear()
         start = time.process_time()
-        served = replay(timer, workload, Limits(1024, 8192, kv_cache_tokens))
+        served = replay(timer, workload, SchedulerLimits(1024, 8192, kv_cache_tokens))
         spent_s = time.process_time() - start
         print(f"{name:<45} {spent_s:>6.2f} {timer.calls:>12,} {served.preemptions.sum():>12,}")
 

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.engine.config import EngineArgs
 from planner.engine.images import default_version
-from planner.hardware import load_profile
-from planner.model.resolve import load_model
-from planner.predict import deploy
-from planner.workload import Workload
+from planner.engine.settings import EngineArgs
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.planning.predict import resolve_deployment
+from planner.workload.requests import Workload
 
 RESULT = Path(__file__).parent / "results" / "speed.md"
 REPEATS = 3
@@ -63,7 +63,7 @@ def replayed(model: str, gpu: str, range_ratio: float = 0.0, **settings: Any) ->
     """10,000 requests of 1,024 + 1,024 tokens at a concurrency of 512, client included."""
     profile = load_profile(gpu)
     args = EngineArgs(max_model_len=4096, max_num_seqs=512, **settings)
-    deployment = deploy(load_model(model).model, profile, args, default_version(profile))
+    deployment = resolve_deployment(resolve_model(model).model, profile, args, default_version(profile))
     load = Workload(1024, 1024, 10_000, max_concurrency=512, range_ratio=range_ratio)
     deployment.replay(load)  # what is worked out once is not counted
 

@@ -30,20 +30,23 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedModelError,
     )
-    from planner.fleet import Demand
     from planner.hardware import GpuProfile
-    from planner.model.resolve import ResolvedModel
-    from planner.plan import Plan
-    from planner.report.calibration import CalibrationAnswer
-    from planner.report.check import CheckAnswer
-    from planner.report.compare import ComparisonAnswer
-    from planner.report.evaluation import Evaluation
-    from planner.report.fit import FitAnswer, FitTable
-    from planner.report.fleet import FleetAnswer
-    from planner.report.prediction import PredictionAnswer, PredictionRefused
-    from planner.report.recommendation import Recommendation
-    from planner.report.result import Result
-    from planner.report.validation import ValidationAnswer
+    from planner.model import ResolvedModel
+    from planner.output import (
+        CalibrationAnswer,
+        CheckAnswer,
+        ComparisonAnswer,
+        Evaluation,
+        FitAnswer,
+        FitTable,
+        FleetAnswer,
+        PredictionAnswer,
+        PredictionRefused,
+        Recommendation,
+        Result,
+        ValidationAnswer,
+    )
+    from planner.planning import Demand, Plan
 
 __all__ = [
     "CalibrationAnswer",
@@ -103,20 +106,13 @@ _HOMES = {
     "errors": (
         "HubError", "IllegalPlanError", "InputError", "PlannerError", "UnknownNameError", "UnsupportedModelError",
     ),
-    "fleet": ("Demand",),
+    "planning": ("Demand", "Plan"),
     "hardware": ("GpuProfile",),
-    "model.resolve": ("ResolvedModel",),
-    "plan": ("Plan",),
-    "report.calibration": ("CalibrationAnswer",),
-    "report.check": ("CheckAnswer",),
-    "report.compare": ("ComparisonAnswer",),
-    "report.evaluation": ("Evaluation",),
-    "report.fit": ("FitAnswer", "FitTable"),
-    "report.fleet": ("FleetAnswer",),
-    "report.prediction": ("PredictionAnswer", "PredictionRefused"),
-    "report.recommendation": ("Recommendation",),
-    "report.result": ("Result",),
-    "report.validation": ("ValidationAnswer",),
+    "model": ("ResolvedModel",),
+    "output": (
+        "CalibrationAnswer", "CheckAnswer", "ComparisonAnswer", "Evaluation", "FitAnswer", "FitTable", "FleetAnswer",
+        "PredictionAnswer", "PredictionRefused", "Recommendation", "Result", "ValidationAnswer",
+    ),
 }  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and names that are not there as errors

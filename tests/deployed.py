@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 from script_plans import GOLDEN, b200, emission, plan
 
-from planner.plan import Plan
-from planner.scripts import Emission
-from planner.scripts.deploy import Site, deploy
+from planner.output.deploy.deployable import Site
+from planner.output.deploy.targets import render_deployable
+from planner.output.scripts.emission import Emission
+from planner.planning.plan import Plan
 
 Json = dict[str, Any]
 
@@ -72,7 +73,7 @@ MORE: dict[str, tuple[Emission, str, Site]] = {
 
 def files_of(case: str) -> dict[str, str]:
     made, target, site = {**CASES, **MORE}[case]
-    return deploy(made, target, site, command="planner deploy DIR")
+    return render_deployable(made, target, site, command="planner deploy DIR")
 
 
 def documents(text: str) -> list[Json]:

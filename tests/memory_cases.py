@@ -5,22 +5,23 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from planner.engine.config import EngineArgs, EngineConfig
-from planner.engine.resolve import resolve
+from planner.engine.defaults import resolve
+from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import EngineVersion, parse_version
-from planner.fit import FitResult, fit
-from planner.hardware import load_profile
+from planner.hardware.profiles import load_profile
 from planner.memory.budget import MemoryBudget, memory_budget
 from planner.memory.kv_blocks import BlockPool, block_pool
 from planner.memory.kv_cache import CacheSettings, layer_specs
 from planner.model.architecture import Model
-from planner.model.resolve import load_model
+from planner.model.resolve import resolve_model
+from planner.planning.fit.answer import fit_model
+from planner.planning.fit.result import FitResult
 
 
 @cache
 def model(name: str) -> Model:
     """A model of the bundled catalog."""
-    return load_model(name, network=False).model
+    return resolve_model(name, network=False).model
 
 
 def version(text: str) -> EngineVersion:
@@ -40,7 +41,7 @@ def budget(name: str, gpu: str, release: str, **flags: Any) -> MemoryBudget:
 
 def fitted(name: str, gpu: str, release: str, **flags: Any) -> FitResult:
     """The whole answer."""
-    return fit(model(name), load_profile(gpu), EngineArgs(**flags), version(release))
+    return fit_model(model(name), load_profile(gpu), EngineArgs(**flags), version(release))
 
 
 def pool(

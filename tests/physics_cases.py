@@ -6,10 +6,9 @@ import datetime
 from dataclasses import replace
 from typing import Any
 
-from planner.efficiency import PARAMETERS, SHARES, Efficiency
-from planner.engine.config import EngineConfig
+from planner.engine.settings import EngineConfig
 from planner.engine.version import known_version
-from planner.hardware.schema import Compute, GpuProfile, Interconnect, Memory, Quantity, Source
+from planner.hardware.profile import Compute, GpuProfile, Interconnect, Memory, Quantity, Source
 from planner.model.architecture import (
     Attention,
     Component,
@@ -24,6 +23,7 @@ from planner.model.architecture import (
 )
 from planner.model.blocks import attention_weights, embeddings, gated_mlp, linear, norms
 from planner.model.precision import BF16, Precision, Quantization
+from planner.timing.efficiencies import PARAMETERS, SHARES, Efficiency
 
 FP8 = Precision("fp8", 8, "fp8")
 

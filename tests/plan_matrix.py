@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 from pairwise import Row
 
-from planner.engine.config import EngineArgs
+from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.errors import PlannerError
-from planner.hardware import load_profile
-from planner.model.resolve import load_model
-from planner.plan import Plan, PlanFile
-from planner.recommend import Candidate, Request, assemble, rank
-from planner.report.recommendation import predicted_lines
-from planner.scripts import Emission
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.output.scripts.emission import Emission
+from planner.output.tables.recommendation import predicted_lines
+from planner.planning.plan import Plan, PlanFile
+from planner.planning.recommend.assemble import assemble, rank
+from planner.planning.recommend.request import Candidate, Request
 
 #: Hub ids by precision; a precision that nobody publishes is that of the model itself.
 MODELS = {
@@ -51,7 +52,7 @@ def planned(row: Row, explain: Callable[[str], None] = lambda reason: None) -> t
     published = MODELS[row["model"]]
     name = published.get(row["precision"]) or next(iter(published.values()))
     request = Request(
-        model=load_model(name, network=False),
+        model=resolve_model(name, network=False),
         gpus=(load_profile(row["gpu"]),),
         goal=row["goal"],  # type: ignore[arg-type]
         input_len=1024,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, floor, inf
 
-from planner.scheduler import Client, Limits, StepTimer
-from planner.step import Batch
-from planner.workload import Requests
+from planner.simulator.limits import Client, SchedulerLimits, StepTimer
+from planner.timing.step import Batch
+from planner.workload.requests import Requests
 
 MOMENT_S = 1e-9  # what happens within a nanosecond happens at once
 
@@ -36,7 +36,7 @@ class Request:
 
 
 class Engine:
-    def __init__(self, timer: StepTimer, limits: Limits) -> None:
+    def __init__(self, timer: StepTimer, limits: SchedulerLimits) -> None:
         self.timer = timer
         self.limits = limits
         self.inbox: list[Request] = []
@@ -228,7 +228,7 @@ class Outcome:
 def reference_replay(
     timer: StepTimer,
     requests: Requests,
-    limits: Limits,
+    limits: SchedulerLimits,
     max_concurrency: int | None = None,
     client: Client | None = None,
 ) -> Outcome:

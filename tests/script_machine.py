@@ -18,7 +18,9 @@ from pathlib import Path
 
 from script_plans import MATRIX
 
-from planner.scripts import Emission, render, write
+from planner.output.scripts.emission import Emission
+from planner.output.scripts.files import write_folder
+from planner.output.scripts.render import render_scripts
 
 #: What the scripts may use beside bash itself.
 TOOLS = (
@@ -169,7 +171,7 @@ class Machine:
         self.program(self.state / "topology", _TOPOLOGY.replace("{state}", str(self.state)))
         self.set(completed=emission.file.plan.workload.num_prompts, image="", docker_info="Runtimes: nvidia runc")
         self._hardware(emission)
-        write(self.plan, render(emission), force=False)
+        write_folder(self.plan, render_scripts(emission), force=False)
         for script in ("preflight.sh", "partition.sh"):
             self._redirect(self.plan / script)
 

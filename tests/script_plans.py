@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.hardware import load_profile
-from planner.plan import Plan, PlanFile, PlannedWorkload
-from planner.scripts import Emission
+from planner.hardware.profiles import load_profile
+from planner.output.scripts.emission import Emission
+from planner.planning.plan import Plan, PlanFile, PlannedWorkload
 
 AMD_DOCKER = (
     "--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video", "--ipc", "host",

@@ -1,130 +1,137 @@
-"""The house rules: imports point one way, and each heavy library has few owners.
+"""The house rules: rooms in one order, entered through the door, and few owners for each heavy library.
 
-Modules may import from their own layer and from the layers above it in ``LAYERS``; never from a later one.
-When this test fails, move the line to the layer where it belongs instead of widening the list.
+A room is a folder, or a module, at the top of ``planner``. It may import from the rooms before it in ``ROOMS``, and
+only the names that they offer in their ``__init__.pyi``. When this test fails, move the line to the room whose
+question it answers, instead of widening the list.
 """
 
 import ast
 import re
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).parent.parent / "planner"
 
-LAYERS = (
-    ("base", {"units", "errors"}),
-    ("sources", {"resources", "hub", "local_gpus"}),
-    ("facts", {"hardware", "model", "engine", "workload", "workloads", "trace", "measurements", "consistency"}),
-    ("layout", {"parallelism"}),
-    ("physics", {"memory", "operators", "adapters", "hostlink", "efficiency", "roofline", "collectives"}),
-    ("time", {"step", "speculation", "calibration", "local"}),
-    ("serving", {"scheduler", "bench", "slo"}),
-    (
-        "decide",
-        {
-            "fit",
-            "plan",
-            "predict",
-            "capacity",
-            "cost",
-            "compare",
-            "fleet",
-            "evaluate",
-            "recommend",
-            "observations",
-            "heldout",
-            "check",
-            "validate",
-            "calibrate",
-            "dossier",
-        },
-    ),
-    ("out", {"scripts", "charts", "report"}),
-    ("library", {"api"}),
-    ("edge", {"cli"}),
+#: The ground first, then every room after all that it may use.
+ROOMS = (
+    "errors",
+    "units",
+    "resources",
+    "hardware",
+    "model",
+    "workload",
+    "engine",
+    "memory",
+    "timing",
+    "simulator",
+    "planning",
+    "evidence",
+    "output",
+    "api",
+    "cli",
 )
+GROUND = ROOMS[:3]
+#: Rooms that offer names; the others are entered by the file that they are.
+DOORS = ROOMS[3:-2]
 
 OWNERS = {
     "typer": {"cli"},
-    "jinja2": {"scripts", "report"},
-    "tabulate": {"report"},
-    "yaml": {"scripts"},
-    "matplotlib": {"charts"},
-    "plotext": {"charts"},
-    "scipy": {"calibration", "fleet"},
-    "huggingface_hub": {"hub"},
-    "pydantic": {"hardware", "efficiency", "plan"},
-    "platformdirs": {"hub", "resources"},
+    "jinja2": {"output"},
+    "tabulate": {"output"},
+    "yaml": {"output"},
+    "matplotlib": {"output"},
+    "plotext": {"output"},
+    "scipy": {"planning", "evidence"},
+    "huggingface_hub": {"model"},
+    "pydantic": {"hardware", "timing", "planning"},
+    "platformdirs": {"model", "resources"},
 }
 
-RANK = {module: rank for rank, (_, modules) in enumerate(LAYERS) for module in modules}
+FILES = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in GROUND]
 
 
-def module_of(path: Path) -> str:
-    """The module of the house that a file belongs to: ``model`` for ``planner/model/config.py``."""
+def room_of(path: Path) -> str:
+    """The room of a file: ``model`` for ``planner/model/config.py``."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> set[str]:
-    """Every module that a file imports, wherever the import stands."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Every import of a file, wherever it stands: the module, and the name that is taken from it (or nothing)."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
+            yield from ((node.module, alias.name) for alias in node.names)
 
 
-FILES = [p for p in PACKAGE.rglob("*.py") if p.name not in {"__init__.py", "__main__.py"} or p.parent != PACKAGE]
+def house_imports() -> Iterator[tuple[Path, str, str, str]]:
+    """Each import of one room by another: the file, the room that it reaches for, the module and the name."""
+    for path in FILES:
+        for module, name in imports_of(path):
+            parts = module.split(".")
+            if parts[0] == "planner" and len(parts) > 1 and parts[1] != room_of(path):
+                yield path, parts[1], module, name
 
 
-def test_every_module_has_a_place_in_the_house() -> None:
-    strangers = {module_of(path) for path in FILES} - RANK.keys()
-    assert not strangers, f"give these modules a layer: {sorted(strangers)}"
+def offered(room: str) -> set[str]:
+    """The names in the door of a room."""
+    stub = ast.parse((PACKAGE / room / "__init__.pyi").read_text(encoding="utf-8"))
+    return {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def test_every_room_has_its_place() -> None:
+    found = {room_of(path) for path in FILES}
+    assert found == set(ROOMS), f"give these rooms a place: {sorted(found ^ set(ROOMS))}"
 
 
 def test_the_documentation_draws_this_house() -> None:
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+) \| (`.*`) \|$", page, re.MULTILINE)
-    assert tuple((layer, set(re.findall(r"`(\w+)`", modules))) for layer, modules in rows) == LAYERS
+    assert tuple(re.findall(r"^\| `(\w+)/?` \|", page, re.MULTILINE)) == ROOMS
 
 
-def test_imports_point_from_the_edge_to_the_base() -> None:
-    wrong = []
-    for path in FILES:
-        here = module_of(path)
-        for name in imports_of(path):
-            parts = name.split(".")
-            if parts[0] != "planner" or len(parts) < 2 or parts[1] not in RANK:
-                continue
-            if RANK[parts[1]] > RANK[here]:
-                wrong.append(f"{path.relative_to(PACKAGE)} ({here}) imports {name}, which lives nearer to the edge")
+def test_imports_point_to_earlier_rooms() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {module}, a later room"
+        for path, room, module, _ in house_imports()
+        if ROOMS.index(room) > ROOMS.index(room_of(path))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_modules_of_one_layer_have_no_cycle() -> None:
-    edges: dict[str, set[str]] = {}
-    for path in FILES:
-        here = module_of(path)
-        for name in imports_of(path):
-            parts = name.split(".")
-            if parts[0] == "planner" and len(parts) > 1 and parts[1] in RANK and parts[1] != here:
-                edges.setdefault(here, set()).add(parts[1])
+def test_rooms_are_entered_through_the_door() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} takes {name} from {module}: let planner/{room}/__init__.pyi offer it"
+        for path, room, module, name in house_imports()
+        if room in DOORS and (module != f"planner.{room}" or name not in offered(room))
+    ]
+    assert not wrong, "\n".join(wrong)
 
-    def reaches(start: str, goal: str, seen: set[str]) -> bool:
-        onward = edges.get(start, set()) - seen
-        return goal in onward or any(reaches(step, goal, seen | onward) for step in onward)
 
-    cycles = sorted(module for module in edges if reaches(module, module, set()))
-    assert not cycles, f"these modules import each other in a circle: {cycles}"
+@pytest.mark.parametrize("room", DOORS)
+def test_a_door_offers_only_what_is_used_and_there(room: str) -> None:
+    used = {name for _, other, _, name in house_imports() if other == room}
+    used |= {name for module, name in imports_of(PACKAGE / "__init__.py") if module == f"planner.{room}"}
+    assert offered(room) <= used, f"nobody takes {sorted(offered(room) - used)} from planner.{room}"
+    door = import_module(f"planner.{room}")
+    assert door.__doc__
+    assert all(getattr(door, name) is not None for name in offered(room))
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_no_offered_name_is_a_module_too(room: str) -> None:
+    """``planner.simulator.replay`` would be the module or the function, depending on who imported what before."""
+    names = {path.stem for path in (PACKAGE / room).iterdir()} & offered(room)
+    assert names <= {"catalog"}, f"planner.{room} offers names that are modules too: {sorted(names)}"
 
 
 def test_heavy_libraries_have_few_owners() -> None:
     wrong = []
     for path in FILES:
-        here = module_of(path)
-        for name in imports_of(path):
-            owners = OWNERS.get(name.split(".")[0])
-            if owners is not None and here not in owners:
-                wrong.append(f"{path.relative_to(PACKAGE)} imports {name}: only {sorted(owners)} may")
+        for module, _ in imports_of(path):
+            owners = OWNERS.get(module.split(".")[0])
+            if owners is not None and room_of(path) not in owners:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {module}: only {sorted(owners)} may")
     assert not wrong, "\n".join(wrong)

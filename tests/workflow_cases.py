@@ -6,14 +6,16 @@ import json
 import shlex
 from functools import lru_cache
 
-from planner.scripts.workflows import Choice, find, plan_workflow, workflows
+from planner.output.workflows.catalog import find_workflow, list_workflows
+from planner.output.workflows.render import plan_workflow
+from planner.output.workflows.subject import Choice
 
-NAMES = tuple(workflows())
+NAMES = tuple(list_workflows())
 
 
 @lru_cache(maxsize=64)
 def files_of(name: str, **choice: str) -> dict[str, str]:
-    return plan_workflow(find(name), Choice(**choice), command=f"planner workflow {name}")  # type: ignore[arg-type]
+    return plan_workflow(find_workflow(name), Choice(**choice), command=f"planner workflow {name}")  # type: ignore[arg-type]
 
 
 def saved_plan(name: str, **choice: str) -> dict[str, object]:

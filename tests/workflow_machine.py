@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from planner.scripts import write
+from planner.output.scripts.files import write_folder
 
 TOOLS = (
     "awk", "basename", "bash", "cat", "cp", "cut", "dirname", "env", "grep", "head", "ln", "ls", "mkdir", "mv", "rm",
@@ -138,7 +138,7 @@ class Machine:
             self._program(self.state / name, _RECORD.format(state=self.state, name=name) + body)
         (self.state / "result").write_text(json.dumps(RESULT).replace('"PROMPTS"', "PROMPTS"))
         self.set(answer='{"choices":[{"text":" city that is known"}]}')
-        write(self.plan, files, force=False)
+        write_folder(self.plan, files, force=False)
 
     @staticmethod
     def _guidellm() -> str:

@@ -13,9 +13,9 @@ from planner.api.inputs import GpuName, check_count, draft_of, found_gpu, load_m
 from planner.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
-    from planner.check import Found
-    from planner.plan import Goal, Plan
-    from planner.report.check import CheckAnswer
+    from planner.engine import Found
+    from planner.output import CheckAnswer
+    from planner.planning import Goal, Plan
 
 
 def check_command(
@@ -44,10 +44,9 @@ def check_command(
     ``answer.ok`` is whether it starts, ``answer.record`` has the rest. Raises InputError where there is no such line,
     or several that differ, and for a load that its context does not hold.
     """
-    from planner.check import Asked, check_line, read_line
-    from planner.local import local_for
-    from planner.plan import Goal
-    from planner.report.check import CheckAnswer
+    from planner.engine import read_line
+    from planner.output import CheckAnswer
+    from planner.planning import Goal, LineRequest, check_line, local_for
 
     if goal not in get_args(Goal):
         raise UnknownNameError("goal", str(goal), get_args(Goal), see="planner check --help")
@@ -68,7 +67,7 @@ def check_command(
         raise InputError(f"the model is {model}, which the script does not set", hint="name it with --as-model")
     name, renamed = _on_the_hub(model)
     resolved = load_model(name, revision=revision, refresh=refresh)
-    asked = Asked(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
+    asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
     local = local_for(path_text(calibration))
     if plan:
         asked = asked.as_planned(plan)
@@ -86,8 +85,7 @@ def _on_the_hub(model: str) -> tuple[str, tuple[str, ...]]:
 
 def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None]:
     """The command, and the plan beside it where it is a file of a plan's folder."""
-    from planner.check import Found, find_command
-    from planner.check.shell import found_in
+    from planner.engine import Found, find_command, found_in
 
     if not isinstance(line, str | PathLike):
         found = found_in(list(line))
@@ -120,6 +118,6 @@ def _is_there(text: str) -> bool:
 
 def _plan_beside(script: Path) -> Plan | None:
     """The plan that wrote a script; None where there is none. Raises InputError for one that is broken."""
-    from planner.plan import read_plan
+    from planner.planning import read_plan
 
     return read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None

@@ -23,7 +23,7 @@ from planner.api.inputs import (
 from planner.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
-    from planner.report.compare import ComparisonAnswer
+    from planner.output import ComparisonAnswer
     from planner.workload import Workload
 
 Per = Literal["package", "node", "gpu"]
@@ -66,11 +66,9 @@ def compare_gpus(
     ``answer.record.points`` has every figure, with its interval. Raises InputError for what is no load and no price,
     IllegalPlanError for settings that vLLM refuses, and what ``load_model`` and ``load_gpu`` raise.
     """
-    from planner.compare import Question, compare
-    from planner.cost import parse_prices
-    from planner.local import local_for
-    from planner.memory.budget import Basis
-    from planner.report.compare import ComparisonAnswer
+    from planner.memory import Basis
+    from planner.output import ComparisonAnswer
+    from planner.planning import Question, compare_machines, local_for, parse_prices
 
     if per not in PER:
         raise UnknownNameError("unit", str(per), PER, see="planner compare --help")
@@ -95,7 +93,7 @@ def compare_gpus(
         Basis(local.constants),
         local.calibration,
     )
-    comparison = compare(question, profiles, workloads, prices)
+    comparison = compare_machines(question, profiles, workloads, prices)
     return ComparisonAnswer(comparison, profiles, prices, (*remarks, *local.notes), resolved.notes)
 
 

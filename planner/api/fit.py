@@ -19,15 +19,14 @@ from planner.api.inputs import (
     version_for,
 )
 from planner.errors import IllegalPlanError
-from planner.report.fit import Answer, FitAnswer, FitTable, Refused
+from planner.output import Answer, FitAnswer, FitTable, RefusedFit
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
-    from planner.fit import FitResult
+    from planner.engine import EngineArgs
     from planner.hardware import GpuProfile
-    from planner.memory.budget import Basis
-    from planner.model.architecture import Model
-    from planner.model.resolve import ResolvedModel
+    from planner.memory import Basis
+    from planner.model import Model, ResolvedModel
+    from planner.planning import FitResult
 
 OWN = ("weight_dtype", "engine_version", "calibration", "explain", "revision", "refresh")
 
@@ -87,7 +86,7 @@ def list_fits(
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     basis = basis_for(calibration, args)
     answers = tuple(_fit_or_refusal(resolved, profile, args, engine_version, basis) for profile in profiles)
-    refused = [answer for answer in answers if isinstance(answer, Refused)]
+    refused = [answer for answer in answers if isinstance(answer, RefusedFit)]
     if len(refused) == len(answers):
         raise refused[0].error
     return FitTable(answers, resolved, arithmetic=explain, remarks=remarks)
@@ -109,7 +108,7 @@ def sweep_fit(
 
     A 16-bit model is taken in the usual published precisions too; a quantised one is what it is.
     """
-    from planner.fit import sweep
+    from planner.planning import sweep_settings
 
     args = engine_args(engine, own=OWN)
     profiles, remarks = found_gpus(gpu)
@@ -119,7 +118,7 @@ def sweep_fit(
     for profile in profiles:
         version = version_for(engine_version, profile)
         dtypes = _precisions(resolved.model)
-        answers += sweep(resolved.model, profile, args, version, weight_dtypes=dtypes, basis=basis)
+        answers += sweep_settings(resolved.model, profile, args, version, weight_dtypes=dtypes, basis=basis)
     return FitTable(tuple(answers), resolved, sweep=True, arithmetic=explain, remarks=remarks)
 
 
@@ -134,7 +133,7 @@ def _with_log(
     remarks: tuple[str, ...],
 ) -> FitAnswer:
     """The answer with the overheads of a start-up log, compared with what was fitted to other machines."""
-    from planner.fit.startup import fit_with_log, read_log, version_of
+    from planner.planning import fit_with_log, log_version, read_log
 
     log = read_log(path, (resolved.requested, resolved.resolved, resolved.model.id))
     result = fit_with_log(
@@ -142,7 +141,7 @@ def _with_log(
         resolved.model,
         profile,
         args,
-        version_of(log, asked_version(version)) or version_for(None, profile),
+        log_version(log, asked_version(version)) or version_for(None, profile),
         basis_for(calibration or "none", args),
         requested_model=resolved.requested,
         resolved_model=resolved.resolved,
@@ -153,9 +152,9 @@ def _with_log(
 def _fit(
     resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: str | None, basis: Basis
 ) -> FitResult:
-    from planner.fit import fit
+    from planner.planning import fit_model
 
-    return fit(
+    return fit_model(
         resolved.model,
         profile,
         args,
@@ -173,7 +172,7 @@ def _fit_or_refusal(
     try:
         return _fit(resolved, profile, args, version, basis)
     except IllegalPlanError as error:
-        return Refused(profile, error)
+        return RefusedFit(profile, error)
 
 
 def _precisions(model: Model) -> tuple[str, ...]:

@@ -9,8 +9,15 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, TypedDict, cast, get_args, get_type_hints
 
-from planner.engine.config import MOST_RANKS, EngineArgs, SpeculativeConfig
-from planner.engine.speculative import FLAG, RATE_FLAG, parse_speculative_config, with_acceptance
+from planner.engine import (
+    FLAG,
+    MOST_RANKS,
+    RATE_FLAG,
+    EngineArgs,
+    SpeculativeConfig,
+    parse_speculative_config,
+    with_acceptance,
+)
 from planner.errors import InputError, UnknownNameError
 
 ACCEPTANCE = "speculative_acceptance_rate"

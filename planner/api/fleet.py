@@ -25,9 +25,9 @@ from planner.api.inputs import (
 from planner.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
-    from planner.fleet import Demand, Disaggregated, Fleets, NotDivided
     from planner.hardware import GpuProfile
-    from planner.report.fleet import FleetAnswer
+    from planner.output import FleetAnswer
+    from planner.planning import Demand, Disaggregated, Fleets, NotDivided
 
 Minimise = Literal["usd", "gpus", "watts"]
 Rent = Literal["gpu", "node"]
@@ -83,12 +83,10 @@ def size_fleet(
     ``answer.fleets`` are all fleets, the best first. Raises InputError for what is no load, no target, no price, and
     what ``load_model`` and ``load_gpu`` raise.
     """
-    from planner.cost import parse_prices
-    from planner.fleet import Asked, plan_fleets
-    from planner.local import local_for
-    from planner.memory.budget import Basis
-    from planner.report.fleet import FleetAnswer
-    from planner.slo import parse_slos, refuse_gaps_of_one_token
+    from planner.memory import Basis
+    from planner.output import FleetAnswer
+    from planner.planning import FleetRequest, local_for, parse_prices, plan_fleets
+    from planner.workload import parse_slos, refuse_gaps_of_one_token
 
     for name, value in (("minimise", minimise), ("rent", rent)):
         if value not in CHOICES[name]:
@@ -114,7 +112,7 @@ def size_fleet(
         most = min(own_context, args.max_model_len or own_context)
         check_context(demand.workload, most, resolved.resolved, longest_len=longest)
     local = local_for(path_text(calibration))
-    asked = Asked(
+    asked = FleetRequest(
         model=resolved,
         gpus=profiles,
         demands=demands,
@@ -146,9 +144,8 @@ def _demands(
     trace: Path | None,
 ) -> tuple[tuple[Demand, ...], tuple[str, ...]]:
     """The classes of requests, and remarks on where they are from."""
-    from planner.fleet import Demand, check_names, named, of_trace
-    from planner.trace import read_trace
-    from planner.workloads import NAMED
+    from planner.planning import Demand, check_names, named, of_trace
+    from planner.workload import NAMED, read_trace
 
     lengths = any(value is not None for value in (input_len, output_len, range_ratio))
     ways = {"--class": bool(classes), "--trace": trace is not None, "--workload": workload is not None}
@@ -214,7 +211,7 @@ def _transfer(gb_per_s: float | None, disaggregated: bool) -> float | None:
 
 def _divided(fleets: Fleets, transfer_bytes_per_s: float | None) -> tuple[Disaggregated | NotDivided, ...]:
     """Prefill and decode servers of each GPU that has a fleet, with the engine that carries most on each GPU."""
-    from planner.fleet import disaggregate
+    from planner.planning import disaggregate
 
     found = []
     for each in fleets.single:

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from planner.api.defaults import MOST_PROMPTS
 from planner.api.flags import flag_of, typed
-from planner.engine.version import EngineVersion, parse_version
+from planner.engine import EngineVersion, parse_version
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_all, load_profile
-from planner.model.architecture import Model
-from planner.model.resolve import ResolvedModel
-from planner.model.resolve import load_model as resolve_model
+from planner.model import Model, ResolvedModel, resolve_model
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
-    from planner.memory.budget import Basis
+    from planner.engine import EngineArgs
+    from planner.memory import Basis
     from planner.workload import Workload
 
 #: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
@@ -47,7 +45,7 @@ def load_model(
         resolved = resolve_model(str(model), revision=revision, refresh=refresh)
     if weight_dtype is None:
         return resolved
-    from planner.model.quantization import as_quantized
+    from planner.model import as_quantized
 
     found = as_quantized(resolved.model, weight_dtype)
     return replace(resolved, model=found, notes=(*resolved.notes, f"the usual form of {weight_dtype} is assumed"))
@@ -69,7 +67,7 @@ def found_gpu(gpu: GpuName) -> tuple[GpuProfile, tuple[str, ...]]:
         return gpu, ()
     if str(gpu).strip().lower() != "local":
         return load_profile(str(gpu)), ()
-    from planner.hardware.local import local_profile
+    from planner.hardware import local_profile
 
     found = local_profile()
     return found.profile, (found.note,)
@@ -93,7 +91,7 @@ def found_gpus(gpus: GpuName | Iterable[GpuName]) -> tuple[tuple[GpuProfile, ...
 
 def list_gpus() -> tuple[str, ...]:
     """The ids of all GPU profiles, partitions included."""
-    from planner.hardware.loader import profile_ids
+    from planner.hardware import profile_ids
 
     return profile_ids()
 
@@ -112,15 +110,15 @@ def asked_version(text: str | None) -> EngineVersion | None:
 
 def version_for(text: str | None, profile: GpuProfile) -> EngineVersion:
     """The version asked for, else the newest for which an image of this GPU is pinned."""
-    from planner.engine.images import default_version
+    from planner.engine import default_version
 
     return asked_version(text) or default_version(profile)
 
 
 def basis_for(calibration: str | PathLike[str] | None, args: EngineArgs) -> Basis:
     """The overheads of memory that ``calibration`` means, and the draft of ``speculative_config``."""
-    from planner.local import local_for
-    from planner.memory.budget import Basis
+    from planner.memory import Basis
+    from planner.planning import local_for
 
     return Basis(local_for(path_text(calibration)).constants, draft_of(args))
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from planner.api.defaults import DEFAULT_LEN
 from planner.errors import InputError, UnknownNameError
-from planner.slo import DEFAULT_PERCENTILE, parse_slos, refuse_gaps_of_one_token
-from planner.workloads import NAMED
+from planner.workload import DEFAULT_PERCENTILE, NAMED, parse_slos, refuse_gaps_of_one_token
 
 if TYPE_CHECKING:
-    from planner.recommend import Targets
-    from planner.slo import Slo
+    from planner.planning import Targets
+    from planner.workload import Slo
 
 #: Flags that say what a trace says itself, by parameter.
 OF_A_TRACE = {
@@ -86,7 +85,7 @@ def asked_load(given: LoadFlags) -> AskedLoad:
 
 
 def _targets(given: LoadFlags, slos: tuple[Slo, ...]) -> Targets:
-    from planner.recommend import Targets
+    from planner.planning import Targets
 
     rate, flying = given.request_rate, given.max_concurrency
     if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
@@ -100,9 +99,8 @@ def _targets(given: LoadFlags, slos: tuple[Slo, ...]) -> Targets:
 
 
 def _of_trace(path: Path, slos: tuple[Slo, ...], *, optimistic: bool) -> AskedLoad:
-    from planner.plan import PlannedTrace
-    from planner.recommend import Targets
-    from planner.trace import read_trace
+    from planner.planning import PlannedTrace, Targets
+    from planner.workload import read_trace
 
     trace = read_trace(path)
     busiest = trace.busiest

@@ -10,9 +10,7 @@ from planner.api.flags import EngineFlags, engine_args
 from planner.api.inputs import path_text
 
 if TYPE_CHECKING:
-    from planner.report.calibration import CalibrationAnswer
-    from planner.report.evaluation import Evaluation
-    from planner.report.validation import ValidationAnswer
+    from planner.output import CalibrationAnswer, Evaluation, ValidationAnswer
 
 OWN = ("output", "fresh", "gpu", "model", "engine_version", "weight_dtype", "input_len", "output_len", "batch_size")
 
@@ -25,11 +23,9 @@ def evaluate_runs(runs: str | PathLike[str], *, calibration: str | PathLike[str]
     ``answer.notes``. ``calibration`` as in ``check_fit``. Raises InputError, naming
     line and column, for a file that is no table of runs.
     """
-    from planner.consistency import contradictions
-    from planner.evaluate import evaluate, resent
-    from planner.local import local_for
-    from planner.measurements import read_runs
-    from planner.report.evaluation import Evaluation
+    from planner.evidence import contradictions, evaluate, read_runs, resent
+    from planner.output import Evaluation
+    from planner.planning import local_for
 
     local = local_for(path_text(calibration))
     table = read_runs(Path(runs))
@@ -63,9 +59,9 @@ def calibrate_from(
     ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where there is no run,
     where none can be replayed, and where the file cannot be written.
     """
-    from planner.calibrate import Stated, calibrate, read_sources
-    from planner.local import local_path
-    from planner.report.calibration import CalibrationAnswer
+    from planner.evidence import Stated, calibrate, read_sources
+    from planner.output import CalibrationAnswer
+    from planner.planning import local_path
 
     args = engine_args(engine, own=OWN)
     stated = Stated(gpu, model, engine_version, weight_dtype, input_len, output_len, batch_size, args)
@@ -83,7 +79,7 @@ def validate_plan(directory: str | PathLike[str]) -> ValidationAnswer:
     lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
     (``answer.record.inside`` and ``answer.record.as_planned``). Raises InputError where there is no plan, or no result.
     """
-    from planner.report.validation import ValidationAnswer
-    from planner.validate import validate
+    from planner.evidence import validate
+    from planner.output import ValidationAnswer
 
     return ValidationAnswer(validate(Path(directory)))

@@ -24,7 +24,7 @@ from planner.api.inputs import (
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.report.prediction import Bench, PredictionAnswer, PredictionRefused
+    from planner.output import Bench, PredictionAnswer, PredictionRefused
     from planner.workload import Workload
 
 OWN = (
@@ -158,11 +158,16 @@ def _predict(
     bench: Bench, workload: Workload, case: _Case, *, explain: bool, **asked: Any
 ) -> PredictionAnswer | PredictionRefused:
     """Predict ``workload``; ``asked`` is for the result of the bench."""
-    from planner import predict
-    from planner.fit import check
-    from planner.local import local_for
-    from planner.memory.budget import Basis
-    from planner.report.prediction import PredictionAnswer, PredictionRefused
+    from planner.memory import Basis
+    from planner.output import PredictionAnswer, PredictionRefused
+    from planner.planning import (
+        check_start,
+        local_for,
+        resolve_deployment,
+        simulate_latency,
+        simulate_serve,
+        simulate_throughput,
+    )
 
     args = engine_args(case.engine, own=OWN)
     profile, remarks = found_gpu(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
@@ -171,8 +176,8 @@ def _predict(
     local = local_for(path_text(case.calibration))
     remarks = (*remarks, *local.notes)
     basis = Basis(local.constants, draft_of(args))
-    checked = check(resolved.model, profile, args, version, basis)
-    deployment = predict.deploy(
+    checked = check_start(resolved.model, profile, args, version, basis)
+    deployment = resolve_deployment(
         resolved.model, profile, args, version, offline=bench != "serve", basis=basis, calibration=local.calibration
     )
     check_load(workload)
@@ -180,9 +185,9 @@ def _predict(
     if deployment.requests_held(workload.max_total_len) < 1:
         return PredictionRefused(deployment, workload, resolved, remarks)
     benches = {
-        "serve": predict.predict_serve,
-        "throughput": predict.predict_throughput,
-        "latency": predict.predict_latency,
+        "serve": simulate_serve,
+        "throughput": simulate_throughput,
+        "latency": simulate_latency,
     }
     prediction = benches[bench](deployment, workload, **asked)
     return PredictionAnswer(bench, prediction, deployment, checked, resolved, explain, remarks)

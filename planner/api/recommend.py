@@ -26,14 +26,13 @@ from planner.api.inputs import (
 from planner.api.load import LoadFlags, asked_load
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import GpuProfile
-from planner.model.resolve import ResolvedModel
-from planner.slo import METRICS
+from planner.model import ResolvedModel
+from planner.workload import METRICS
 
 if TYPE_CHECKING:
     from planner.api.load import AskedLoad
-    from planner.plan import Goal, Plan
-    from planner.recommend import Ranking, Request
-    from planner.report.recommendation import Recommendation
+    from planner.output import Recommendation
+    from planner.planning import Goal, Plan, Ranking, Request
 
 DEFAULT_GOAL: Goal = "balanced"
 LATENCY_CONCURRENCY = 8  #: of the goal min-latency
@@ -107,7 +106,7 @@ def recommend_plans(
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
     flags |= {"limits_ms": {name: given.get(name) for name in METRICS}, "optimistic": optimistic}
     load = asked_load(LoadFlags(**flags))
-    from planner.cost import parse_prices
+    from planner.planning import parse_prices
 
     prices = parse_prices(given.get("price", ()), profiles)
     if prices and load.targets is None:
@@ -125,10 +124,9 @@ def recommend_plans(
     limit = min(own_context, args.max_model_len or own_context)
     check_context(sent, limit, resolved.resolved, longest_len=load.longest_len)
 
-    from planner.local import local_for
-    from planner.memory.budget import Basis
-    from planner.recommend import Request, rank
-    from planner.report.recommendation import Recommendation
+    from planner.memory import Basis
+    from planner.output import Recommendation
+    from planner.planning import Request, local_for, rank
 
     local = local_for(path_text(calibration))
     request = Request(
@@ -172,10 +170,8 @@ def write_scripts(
     that cannot be written.
     """
     from planner import __version__
-    from planner.plan import PlanFile
-    from planner.report.recommendation import predicted_lines
-    from planner.scripts import Emission, render, write
-    from planner.scripts.workflows import needed_by, published_scores
+    from planner.output import Emission, needed_by, predicted_lines, published_scores, render_scripts, write_folder
+    from planner.planning import PlanFile
 
     request, rankings = recommendation.request, recommendation.rankings
     files: dict[str, str] = {}
@@ -186,11 +182,11 @@ def write_scripts(
         lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
         emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], lines, scores)
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
-        made = {**render(emission), **needed_by(emission)}
+        made = {**render_scripts(emission), **needed_by(emission)}
         files |= {f"{folder}{name}": content for name, content in made.items()}
     if files:
         files["recommendation.json"] = recommendation.to_json()  # for planner report
-        write(Path(directory), files, force=force)
+        write_folder(Path(directory), files, force=force)
     return tuple(files)
 
 
@@ -200,7 +196,7 @@ NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *METRICS)
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
-    from planner.plan import Goal
+    from planner.planning import Goal
 
     unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False}
     found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
@@ -234,7 +230,7 @@ def _refuse_searched(engine: Mapping[str, Any]) -> None:
 
 def _picked(request: Request, ranking: Ranking, pick: int) -> Plan | None:
     """The picked plan of a GPU; None where nothing fits."""
-    from planner.recommend import assemble
+    from planner.planning import assemble
 
     if not ranking.candidates:
         return None
@@ -247,7 +243,7 @@ def _picked(request: Request, ranking: Ranking, pick: int) -> Plan | None:
 
 def _defaults_taken(stated: Mapping[str, Any], load: AskedLoad) -> dict[str, Any]:
     """Parameters that were left open, with what was taken."""
-    from planner.slo import DEFAULT_PERCENTILE
+    from planner.workload import DEFAULT_PERCENTILE
 
     latency = stated.get("goal") == "min-latency"
     taken: dict[str, Any] = {

@@ -11,7 +11,7 @@ from planner.cli.options import LOAD, Format
 from planner.cli.streams import show
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
+    from planner.engine import EngineArgs
 
 RESULTS = "Results without a plan.json"
 

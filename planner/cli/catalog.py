@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def hardware_list(output: OutputFormat = Format.table) -> None:
     """List the GPU profiles."""
     from planner.hardware import load_all
-    from planner.report.facts import print_hardware
+    from planner.output import print_hardware
 
     print_hardware(load_all(), output)
 
@@ -33,7 +33,7 @@ def hardware_show(
 ) -> None:
     """Show one GPU profile."""
     from planner.cli.inputs import gpu_profile
-    from planner.report.facts import print_profile
+    from planner.output import print_profile
 
     print_profile(gpu_profile(gpu), output)
 
@@ -41,9 +41,9 @@ def hardware_show(
 def models_list(output: OutputFormat = Format.table) -> None:
     """List the bundled catalog."""
     from planner.model import catalog
-    from planner.report.facts import print_catalog
+    from planner.output import print_catalog
 
-    print_catalog([entry for entry in map(catalog.find, catalog.ids()) if entry], output)
+    print_catalog([entry for entry in map(catalog.find_entry, catalog.ids()) if entry], output)
 
 
 def models_show(
@@ -58,14 +58,14 @@ def models_show(
     from planner.cli.streams import complain
     from planner.errors import PlannerError
     from planner.memory import model_facts
-    from planner.model.resolve import load_model
-    from planner.report.facts import print_models
+    from planner.model import resolve_model
+    from planner.output import print_models
 
     rows: list[dict[str, Any]] = []
     errors: dict[str, PlannerError] = {}
     for name in model:
         try:
-            rows.append(model_facts(load_model(name, revision=revision, refresh=refresh)))
+            rows.append(model_facts(resolve_model(name, revision=revision, refresh=refresh)))
         except PlannerError as error:
             rows.append({"requested": name, "error": error.cause, "hint": error.hint})
             errors[name] = error

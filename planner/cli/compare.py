@@ -15,7 +15,7 @@ from planner.cli.streams import show
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
+    from planner.engine import EngineArgs
 
 _CONCURRENCY = ",".join(map(str, DEFAULT_CONCURRENCY))
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from planner.scripts import Emission
-    from planner.scripts.deploy import Site
+    from planner.output import Emission, Site
 
 SITE = "The place where it runs"
 
@@ -90,7 +89,7 @@ def deploy(
     ] = Container.pyxis,
 ) -> int:
     """Exit status 0; what cannot be deployed as planned is refused before anything is written."""
-    from planner.scripts.deploy import Site
+    from planner.output import Site
 
     site = Site(
         replicas=replicas,
@@ -121,9 +120,8 @@ def _emission(directory: Path) -> "Emission":
     """The plan of a folder and what is said about it."""
     from planner.errors import InputError
     from planner.hardware import load_profile
-    from planner.plan import read_plan
-    from planner.report.recommendation import predicted_lines
-    from planner.scripts import Emission
+    from planner.output import Emission, predicted_lines
+    from planner.planning import read_plan
 
     file = read_plan(directory)
     plan = file.plan
@@ -144,7 +142,7 @@ def _emission(directory: Path) -> "Emission":
 
 def _made(emission: "Emission", targets: list[str], site: "Site", command: str) -> dict[str, str]:
     """The files of one target; those of several in a folder for each."""
-    from planner.scripts.deploy import deploy as deployed
+    from planner.output import render_deployable as deployed
 
     if len(targets) == 1:
         return deployed(emission, targets[0], site, command=command)
@@ -165,14 +163,12 @@ def _print(made: dict[str, str]) -> None:
 
 def _write(output: Path, made: dict[str, str], *, force: bool) -> None:
     from planner.errors import InputError
-    from planner.report.render import note
-    from planner.scripts import write
-    from planner.scripts.deploy import FILES
+    from planner.output import FILES, note, write_folder
 
     if (output / "plan.json").exists():
         raise InputError(
             f"-o {output} is the folder of a plan, whose scripts have the same names",
             hint=f"name another one, such as {output / 'deploy'}",
         )
-    write(output, made, force=force, replaces=FILES)
+    write_folder(output, made, force=force, replaces=FILES)
     note(f"wrote {', '.join(made)} into {output}")

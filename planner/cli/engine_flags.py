@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.engine.config import CPU_KVCACHE_SPACE, MOST_RANKS
+from planner.engine import CPU_KVCACHE_SPACE, MOST_RANKS
 
 ENGINE = "Engine (flags of vllm serve)"
 
@@ -17,7 +17,7 @@ def _option(kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any,
 
 
 def _speculative(text: str) -> Any:
-    from planner.engine.speculative import parse_speculative_config
+    from planner.engine import parse_speculative_config
 
     return parse_speculative_config(text)
 

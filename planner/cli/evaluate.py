@@ -24,8 +24,7 @@ def evaluate(
 ) -> int:
     """Exit status 0: how good the predictions are is in the output."""
     from planner.api.measured import evaluate_runs
-    from planner.report.result import print_result
-    from planner.report.scatter import chart_writer
+    from planner.output import chart_writer, print_result
 
     draw = chart_writer(chart) if chart else None
     answer = evaluate_runs(runs, calibration=calibration)

@@ -12,8 +12,8 @@ from planner.cli.streams import show
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
-    from planner.report.result import Result
+    from planner.engine import EngineArgs
+    from planner.output import Result
 
 
 class _Asked(TypedDict):

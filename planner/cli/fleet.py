@@ -14,7 +14,7 @@ from planner.cli.options import LOAD, TARGETS, Format
 from planner.cli.streams import show
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
+    from planner.engine import EngineArgs
 
 FLEET = "Fleet"
 
@@ -127,7 +127,7 @@ def fleet(
     from planner.api.flags import flags_of
     from planner.api.fleet import size_fleet
     from planner.api.recommend import GIVEN
-    from planner.fleet import parse_class
+    from planner.planning import parse_class
 
     def stated(name: str) -> bool:
         """Whether a length is given, or stands in planner.toml and nothing else gives one."""

@@ -11,12 +11,12 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile
 
 if TYPE_CHECKING:
-    from planner.local import Local
+    from planner.planning import Local
 
 
 def gpu_profiles(names: Sequence[str]) -> list[GpuProfile]:
     """The profiles of ``names`` in their order, each once; ``all`` is every profile."""
-    from planner.report.render import print_notes
+    from planner.output import print_notes
 
     profiles, remarks = found_gpus(names)
     print_notes(remarks)
@@ -25,7 +25,7 @@ def gpu_profiles(names: Sequence[str]) -> list[GpuProfile]:
 
 def gpu_profile(name: str) -> GpuProfile:
     """The profile called ``name``; ``local`` is that of this machine's GPUs, with a remark on which they are."""
-    from planner.report.render import print_notes
+    from planner.output import print_notes
 
     profile, remarks = found_gpu(name)
     print_notes(remarks)
@@ -34,8 +34,8 @@ def gpu_profile(name: str) -> GpuProfile:
 
 def local_fits(calibration: str | None) -> Local:
     """What ``--calibration`` means for speed and memory, with a remark where the user's own fits are out of date."""
-    from planner.local import local_for
-    from planner.report.render import print_notes
+    from planner.output import print_notes
+    from planner.planning import local_for
 
     local = local_for(calibration)
     print_notes(local.notes)

@@ -10,7 +10,7 @@ from planner.cli.options import Format
 from planner.cli.streams import show
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
+    from planner.engine import EngineArgs
 
 
 def register(app: typer.Typer) -> None:

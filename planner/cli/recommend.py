@@ -15,7 +15,7 @@ from planner.cli.options import LOAD, TARGETS, Format, Goal
 from planner.cli.streams import show
 
 if TYPE_CHECKING:
-    from planner.engine.config import EngineArgs
+    from planner.engine import EngineArgs
     from planner.hardware import GpuProfile
 
 
@@ -103,7 +103,7 @@ def recommend(
     """Exit status 0 when there is a plan for at least one GPU, 1 when there is none."""
     from planner.api.flags import flags_of
     from planner.api.recommend import GIVEN, recommend_plans, write_scripts
-    from planner.report.render import note
+    from planner.output import note
 
     directory = _directory(output_dir, force)
     stated = _stated(

@@ -10,9 +10,9 @@ import typer
 from planner.cli import options as flag
 
 if TYPE_CHECKING:
-    from planner.charts import Chart
-    from planner.dossier import Dossier
-    from planner.local import Local
+    from planner.evidence import PlanFolders
+    from planner.output import Chart
+    from planner.planning import Local
 
 
 class ReportFormat(StrEnum):
@@ -58,10 +58,9 @@ def report(
 ) -> int:
     """Exit status 0. Nothing is computed again but the loads around each plan's own."""
     from planner.cli.inputs import local_fits
-    from planner.dossier import read_dossier
     from planner.errors import InputError
-    from planner.report.files import write_file
-    from planner.report.render import note
+    from planner.evidence import read_plan_folders
+    from planner.output import note, write_file
 
     drawn = form in (ReportFormat.svg, ReportFormat.png)
     if drawn and chart is None:
@@ -72,7 +71,7 @@ def report(
         raise InputError("--width is of svg and png charts", hint="leave it out: pages and terminals have their own")
     if output is not None and form is ReportFormat.term:
         raise InputError("-o: charts of characters go to stdout", hint="leave -o out, and redirect what is printed")
-    dossier = read_dossier(directory)
+    dossier = read_plan_folders(directory)
     local = local_fits(calibration)
     if form is ReportFormat.term:
         _print_charts(dossier, local, chart)
@@ -85,14 +84,14 @@ def report(
 
 
 def _content(
-    dossier: "Dossier", local: "Local", form: ReportFormat, chart: ChartName | None, width: int | None
+    dossier: "PlanFolders", local: "Local", form: ReportFormat, chart: ChartName | None, width: int | None
 ) -> bytes:
     if chart is None:
-        from planner.report.page import page
+        from planner.output import page
 
         return page(dossier, local).encode()
-    from planner.charts import draw
     from planner.errors import InputError
+    from planner.output import CHART_WIDTH, png, svg
 
     drawn = _charts(dossier, local, chart)
     if not drawn:
@@ -105,41 +104,40 @@ def _content(
             f"--chart {chart.value} is of one plan, and {dossier.directory} holds {len(drawn)}",
             hint=f"give one of the folders in it: {below}",
         )
-    size = width or draw.WIDTH
-    return draw.png(drawn[0], size) if form is ReportFormat.png else draw.svg(drawn[0], size).encode()
+    size = width or CHART_WIDTH
+    return png(drawn[0], size) if form is ReportFormat.png else svg(drawn[0], size).encode()
 
 
-def _charts(dossier: "Dossier", local: "Local", chart: ChartName | None) -> "list[Chart]":
+def _charts(dossier: "PlanFolders", local: "Local", chart: ChartName | None) -> "list[Chart]":
     """The charts of that name, or all; of latency and operators one for each plan."""
-    from planner.dossier import Sweep, sweep
-    from planner.report import figures
+    from planner.output import latency_chart, memory_chart, operators_chart, pareto_chart
+    from planner.planning import Sweep, sweep_loads
 
     plans = [entry.plan for entry in dossier.entries]
     replays = chart is not ChartName.memory
-    sweeps = [sweep(plan, local) if replays else Sweep() for plan in plans]
+    sweeps = [sweep_loads(plan, local) if replays else Sweep() for plan in plans]
     pairs = list(zip(dossier.entries, sweeps, strict=True))
     made: dict[ChartName, Callable[[], Sequence[Chart | None]]] = {
-        ChartName.memory: lambda: [figures.memory_chart(plans)],
-        ChartName.pareto: lambda: [figures.pareto_chart(dossier, sweeps)],
-        ChartName.latency: lambda: [figures.latency_chart(entry, swept) for entry, swept in pairs],
-        ChartName.operators: lambda: [figures.operators_chart(entry, swept) for entry, swept in pairs],
+        ChartName.memory: lambda: [memory_chart(plans)],
+        ChartName.pareto: lambda: [pareto_chart(dossier, sweeps)],
+        ChartName.latency: lambda: [latency_chart(entry, swept) for entry, swept in pairs],
+        ChartName.operators: lambda: [operators_chart(entry, swept) for entry, swept in pairs],
     }
     found = [one for name in ([chart] if chart else ChartName) for one in made[name]()]
     return [one for one in found if one is not None]
 
 
-def _why_none(dossier: "Dossier", local: "Local") -> str:
-    from planner.dossier import sweep
+def _why_none(dossier: "PlanFolders", local: "Local") -> str:
+    from planner.planning import sweep_loads
 
-    return sweep(dossier.entries[0].plan, local).missing or "there is nothing to show"
+    return sweep_loads(dossier.entries[0].plan, local).missing or "there is nothing to show"
 
 
-def _print_charts(dossier: "Dossier", local: "Local", chart: ChartName | None) -> None:
-    from planner.charts import terminal
-    from planner.report.render import note, terminal_width
+def _print_charts(dossier: "PlanFolders", local: "Local", chart: ChartName | None) -> None:
+    from planner.output import TERMINAL_WIDTH, note, term, terminal_width
 
     drawn = _charts(dossier, local, chart)
     for one in drawn:
-        print(terminal.term(one, terminal_width() or terminal.WIDTH))
+        print(term(one, terminal_width() or TERMINAL_WIDTH))
     if not drawn:
         note(_why_none(dossier, local))

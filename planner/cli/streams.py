@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.report.result import Result
+    from planner.output import Result
 
 
 def write(text: str, stream: TextIO | None) -> None:
@@ -36,7 +36,7 @@ def write(text: str, stream: TextIO | None) -> None:
 
 def show(answer: Result, output: str) -> int:
     """Print an answer; gives the exit status that it means: 0 yes, 1 no."""
-    from planner.report.result import print_result
+    from planner.output import print_result
 
     print_result(answer, output)
     return 0 if answer.ok else 1

@@ -50,15 +50,24 @@ def workflow(
 ) -> int:
     """Exit status 0; whether the settings fit was checked before anything is written."""
     from planner.cli.inputs import gpu_profile, local_fits
-    from planner.report.render import note, print_notes
-    from planner.report.workflow import print_files, print_workflows
-    from planner.scripts import write
-    from planner.scripts.workflows import Choice, calibration_of, find, plan_workflow, purpose_of, workflows
+    from planner.output import (
+        Choice,
+        calibration_of,
+        find_workflow,
+        list_workflows,
+        note,
+        plan_workflow,
+        print_files,
+        print_notes,
+        print_workflows,
+        purpose_of,
+        write_folder,
+    )
 
     if name == LIST:
-        print_workflows([found.summary() for found in workflows().values()], output)
+        print_workflows([found.summary() for found in list_workflows().values()], output)
         return 0
-    chosen = find(name)
+    chosen = find_workflow(name)
     profile = gpu_profile(gpu) if gpu else None
     choice = Choice(
         model,
@@ -75,7 +84,7 @@ def workflow(
     command = shlex.join(["planner", *(context.obj or ())])
     files = plan_workflow(chosen, choice, command=command)
     if directory:
-        write(directory, files, force=force)
+        write_folder(directory, files, force=force)
         note(f"wrote {len(files)} files into {directory}; start with WORKFLOW.md")
     print_files({file: purpose_of(file) for file in files}, output)
     print_notes([f"calibration: {calibration_of(files)}"])

@@ -1,1 +1,8 @@
-"""What each vLLM version accepts and defaults to."""
+"""What would vLLM do with these settings? Versions, flags, defaults, refusals, sharding, commands, images, recipes.
+
+The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+"""
+
+import lazy_loader as lazy
+
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

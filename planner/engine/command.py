@@ -18,10 +18,10 @@ import json
 from collections.abc import Mapping, Sequence
 from math import isinf
 
-from planner.engine.config import EngineConfig
+from planner.engine.defaults import LONG_NAMES
 from planner.engine.extras import extra_options
 from planner.engine.flags import Command, command_status, flag_status, spelled, takes_value
-from planner.engine.kv_dtype import LONG_NAMES
+from planner.engine.settings import EngineConfig
 from planner.engine.speculative import speculative_options
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError

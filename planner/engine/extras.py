@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.engine.config import EngineArgs, EngineConfig, LoraConfig
 from planner.engine.flags import flag_status
+from planner.engine.settings import EngineArgs, EngineConfig, LoraConfig
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
-from planner.model.architecture import Model
+from planner.model import Model
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_VOCABULARY = 258_048  #: ``lora/layers/logits_processor.py``

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from planner.engine.releases import release_of, release_text
-from planner.engine.version import EngineVersion
+from planner.engine.version import EngineVersion, release_of, release_text
 from planner.resources import package_dir
 
 Command = Literal[

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from planner.engine.releases import release_of
-from planner.engine.version import EngineVersion, known_version
+from planner.engine.version import EngineVersion, known_version, release_of
 from planner.errors import IllegalPlanError
-from planner.hardware.schema import GpuProfile
+from planner.hardware import GpuProfile
 from planner.resources import package_dir
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from planner.engine.config import Engine
 from planner.engine.defaults import uses_latent_attention
 from planner.engine.features import default_engine
 from planner.engine.flags import env_status, flag_status, value_status
-from planner.engine.releases import release_of
-from planner.engine.version import EngineVersion
-from planner.hardware.schema import GpuProfile
-from planner.model.architecture import Model
+from planner.engine.parse import FlagProblem
+from planner.engine.settings import Engine, EngineConfig
+from planner.engine.version import EngineVersion, release_of
+from planner.hardware import GpuProfile
+from planner.model import Model
 from planner.resources import package_dir
 
 #: Older names of keys in ``--compilation-config``.
@@ -159,3 +159,28 @@ def _known_keys(
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
     return tomllib.loads((package_dir("engine") / "recipes.toml").read_text(encoding="utf-8"))
+
+
+# --- What a publisher says does not work although the parser takes it: plans keep clear of it unless a user asks for it
+#
+# Source: AMD, vLLM FP8 latency and throughput benchmarks on MI300X, vLLM 0.9.1: "AITER does not support fp8 kv cache",
+# and of DeepSeek-V3 and R1 "--max-model-len cannot be greater than 32768".
+
+DEEPSEEK_MAX_MODEL_LEN = 32768  #: tokens
+#: Releases with AITER in AMD's images before vLLM took it over, as for the recipes of ``planner.engine``.
+FIRST, UNTIL = (0, 8, 4), (0, 10)
+
+
+def known_issues(
+    config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile
+) -> Iterator[FlagProblem]:
+    """A remark for each one that these settings run into."""
+    if profile.architecture != "gfx942" or not FIRST <= config.version.release < UNTIL:
+        return
+    image = f"AMD's image of vLLM {config.version} for this GPU"
+    if env.get("VLLM_ROCM_USE_AITER", "").lower() in ("1", "true") and config.kv_cache_dtype == "fp8":
+        hint = "set it to 0, or leave --kv-cache-dtype out"
+        yield FlagProblem("VLLM_ROCM_USE_AITER", f"has no fp8 KV cache in {image}", hint, fatal=False)
+    if model.architecture == "DeepseekV3ForCausalLM" and config.max_model_len > DEEPSEEK_MAX_MODEL_LEN:
+        cause = f"{config.max_model_len:,} tokens are more than {image} serves this model with"
+        yield FlagProblem("--max-model-len", cause, f"give {DEEPSEEK_MAX_MODEL_LEN}", fatal=False)

@@ -26,12 +26,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from planner.engine.config import SpeculativeConfig, SpeculativeMethod
 from planner.engine.features import Features
 from planner.engine.flags import flag_status, value_status
+from planner.engine.settings import SpeculativeConfig, SpeculativeMethod
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
-from planner.model.architecture import Model
+from planner.model import Model
 
 FLAG = "--speculative-config"
 RATE_FLAG = "--speculative-acceptance-rate"

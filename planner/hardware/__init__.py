@@ -1,6 +1,8 @@
-"""GPU profiles: facts with unit, source and kind."""
+"""What is this GPU, or this part of one? Profiles in which each number carries unit, source and kind.
 
-from planner.hardware.loader import aliases, load_all, load_profile, load_whole, profile_ids
-from planner.hardware.schema import GpuProfile
+The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+"""
 
-__all__ = ["GpuProfile", "aliases", "load_all", "load_profile", "load_whole", "profile_ids"]
+import lazy_loader as lazy
+
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

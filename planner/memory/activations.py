@@ -18,10 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planner.engine.config import EngineConfig
-from planner.memory.per_model import PerModel
-from planner.model.architecture import Component, LatentAttention, Layer, Model, Shard, Weight
-from planner.parallelism import Layout, held_shape
+from planner.engine import EngineConfig, Layout, held_shape
+from planner.model import Component, LatentAttention, Layer, Model, PerModel, Shard, Weight
 
 LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
 #: Hidden vectors of a token alive at the widest point: residual, normed input, output and its reduced copy.

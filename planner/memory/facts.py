@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.memory.kv_cache import CacheSettings, layer_specs
-from planner.model.architecture import (
-    Attention,
-    CompressedAttention,
-    LatentAttention,
-    Mixer,
-    Model,
-    StateMixer,
-)
-from planner.model.resolve import ResolvedModel
+from planner.model import Attention, CompressedAttention, LatentAttention, Mixer, Model, ResolvedModel, StateMixer
 
 
 def model_facts(found: ResolvedModel) -> dict[str, Any]:

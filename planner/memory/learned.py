@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from planner.hardware.schema import GpuProfile
+from planner.hardware import GpuProfile
 from planner.memory.activations import peak_terms
 from planner.memory.budget import MemoryBudget, graph_captures
 from planner.memory.kv_cache import element_bytes
-from planner.memory.overheads import Fit, Interval
+from planner.memory.overheads import FittedConstant, Interval
 from planner.memory.startup_log import StartupLog
 from planner.units import GIB
 
@@ -37,7 +37,7 @@ PEAKS = ("sampler", "forward", "encoder")
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MemoryParts:
     """What a log says, or implies, of the overheads on one GPU, bytes; None: nothing."""
 
     activation: Interval | None
@@ -46,7 +46,9 @@ class Parts:
     implied: bool = False  #: their sum was printed and the split is ours
 
 
-def learned(log: StartupLog, budget: MemoryBudget, profile: GpuProfile, *, origin: str) -> tuple[Fit, ...]:
+def learn_constants(
+    log: StartupLog, budget: MemoryBudget, profile: GpuProfile, *, origin: str
+) -> tuple[FittedConstant, ...]:
     """The constants that ``log`` implies; ``budget`` is the prediction for its settings, from fitted constants.
 
     Those for the log's own model come first. Empty when the log says nothing about overheads. ``origin`` is the file
@@ -72,16 +74,16 @@ def learned(log: StartupLog, budget: MemoryBudget, profile: GpuProfile, *, origi
     machine = {"gpu": profile.id, "tensor_parallel_size": budget.config.tensor_parallel_size}
     major, minor = (*budget.config.version.release, 0)[:2]
 
-    def kept(found: dict[str, Interval], where: dict[str, Any]) -> Iterator[Fit]:
+    def kept(found: dict[str, Interval], where: dict[str, Any]) -> Iterator[FittedConstant]:
         for name, interval in found.items():
             note = IMPLIED if parts.implied and name in (*PEAKS, "non_torch") else ""
-            yield Fit(name, interval, (log.digest,), where, (major, minor), (major, minor + 1), note, origin)
+            yield FittedConstant(name, interval, (log.digest,), where, (major, minor), (major, minor + 1), note, origin)
 
     model = {"model": budget.model.id, "weight_dtype": budget.config.weight_dtype}
     return (*kept(own, {**machine, **model}), *kept(others, machine))
 
 
-def parts_of(log: StartupLog, budget: MemoryBudget) -> Parts:
+def parts_of(log: StartupLog, budget: MemoryBudget) -> MemoryParts:
     """The overheads that a log prints; where it prints only what is left, the sum is split as fitted."""
     stage, found = budget.binding, budget.features
     graphs = log.graph_estimate_bytes if found.graphs_in_budget else log.graph_bytes
@@ -92,7 +94,7 @@ def parts_of(log: StartupLog, budget: MemoryBudget) -> Parts:
         activation -= graphs
     if non_torch is None and log.consumed_bytes is not None and log.weights_bytes is not None:
         non_torch = log.consumed_bytes - log.weights_bytes
-    taken = Parts(_printed(activation), _printed(non_torch), _printed(graphs))
+    taken = MemoryParts(_printed(activation), _printed(non_torch), _printed(graphs))
     rest = _rest(log, budget)
     if rest is None or (activation is not None and non_torch is not None):
         return taken
@@ -127,7 +129,7 @@ def _requested(log: StartupLog, budget: MemoryBudget) -> int:
     return ceil((log.memory_bytes or budget.memory_bytes) * budget.config.gpu_memory_utilization)
 
 
-def _peaks(parts: Parts, budget: MemoryBudget) -> Iterator[tuple[str, Interval, Interval | None]]:
+def _peaks(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Interval, Interval | None]]:
     """(name, constant for this model, for others) of each term of the profile run; None: no news for others."""
     if parts.activation is None:
         return
@@ -150,7 +152,7 @@ def _peaks(parts: Parts, budget: MemoryBudget) -> Iterator[tuple[str, Interval, 
             yield name, constant(exact, size, fixed).smaller(overheads[name]), None
 
 
-def _unexplained(rest: float, parts: Parts, budget: MemoryBudget) -> Interval:
+def _unexplained(rest: float, parts: MemoryParts, budget: MemoryBudget) -> Interval:
     """What closes the sum of all that is not cache: weights are not to the byte what was predicted either."""
     stage = budget.binding
     taken = [parts.activation or stage.activation, parts.non_torch or stage.non_torch]
@@ -160,7 +162,7 @@ def _unexplained(rest: float, parts: Parts, budget: MemoryBudget) -> Interval:
     return Interval(mid, mid - ROUNDING_BYTES, mid + ROUNDING_BYTES)
 
 
-def _graph_constants(parts: Parts, budget: MemoryBudget) -> Iterator[tuple[str, Interval]]:
+def _graph_constants(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Interval]]:
     captures = graph_captures(budget.model, budget.config, budget.features)
     if parts.graphs is None or not captures:
         return

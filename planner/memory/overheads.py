@@ -66,7 +66,7 @@ _ALWAYS, _NEVER = (0,), (10**6,)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FittedConstant:
     """One fitted constant: where it applies, what it is, which logs it rests on."""
 
     name: str
@@ -91,14 +91,14 @@ class Overheads:
     release: tuple[int, ...]
     where: Mapping[str, Any]
 
-    def fit(self, name: str, **more: Any) -> Fit:
+    def fit(self, name: str, **more: Any) -> FittedConstant:
         """The first constant ``name`` that holds, also under ``more`` circumstances. KeyError when there is none."""
         found = self.find(name, **more)
         if found is None:
             raise KeyError(f"no {name} for vLLM {'.'.join(map(str, self.release))} and {dict(self.where)}")
         return found
 
-    def find(self, name: str, **more: Any) -> Fit | None:
+    def find(self, name: str, **more: Any) -> FittedConstant | None:
         """The same; None when there is none."""
         where = {**self.where, **more}
         return next((f for f in self.constants.by_name.get(name, ()) if f.holds(self.release, where)), None)
@@ -122,7 +122,7 @@ class Overheads:
         return known[below].scaled(1 - share).plus(known[above].scaled(share))
 
     @property
-    def own(self) -> tuple[Fit, ...]:
+    def own(self) -> tuple[FittedConstant, ...]:
         """Constants that hold here and come from the user's logs."""
         names = self.constants.by_name
         return tuple(f for name in names if (f := self.find(name)) is not None and f.origin != SHIPPED)
@@ -135,10 +135,10 @@ class Overheads:
 class Constants:
     """Constants in the order in which they count: the first of a name that holds."""
 
-    fits: tuple[Fit, ...]
+    fits: tuple[FittedConstant, ...]
 
     @cached_property
-    def by_name(self) -> dict[str, tuple[Fit, ...]]:
+    def by_name(self) -> dict[str, tuple[FittedConstant, ...]]:
         """The constants of each name, in order."""
         names = dict.fromkeys(fit.name for fit in self.fits)
         return {name: tuple(fit for fit in self.fits if fit.name == name) for name in names}
@@ -156,7 +156,7 @@ def shipped() -> Constants:
     return Constants(parse_constants(table, str(path), origin=SHIPPED, hint="install planner again"))
 
 
-def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: str = "") -> tuple[Fit, ...]:
+def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: str = "") -> tuple[FittedConstant, ...]:
     """The constants of a table in the format of ``memory.toml``, read from ``where``; InputError for any other."""
     try:
         return tuple(_read(name, entry, origin or where) for name, entries in table.items() for entry in entries)
@@ -164,11 +164,11 @@ def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: 
         raise InputError(f"{where} holds no memory constants: {error!r}", hint=hint) from error
 
 
-def _read(name: str, entry: Mapping[str, Any], origin: str) -> Fit:
+def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
     mid, low, high = (to_base(entry[key], entry["unit"]) for key in ("value", "low", "high"))
     if not low <= mid <= high:
         raise ValueError(f"{name}: {low} <= {mid} <= {high} does not hold")
-    return Fit(
+    return FittedConstant(
         name=name,
         interval=Interval(mid, low, high),
         logs=tuple(entry["logs"]),

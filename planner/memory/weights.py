@@ -20,10 +20,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.memory.per_model import PerModel
-from planner.model.architecture import Attention, Component, LatentAttention, Model, Shard, Weight
-from planner.model.precision import UNQUANTIZED, Precision
-from planner.parallelism import Layout, cut_axis, held_copies, held_shape, stage_sizes
+from planner.engine import Layout, cut_axis, held_copies, held_shape, stage_sizes
+from planner.model import UNQUANTIZED, Attention, Component, LatentAttention, Model, PerModel, Precision, Shard, Weight
 
 #: (intermediate, hidden) multiples that the kernels of MXFP4 experts pad a shard to, by the GPU's architecture.
 #: From vLLM 0.32's ``mxfp4_round_up_hidden_size_and_intermediate_size``; Hopper's from gpt-oss-120b's logged

@@ -1,1 +1,8 @@
-"""A model's facts: architecture, exact parameter counts, quantisation; from the catalog, a folder or the hub."""
+"""What is in this checkpoint? Layers, exact parameter counts and quantisation, from the catalog, a folder or the hub.
+
+The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+"""
+
+import lazy_loader as lazy
+
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

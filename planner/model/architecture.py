@@ -12,10 +12,12 @@ Shapes are as stored in the checkpoint: ``(out_features, in_features)`` for line
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import Any, Generic, TypeVar
 
 from planner.model.precision import Quantization
 
@@ -254,3 +256,29 @@ class Model:
             yield from layer.weights
         yield from self.vision
         yield from self.mtp
+
+
+# --- Remember what was worked out for a model, as long as the model itself lives
+#
+# Models are large and are compared by value; a search asks for the same one hundreds of times. So results are kept
+# by identity: a look-up costs a microsecond, and nothing outlives its model.
+
+T = TypeVar("T")
+
+
+class PerModel(Generic[T]):
+    """Results of ``work`` by model and further arguments."""
+
+    def __init__(self, work: Callable[..., T]) -> None:
+        self.work = work
+        self._found: dict[int, dict[Hashable, T]] = {}
+
+    def __call__(self, model: Model, *arguments: Any) -> T:
+        """``work(model, *arguments)``, worked out once."""
+        known = self._found.get(id(model))
+        if known is None:
+            known = self._found[id(model)] = {}
+            weakref.finalize(model, self._found.pop, id(model), None)
+        if arguments not in known:
+            known[arguments] = self.work(model, *arguments)
+        return known[arguments]

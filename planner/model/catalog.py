@@ -50,7 +50,7 @@ _RANGES = re.compile(r"\{([\d,-]+)\}")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """The facts that the catalog holds of one hub id."""
 
     id: str  #: as the hub spells it
@@ -100,7 +100,7 @@ def ids() -> list[str]:
     return sorted((record["id"] for record in _everything() if "alias_of" not in record), key=str.lower)
 
 
-def find(name: str) -> Entry | None:
+def find_entry(name: str) -> CatalogEntry | None:
     """The entry of a hub id, in any case; of another name of it; or of its last part alone where that is unique."""
     record = _record(name) if "/" in name else _only(name)
     if record is None:
@@ -126,7 +126,7 @@ def nearest(name: str, n: int = 3) -> list[str]:
 
 def checkpoints_of(base_id: str) -> list[Checkpoint]:
     """The quantised checkpoints of a model that the catalog knows, sorted by id; empty where there are none."""
-    base = find(base_id)
+    base = find_entry(base_id)
     if base is None:
         return []
     found = (record for record in _everything() if record.get("base") == base.id)
@@ -140,9 +140,9 @@ def _checkpoint(record: Record) -> Checkpoint:
     return Checkpoint(record["id"], dtype, record.get("kv_cache_dtype"), publisher, platforms)
 
 
-def _entry(record: Record, renamed: tuple[str, ...]) -> Entry:
+def _entry(record: Record, renamed: tuple[str, ...]) -> CatalogEntry:
     optional = {key: record.get(key) for key in ("base", "weight_dtype", "form_of", "kv_cache_dtype", "gated")}
-    return Entry(
+    return CatalogEntry(
         id=record["id"],
         kind=record["kind"],
         source=record.get("from", ""),

@@ -145,7 +145,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """What a family knows of a model: everything but names, dtype and quantisation."""
 
     layers: tuple[Layer, ...]
@@ -161,7 +161,7 @@ class Parts:
     notes: tuple[str, ...] = ()
 
 
-Builder = Callable[[Config], Parts]
+Builder = Callable[[Config], ModelParts]
 BUILDERS: dict[str, Builder] = {}
 
 

@@ -23,8 +23,8 @@ from planner.model.precision import (
     PER_TENSOR,
     WEIGHT_DTYPES,
     Precision,
+    PrecisionRule,
     Quantization,
-    Rule,
     int4,
     rules,
     weight_only,
@@ -32,19 +32,19 @@ from planner.model.precision import (
 
 
 @dataclass(frozen=True)
-class Form:
+class QuantizationForm:
     """A ``quantization_config`` to be read, the model it belongs to, and the precision of what it leaves alone."""
 
     block: Config
     config: Config  #: of the model
     base: Precision
 
-    def kept(self) -> tuple[Rule, ...]:
+    def kept(self) -> tuple[PrecisionRule, ...]:
         """What is excluded, under any of the names that publishers use."""
         keys = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
         return tuple(rule for key in keys for rule in self.rules(self.block.names(key), None))
 
-    def rules(self, names: list[str], precision: Precision | None) -> tuple[Rule, ...]:
+    def rules(self, names: list[str], precision: Precision | None) -> tuple[PrecisionRule, ...]:
         """See ``precision.rules``. Raises UnsupportedModelError for a broken expression."""
         try:
             return rules(names, precision)
@@ -66,7 +66,7 @@ class Form:
         linear: Precision | None,
         *,
         expert: Precision | None = None,
-        named: tuple[Rule, ...] = (),
+        named: tuple[PrecisionRule, ...] = (),
         kv_cache: bool = False,
         weight_dtype: str = "",
         notes: tuple[str, ...] = (),
@@ -99,7 +99,7 @@ def _group(block: Config, default: int = 0) -> int:
     return 0 if block.get("group_size") == -1 else block.size("group_size", default=default)
 
 
-def _label(main: Precision | None, named: tuple[Rule, ...]) -> str:
+def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
     """``weight_dtype`` of a checkpoint: that of its main precision, else of the narrowest that it names."""
     narrowest = main or min((r.precision for r in named if r.precision), key=lambda p: p.bits, default=FP8_TENSOR)
     return narrowest.name if narrowest.name in WEIGHT_DTYPES else "int8-gptq"
@@ -108,7 +108,7 @@ def _label(main: Precision | None, named: tuple[Rule, ...]) -> str:
 # --- fp8 ---------------------------------------------------------------------------------------------------------
 
 
-def _fp8(form: Form) -> Quantization:
+def _fp8(form: QuantizationForm) -> Quantization:
     """``fp8``: a scale per block of weights (DeepSeek-V3), or per tensor (AMD, with static scales of activations)."""
     block = form.block
     size = block.sizes("weight_block_size", count=2) if block.has("weight_block_size") else []
@@ -128,7 +128,7 @@ def _fp4_experts(config: Config) -> bool:
     return config.outer.text("expert_dtype", default=default) == "fp4"
 
 
-def _deepseek_v4(form: Form, linear: Precision, kv_cache: bool) -> Quantization:
+def _deepseek_v4(form: QuantizationForm, linear: Precision, kv_cache: bool) -> Quantization:
     """DeepSeek-V4: 8-bit blocks with 8-bit scales and MXFP4 experts; NVIDIA's re-quantises some experts to NVFP4.
 
     There ``ignore`` lists what was not re-quantised, which is not what is 16-bit.
@@ -139,7 +139,7 @@ def _deepseek_v4(form: Form, linear: Precision, kv_cache: bool) -> Quantization:
     return Quantization(_label(None, named), form.base, "fp8", linear, MXFP4, named, "fp8" if kv_cache else None)
 
 
-def _fbgemm(form: Form) -> Quantization:
+def _fbgemm(form: QuantizationForm) -> Quantization:
     """``fbgemm_fp8``: a scale per output channel. Meta's recipe keeps attention and the outermost layers in 16 bits.
 
     The list of exclusions says so; where it was stripped from config.json, the recipe is applied (A. Dubey et
@@ -153,7 +153,7 @@ def _fbgemm(form: Form) -> Quantization:
     return form.quantization("fbgemm_fp8", FP8_CHANNEL, named=recipe, notes=(note,))
 
 
-def _mxfp8(form: Form) -> Quantization:
+def _mxfp8(form: QuantizationForm) -> Quantization:
     return form.quantization("mxfp8", MXFP8)
 
 
@@ -162,10 +162,10 @@ def _mxfp8(form: Form) -> Quantization:
 CLASSES = {"Linear", "LinearBase", "FusedMoE", "RoutedExperts"}
 
 
-def _compressed_tensors(form: Form) -> Quantization:
+def _compressed_tensors(form: QuantizationForm) -> Quantization:
     """``compressed-tensors``: groups of modules, by class or by name, with a scheme each."""
     linear: Precision | None = None
-    named: tuple[Rule, ...] = ()
+    named: tuple[PrecisionRule, ...] = ()
     for group in _parts(form.block, "config_groups").values():
         weights = part(group, "weights")
         if weights is None:
@@ -182,7 +182,7 @@ def _compressed_tensors(form: Form) -> Quantization:
     return form.quantization("compressed-tensors", linear, named=named, kv_cache=kv_cache)
 
 
-def _scheme(form: Form, weights: Config, activations: Config | None, packing: str) -> Precision:
+def _scheme(form: QuantizationForm, weights: Config, activations: Config | None, packing: str) -> Precision:
     """Precision of one group; scales of floats and integers are stored in the model's 16 bits, of MX and NV in 8."""
     bits, kind, size = weights.size("num_bits"), weights.text("type", default="int"), _group(weights)
     static = activations is not None and _stores_scale(activations)
@@ -217,18 +217,18 @@ def _float8(weights: Config, *, tensor_scales: int) -> Precision:
 # --- mxfp4 and quark ---------------------------------------------------------------------------------------------
 
 
-def _mxfp4(form: Form) -> Quantization:
+def _mxfp4(form: QuantizationForm) -> Quantization:
     """``mxfp4`` of gpt-oss: the routed experts and nothing else, with 16-bit activations."""
     note = "MXFP4 experts are multiplied with 16-bit activations unless the kernels of the GPU quantise them"
     return form.quantization("mxfp4", None, expert=weight_only(MXFP4, form.base), notes=(note,))
 
 
-def _quark(form: Form) -> Quantization:
+def _quark(form: QuantizationForm) -> Quantization:
     """``quark``: one global scheme, exceptions by name, exclusions, and outputs of k and v that mean an fp8 cache."""
     scheme = part(form.block, "global_quant_config")
     if scheme is None:
         raise form.unknown("quark without global_quant_config")
-    named: tuple[Rule, ...] = ()
+    named: tuple[PrecisionRule, ...] = ()
     for name, exception in _parts(form.block, "layer_quant_config").items():
         named += form.rules([name], _quark_precision(form, exception))
     export = part(form.block, "export")
@@ -238,7 +238,7 @@ def _quark(form: Form) -> Quantization:
     return form.quantization("quark", _quark_precision(form, scheme), named=named, kv_cache=kv_cache)
 
 
-def _quark_precision(form: Form, scheme: Config) -> Precision | None:
+def _quark_precision(form: QuantizationForm, scheme: Config) -> Precision | None:
     """Precision of one scheme; None where its weights are not quantised."""
     weight, inputs = part(scheme, "weight"), part(scheme, "input_tensors")
     if weight is None:
@@ -264,7 +264,7 @@ def _quark_precision(form: Form, scheme: Config) -> Precision | None:
 # --- modelopt ----------------------------------------------------------------------------------------------------
 
 
-def _modelopt(form: Form) -> Quantization:
+def _modelopt(form: QuantizationForm) -> Quantization:
     """``modelopt``, in config.json or in hf_quant_config.json: one algorithm for all, or one for each named layer."""
     algorithm = form.block.text("quant_algo", default="").upper()
     kv_cache = bool(form.block.get("kv_cache_scheme", "kv_cache_quant_algo"))
@@ -273,7 +273,7 @@ def _modelopt(form: Form) -> Quantization:
     return form.quantization("modelopt", _modelopt_precision(form, form.block), kv_cache=kv_cache)
 
 
-def _quantized_layers(form: Form) -> tuple[Rule, ...]:
+def _quantized_layers(form: QuantizationForm) -> tuple[PrecisionRule, ...]:
     """Rules for the modules under ``quantized_layers``, each of which names its algorithm."""
     listed: dict[tuple[str, str], list[str]] = {}
     first: dict[tuple[str, str], Config] = {}
@@ -290,7 +290,7 @@ def _quantized_layers(form: Form) -> tuple[Rule, ...]:
     return tuple(r for key, names in listed.items() for r in form.rules(names, _modelopt_precision(form, first[key])))
 
 
-def _modelopt_precision(form: Form, spec: Config) -> Precision:
+def _modelopt_precision(form: QuantizationForm, spec: Config) -> Precision:
     algorithm = spec.text("quant_algo", default="(none)").upper()
     known = {
         "FP8": FP8_STATIC,
@@ -309,7 +309,7 @@ def _modelopt_precision(form: Form, spec: Config) -> Precision:
 # --- integers ----------------------------------------------------------------------------------------------------
 
 
-def _awq(form: Form) -> Quantization:
+def _awq(form: QuantizationForm) -> Quantization:
     """``awq``: integers with a scale and, usually, a zero point per group."""
     bits = form.block.size("bits", default=4)
     if bits != 4:
@@ -318,7 +318,7 @@ def _awq(form: Form) -> Quantization:
     return form.quantization("awq", int4("int4-awq", form.base, _group(form.block, 128), zero_bits=zero_bits))
 
 
-def _gptq(form: Form) -> Quantization:
+def _gptq(form: QuantizationForm) -> Quantization:
     """``gptq``: zero points are stored even when the form is symmetric, and so is a group index for each input.
 
     vLLM's Marlin kernels drop both after loading: 0.03 bit of 4.2 at groups of 128. ``dynamic`` excludes (``-:``)
@@ -327,7 +327,7 @@ def _gptq(form: Form) -> Quantization:
     bits, size = form.block.size("bits", default=4), _group(form.block, 128)
     if bits not in (2, 3, 4, 8):
         raise form.unknown(f"gptq of {bits} bits")
-    named: tuple[Rule, ...] = ()
+    named: tuple[PrecisionRule, ...] = ()
     for expression, change in _parts(form.block, "dynamic").items():
         precision = _gptq_precision(change.size("bits", default=bits), _group(change, size), form.base)
         kept = expression.startswith("-:")
@@ -343,7 +343,7 @@ def _gptq_precision(bits: int, size: int, base: Precision) -> Precision:
     return int4(name, base, size, zero_bits=bits, bits=bits, index_bytes=4)
 
 
-def _auto_round(form: Form) -> Quantization:
+def _auto_round(form: QuantizationForm) -> Quantization:
     """``auto-round`` (``inc``): stored like gptq without its index, or like awq."""
     bits, size = form.block.size("bits", default=4), _group(form.block, 128)
     if form.block.text("data_type", default="int") != "int" or bits not in (4, 8):
@@ -353,14 +353,14 @@ def _auto_round(form: Form) -> Quantization:
     )
 
 
-def _bitsandbytes(form: Form) -> Quantization:
+def _bitsandbytes(form: QuantizationForm) -> Quantization:
     """``bitsandbytes``: NF4 with a 32-bit scale per 64 values, or LLM.int8() with one per output channel."""
     if form.block.flag("load_in_8bit", "_load_in_8bit", default=False):
         return form.quantization("bitsandbytes", Precision("int8-gptq", 8, "int8", 4, PER_CHANNEL))
     return form.quantization("bitsandbytes", Precision("int4", 4, form.base.name, 4, (1, 64)))
 
 
-Reader = Callable[[Form], Quantization]
+Reader = Callable[[QuantizationForm], Quantization]
 READERS: dict[str, Reader] = {
     "fp8": _fp8,
     "deepseek-v4-fp8": _fp8,

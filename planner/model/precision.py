@@ -130,7 +130,7 @@ def canonical(path: str) -> tuple[str, int | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PrecisionRule:
     """Modules that a checkpoint's configuration names, and their precision (None: not quantised)."""
 
     pattern: re.Pattern[str]  #: searched in the canonical path, or in the whole path where ``raw``
@@ -153,27 +153,29 @@ class Rule:
         return (self.layers is None or index in self.layers) and self.pattern.search(template) is not None
 
 
-def rules(names: Iterable[str], precision: Precision | None) -> tuple[Rule, ...]:
+def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionRule, ...]:
     """Rules for the modules that ``names`` list: paths, parts of paths, globs, and ``re:`` expressions.
 
     A name means that module and everything below it, wherever it occurs as whole parts of a path: ``gate``
     means ``model.layers.0.mlp.gate`` and not ``gate_proj``. Names that differ in the layer's index only become
     one rule.
     """
-    everywhere: list[Rule] = []
+    everywhere: list[PrecisionRule] = []
     layers: dict[str, set[int]] = defaultdict(set)
     for name in _unfused(names):
         if name.startswith("re:"):
-            everywhere.append(Rule(re.compile(name.removeprefix("re:")), precision, raw=True))
+            everywhere.append(PrecisionRule(re.compile(name.removeprefix("re:")), precision, raw=True))
             continue
         template, index = canonical(name)
         if index is None:
-            everywhere.append(Rule(_template_pattern(template), precision))
+            everywhere.append(PrecisionRule(_template_pattern(template), precision))
         elif "#*" in template:  # a glob: layers.1* means 1, 10, 11, ...
             layers[template].update(i for i in range(1000) if str(i).startswith(str(index)))
         else:
             layers[template].add(index)
-    return *everywhere, *(Rule(_template_pattern(t), precision, frozenset(found)) for t, found in layers.items())
+    return *everywhere, *(
+        PrecisionRule(_template_pattern(t), precision, frozenset(found)) for t, found in layers.items()
+    )
 
 
 def _unfused(names: Iterable[str]) -> Iterator[str]:
@@ -200,7 +202,7 @@ class Quantization:
     method: str | None = None  #: ``quant_method`` of the checkpoint; None when it is not quantised
     linear: Precision | None = None  #: of linear weights inside layers; None means ``base``
     expert: Precision | None = None  #: of routed experts, where it differs from ``linear``
-    rules: tuple[Rule, ...] = ()  #: exceptions, first match wins
+    rules: tuple[PrecisionRule, ...] = ()  #: exceptions, first match wins
     kv_cache_dtype: str | None = None  #: that the checkpoint carries scales for, such as ``fp8``
     notes: tuple[str, ...] = field(default=())
 
@@ -221,7 +223,7 @@ class Quantization:
         return {}
 
     @cached_property
-    def _by_layer(self) -> tuple[Rule, ...]:
+    def _by_layer(self) -> tuple[PrecisionRule, ...]:
         return tuple(rule for rule in self.rules if rule.depends_on_layer)
 
     def _decide(self, path: str, linear: bool, routed_expert: bool) -> Precision:

@@ -16,7 +16,7 @@ from typing import Any
 from planner.errors import IllegalPlanError, InputError, UnsupportedModelError
 from planner.model.architecture import Model
 from planner.model.config import Config
-from planner.model.forms import READERS, Form
+from planner.model.forms import READERS, QuantizationForm
 from planner.model.precision import (
     FP8_BLOCK,
     FP8_CHANNEL,
@@ -60,7 +60,7 @@ def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any
             hint=f"understood: {', '.join(sorted(READERS))}",
         )
     levels = (level for level in (config, config.outer.nested("text_config")) if level.has("num_hidden_layers"))
-    return reader(Form(block, next(levels, config), base))
+    return reader(QuantizationForm(block, next(levels, config), base))
 
 
 def _stated(config: Config, sidecar: dict[str, Any] | None) -> Mapping[str, Any] | None:

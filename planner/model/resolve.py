@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from planner import hub
 from planner.errors import HubError, InputError, UnknownNameError
-from planner.model import catalog
+from planner.model import catalog, hub
 from planner.model.architecture import Model
 
 Source = Literal["path", "catalog", "cache", "hub"]
@@ -41,7 +40,9 @@ class ResolvedModel:
     checkpoint: StoredBytes | None = None  #: where the files or their headers were at hand
 
 
-def load_model(name: str, *, revision: str | None = None, refresh: bool = False, network: bool = True) -> ResolvedModel:
+def resolve_model(
+    name: str, *, revision: str | None = None, refresh: bool = False, network: bool = True
+) -> ResolvedModel:
     """The model that ``name`` means: a folder with a config.json, such a file, or a hub id.
 
     Tried in this order: path, bundled catalog, local hub cache, the hub. The catalog holds facts of the main
@@ -54,7 +55,7 @@ def load_model(name: str, *, revision: str | None = None, refresh: bool = False,
     path = _existing(name)
     if path is not None and _is_model(path):
         return _from_path(name, path)
-    entry = catalog.find(name)
+    entry = catalog.find_entry(name)
     if entry is not None and revision is None and not refresh:
         return ResolvedModel(name, entry.id, entry.model(), "catalog", entry.notes)
     if entry is None:
@@ -181,7 +182,7 @@ def _from_snapshot(
     stored = stored_bytes(folder)
     if stored is None or stored.by_dtype is None:
         try:
-            by_dtype = hub.stored_bytes(repo_id, snapshot.commit, network=source == "hub")
+            by_dtype = hub.fetch_stored_bytes(repo_id, snapshot.commit, network=source == "hub")
             stored = StoredBytes(sum(by_dtype.values()), by_dtype) if by_dtype else stored
         except HubError as error:
             notes += (f"the stored bytes are not known: {error.cause}",)
@@ -190,7 +191,7 @@ def _from_snapshot(
 
 def _with_nearest(error: HubError, name: str) -> HubError:
     """The same error, with what the catalog has to offer instead."""
-    if catalog.find(name):
+    if catalog.find_entry(name):
         return HubError(error.cause, hint=f"{error.hint}; without --revision and --refresh the bundled catalog answers")
     near = catalog.nearest(name)
     return HubError(error.cause, hint=f"{error.hint}; in the bundled catalog: {', '.join(near)}") if near else error

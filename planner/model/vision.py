@@ -10,12 +10,12 @@ from dataclasses import replace
 from math import prod
 
 from planner.model.architecture import Component, Shard, Weight
-from planner.model.config import Config, Parts
+from planner.model.config import Config, ModelParts
 
 VISION = Component.VISION
 
 
-def with_vision(parts: Parts, vision: tuple[Weight, ...], *, text: str) -> Parts:
+def with_vision(parts: ModelParts, vision: tuple[Weight, ...], *, text: str) -> ModelParts:
     """The text model ``parts`` under the checkpoint's prefix ``text``, beside its vision weights.
 
     ``model.`` of the text model becomes ``text`` where that ends so (``model.language_model.``), else ``text``

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from commands import in_vllm
 
-from planner.check.answer import asked_by
-from planner.check.line import read_line
-from planner.engine.fallback import V0_GONE_IN
-from planner.engine.resolve import resolve
+from planner.engine.defaults import resolve
+from planner.engine.features import V0_GONE_IN
+from planner.engine.parse import read_line
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import IllegalPlanError
-from planner.hardware import load_profile
+from planner.hardware.profiles import load_profile
 from planner.model.architecture import Attention, Model
-from planner.model.resolve import load_model
+from planner.model.resolve import resolve_model
+from planner.planning.check import asked_by
 
 #: Where something changes, and the folder of libraries that the tree imports.
 VERSIONS = {
@@ -58,7 +58,7 @@ def cases() -> Iterator[Case]:
 def ours(case: Case, version: EngineVersion) -> str:
     """What the planner says; empty for a line that the parser of the version refuses."""
     name, words, env, gpu = case
-    model, profile = load_model(name, network=False).model, load_profile(gpu)
+    model, profile = resolve_model(name, network=False).model, load_profile(gpu)
     line = read_line(["vllm", "serve", name, *words.split()], version, env=env, platform=profile.platform)
     if line.refused:
         return ""
@@ -82,7 +82,7 @@ def main(venv: Path, trees: Path) -> int:
         own = [(case, said) for case in cases() if (said := ours(case, version))]
         jobs = []
         for (model_id, words, env, gpu), _ in own:
-            model = load_model(model_id, network=False).model
+            model = resolve_model(model_id, network=False).model
             facts = {"architecture": model.architecture, "window": window_of(model), "cpu": gpu == "cpu"}
             jobs.append({"words": words.split(), "env": env, **facts})
         verdicts = in_vllm(

@@ -9,9 +9,10 @@ sys.path.insert(0, str(HERE.parent))
 
 from script_plans import GOLDEN  # noqa: E402
 
-from planner.scripts import render, write  # noqa: E402
+from planner.output.scripts.files import write_folder  # noqa: E402
+from planner.output.scripts.render import render_scripts  # noqa: E402
 
 for name, emission in GOLDEN.items():
     shutil.rmtree(HERE / name, ignore_errors=True)
-    write(HERE / name, render(emission), force=False)
+    write_folder(HERE / name, render_scripts(emission), force=False)
     print(HERE / name)

@@ -9,9 +9,9 @@ sys.path.insert(0, str(HERE.parent))
 
 from deployed import CASES, files_of  # noqa: E402
 
-from planner.scripts import write  # noqa: E402
+from planner.output.scripts.files import write_folder  # noqa: E402
 
 shutil.rmtree(HERE / "deploy", ignore_errors=True)
 for case in CASES:
-    write(HERE / "deploy" / case, files_of(case), force=False)
+    write_folder(HERE / "deploy" / case, files_of(case), force=False)
     print(HERE / "deploy" / case)

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.engine.command import bench_latency_argv, bench_serve_argv, bench_throughput_argv, serve_argv
-from planner.engine.config import EngineArgs
+from planner.engine.defaults import resolve
 from planner.engine.recipes import recipe_for
-from planner.engine.resolve import resolve
+from planner.engine.settings import EngineArgs
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import PlannerError
-from planner.hardware import load_profile
+from planner.hardware.profiles import load_profile
 from planner.model.architecture import Model
-from planner.model.resolve import load_model
-from planner.workload import Workload
+from planner.model.resolve import resolve_model
+from planner.workload.requests import Workload
 
 GPUS = ("mi300x", "mi300x-cpx", "mi355x", "h100-sxm", "a100-sxm-80gb", "b200-sxm", "cpu")
 MODELS = (
@@ -61,7 +61,7 @@ LOADS = (
 def models() -> Iterator[Model]:
     for name in MODELS:
         try:
-            yield load_model(name, network=False).model
+            yield resolve_model(name, network=False).model
         except PlannerError as error:
             print(f"# {name}: {error}", file=sys.stderr)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.model.architecture import Component, Layer, Weight
 from planner.model.blocks import attention_weights, norms, plain_mlp
-from planner.model.config import Config, Parts, family
+from planner.model.config import Config, ModelParts, family
 from planner.model.reading import decoder, read_attention
 
 
@@ -24,12 +24,12 @@ def fused(qkv: str, out: str) -> tuple[str, str, str, str]:
 
 
 @family("GPT2LMHeadModel")
-def gpt2(config: Config) -> Parts:
+def gpt2(config: Config) -> ModelParts:
     """GPT-2: everything has a bias; tied."""
     return _gpt2(config, kv_heads=None)
 
 
-def _gpt2(config: Config, *, kv_heads: int | None) -> Parts:
+def _gpt2(config: Config, *, kv_heads: int | None) -> ModelParts:
     hidden, attention = config.size("hidden_size"), read_attention(config, kv_heads=kv_heads)
     names = fused("c_attn", "c_proj")
     weights = (
@@ -45,13 +45,13 @@ def _gpt2(config: Config, *, kv_heads: int | None) -> Parts:
 
 
 @family("GPTBigCodeForCausalLM")
-def gpt_bigcode(config: Config) -> Parts:
+def gpt_bigcode(config: Config) -> ModelParts:
     """SantaCoder, StarCoder: GPT-2 with one KV head."""
     return _gpt2(config, kv_heads=1 if config.flag("multi_query", default=True) else None)
 
 
 @family("GPTJForCausalLM")
-def gpt_j(config: Config) -> Parts:
+def gpt_j(config: Config) -> ModelParts:
     """GPT-J: attention without biases beside an MLP with them; the lm_head has one too."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     weights = (
@@ -66,7 +66,7 @@ def gpt_j(config: Config) -> Parts:
 
 
 @family("GPTNeoXForCausalLM")
-def gpt_neox(config: Config) -> Parts:
+def gpt_neox(config: Config) -> ModelParts:
     """GPT-NeoX, Pythia, Dolly: biases everywhere but in the lm_head."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     bias = config.flag("attention_bias", default=True)
@@ -83,7 +83,7 @@ def gpt_neox(config: Config) -> Parts:
 
 
 @family("OPTForCausalLM")
-def opt(config: Config) -> Parts:
+def opt(config: Config) -> ModelParts:
     """OPT: learned positions, two rows more than the context; tied."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     if config.size("word_embed_proj_dim", default=hidden) != hidden:
@@ -104,7 +104,7 @@ def opt(config: Config) -> Parts:
 
 
 @family("BloomForCausalLM")
-def bloom(config: Config) -> Parts:
+def bloom(config: Config) -> ModelParts:
     """BLOOM: ALiBi, a norm on the embedding, biases everywhere; tied."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     names = fused("query_key_value", "dense")
@@ -121,7 +121,7 @@ def bloom(config: Config) -> Parts:
 
 
 @family("MptForCausalLM", "MPTForCausalLM")
-def mpt(config: Config) -> Parts:
+def mpt(config: Config) -> ModelParts:
     """MPT: ALiBi, no biases; tied."""
     if not config.flag("no_bias", default=True):
         raise config.refuse("no_bias", "true, the only published form")
@@ -140,7 +140,7 @@ def mpt(config: Config) -> Parts:
 
 
 @family("FalconForCausalLM", "RWForCausalLM")
-def falcon(config: Config) -> Parts:
+def falcon(config: Config) -> ModelParts:
     """Falcon: 7B has one KV head and one norm, 40B and 180B have KV groups and two norms; tied."""
     hidden = config.size("hidden_size")
     new = config.flag("new_decoder_architecture", default=config.has("n_head_kv"))
@@ -170,7 +170,7 @@ def _falcon_norms(config: Config, new: bool) -> tuple[str, ...]:
 
 
 @family("PhiForCausalLM")
-def phi(config: Config) -> Parts:
+def phi(config: Config) -> ModelParts:
     """Phi-1, Phi-1.5, Phi-2: attention and MLP side by side behind one norm, biases everywhere."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     normed = config.flag("qk_layernorm", default=False)

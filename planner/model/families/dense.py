@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.model.architecture import Weight
-from planner.model.blocks import attention_weights, gated_mlp, norms, plain_mlp
-from planner.model.config import Config, Parts, family
-from planner.model.mtp import mtp_module
-from planner.model.reading import PRE_NORMS, decoder, read_attention, sliding, whole_qk_norm, windows
+from planner.model.architecture import Attention, Component, Layer, Moe, Weight
+from planner.model.blocks import attention_weights, gated_mlp, moe_mlp, norms, plain_mlp, vector
+from planner.model.config import Config, ModelParts, family
+from planner.model.reading import (
+    PRE_NORMS,
+    decoder,
+    layers_by_kind,
+    mtp_module,
+    read_attention,
+    sliding,
+    whole_qk_norm,
+    windows,
+)
+from planner.model.vision import gemma4_vision, siglip_vision, with_vision
 
 FUSED_QKV = ("qkv_proj", "qkv_proj", "qkv_proj", "o_proj")
 FUSED_GATE_UP = ("gate_up_proj", "gate_up_proj", "down_proj")
@@ -27,7 +36,7 @@ def llama_like(
     full_every: int = 0,
     full_before: int = 0,
     tied: bool = False,
-) -> Parts:
+) -> ModelParts:
     """Separate projections, a gated MLP, and norms of one hidden vector each, under Llama's names."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     weights = (
@@ -41,27 +50,27 @@ def llama_like(
 
 @family("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
         "AquilaForCausalLM", "AquilaModel", "CwmForCausalLM", "GraniteForCausalLM")  # fmt: skip
-def llama(config: Config) -> Parts:
+def llama(config: Config) -> ModelParts:
     """Llama, Mistral, Yi, SmolLM, Vicuna, Granite, ...: GQA and SwiGLU."""
     bias = config.flag("attention_bias", "bias", default=False)
     return llama_like(config, qkv_bias=config.flag("qkv_bias", default=bias), out_bias=bias)
 
 
 @family("SmolLM3ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
-def llama_tied(config: Config) -> Parts:
+def llama_tied(config: Config) -> ModelParts:
     """SmolLM3 (some layers go without rotary embeddings) and ERNIE 4.5: Llama's weights, tied."""
     bias = config.flag("attention_bias", "use_bias", default=False)
     return llama_like(config, qkv_bias=bias, out_bias=bias, tied=True)
 
 
 @family("Qwen2ForCausalLM")
-def qwen2(config: Config) -> Parts:
+def qwen2(config: Config) -> ModelParts:
     """Qwen2, Qwen2.5, QwQ: biases on q, k and v; windows, where used, start at layer ``max_window_layers``."""
     return llama_like(config, qkv_bias=True, full_before=config.size("max_window_layers", default=0))
 
 
 @family("Qwen3ForCausalLM")
-def qwen3(config: Config) -> Parts:
+def qwen3(config: Config) -> ModelParts:
     """Qwen3: q and k are normalised, each head by itself."""
     bias = config.flag("attention_bias", default=False)
     return llama_like(
@@ -71,7 +80,7 @@ def qwen3(config: Config) -> Parts:
 
 
 @family("MiMoForCausalLM")
-def mimo(config: Config) -> Parts:
+def mimo(config: Config) -> ModelParts:
     """MiMo-7B: Qwen2 with one MTP module."""
     parts = llama_like(config, qkv_bias=config.flag("attention_bias", default=True))
     hidden = config.size("hidden_size")
@@ -81,7 +90,7 @@ def mimo(config: Config) -> Parts:
 
 
 @family("SeedOssForCausalLM")
-def seed_oss(config: Config) -> Parts:
+def seed_oss(config: Config) -> ModelParts:
     """Seed-OSS: biases of q, k and v, and of the output, are switched apart."""
     return llama_like(
         config,
@@ -91,7 +100,7 @@ def seed_oss(config: Config) -> Parts:
 
 
 @family("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-def olmo(config: Config) -> Parts:
+def olmo(config: Config) -> ModelParts:
     """OLMo 2 and 3: norms after attention and MLP, q and k normalised over all heads; 3 slides in 3 of 4 layers."""
     bias = config.flag("attention_bias", default=False)
     return llama_like(
@@ -105,7 +114,7 @@ def olmo(config: Config) -> Parts:
 
 
 @family("Exaone4ForCausalLM")
-def exaone4(config: Config) -> Parts:
+def exaone4(config: Config) -> ModelParts:
     """EXAONE 4: OLMo 2's norms, q and k normalised per head; the 32B slides in 3 of 4 layers."""
     pattern = config.get("sliding_window_pattern")
     full_every = len(pattern) if isinstance(pattern, str) else config.size("sliding_window_pattern", default=4)
@@ -113,7 +122,7 @@ def exaone4(config: Config) -> Parts:
 
 
 @family("ExaoneForCausalLM")
-def exaone(config: Config) -> Parts:
+def exaone(config: Config) -> ModelParts:
     """EXAONE 3 and 3.5: Llama under GPT-2's names."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -129,7 +138,7 @@ def exaone(config: Config) -> Parts:
 
 
 @family("HunYuanDenseV1ForCausalLM")
-def hunyuan(config: Config) -> Parts:
+def hunyuan(config: Config) -> ModelParts:
     """Hunyuan dense: Llama with q and k normalised, each head by itself."""
     bias = config.flag("attention_bias", default=False)
     qk_norm = read_attention(config).head_dim if config.flag("use_qk_norm", default=True) else None
@@ -137,7 +146,7 @@ def hunyuan(config: Config) -> Parts:
 
 
 @family("CohereForCausalLM", "Cohere2ForCausalLM")
-def cohere(config: Config) -> Parts:
+def cohere(config: Config) -> ModelParts:
     """Command R, Aya: attention and MLP side by side behind one norm; tied. The second generation slides in 3 of 4."""
     bias = config.flag("attention_bias", default=False)
     return llama_like(
@@ -148,7 +157,7 @@ def cohere(config: Config) -> Parts:
 
 
 @family("Phi3ForCausalLM")
-def phi3(config: Config) -> Parts:
+def phi3(config: Config) -> ModelParts:
     """Phi-3, Phi-3.5, Phi-4: q, k, v and gate, up are fused matrices."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     weights = (
@@ -168,7 +177,7 @@ def longrope_notes(config: Config) -> tuple[str, ...]:
 
 
 @family("Phi3SmallForCausalLM")
-def phi3_small(config: Config) -> Parts:
+def phi3_small(config: Config) -> ModelParts:
     """Phi-3-small: a fused gated MLP, biases everywhere; every other layer reads its KV cache block-sparsely."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     names = ("query_key_value", "query_key_value", "query_key_value", "dense")
@@ -185,7 +194,7 @@ def phi3_small(config: Config) -> Parts:
 
 
 @family("InternLM2ForCausalLM")
-def internlm2(config: Config) -> Parts:
+def internlm2(config: Config) -> ModelParts:
     """InternLM2: Llama under other names, q, k and v fused."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     bias = config.flag("bias", default=False)
@@ -201,7 +210,7 @@ def internlm2(config: Config) -> Parts:
 
 
 @family("BaichuanForCausalLM", "BaiChuanForCausalLM")
-def baichuan(config: Config) -> Parts:
+def baichuan(config: Config) -> ModelParts:
     """Baichuan and Baichuan 2: multi-head attention, q, k and v fused as ``W_pack``."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     weights = (
@@ -213,18 +222,18 @@ def baichuan(config: Config) -> Parts:
 
 
 @family("GlmForCausalLM")
-def glm(config: Config) -> Parts:
+def glm(config: Config) -> ModelParts:
     """GLM-4-9B in Hugging Face form: fused gate and up."""
     return _glm(config, PRE_NORMS)
 
 
 @family("Glm4ForCausalLM")
-def glm4(config: Config) -> Parts:
+def glm4(config: Config) -> ModelParts:
     """GLM-4-0414: norms after attention and MLP as well."""
     return _glm(config, FOUR_NORMS)
 
 
-def _glm(config: Config, norm_names: tuple[str, ...]) -> Parts:
+def _glm(config: Config, norm_names: tuple[str, ...]) -> ModelParts:
     hidden, attention = config.size("hidden_size"), read_attention(config)
     weights: tuple[Weight, ...] = (
         *attention_weights(attention, hidden, qkv_bias=config.flag("attention_bias", default=False)),
@@ -235,7 +244,7 @@ def _glm(config: Config, norm_names: tuple[str, ...]) -> Parts:
 
 
 @family("ChatGLMModel", "ChatGLMForConditionalGeneration")
-def chatglm(config: Config) -> Parts:
+def chatglm(config: Config) -> ModelParts:
     """ChatGLM2, ChatGLM3 and GLM-4-9B in their own form: KV heads under ``multi_query_group_num``."""
     if not config.flag("rmsnorm", default=True) or config.flag("add_bias_linear", default=False):
         raise config.refuse("add_bias_linear", "false with rmsnorm true, the only published form")
@@ -258,7 +267,7 @@ def chatglm(config: Config) -> Parts:
 
 
 @family("NemotronForCausalLM", "ArceeForCausalLM")
-def squared_relu(config: Config) -> Parts:
+def squared_relu(config: Config) -> ModelParts:
     """Nemotron-3 and -4, Minitron, Arcee: a plain MLP of squared ReLU; Nvidia's have LayerNorm with bias."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     bias = config.flag("attention_bias", default=False)
@@ -272,7 +281,7 @@ def squared_relu(config: Config) -> Parts:
 
 
 @family("Starcoder2ForCausalLM")
-def starcoder2(config: Config) -> Parts:
+def starcoder2(config: Config) -> ModelParts:
     """StarCoder2: LayerNorm with bias, a plain MLP, biases where ``use_bias`` says; tied."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     bias = config.flag("use_bias", default=True)
@@ -285,7 +294,7 @@ def starcoder2(config: Config) -> Parts:
 
 
 @family("StableLmForCausalLM", "StableLMEpochForCausalLM")
-def stablelm(config: Config) -> Parts:
+def stablelm(config: Config) -> ModelParts:
     """StableLM: Llama with LayerNorm; the 12B has one norm for both parts and norms each head of q and k."""
     qk_norm = whole_qk_norm(read_attention(config)) if config.flag("qk_layernorm", default=False) else None
     norm_names = PRE_NORMS[:1] if config.flag("use_parallel_residual", default=False) else PRE_NORMS
@@ -296,3 +305,109 @@ def stablelm(config: Config) -> Parts:
         norm_bias=True,
         norm_names=norm_names,
     )
+
+
+# --- Gemma: tied, wide heads, norms before and after; from the second generation on with sliding windows
+
+GEMMA_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+#: What the class takes where a published config leaves keys out (google/gemma-3-4b-it does).
+GEMMA3_DEFAULTS = {
+    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131072, "sliding_window": 4096,
+}  # fmt: skip
+
+
+GEMMA4_DEFAULTS = {"sliding_window": 512, "head_dim": 256, "global_head_dim": 512}
+
+
+@family("GemmaForCausalLM")
+def gemma(config: Config) -> ModelParts:
+    """Gemma 1: Llama's weights, tied."""
+    bias = config.flag("attention_bias", default=False)
+    return llama_like(config, qkv_bias=bias, out_bias=bias, tied=True)
+
+
+@family("Gemma2ForCausalLM")
+def gemma2(config: Config) -> ModelParts:
+    """Gemma 2: every other layer slides."""
+    bias = config.flag("attention_bias", default=False)
+    return llama_like(config, qkv_bias=bias, out_bias=bias, norm_names=GEMMA_NORMS, tied=True, full_every=2)
+
+
+@family("Gemma3ForCausalLM")
+def gemma3(config: Config) -> ModelParts:
+    """Gemma 3: five of six layers slide; q and k are normalised, each head by itself."""
+    config = config.with_defaults(GEMMA3_DEFAULTS)
+    bias = config.flag("attention_bias", default=False)
+    return llama_like(
+        config, qkv_bias=bias, out_bias=bias, norm_names=GEMMA_NORMS, tied=True,
+        qk_norm=read_attention(config).head_dim,
+        full_every=config.size("sliding_window_pattern", "_sliding_window_pattern", default=6),
+    )  # fmt: skip
+
+
+@family("Gemma3ForConditionalGeneration")
+def gemma3_vision(config: Config) -> ModelParts:
+    """Gemma 3 from 4B on: a SigLIP tower, pooled and projected."""
+    parts = gemma3(config.nested("text_config"))
+    vision = config.section("vision_config")
+    width = vision.size("hidden_size")
+    projector = (
+        Weight("multi_modal_projector.mm_input_projection_weight", Component.VISION, (width, parts.hidden_size)),
+        *vector("multi_modal_projector.mm_soft_emb_norm", width, Component.VISION),
+    )
+    tower = siglip_vision(vision, "vision_tower.vision_model.")
+    return with_vision(parts, (*tower, *projector), text="language_model.")
+
+
+@family("Gemma4ForCausalLM")
+def gemma4(config: Config) -> ModelParts:
+    """Gemma 4: full layers have wider and fewer KV heads of their own, and may use the keys as values."""
+    config = config.with_defaults(GEMMA4_DEFAULTS)
+    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
+        if config.size(key, default=0):
+            raise config.refuse(key, "0: shared KV layers and per-layer embeddings (E2B, E4B) are not supported")
+    spans = windows(config, full_every=6)
+    layers = layers_by_kind(spans, lambda window: _gemma4_layer(config, window))
+    return decoder(config, layers, tied=True)
+
+
+def _gemma4_layer(config: Config, window: int | None) -> Layer:
+    """One layer; ``window`` is None for a full one."""
+    hidden, attention = config.size("hidden_size"), replace(read_attention(config), window=window)
+    same_kv = window is None and config.flag("attention_k_eq_v", default=False)
+    if window is None:
+        head_dim = config.size("global_head_dim")
+        kv_heads = config.size("num_global_key_value_heads", default=attention.num_kv_heads)
+        attention = Attention(attention.num_heads, kv_heads if same_kv else attention.num_kv_heads, head_dim, head_dim)
+    bias = config.flag("attention_bias", default=False)
+    weights = tuple(
+        weight
+        for weight in attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias, qk_norm=attention.head_dim)
+        if not (same_kv and "v_proj" in weight.name)
+    )
+    weights += gated_mlp(hidden, config.size("intermediate_size")) + norms(hidden, *GEMMA_NORMS)
+    if not config.flag("enable_moe_block", default=False):
+        return Layer(weights, attention)
+    moe = Moe(config.size("num_experts"), config.size("top_k_experts"), config.size("moe_intermediate_size"))
+    weights += (
+        *moe_mlp(hidden, moe, prefix="", router="router.proj"),
+        *vector("router.scale", hidden, Component.ROUTER),
+        *vector("router.per_expert_scale", moe.num_experts, Component.ROUTER),
+        *norms(hidden, "post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"),
+    )
+    return Layer(weights, attention, moe)
+
+
+@family("Gemma4ForConditionalGeneration")
+def gemma4_multimodal(config: Config) -> ModelParts:
+    """Gemma 4 with its vision tower. The audio tower of the small ones is not supported."""
+    if config.has("audio_config"):
+        raise config.refuse("audio_config", "null: the audio tower is not supported")
+    parts = gemma4(config.nested("text_config"))
+    vision = config.section("vision_config")
+    projection = Weight(
+        "model.embed_vision.embedding_projection", Component.VISION, (parts.hidden_size, vision.size("hidden_size"))
+    )
+    return with_vision(parts, (*gemma4_vision(vision, "model.vision_tower."), projection), text="model.language_model.")

@@ -16,10 +16,9 @@ from planner.model.architecture import (
     Weight,
 )
 from planner.model.blocks import attention_weights, gated_mlp, linear, moe_mlp, norms, vector
-from planner.model.config import Config, Parts, family
+from planner.model.config import Config, ModelParts, family
 from planner.model.families.hybrid import W1_W3_W2
-from planner.model.mtp import mtp_module
-from planner.model.reading import decoder, layers_by_kind, read_attention, windows
+from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, windows
 from planner.model.vision import blocks, matrix, norm, tensor, with_vision
 
 ATTENTION, SHARED = Component.ATTENTION, Component.SHARED_EXPERT
@@ -30,7 +29,7 @@ PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 @family("DeepseekV4ForCausalLM")
-def deepseek_v4(config: Config) -> Parts:
+def deepseek_v4(config: Config) -> ModelParts:
     """DeepSeek-V4: one shared KV row per token, compressed beyond a window, and hyper-connections around each block.
 
     Names are those of DeepSeek's own checkpoints (``layers.0.attn.wq_a``).
@@ -144,7 +143,7 @@ def _v4_mtp(config: Config, ratio: int, prefix: str) -> tuple[Weight, ...]:
 
 
 @family("DeciLMForCausalLM")
-def nemotron_nas(config: Config) -> Parts:
+def nemotron_nas(config: Config) -> ModelParts:
     """Llama-Nemotron Super and Ultra: a search gave each layer its own KV heads and MLP size, or left a part out."""
     blocks = config.need("block_configs")
     if not isinstance(blocks, list) or len(blocks) != config.num_layers:
@@ -202,7 +201,7 @@ def _nas_layer(config: Config, kv_heads: int, mlp_size: int) -> Layer:
 
 
 @family("MiMoV2FlashForCausalLM")
-def mimo_v2(config: Config) -> Parts:
+def mimo_v2(config: Config) -> ModelParts:
     """MiMo-V2-Flash: keys wider than values, and sliding layers with heads of their own and a sink per head."""
     hidden, count = config.size("hidden_size"), config.num_layers
     sliding = config.sizes("hybrid_layer_pattern", count=count)
@@ -241,7 +240,7 @@ def _mimo_attention(config: Config, *, sliding: bool) -> Attention:
 
 
 @family("Step3p7FlashForCausalLM", "Step3p7ForConditionalGeneration")
-def step3p7(config: Config) -> Parts:
+def step3p7(config: Config) -> ModelParts:
     """Step-3.7-Flash: sliding layers with more heads than the full ones, a gate per head, MoE with one shared expert.
 
     Sliding layers have half as many heads again (96 beside 64): the published total, 201,365,316,160, needs them,
@@ -325,7 +324,7 @@ def _step_vision(text_hidden: int) -> tuple[Weight, ...]:
 
 
 @family("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration")
-def minimax_m3(config: Config) -> Parts:
+def minimax_m3(config: Config) -> ModelParts:
     """MiniMax-M3: GQA that reads the 16 blocks of 128 tokens that a light indexer picks; MoE with one shared expert."""
     text = config.nested("text_config")
     count = text.num_layers

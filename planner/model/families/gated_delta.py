@@ -12,11 +12,9 @@ from dataclasses import replace
 
 from planner.model.architecture import Component, LatentAttention, Layer, Moe, Shard, StateMixer, Weight
 from planner.model.blocks import attention_weights, gated_mlp, linear, moe_mlp, norms, vector
-from planner.model.config import Config, Parts, family
-from planner.model.families.hybrid import W1_W3_W2
-from planner.model.families.state import Mixing, column, convolution, state_dtype
-from planner.model.mtp import mtp_module
-from planner.model.reading import decoder, layers_by_kind, read_attention
+from planner.model.config import Config, ModelParts, family
+from planner.model.families.hybrid import W1_W3_W2, Mixing, column, convolution, state_dtype
+from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention
 from planner.model.vision import matrix, norm, qwen3_vision, tensor, with_vision
 
 ATTENTION, STATE, SHARED, ROUTER = Component.ATTENTION, Component.STATE, Component.SHARED_EXPERT, Component.ROUTER
@@ -26,7 +24,7 @@ ATTENTION, STATE, SHARED, ROUTER = Component.ATTENTION, Component.STATE, Compone
 
 
 @family("Qwen3NextForCausalLM")
-def qwen3_next(config: Config) -> Parts:
+def qwen3_next(config: Config) -> ModelParts:
     """Qwen3-Next: three gated delta layers, then one of gated attention; MoE with one gated shared expert."""
     full = _full_layer(config)
     layers = layers_by_kind(
@@ -42,7 +40,7 @@ def qwen3_next(config: Config) -> Parts:
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 )
-def qwen3_5(config: Config) -> Parts:
+def qwen3_5(config: Config) -> ModelParts:
     """Qwen3.5 and 3.6: the decoder of Qwen3-Next, dense or MoE, and the vision tower of Qwen3-VL."""
     text = config.nested("text_config")
     full = _full_layer(text)
@@ -139,7 +137,7 @@ def _qwen_mtp(config: Config, full: Layer) -> tuple[Weight, ...]:
 
 
 @family("KimiLinearForCausalLM", "KimiK3ForConditionalGeneration")
-def kimi_linear(config: Config) -> Parts:
+def kimi_linear(config: Config) -> ModelParts:
     """Kimi Linear and Kimi K3: Kimi delta attention in three of four layers, MLA without positions in the fourth.
 
     K3 adds experts in a narrower latent space, residual mixing over blocks of layers and a vision tower. Written

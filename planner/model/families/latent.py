@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from planner.model.architecture import Component, LatentAttention, Layer, Shard, SparseIndexer, Weight
 from planner.model.blocks import gated_mlp, linear, moe_mlp, norms, vector
-from planner.model.config import Config, Parts, family
+from planner.model.config import Config, ModelParts, family
 from planner.model.families.moe import read_moe, shared_expert
-from planner.model.mtp import mtp_layers
-from planner.model.reading import PRE_NORMS, decoder, layers_by_kind, sparse_layers
+from planner.model.reading import PRE_NORMS, decoder, layers_by_kind, mtp_layers, sparse_layers
 
 
 def read_latent(config: Config, indexer: SparseIndexer | None = None) -> LatentAttention:
@@ -70,7 +69,7 @@ def read_indexers(config: Config) -> list[SparseIndexer | None]:
 
 @family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM",
         "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "Mistral4ForCausalLM")  # fmt: skip
-def deepseek(config: Config) -> Parts:
+def deepseek(config: Config) -> ModelParts:
     """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5: MLA, the first layers dense, shared experts in the others."""
     hidden = config.size("hidden_size")
     bias = config.flag("attention_bias", default=False)
@@ -97,7 +96,7 @@ def deepseek(config: Config) -> Parts:
 
 
 @family("MiniCPM3ForCausalLM")
-def minicpm3(config: Config) -> Parts:
+def minicpm3(config: Config) -> ModelParts:
     """MiniCPM3: MLA with ordinary MLPs; tied."""
     hidden, mla = config.size("hidden_size"), read_latent(config)
     weights = (

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from planner.model.architecture import Attention, Component, Layer, Moe, Weight
 from planner.model.blocks import GATED, attention_weights, gated_mlp, linear, moe_mlp, norms, vector
-from planner.model.config import Config, Parts, family
-from planner.model.mtp import mtp_layers
+from planner.model.config import Config, ModelParts, family
 from planner.model.reading import (
     PRE_NORMS,
     decoder,
     layers_by_kind,
+    mtp_layers,
     read_attention,
     sparse_layers,
     whole_qk_norm,
@@ -40,7 +40,7 @@ def uniform(config: Config, weights: tuple[Weight, ...], attention: Attention, m
 
 
 @family("MixtralForCausalLM")
-def mixtral(config: Config) -> Parts:
+def mixtral(config: Config) -> ModelParts:
     """Mixtral: Mistral with experts; ``intermediate_size`` is one expert's."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     moe = read_moe(config, size="intermediate_size")
@@ -53,7 +53,7 @@ def mixtral(config: Config) -> Parts:
 
 
 @family("PhiMoEForCausalLM", "PhimoeForCausalLM")
-def phi_moe(config: Config) -> Parts:
+def phi_moe(config: Config) -> ModelParts:
     """Phi-3.5-MoE: Mixtral with LayerNorm and biases, in the lm_head too."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     moe = read_moe(config, size="intermediate_size")
@@ -70,7 +70,7 @@ def phi_moe(config: Config) -> Parts:
 
 
 @family("OlmoeForCausalLM")
-def olmoe(config: Config) -> Parts:
+def olmoe(config: Config) -> ModelParts:
     """OLMoE: small experts in every layer, q and k normalised over all heads."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     moe = read_moe(config, size="intermediate_size")
@@ -84,7 +84,7 @@ def olmoe(config: Config) -> Parts:
 
 
 @family("MiniMaxM2ForCausalLM")
-def minimax_m2(config: Config) -> Parts:
+def minimax_m2(config: Config) -> ModelParts:
     """MiniMax-M2: Mixtral's names, q and k normalised over all heads. Its MTP modules are not published."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     moe = read_moe(config, size="intermediate_size")
@@ -98,7 +98,7 @@ def minimax_m2(config: Config) -> Parts:
 
 
 @family("GptOssForCausalLM")
-def gpt_oss(config: Config) -> Parts:
+def gpt_oss(config: Config) -> ModelParts:
     """gpt-oss: biases everywhere, a learned sink for each head, every other layer slides over 128 tokens."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     moe = read_moe(config, size="intermediate_size")
@@ -116,7 +116,7 @@ def gpt_oss(config: Config) -> Parts:
 
 
 @family("DbrxForCausalLM")
-def dbrx(config: Config) -> Parts:
+def dbrx(config: Config) -> ModelParts:
     """DBRX: 16 fine-grained experts, 4 at a time; sizes stand in ``attn_config`` and ``ffn_config``."""
     hidden, ffn = config.size("hidden_size"), config.nested("ffn_config")
     attention = read_attention(config, kv_heads=config.nested("attn_config").size("kv_n_heads"))
@@ -134,7 +134,7 @@ def dbrx(config: Config) -> Parts:
 
 
 @family("Grok1ModelForCausalLM", "Grok1ForCausalLM")
-def grok(config: Config) -> Parts:
+def grok(config: Config) -> ModelParts:
     """Grok-1 and Grok-2: four norms; Grok-2 has a dense MLP of ``intermediate_size`` beside its experts."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     dense = config.flag("residual_moe", default=False)
@@ -149,7 +149,7 @@ def grok(config: Config) -> Parts:
 
 
 @family("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
-def granite_moe(config: Config) -> Parts:
+def granite_moe(config: Config) -> ModelParts:
     """Granite 3 MoE: fused experts; the shared form has one expert more that every token passes."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     shared = config.size("shared_intermediate_size", default=0)
@@ -185,7 +185,7 @@ def mixed(
 
 
 @family("Ernie4_5_MoeForCausalLM")
-def ernie_moe(config: Config) -> Parts:
+def ernie_moe(config: Config) -> ModelParts:
     """ERNIE 4.5 with experts: shared ones as one wide MLP, MoE between a first and a last layer; tied."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     shared, bias = config.size("moe_num_shared_experts", default=0), config.flag("use_bias", default=False)
@@ -205,7 +205,7 @@ def ernie_moe(config: Config) -> Parts:
 
 
 @family("Qwen2MoeForCausalLM")
-def qwen2_moe(config: Config) -> Parts:
+def qwen2_moe(config: Config) -> ModelParts:
     """Qwen1.5-MoE, Qwen2-57B-A14B: experts beside a gated shared one."""
     hidden, attention, moe = config.size("hidden_size"), read_attention(config), read_moe(config, shared=1)
     common = attention_weights(attention, hidden, qkv_bias=config.flag("qkv_bias", default=True))
@@ -219,7 +219,7 @@ def qwen2_moe(config: Config) -> Parts:
 
 
 @family("Qwen3MoeForCausalLM")
-def qwen3_moe(config: Config) -> Parts:
+def qwen3_moe(config: Config) -> ModelParts:
     """Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder: Qwen3 with experts."""
     hidden, attention, moe = config.size("hidden_size"), read_attention(config), read_moe(config)
     bias = config.flag("attention_bias", default=False)
@@ -231,7 +231,7 @@ def qwen3_moe(config: Config) -> Parts:
 
 
 @family("Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM")
-def glm4_moe(config: Config) -> Parts:
+def glm4_moe(config: Config) -> ModelParts:
     """GLM-4.5 to 4.7, dots.llm1, Solar Open: the first layers dense, a shared expert in the others."""
     hidden, attention = config.size("hidden_size"), read_attention(config)
     shared = config.size("n_shared_experts", default=0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from planner.model.architecture import Component, Layer, Moe
 from planner.model.blocks import attention_weights, gated_mlp, moe_mlp, norms, vector
-from planner.model.config import Config, Parts, family
+from planner.model.config import Config, ModelParts, family
 from planner.model.families.dense import glm4, llama, qwen2, qwen3
 from planner.model.families.latent import deepseek
 from planner.model.families.moe import FUSED_EXPERTS, glm4_moe, qwen3_moe, shared_expert
@@ -36,35 +36,35 @@ MISTRAL3_VISION = {
 
 
 @family("Qwen2VLForConditionalGeneration")
-def qwen2_vl(config: Config) -> Parts:
+def qwen2_vl(config: Config) -> ModelParts:
     """Qwen2-VL: Qwen2 and its tower."""
     tower = qwen2_vision(config.section("vision_config"), "visual.")
     return with_vision(qwen2(config.nested("text_config")), tower, text="")
 
 
 @family("Qwen2_5_VLForConditionalGeneration")
-def qwen2_5_vl(config: Config) -> Parts:
+def qwen2_5_vl(config: Config) -> ModelParts:
     """Qwen2.5-VL: Qwen2.5 and its tower."""
     tower = qwen2_5_vision(config.section("vision_config"), "visual.")
     return with_vision(qwen2(config.nested("text_config")), tower, text="")
 
 
 @family("Qwen3VLForConditionalGeneration")
-def qwen3_vl(config: Config) -> Parts:
+def qwen3_vl(config: Config) -> ModelParts:
     """Qwen3-VL: Qwen3 and a tower with DeepStack."""
     tower = qwen3_vision(config.section("vision_config"), "model.visual.")
     return with_vision(qwen3(config.nested("text_config")), tower, text="model.language_model.")
 
 
 @family("Qwen3VLMoeForConditionalGeneration")
-def qwen3_vl_moe(config: Config) -> Parts:
+def qwen3_vl_moe(config: Config) -> ModelParts:
     """Qwen3-VL with experts."""
     tower = qwen3_vision(config.section("vision_config"), "model.visual.")
     return with_vision(qwen3_moe(config.nested("text_config")), tower, text="model.language_model.")
 
 
 @family("Mistral3ForConditionalGeneration")
-def mistral3(config: Config) -> Parts:
+def mistral3(config: Config) -> ModelParts:
     """Mistral Small 3.1 and 3.2, Ministral 3: Mistral, Pixtral's tower, a patch merger."""
     parts = llama(config.nested("text_config"))
     given = config.section("vision_config") if config.has("vision_config") else Config({}, model_id=config.model_id)
@@ -83,7 +83,7 @@ def mistral3(config: Config) -> Parts:
 
 
 @family("KimiK25ForConditionalGeneration")
-def kimi_k25(config: Config) -> Parts:
+def kimi_k25(config: Config) -> ModelParts:
     """Kimi-K2.5: Kimi K2 and MoonViT."""
     parts = deepseek(config.nested("text_config"))
     tower = moonvit_vision(config.section("vision_config"), parts.hidden_size)
@@ -91,7 +91,7 @@ def kimi_k25(config: Config) -> Parts:
 
 
 @family("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration")
-def glm4v(config: Config) -> Parts:
+def glm4v(config: Config) -> ModelParts:
     """GLM-4.1V on GLM-4, GLM-4.5V on GLM-4.5-Air: one tower."""
     text = config.nested("text_config").with_defaults({"attention_bias": True})
     parts = glm4_moe(text) if "Moe" in config.architecture else glm4(text)
@@ -104,7 +104,7 @@ def glm4v(config: Config) -> Parts:
 
 
 @family("Llama4ForCausalLM")
-def llama4_text(config: Config) -> Parts:
+def llama4_text(config: Config) -> ModelParts:
     """Llama 4: three of four layers see only their chunk of 8192 tokens; a shared expert in each MoE layer."""
     count = config.num_layers
     chunked = [bool(flag) for flag in config.sizes("no_rope_layers")] or [(i + 1) % 4 != 0 for i in range(count)]
@@ -132,7 +132,7 @@ def _llama4_layer(config: Config, chunked: bool, sparse: bool) -> Layer:
 
 
 @family("Llama4ForConditionalGeneration")
-def llama4(config: Config) -> Parts:
+def llama4(config: Config) -> ModelParts:
     """Llama 4 Scout and Maverick with their tower."""
     parts = llama4_text(config.nested("text_config"))
     vision = config.section("vision_config")
@@ -146,7 +146,7 @@ def llama4(config: Config) -> Parts:
 
 
 @family("MllamaForConditionalGeneration")
-def mllama(config: Config) -> Parts:
+def mllama(config: Config) -> ModelParts:
     """Llama 3.2 Vision: Llama 3.1 with gated cross-attention layers among its layers; eight rows more to embed."""
     text, vision = config.nested("text_config"), config.section("vision_config")
     crossed = set(text.sizes("cross_attention_layers"))

@@ -1,0 +1,395 @@
+"""Read a command line the way one vLLM version would, and say what it would not take.
+
+>>> from planner.engine.version import parse_version
+>>> for problem in check_command("vllm serve m --swap-space 16".split(), parse_version("0.18.0")):
+...     print(problem)
+--swap-space: gone in 0.18.0 (nothing: V1 recomputes instead of swapping)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from planner.engine.features import needs_v0, pipelines_on_v1
+from planner.engine.flags import (
+    Command,
+    Status,
+    Values,
+    command_status,
+    env_status,
+    flag_status,
+    known_flags,
+    spelled,
+    takes_value,
+    value_status,
+)
+from planner.engine.settings import CPU_KVCACHE_SPACE, EngineArgs
+from planner.engine.shell import API_SERVER
+from planner.engine.speculative import parse_speculative_config
+from planner.engine.version import EngineVersion
+from planner.errors import InputError
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_OPTION = re.compile(r"--?[A-Za-z]")
+_CONFIGS: dict[str, Values] = {
+    "--compilation-config": "compilation_config",
+    "-cc": "compilation_config",
+    "--speculative-config": "speculative_config",
+    "-sc": "speculative_config",
+}
+_VALUES: dict[str, Values] = {
+    "--kv-cache-dtype": "kv_cache_dtype",
+    "--quantization": "quantization",
+    "-q": "quantization",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FlagProblem:
+    """A word of a command that the version at hand does not take."""
+
+    word: str
+    cause: str
+    hint: str = ""
+    fatal: bool = True  #: False: vLLM ignores it, with a warning at most
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.cause}" + (f" ({self.hint})" if self.hint else "")
+
+
+def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
+    """What ``version`` would refuse or ignore in a command: options, their values, variables set before it.
+
+    Understands ``vllm serve``, ``vllm bench serve|throughput|latency`` and the ``benchmark_*.py`` scripts; other
+    commands are not vLLM's and have no problems. ``platform`` (``rocm``) admits what AMD's images had early.
+    """
+    words = list(argv)
+    problems = []
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        name = words.pop(0).split("=", 1)[0]
+        problems += check_env(name, version, platform=platform)
+    command, rest = split_command(words)
+    if command is None:
+        return problems
+    status = command_status(version, command)
+    if not status:
+        other = "vllm bench" if status.state == "gone" else "the scripts benchmarks/benchmark_*.py"
+        return [*problems, FlagProblem(command, str(status), f"use {other}")]
+    return [*problems, *_check_options(rest, command, version)]
+
+
+def check_env(name: str, version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
+    """Whether ``version`` reads a variable. One that it does not read has no effect, so it is never fatal."""
+    status = env_status(version, name, platform=platform)
+    return [] if status else [FlagProblem(name, str(status), status.hint, fatal=False)]
+
+
+def split_command(words: Sequence[str]) -> tuple[Command | None, list[str]]:
+    """The command that an argument list runs, and its arguments; None for one that is not vLLM's."""
+    for index, word in enumerate(words):
+        name = word.rsplit("/", 1)[-1]
+        if name in get_args(Command):
+            return name, list(words[index + 1 :])  # type: ignore[return-value]
+        if name == "vllm":
+            rest = list(words[index + 1 :])
+            length = 2 if rest[:1] == ["bench"] else 1
+            found = " ".join(rest[:length])
+            return (found, rest[length:]) if found in get_args(Command) else (None, [])  # type: ignore[return-value]
+    return None, []
+
+
+def _check_options(words: list[str], command: Command, version: EngineVersion) -> Iterator[FlagProblem]:
+    for index, word in enumerate(words):
+        if not _OPTION.match(word):
+            continue
+        flag, joined = spelled(word), word.partition("=")[2]
+        status = flag_status(version, flag, command)
+        if not status:
+            yield FlagProblem(flag, str(status), status.hint or _nearest(flag, version, command))
+            continue
+        following = words[index + 1] if index + 1 < len(words) else ""
+        if not takes_value(version, flag):
+            if joined or following.lower() in {"true", "false"}:
+                yield FlagProblem(flag, f"takes no value in vLLM {version}", "use the --no- form to switch it off")
+        elif "." not in word.split("=", 1)[0]:
+            yield from _check_value(flag, joined or following, version)
+
+
+def _nearest(flag: str, version: EngineVersion, command: Command) -> str:
+    near = get_close_matches(flag, known_flags(version, command), n=1, cutoff=0.7)
+    return f"nearest: {near[0]}" if near else ""
+
+
+def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[FlagProblem]:
+    if flag in _VALUES:
+        yield from _missing(f"{flag} {value}", value_status(version, _VALUES[flag], value))
+    elif flag in _CONFIGS and value.startswith("{"):
+        try:
+            config = json.loads(value)
+        except json.JSONDecodeError as error:
+            yield FlagProblem(flag, f"{value!r} is not JSON: {error}", "quote the keys, and the whole for the shell")
+        else:
+            yield from _check_keys(flag, config, _CONFIGS[flag], version)
+    elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):
+        yield FlagProblem(flag, f"takes JSON, not {value!r}, from vLLM 0.10.2 on", 'write {"mode": 3}')
+
+
+def _check_keys(flag: str, config: dict[str, object], kind: Values, version: EngineVersion) -> Iterator[FlagProblem]:
+    for key, value in config.items():
+        yield from _missing(f"{flag} {key}", value_status(version, kind, key))
+        if key == "pass_config" and isinstance(value, dict):
+            yield from _check_keys(f"{flag} pass_config", value, "pass_config", version)
+
+
+def _missing(word: str, status: Status) -> Iterator[FlagProblem]:
+    if not status:
+        yield FlagProblem(word, str(status), status.hint)
+
+
+# --- From the words of a ``vllm serve`` line to settings, the way the parser of one vLLM version reads them
+#
+# Its parser takes options by any unambiguous beginning, with hyphens or underscores, joined to their value by ``=`` or
+# not; the last of two equal options wins. ``planner.engine.check`` knows which options the version has.
+#
+# >>> from planner.engine.version import parse_version
+# >>> read_line(["vllm", "serve", "m", "-tp=2", "--max_num_seqs", "8"], parse_version("0.27.1")).args.max_num_seqs
+# 8
+
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_line_OPTION = re.compile(r"--?[A-Za-z]")
+_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+_SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-sc": "--speculative-config",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+}
+#: Options that take a list: every word up to the next option.
+_LISTS = frozenset(
+    ("--served-model-name", "--lora-modules", "--middleware", "--cudagraph-capture-sizes", "--cuda-graph-sizes")
+)
+#: Change memory or time, and are not simulated.
+_NOT_SIMULATED = frozenset((
+    "--speculative-model", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--offload-group-size",
+    "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
+    "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
+    "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
+    "--max-num-partial-prefills", "--mamba-cache-mode", "--limit-mm-per-prompt",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLine:
+    """What a line asks for, and what its version would not take."""
+
+    model: str | None  #: hub id or path; None: vLLM's own default, which nobody wants
+    args: EngineArgs
+    problems: tuple[FlagProblem, ...]
+    not_simulated: tuple[str, ...]  #: options and variables that change memory or time and are left out of account
+    longest_context: bool = False  #: --max-model-len auto: as long as the memory allows
+    num_scheduler_steps: int = 1  #: steps of the V0 engine for one visit of its scheduler
+    only_v0: tuple[str, ...] = ()  #: what of it the V1 engine does not serve
+    env: Mapping[str, str] = field(default_factory=dict)  #: variables that are set for it
+    pipelines_on_v1: bool = False  #: by its executor's backend, where others would have V0 for a pipeline
+
+    @property
+    def use_v1(self) -> str | None:
+        """``VLLM_USE_V1``, which chooses the engine."""
+        return self.env.get("VLLM_USE_V1")
+
+    @property
+    def refused(self) -> bool:
+        """Whether the parser ends before the model is looked at."""
+        return any(problem.fatal for problem in self.problems)
+
+
+def read_line(
+    argv: Sequence[str], version: EngineVersion, *, env: Mapping[str, str] | None = None, platform: str = ""
+) -> ServeLine:
+    """The settings of a server's command line under ``version``.
+
+    Raises InputError for a command that is not vLLM's server, and for options that a file holds (``--config``).
+    """
+    words = _arguments(argv)
+    reader = _Reader(version)
+    reader.read(words)
+    environment = dict(env or {})
+    if environment.get(CPU_KVCACHE_SPACE) and platform in ("", "cpu"):
+        reader.set(CPU_KVCACHE_SPACE, [environment[CPU_KVCACHE_SPACE]])
+    canonical = ["vllm", "serve", *reader.canonical]
+    seen = {problem.word for problem in reader.problems}
+    problems = [p for p in find_flag_problems(canonical, version, platform=platform) if p.word not in seen]
+    for name in environment:
+        problems += check_env(name, version, platform=platform)
+    return ServeLine(
+        model=reader.positional or reader.named,
+        args=EngineArgs(**reader.settings),
+        problems=tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
+        not_simulated=tuple(dict.fromkeys(reader.not_simulated)),
+        longest_context=reader.longest_context,
+        num_scheduler_steps=reader.num_scheduler_steps,
+        only_v0=needs_v0(reader.options, environment, version),
+        env=environment,
+        pipelines_on_v1=pipelines_on_v1(reader.options, version),
+    )
+
+
+def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
+    """A replacement that comes only with a later version says so."""
+    later = [flag_status(version, flag) for flag in re.findall(r"--[a-z][\w-]+", problem.hint)]
+    since = next((status.since for status in later if status.state == "not yet"), None)
+    return replace(problem, hint=f"{problem.hint}, from {since} on; leave it out until then") if since else problem
+
+
+def _arguments(argv: Sequence[str]) -> list[str]:
+    words = list(argv)
+    for at, word in enumerate(words):
+        if word.rsplit("/", 1)[-1] == "vllm" and words[at + 1 : at + 2] == ["serve"]:
+            return words[at + 2 :]
+        if word == API_SERVER:
+            return words[at + 1 :]
+    raise InputError("this is not a vllm serve command", hint="write: planner check -- vllm serve MODEL [options]")
+
+
+class _Reader:
+    """Walks along the words as argparse does."""
+
+    def __init__(self, version: EngineVersion) -> None:
+        self.version = version
+        self.known = known_flags(version, "serve")
+        self.settings: dict[str, Any] = {}
+        self.positional: str | None = None
+        self.named: str | None = None  #: by --model, which a positional one overrules
+        self.longest_context = False
+        self.num_scheduler_steps = 1
+        self.options: dict[str, str] = {}  #: whole names with their values, the last of equal ones
+        self.problems: list[FlagProblem] = []
+        self.not_simulated: list[str] = []
+        self.canonical: list[str] = []  #: the same words with whole option names, for ``check_command``
+
+    def read(self, words: Sequence[str]) -> None:
+        at = 0
+        while at < len(words):
+            word = words[at]
+            if not _line_OPTION.match(word):
+                if self.positional:
+                    self.problems.append(
+                        FlagProblem(word, "is no option, and the model is named already", "quote values")
+                    )
+                self.positional = self.positional or word
+                self.canonical.append(word)
+                at += 1
+                continue
+            flag = self._whole(spelled(word))
+            joined = word.partition("=")[2] if "=" in word.split("{", 1)[0] else None
+            values = [joined] if joined is not None else self._values(flag, words[at + 1 :])
+            at += 1 if joined is not None else 1 + len(values)
+            key_and_value = word[len(re.split(r"[.=]", word, maxsplit=1)[0]) :]
+            self.canonical += [flag + key_and_value, *(values if joined is None else ())]
+            self._take(flag, values)
+
+    def _whole(self, flag: str) -> str:
+        """The option that ``flag`` is, or is the beginning of."""
+        if flag in self.known or not flag.startswith("--"):
+            return flag
+        meant = sorted(name for name in self.known if name.startswith(flag))
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            self.problems.append(FlagProblem(flag, f"could mean {', '.join(meant)}", "write the option out"))
+        return flag
+
+    def _values(self, flag: str, following: Sequence[str]) -> list[str]:
+        """The words that belong to an option: none, one, or for lists all up to the next option."""
+        truth = following[:1] if following and following[0].lower() in ("true", "false") else []
+        if flag in self.known and not takes_value(self.version, flag):
+            return list(truth)  # refused, but not taken for the model
+        upto = next((i for i, word in enumerate(following) if _line_OPTION.match(word)), len(following))
+        own = list(following[:upto])
+        if _SHORT.get(flag, flag) in _SWITCHES:
+            return list(truth)
+        if flag not in self.known and not (self.positional or self.named) and len(own) == 1:
+            return []  # an unknown option in front of the model: the model it is
+        return own if flag in _LISTS else own[:1]
+
+    def _take(self, flag: str, values: list[str]) -> None:
+        if flag == "--config":
+            raise InputError("--config: the settings are in a file that is not read", hint="write them out instead")
+        if flag in _NOT_SIMULATED:
+            self.not_simulated.append(flag)
+        flag = _SHORT.get(flag, flag)
+        self.options[flag] = " ".join(values)
+        if flag == "--model":
+            self.named = values[0] if values else None
+        elif flag == "--num-scheduler-steps" and values and values[0].isdecimal():
+            self.num_scheduler_steps = max(int(values[0]), 1)
+        elif flag in _SWITCHES:
+            name, value = _SWITCHES[flag]
+            self.settings[name] = value if not values else value == (values[0].lower() == "true")
+        elif flag in _line_VALUES:
+            self.set(flag, values)
+
+    def set(self, flag: str, values: list[str]) -> None:
+        """Read the value of an option, or of a variable that is one."""
+        name, read = _line_VALUES[flag]
+        if not values:
+            self.problems.append(FlagProblem(flag, "needs a value"))
+        elif "$" in values[0]:
+            self.problems.append(FlagProblem(flag, f"{values[0]} is not set in the script", "write the value out"))
+        elif flag == "--dtype" and values[0] not in _DTYPES:
+            self.problems.append(FlagProblem(flag, f"takes no {values[0]!r}", f"use {', '.join(_DTYPES)}"))
+        elif flag == "--max-model-len" and values[0] in ("auto", "-1"):
+            self.longest_context = True
+        else:
+            try:
+                self.settings[name] = read(values[0])
+            except ValueError:
+                self.problems.append(FlagProblem(flag, f"{values[0]!r} is not a number"))
+            except InputError as error:  # of a configuration in JSON
+                self.problems.append(FlagProblem(flag, error.cause.removeprefix(flag).lstrip(": "), error.hint))
+
+
+def _count(text: str) -> int:
+    """``32k`` is 32,000 and ``32K`` 32,768, as vLLM reads lengths (``human_readable_int``)."""
+    scaled = _SCALED.fullmatch(text.strip())
+    return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
+
+
+_line_VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "--tensor-parallel-size": ("tensor_parallel_size", int),
+    "--pipeline-parallel-size": ("pipeline_parallel_size", int),
+    "--data-parallel-size": ("data_parallel_size", int),
+    "--decode-context-parallel-size": ("decode_context_parallel_size", int),
+    "--speculative-config": ("speculative_config", parse_speculative_config),
+    "--max-loras": ("max_loras", int),
+    "--max-lora-rank": ("max_lora_rank", int),
+    "--max-cpu-loras": ("max_cpu_loras", int),
+    "--cpu-offload-gb": ("cpu_offload_gb", float),
+    "--kv-offloading-size": ("kv_offloading_size", float),
+    "--dtype": ("dtype", str),
+    "--quantization": ("quantization", str),
+    "--kv-cache-dtype": ("kv_cache_dtype", str),
+    "--max-model-len": ("max_model_len", _count),
+    "--max-num-seqs": ("max_num_seqs", int),
+    "--max-num-batched-tokens": ("max_num_batched_tokens", _count),
+    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
+    CPU_KVCACHE_SPACE: ("cpu_kvcache_space", int),
+    "--block-size": ("block_size", int),
+}
+_SWITCHES: dict[str, tuple[str, bool]] = {
+    f"--{no}{name.replace('_', '-')}": (name, not no)
+    for name in (
+        "enable_expert_parallel", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
+        "async_scheduling", "enable_lora", "fully_sharded_loras",
+    )
+    for no in ("", "no-")
+}  # fmt: skip

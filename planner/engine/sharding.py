@@ -1,0 +1,369 @@
+"""Who holds what: the sizes of the parallel axes, which of them are legal, and the piece of a weight on one rank.
+
+::
+
+    TP  cuts matrices: columns of q, k, v, gate and up; rows of o and down; the vocabulary of embedding and lm_head
+    PP  gives each stage a run of layers; the embedding is on the first stage, the norm and the lm_head on the last
+    EP  gives each rank whole experts instead of a slice of every expert
+    DP  repeats the engine; the experts of an MoE are the exception: all TP x DP ranks share them
+
+KV heads that are fewer than the ranks are repeated, so bytes per rank stop falling there. A size that vLLM refuses
+is refused here in vLLM's words, before anything is computed from it.
+
+>>> stage_sizes(61, 4)
+(15, 15, 16, 15)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+from planner.engine.settings import EngineArgs, EngineConfig
+from planner.errors import IllegalPlanError
+from planner.hardware import GpuProfile, PartitionRule
+from planner.model import Attention, Component, Layer, Mixer, Model, Precision, Shard, StateMixer, Weight
+
+#: vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE) before TP cuts it.
+VOCAB_PADDING = 64
+#: Smallest block that fp8 scales of expert weights are refined to when a shard cuts a block (vLLM 0.32).
+SMALLEST_REFINED_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the parallel axes of one deployment."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+
+    @classmethod
+    def of(cls, settings: EngineArgs | EngineConfig) -> Layout:
+        """The layout that the engine's settings ask for."""
+        return cls(
+            settings.tensor_parallel_size,
+            settings.pipeline_parallel_size,
+            settings.data_parallel_size,
+            settings.enable_expert_parallel,
+        )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs (or partitions) of all replicas together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of one stage that share the routed experts: TP x DP, with EP or without."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @cached_property
+    def flags(self) -> str:
+        """The sizes that are not 1, as flags of ``vllm serve``."""
+        words = [
+            f"--{name.replace('_', '-')} {size}"
+            for name, size in (
+                ("tensor_parallel_size", self.tensor_parallel_size),
+                ("pipeline_parallel_size", self.pipeline_parallel_size),
+                ("data_parallel_size", self.data_parallel_size),
+            )
+            if size > 1
+        ]
+        return " ".join(words + ["--enable-expert-parallel"] * self.enable_expert_parallel) or "one GPU"
+
+
+# --- pipeline stages ----------------------------------------------------------------------------------------------
+
+
+def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last: bool = False) -> tuple[int, ...]:
+    """Layers of each pipeline stage, as vLLM splits them.
+
+    Layers left over go one each to the stages before the last, from the back (vLLM 0.8.0 on, its pull request
+    13839); ``remainder_last`` gives them all to the last stage, as versions before did.
+    """
+    each, left = divmod(num_layers, pipeline_parallel_size)
+    sizes = [each] * pipeline_parallel_size
+    if remainder_last:
+        sizes[-1] += left
+    else:
+        for back in range(2, left + 2):
+            sizes[-back] += 1
+    return tuple(sizes)
+
+
+# --- the piece of a weight on one rank ----------------------------------------------------------------------------
+
+
+def padded_vocab(vocab_size: int) -> int:
+    """Rows of an embedding or lm_head after vLLM's padding."""
+    return -(-vocab_size // VOCAB_PADDING) * VOCAB_PADDING
+
+
+def cut_axis(weight: Weight, layout: Layout) -> int | None:
+    """The axis of ``weight.shape`` that the layout cuts: 0 for output features, -1 for input features, None: none.
+
+    Slices of an expert follow the expert's own projections: columns of gate and up, rows of down.
+    """
+    if weight.shard in (Shard.COLUMN, Shard.VOCAB):
+        return 0
+    if weight.shard is Shard.ROW:
+        return -1
+    if weight.shard is Shard.EXPERT and not layout.enable_expert_parallel:
+        down = "down" in weight.name or weight.name.rpartition(".")[2] in ("w2", "fc2", "output_linear")
+        if len(weight.shape) < 2:
+            return None if down else 0
+        return -1 if down else -2
+    return None
+
+
+def pieces(weight: Weight, layout: Layout) -> int:
+    """Into how many pieces the layout cuts each copy of ``weight``; ranks beyond that hold replicas."""
+    if cut_axis(weight, layout) is None:
+        return 1
+    ranks = layout.expert_ranks if weight.shard is Shard.EXPERT else layout.tensor_parallel_size
+    return min(ranks, weight.max_shards or ranks)
+
+
+def held_copies(weight: Weight, layout: Layout) -> int:
+    """Copies of ``weight`` on the rank that holds most: EP deals out whole experts, the first ranks get the rest."""
+    if weight.shard is Shard.EXPERT and layout.enable_expert_parallel:
+        return -(-weight.copies // layout.expert_ranks)
+    return weight.copies
+
+
+def held_shape(weight: Weight, layout: Layout) -> tuple[int, ...]:
+    """Shape of one rank's piece of one copy of ``weight``, vocabulary padding included."""
+    axis, cut = cut_axis(weight, layout), pieces(weight, layout)
+    shape = list(weight.shape)
+    if weight.shard is Shard.VOCAB:
+        shape[0] = padded_vocab(shape[0])
+    if axis is not None:
+        shape[axis] = -(-shape[axis] // cut)
+    return tuple(shape)
+
+
+def held_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:
+    """KV heads on each rank; one where there are fewer heads than ranks."""
+    return max(1, num_kv_heads // tensor_parallel_size)
+
+
+# --- what is legal ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutProblem:
+    """Why a layout cannot run, and what to do instead."""
+
+    cause: str
+    hint: str
+
+
+def problems(
+    model: Model,
+    profile: GpuProfile,
+    layout: Layout,
+    *,
+    allow_unvalidated: bool = False,
+    refines_fp8_blocks: bool = False,
+) -> Iterator[LayoutProblem]:
+    """What forbids ``layout``, hardware first; nothing when it is legal.
+
+    ``refines_fp8_blocks``: the engine re-cuts the scales of fp8 experts whose shard cuts a block (vLLM 0.32 on).
+    """
+    yield from _hardware_problems(profile, layout, allow_unvalidated)
+    yield from _head_problems(model, layout)
+    yield from _expert_problems(model, layout)
+    if layout.pipeline_parallel_size > model.num_layers:
+        yield LayoutProblem(
+            f"--pipeline-parallel-size {layout.pipeline_parallel_size}: {model.id} has {model.num_layers} layers",
+            "use fewer stages",
+        )
+    yield from _cut_problems(model, layout, refines_fp8_blocks)
+
+
+def check_layout(
+    model: Model,
+    profile: GpuProfile,
+    layout: Layout,
+    *,
+    allow_unvalidated: bool = False,
+    refines_fp8_blocks: bool = False,
+) -> None:
+    """Raise IllegalPlanError with the first of ``problems``; return when there is none."""
+    for problem in problems(
+        model, profile, layout, allow_unvalidated=allow_unvalidated, refines_fp8_blocks=refines_fp8_blocks
+    ):
+        raise IllegalPlanError(problem.cause, hint=problem.hint)
+
+
+def legal_tensor_parallel_sizes(
+    model: Model,
+    profile: GpuProfile,
+    *,
+    pipeline_parallel_size: int = 1,
+    data_parallel_size: int = 1,
+    enable_expert_parallel: bool = False,
+    allow_unvalidated: bool = False,
+    refines_fp8_blocks: bool = False,
+) -> tuple[int, ...]:
+    """TP sizes that run inside one node, ascending; empty when another axis already forbids the layout."""
+    return tuple(
+        size
+        for size in range(1, profile.gpus_per_node + 1)
+        if not any(
+            problems(
+                model,
+                profile,
+                Layout(size, pipeline_parallel_size, data_parallel_size, enable_expert_parallel),
+                allow_unvalidated=allow_unvalidated,
+                refines_fp8_blocks=refines_fp8_blocks,
+            )
+        )
+    )
+
+
+def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: bool) -> Iterator[LayoutProblem]:
+    sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.data_parallel_size)
+    if min(sizes) < 1:
+        yield LayoutProblem(f"parallel sizes must be at least 1, got {sizes}", "leave the flag out for 1")
+        return
+    tensor_parallel_size = layout.tensor_parallel_size
+    if profile.partition and profile.partition.legal:
+        yield from _ruled_out(profile, profile.partition.legal, "the mode", allow_unvalidated)
+    if profile.partition and tensor_parallel_size > 1:
+        rule = profile.partition.tensor_parallel_rule(tensor_parallel_size)
+        yield from _ruled_out(profile, rule, "tensor parallelism", allow_unvalidated)
+    if tensor_parallel_size > profile.gpus_per_node:
+        yield LayoutProblem(
+            f"--tensor-parallel-size {tensor_parallel_size}: a node of {profile.id} has {profile.gpus_per_node} GPUs",
+            "cut the layers over nodes with --pipeline-parallel-size",
+        )
+
+
+def _ruled_out(profile: GpuProfile, rule: PartitionRule, what: str, allow_unvalidated: bool) -> Iterator[LayoutProblem]:
+    """What a rule of the profile forbids, or disputes."""
+    fix = rule.fix or "use the whole GPU"
+    if not rule.allowed:
+        yield LayoutProblem(f"{profile.name}: {rule.reason} (source: {rule.source})", fix)
+    elif not rule.validated and not allow_unvalidated:
+        yield LayoutProblem(
+            f"{profile.name}: {what} is not validated: {rule.reason} (source: {rule.source})",
+            f"{fix}; --allow-unvalidated plans it all the same",
+        )
+
+
+def _head_problems(model: Model, layout: Layout) -> Iterator[LayoutProblem]:
+    tensor_parallel_size = layout.tensor_parallel_size
+    flag = f"--tensor-parallel-size {tensor_parallel_size}"
+    for mixer in dict.fromkeys(model.mixers()):
+        what, heads = _heads(mixer)
+        if heads % tensor_parallel_size:
+            yield LayoutProblem(
+                f"{flag}: the {heads} {what} of {model.id} are not divisible by {tensor_parallel_size}",
+                f"use a divisor of {heads}",
+            )
+            return
+        kv_heads = mixer.num_kv_heads if isinstance(mixer, Attention) else 1
+        if kv_heads % tensor_parallel_size and tensor_parallel_size % kv_heads:
+            yield LayoutProblem(
+                f"{flag}: {kv_heads} KV heads of {model.id} can be neither divided nor repeated evenly",
+                f"use a divisor or a multiple of {kv_heads}",
+            )
+            return
+    rows = padded_vocab(model.vocab_size)
+    if rows % tensor_parallel_size:
+        yield LayoutProblem(
+            f"{flag}: the vocabulary of {model.id}, padded to {rows}, is not divisible by {tensor_parallel_size}",
+            "use a power of two",
+        )
+
+
+def _heads(mixer: Mixer) -> tuple[str, int]:
+    return ("state heads" if isinstance(mixer, StateMixer) else "attention heads"), mixer.num_heads
+
+
+def _expert_problems(model: Model, layout: Layout) -> Iterator[LayoutProblem]:
+    if not layout.enable_expert_parallel:
+        return
+    experts = min((layer.moe.num_experts for layer in model.layers if layer.moe), default=0)
+    if not experts:
+        yield LayoutProblem(
+            f"--enable-expert-parallel: {model.id} has no experts", "leave out --enable-expert-parallel"
+        )
+    elif layout.expert_ranks > experts:
+        yield LayoutProblem(
+            f"--enable-expert-parallel: {layout.expert_ranks} ranks (TP x DP) for {experts} experts of {model.id}",
+            "use fewer ranks",
+        )
+
+
+def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Iterator[LayoutProblem]:
+    """Matrices that do not divide into the pieces asked for, or whose quantisation groups the cut would split."""
+    if layout.expert_ranks == 1:
+        return
+    quantization = model.quantization
+    for path, weight in _distinct_weights(model):
+        axis, cut = cut_axis(weight, layout), pieces(weight, layout)
+        if axis is None or cut == 1 or weight.shard is Shard.VOCAB:
+            continue
+        precision = quantization.precision_of(
+            path, linear=weight.linear, routed_expert=weight.component is Component.ROUTED_EXPERT
+        )
+        padded = weight.shard is Shard.EXPERT and precision.name == "mxfp4"  # the kernels pad each shard
+        if padded:
+            continue
+        if weight.shape[axis] % cut:
+            yield LayoutProblem(
+                f"{weight.shape[axis]} {'inputs' if axis == -1 else 'outputs'} of {path} are not divisible by {cut}",
+                _cut_hint(weight, layout),
+            )
+            return
+        block = _split_block(weight, precision, axis, weight.shape[axis] // cut, refines_fp8_blocks)
+        if block:
+            yield LayoutProblem(
+                f"{path}: a shard of {weight.shape[axis] // cut} is not divisible by the {precision.name} "
+                f"quantization block of {block}",
+                _cut_hint(weight, layout),
+            )
+            return
+
+
+def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, refines: bool) -> int:
+    """Size of the quantisation block that a shard would split; 0 when it splits none."""
+    if precision.group is None or len(weight.shape) < 2:
+        return 0
+    rows, columns = precision.group
+    block = columns if axis == -1 else rows
+    if block <= 1 or shard % block == 0:
+        return 0
+    other = weight.shape[-2] if axis == -1 else weight.shape[-1]
+    expert = weight.component is Component.ROUTED_EXPERT
+    if refines and expert and gcd(rows, columns, shard, other) >= SMALLEST_REFINED_BLOCK:
+        return 0
+    return block
+
+
+def _cut_hint(weight: Weight, layout: Layout) -> str:
+    if weight.shard is Shard.EXPERT:
+        return "add --enable-expert-parallel, which keeps experts whole, or use a smaller --tensor-parallel-size"
+    if weight.component is Component.VISION:
+        return "add --mm-encoder-tp-mode data, which does not cut the encoder, or use a smaller --tensor-parallel-size"
+    if layout.pipeline_parallel_size == 1:
+        return "use a smaller --tensor-parallel-size, with --pipeline-parallel-size for the rest of the GPUs"
+    return "use a smaller --tensor-parallel-size"
+
+
+def _distinct_weights(model: Model) -> Iterator[tuple[str, Weight]]:
+    """Every weight with its path, identical layers once."""
+    first: dict[Layer, int] = {}
+    for index, layer in enumerate(model.layers):
+        first.setdefault(layer, index)
+    for layer, index in first.items():
+        for weight in layer.weights:
+            yield f"{model.layer_prefix}{index}.{weight.name}", weight
+    for weight in (*model.outer, *model.vision):
+        yield weight.name, weight

@@ -1,0 +1,308 @@
+"""Fit the local factors, find out what they are worth, and keep them only if they are worth something.
+
+The runs of the file that is there count too, so that a second calibration does not forget the first. A run with the
+name of a kept one replaces it. Nothing is written here unless ``Answer.save`` is called, and nothing should be unless
+``Answer.kept``.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from planner.engine import parse_version
+from planner.errors import InputError
+from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
+from planner.evidence.fitting import SIGMA, EfficiencyFit, FitProblem
+from planner.evidence.folder import Measured
+from planner.evidence.local_factors import MEANINGS, Factor, Miss, factors_of, local_spreads, problem_of, solve
+from planner.evidence.observe import observe
+from planner.evidence.runs import EXACT, METRICS, MeasuredRun, runs_of
+from planner.evidence.sources import Sources
+from planner.hardware import load_profile
+from planner.memory import Basis, FittedConstant, shipped
+from planner.model import resolve_model
+from planner.planning import SHIPPED, Local, launched_args, read_local, read_start, save
+from planner.timing import Effect, LocalFits, base_digest, load_calibration
+
+#: Replays with the factors found so far: speed changes who waits for whom.
+ROUNDS = 4
+#: Factors that move by less than this from one round to the next have settled.
+SETTLED = 0.01
+#: Runs are left out one by one where there are at least so many, and in so many parts where there are more.
+LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
+#: Measured and predicted speeds that are further apart are of two units, such as s and ms. A machine that nobody
+#: measured may well be off by a factor of ten.
+IMPLAUSIBLE = 200
+#: Figures that cannot be that far off for another reason. A TTFT can: of a queue that the prediction does not see.
+SPEEDS = "output_throughput", "total_token_throughput", "avg_latency_s", "mean_tpot_ms", "median_tpot_ms"
+
+
+@dataclass(frozen=True)
+class CalibrationOutcome:
+    """What the runs teach. ``reason`` says why it is not kept; None: it is."""
+
+    path: Path  #: of the file to keep it in
+    base: str  #: what the factors multiply
+    runs: tuple[MeasuredRun, ...]  #: of this and of earlier calibrations
+    new_runs: int
+    factors: tuple[Factor, ...]
+    before: tuple[Evaluated, ...]  #: with the file that was there, else as shipped
+    after: tuple[Evaluated, ...]
+    left_out: tuple[Evaluated, ...]  #: each run by a fit to the others; empty where runs are too few
+    refused: tuple[tuple[MeasuredRun, str], ...]  #: runs that cannot be replayed, and why
+    memory: tuple[FittedConstant, ...]  #: constants from start-up logs
+    efficiency: LocalFits
+    notes: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is worth keeping."""
+        return self.reason is None
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that were measured, in the order of the benchmark."""
+        return tuple(name for name in METRICS if any(name in one.figures for one in self.after))
+
+    def save(self) -> Path:
+        """Write the file: its factors and runs are replaced, its constants of memory added to."""
+        return save(self.memory, self.efficiency, self.path)
+
+
+def calibrate(
+    sources: Sources, path: Path, *, fresh: bool = False, today: datetime.date | None = None
+) -> CalibrationOutcome:
+    """Fit the factors of this machine to ``sources`` and to the runs that the file ``path`` keeps.
+
+    ``fresh`` leaves the kept ones out. Raises InputError where there is no run, where none can be replayed, and where
+    the runs determine no factor.
+    """
+    there = read_local(path) if path.is_file() and not fresh else SHIPPED
+    earlier = there.efficiency or _NOTHING
+    kept = runs_of(earlier.runs, str(path))
+    new, unusable, remarks = _usable([run for run in sources.runs if not run.suspect])
+    runs = list({run.run_id: run for run in (*kept, *new)}.values())
+    if not runs:
+        raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
+    memory = tuple(fit for folder in sources.folders for fit in _memory(folder))
+    fitted, problem, refused = _fit(runs)
+    factors = tuple(factors_of(fitted, earlier.effects))
+    if not any(factor.determined for factor in factors) and not _column_determined(fitted):
+        names = "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
+        raise InputError(
+            f"the runs determine none of the factors ({names}): nothing is changed",
+            hint="add runs of other loads, or more metrics of these",
+        )
+    failed = {run.run_id for run, _ in refused}
+    used = [run for run in runs if run.run_id not in failed]
+    left_out, misses = _left_out(used, problem)
+    spreads, settings = local_spreads(misses, load_calibration())
+    day = today or datetime.datetime.now(datetime.UTC).date()
+    efficiency = LocalFits(
+        base=base_digest(),
+        fitted_on=f"{len(used)} run{'' if len(used) == 1 else 's'}, {day}",
+        effects=fitted.effects(),
+        spreads=spreads,
+        combinations=settings,
+        runs=tuple(run.record() for run in runs),
+    )
+    usable = there if there.efficiency and not there.is_stale else SHIPPED
+    answer = CalibrationOutcome(
+        path=path,
+        base=load_calibration().fitted_on,
+        runs=tuple(used),
+        new_runs=len({run.run_id for run in new} - failed),
+        factors=factors,
+        before=tuple(evaluate(used, Local(path, efficiency=usable.efficiency))),
+        after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
+        left_out=left_out,
+        refused=(*unusable, *refused),
+        memory=memory,
+        efficiency=efficiency,
+        notes=(*remarks, *_notes(used, _without(kept, new), factors, left_out)),
+    )
+    shipped = answer.before if usable is SHIPPED else tuple(evaluate(used))
+    return replace(answer, reason=_reason(shipped, answer))
+
+
+_NOTHING = LocalFits(base="", fitted_on="")
+
+
+def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[tuple[MeasuredRun, str]], list[str]]:
+    """New runs that can be replayed, the others with the reason (not kept, replacing nothing), and remarks.
+
+    Raises InputError where there are runs and none can be replayed, and for one that is in another unit.
+    """
+    usable, unusable, remarks = [], [], []
+    for one in evaluate(runs):
+        if one.refused:
+            unusable.append((one.run, one.refused))
+            continue
+        if _received_together(one):
+            one = _without_split(one)
+            remarks.append(f"{one.run.run_id}: its client got tokens together, so TTFT, TPOT and ITL are left out")
+        usable.append(one.run)
+        _refuse_implausible(one)
+    if unusable and not usable:
+        hint = "planner evaluate says the reason of each run"
+        raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=hint)
+    return usable, unusable, remarks
+
+
+def _received_together(one: Evaluated) -> bool:
+    """Whether the client had no time to read: tokens came in one piece, TPOT is nothing, and all adds up to E2EL."""
+    metrics, output_len = one.run.metrics, one.run.mean_output_len or one.run.output_len
+    ttft, tpot, e2el = (metrics.get(f"mean_{name}_ms") for name in ("ttft", "tpot", "e2el"))
+    if not (ttft and tpot and e2el and output_len):
+        return False
+    adds_up = abs((ttft + (output_len - 1) * tpot) / e2el - 1) < EXACT
+    figures = (one.figures.get(f"{statistic}_tpot_ms") for statistic in ("mean", "median"))
+    return adds_up and any(f.measured * IMPLAUSIBLE < f.predicted for f in figures if f)
+
+
+def _without_split(one: Evaluated) -> Evaluated:
+    """Without what depends on when each token was read."""
+
+    def told(name: str) -> bool:
+        return not any(f"_{split}_" in name for split in ("ttft", "tpot", "itl"))
+
+    run = replace(one.run, metrics={name: value for name, value in one.run.metrics.items() if told(name)})
+    return replace(one, run=run, figures={name: figure for name, figure in one.figures.items() if told(name)})
+
+
+def _refuse_implausible(one: Evaluated) -> None:
+    for name in SPEEDS:
+        figure = one.figures.get(name)
+        if figure and not 1 / IMPLAUSIBLE < figure.measured / figure.predicted < IMPLAUSIBLE:
+            raise InputError(
+                f"{one.run.run_id}: {name} is {figure.measured:g}, predicted {figure.predicted:.4g}: no machine is "
+                f"{IMPLAUSIBLE} times faster or slower",
+                hint="is it in the unit that its name says, and are GPU, model and lengths those of the run?",
+            )
+
+
+def _without(runs: Iterable[MeasuredRun], replaced: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    names = {run.run_id for run in replaced}
+    return [run for run in runs if run.run_id not in names]
+
+
+def _fit(runs: Sequence[MeasuredRun]) -> tuple[EfficiencyFit, FitProblem, list[tuple[MeasuredRun, str]]]:
+    """The factors, found again with replays as fast as they say, until they settle."""
+    base, local = load_calibration(), SHIPPED
+    last = None
+    for _ in range(ROUNDS):
+        observed, refused = observe(runs, local)
+        if not observed:
+            why = refused[0][1] if refused else "no run has a metric to fit to"
+            raise InputError(f"nothing to calibrate on: {why}", hint="planner evaluate says the reason of each run")
+        silent = {run.run_id for run in runs} - {one.run_id for one in observed} - {run.run_id for run, _ in refused}
+        refused += [(run, "no metric to fit to") for run in runs if run.run_id in silent]
+        problem = problem_of(observed, base)
+        fitted = solve(problem, np.ones(len(observed), dtype=bool))
+        local = _local(fitted.effects())
+        if last is not None and np.abs(fitted.factors - last).max() < SETTLED:
+            break
+        last = fitted.factors
+    return fitted, problem, refused
+
+
+def _local(effects: Iterable[Effect]) -> Local:
+    return Local(Path("calibration"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=tuple(effects)))
+
+
+def _column_determined(fitted: EfficiencyFit) -> bool:
+    """Whether a sum of factors that no run tells apart is known, where none of them is."""
+    return bool((fitted.sd < 0.9 * fitted.design.sd).any())
+
+
+def _left_out(runs: Sequence[MeasuredRun], problem: FitProblem) -> tuple[tuple[Evaluated, ...], list[Miss]]:
+    """Each run as a fit to the others predicts it."""
+    if len(runs) < LEAST_LEFT_OUT:
+        return (), []
+    folds = min(len(runs), MOST_FOLDS)
+    fold = np.arange(len(runs)) % folds
+    found: dict[str, Evaluated] = {}
+    misses: list[Miss] = []
+    for number in range(folds):
+        local = _local(solve(problem, fold != number).effects())
+        for place in np.flatnonzero(fold == number).tolist():
+            one = evaluate_run(runs[place], local)
+            found[one.run.run_id] = one
+            held = problem.terms.observed[place].circumstances
+            misses += [(held, name, figure.measured / figure.predicted) for name, figure in one.figures.items()]
+    return tuple(found[run.run_id] for run in runs), misses
+
+
+def _memory(folder: Measured) -> tuple[FittedConstant, ...]:
+    """Constants of memory that the server's start-up log of a plan teaches."""
+    if folder.startup is None:
+        return ()
+    plan = folder.plan
+    model, profile = resolve_model(plan.model, network=False).model, load_profile(plan.gpu)
+    version = parse_version(plan.engine_version)
+    return read_start(folder.startup, model, profile, launched_args(plan), version, Basis(shipped())).learned
+
+
+# --- is it worth keeping -------------------------------------------------------------------------------------------
+
+
+def figures(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
+    """All figures of a metric; without one, those of the metrics that are fitted to."""
+    wanted = SIGMA if metric is None else (metric,)
+    return [figure for one in evaluated for name, figure in one.figures.items() if name in wanted]
+
+
+def error(evaluated: Iterable[Evaluated]) -> float:
+    """Mean over runs of the mean absolute logarithm of predicted / measured, of the metrics that are fitted to."""
+    by_run: dict[str, list[float]] = defaultdict(list)
+    for one in evaluated:
+        fitted_to = figures((one,)) or figures((one,), "total_token_throughput")
+        by_run[one.run.run_id] += [abs(log(f.predicted / f.measured)) for f in fitted_to]
+    return mean(mean(errors) for errors in by_run.values() if errors)
+
+
+def _reason(shipped: Sequence[Evaluated], answer: CalibrationOutcome) -> str | None:
+    """Why nothing is kept; None where the calibration is better."""
+    before, after = error(shipped), error(answer.after)
+    if after >= before:
+        return f"the error is {after:.1%} with the factors and {before:.1%} as shipped: there is nothing to learn"
+    unseen = error(answer.left_out) if answer.left_out else None
+    if unseen is not None and unseen >= before:
+        return (
+            f"runs that the fit did not see come out {unseen:.1%} off with the factors and {before:.1%} as shipped: "
+            "what each run teaches does not hold for the others"
+        )
+    return None
+
+
+def _notes(
+    used: Sequence[MeasuredRun], kept: Sequence[MeasuredRun], factors: Sequence[Factor], left_out: Sequence[Evaluated]
+) -> Iterator[str]:
+    names = {run.run_id for run in used}
+    again = sum(run.run_id in names for run in kept)
+    if again:
+        yield f"{again} of the {len(used)} runs are those of earlier calibrations; --fresh leaves them out"
+    known = {factor.target for factor in factors if factor.determined}
+    unknown = dict.fromkeys(factor.target for factor in factors if factor.target not in known)
+    if unknown:
+        names_of = "; ".join(MEANINGS[target] for target in unknown)
+        yield f"not determined by these runs, and near what was shipped: {names_of}"
+    if not left_out:
+        yield "with fewer than three runs none can be left out: the error after is that of the runs fitted to"
+    settings = {(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in map(_circumstances, used)}
+    if len(settings) == 1:
+        yield "one setting was measured: how far this holds for other models on the machine is not known"
+
+
+def _circumstances(run: MeasuredRun) -> Mapping[str, str]:
+    return case_of(run).deployment.circumstances

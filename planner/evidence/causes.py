@@ -1,0 +1,477 @@
+"""Line by line: what was predicted, within which bounds, what was measured.
+
+Bounds are the prediction's own interval (``KEY_lo``, ``KEY_hi``) where the plan carries one, else a share of the
+predicted value, stated on each line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, isfinite
+from typing import Any, Literal
+
+from planner.engine import SHORT_NAMES, parse_version
+from planner.errors import InputError
+from planner.evidence.folder import Measured, Setting
+from planner.memory import StartupLog
+from planner.planning import Plan
+from planner.units import GIB
+
+Verdict = Literal["inside", "above", "below"]
+
+#: Shares that a prediction without an interval may be off by. The same load on the same server twice differs by 2 to
+#: 6 % in the mean (TTFT once by 27 %); the rest is what the model of a step may miss.
+TOLERANCES = {"throughput": 0.15, "tpot": 0.20, "itl": 0.20, "e2el": 0.20, "ttft": 0.35}
+TAIL = 1.5  #: and this much more for the 90th and 99th percentile
+MEMORY_TOLERANCES = {
+    "memory_bytes": 0.02,  # GPUs of one name report totals that differ by a few tenths of a per cent
+    "weights_bytes": 0.02,
+    "kv_cache_bytes": 0.05,
+    "kv_cache_tokens": 0.05,
+}
+STATISTICS = ("mean", "median", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLine:
+    """One metric. Tokens/s, requests/s, ms, GiB, tokens, as ``unit`` says."""
+
+    metric: str  #: key of the result file, or of the plan's memory
+    unit: str
+    predicted: float
+    lo: float
+    hi: float
+    measured: float
+    basis: str  #: where the bounds come from: ``interval``, ``± 20 %``
+
+    @property
+    def verdict(self) -> Verdict:
+        """Where the measurement lies."""
+        if self.measured > self.hi:
+            return "above"
+        return "below" if self.measured < self.lo else "inside"
+
+    @property
+    def error(self) -> float:
+        """Measured / predicted - 1."""
+        return self.measured / self.predicted - 1 if self.predicted else 0.0
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether more is worse."""
+        return self.unit == "ms"
+
+
+def compare_lines(measured: Measured) -> tuple[ComparedLine, ...]:
+    """Every metric that was both predicted and measured: rates, latencies, memory."""
+    lines = compare_figures(measured.plan.predicted, measured.result)
+    if measured.startup:
+        planned = dict(measured.plan.memory)
+        if measured.plan.platform == "cpu":  # one profile stands for machines of any memory
+            planned.pop("memory_bytes", None)
+        lines += _memory(planned, measured.startup, measured.plan.block_size)
+    return tuple(lines)
+
+
+def compare_figures(predicted: Mapping[str, Any], result: Mapping[str, Any]) -> list[ComparedLine]:
+    """Every rate and latency that is in both results of ``vllm bench serve``."""
+    return [line for key, unit, share in _metrics() for line in _line(key, unit, share, predicted, result)]
+
+
+def _metrics() -> Iterator[tuple[str, str, float]]:
+    """Key, unit and tolerance of each figure of the benchmark, in its own order."""
+    rate = TOLERANCES["throughput"]
+    yield "request_throughput", "requests/s", rate
+    yield "output_throughput", "tokens/s", rate
+    yield "total_token_throughput", "tokens/s", rate
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        for statistic in STATISTICS:
+            yield f"{statistic}_{name}_ms", "ms", TOLERANCES[name] * (TAIL if statistic.startswith("p") else 1)
+
+
+def _line(
+    key: str, unit: str, share: float, predicted: Mapping[str, Any], measured: Mapping[str, Any]
+) -> Iterator[ComparedLine]:
+    value, found = predicted.get(key), measured.get(key)
+    if not isinstance(value, int | float) or found is None or not value:
+        return
+    if not isinstance(found, int | float) or not isfinite(found):
+        raise InputError(f"the result is broken: {key} is {found!r}", hint="measure again (FORCE=1 ./benchmark.sh)")
+    lo, hi = predicted.get(f"{key}_lo"), predicted.get(f"{key}_hi")
+    if isinstance(lo, int | float) and isinstance(hi, int | float):
+        yield ComparedLine(key, unit, value, lo, hi, found, "interval")
+    else:
+        yield ComparedLine(key, unit, value, value * (1 - share), value * (1 + share), found, f"± {share:.0%}")
+
+
+def _memory(planned: Mapping[str, Any], startup: StartupLog, block_size: int) -> Iterator[ComparedLine]:
+    """What the start-up printed, beside the plan: GiB on each GPU, tokens of one engine."""
+    tokens = startup.kv_cache_tokens
+    if tokens is None and startup.num_gpu_blocks is not None:  # all that V0 prints
+        tokens = startup.num_gpu_blocks * block_size
+    logged = {
+        "memory_bytes": startup.memory_bytes,
+        "weights_bytes": startup.weights_bytes,
+        "kv_cache_bytes": startup.kv_cache_bytes,
+        "kv_cache_tokens": tokens,
+    }
+    planned = _with_token_bounds(planned)
+    for key, share in MEMORY_TOLERANCES.items():
+        for line in _line(key, "tokens" if key == "kv_cache_tokens" else "bytes", share, planned, logged):
+            yield _in_gib(line) if line.unit == "bytes" else line
+
+
+def _with_token_bounds(planned: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Tokens are proportional to the bytes of the cache, and so are their bounds."""
+    names = ("kv_cache_bytes", "kv_cache_bytes_lo", "kv_cache_bytes_hi", "kv_cache_tokens")
+    if "kv_cache_tokens_lo" in planned or not all(planned.get(name) for name in names):
+        return planned
+    tokens, size = planned["kv_cache_tokens"], planned["kv_cache_bytes"]  # in this order a given cache stays exact
+    bounds = {f"kv_cache_tokens_{end}": tokens * (planned[f"kv_cache_bytes_{end}"] / size) for end in ("lo", "hi")}
+    return {**planned, **bounds}
+
+
+def _in_gib(line: ComparedLine) -> ComparedLine:
+    predicted, lo, hi, measured = (value / GIB for value in (line.predicted, line.lo, line.hi, line.measured))
+    return ComparedLine(line.metric, "GiB", predicted, lo, hi, measured, line.basis)
+
+
+# --- Why a measurement missed: what the log says first, then what the pattern of the misses says
+#
+# Each rule looks at one cause and either has evidence for it or is silent. The order is the order of belief: another
+# engine or another GPU explains everything after it, a slower prefill only the TTFT.
+
+#: A setting or a rate that differs by less is the same, printed with fewer digits.
+SAME = 0.005
+#: Prefix-cache hits below this share do not change a TTFT that one would see.
+NOTICEABLE_HITS = 0.02
+#: How builds call themselves that know no release.
+UNTAGGED = "0.1.dev"
+#: A full cache: requests wait for blocks.
+FULL_CACHE = 0.98
+#: Steps below this many ms are as long as what the host does between them.
+HOST_BOUND_MS = 12.0
+#: Ratios of measured to predicted that differ by less than this factor are one and the same slowdown.
+ALIKE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause, what speaks for it, and what to do next."""
+
+    cause: str
+    evidence: str
+    next_step: str
+    not_the_plan: bool = False  #: something else was measured than planned: nothing is proven, whatever the figures
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the rules look at."""
+
+    measured: Measured
+    lines: Sequence[ComparedLine]
+
+    @cached_property
+    def by_metric(self) -> Mapping[str, ComparedLine]:
+        return {line.metric: line for line in self.lines}
+
+    def line(self, metric: str) -> ComparedLine | None:
+        """The line of ``metric`` where it is outside its bounds."""
+        line = self.by_metric.get(metric)
+        return line if line and line.verdict != "inside" else None
+
+    def ratio(self, metric: str) -> float | None:
+        """Measured / predicted; None where it was not compared."""
+        line = self.by_metric.get(metric)
+        return line.measured / line.predicted if line else None
+
+    def slower(self, *metrics: str) -> bool:
+        """Whether one of ``metrics`` is outside on the slow side."""
+        found = filter(None, map(self.line, metrics))
+        return any((line.verdict == "above") is line.is_latency for line in found)
+
+    def faster(self, *metrics: str) -> bool:
+        """Whether one of ``metrics`` is outside on the fast side."""
+        found = filter(None, map(self.line, metrics))
+        return any((line.verdict == "below") is line.is_latency for line in found)
+
+    @property
+    def slow_first_token(self) -> bool:
+        return self.slower("mean_ttft_ms", "median_ttft_ms")
+
+    @property
+    def slow_tokens(self) -> bool:
+        return self.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
+
+    @property
+    def wrong_gpu_or_weights(self) -> bool:
+        """Whether something more basic than the cache is off, from which its size follows."""
+        return self.line("memory_bytes") is not None or self.line("weights_bytes") is not None
+
+    @property
+    def needed_tok(self) -> int:
+        """Tokens that the load holds at once in one engine, each request as long as the longest that may be sent."""
+        plan, load = self.measured.plan, self.measured.plan.workload.sent
+        in_flight = load.max_concurrency or load.num_prompts
+        requests = min(ceil(in_flight / plan.data_parallel_size), plan.max_num_seqs)
+        shared = load.prefix_len if plan.enable_prefix_caching else 0  # kept once
+        return requests * (load.max_total_len - shared) + shared
+
+
+def findings(measured: Measured, lines: Sequence[ComparedLine]) -> tuple[Finding, ...]:
+    """The causes that there is evidence for, likeliest first. What the log contradicts is told even where all fits."""
+    case = _Case(measured, lines)
+    found = [finding for rule in _FROM_THE_LOG for finding in rule(case)]
+    if all(line.verdict == "inside" for line in lines):
+        return tuple(found)
+    found += [finding for rule in _FROM_THE_PATTERN for finding in rule(case)]
+    return tuple(found) or (_unexplained(case),)
+
+
+# --- the log contradicts the plan ----------------------------------------------------------------------------------
+
+
+def _refused(case: _Case) -> Iterator[Finding]:
+    startup = case.measured.startup
+    if startup and startup.refusal:
+        yield Finding(
+            "a start of the server failed for want of memory",
+            startup.refusal,
+            "start it again with ./launch.sh and measure once it says ready",
+        )
+
+
+def _other_version(case: _Case) -> Iterator[Finding]:
+    log, plan = case.measured.log, case.measured.plan
+    if not log or not log.version or log.version.startswith(UNTAGGED):
+        return
+    if parse_version(log.version).release != parse_version(plan.engine_version).release:
+        yield Finding(
+            "another vLLM was measured than planned",
+            f"the log is of vLLM {log.version}, the plan is for {plan.engine_version}",
+            f"run the plan's own image ({plan.image or 'none: vLLM as installed'}), or plan again with "
+            f"--engine-version {log.version}",
+            not_the_plan=True,
+        )
+
+
+def _other_settings(case: _Case) -> Iterator[Finding]:
+    """Batch limits, parallelism, types and the like that the server took otherwise."""
+    log, plan = case.measured.log, case.measured.plan
+    if not log:
+        return
+    differing = [
+        f"{name} {value} instead of {planned}"
+        for name, value in log.settings.items()
+        if (planned := _planned(plan, name, value)) is not None and not _same(value, planned)
+    ]
+    if differing:
+        yield Finding(
+            "the server ran with other settings than the plan",
+            f"the log says {', '.join(differing)}",
+            "start it with ./launch.sh, which passes the plan's settings and nothing else",
+            not_the_plan=True,
+        )
+
+
+def _other_gpu(case: _Case) -> Iterator[Finding]:
+    line = case.line("memory_bytes")
+    if line:
+        yield Finding(
+            "the server did not run on the GPU that was planned for",
+            f"the driver reports {line.measured:.2f} GiB, {case.measured.plan.gpu} has {line.predicted:.2f}",
+            "see ./preflight.sh, and planner hardware list; then plan for the GPU, or the partition, that is there",
+        )
+
+
+def _other_weights(case: _Case) -> Iterator[Finding]:
+    line = case.line("weights_bytes")
+    if line:
+        plan = case.measured.plan
+        yield Finding(
+            "other weights were loaded than planned",
+            f"{line.measured:.2f} GiB on each GPU instead of {line.predicted:.2f} for {plan.weight_dtype} at "
+            f"tensor-parallel size {plan.tensor_parallel_size}",
+            f"check that the log loads {plan.model}, quantised as planned; else please report the difference",
+        )
+
+
+def _preempted(case: _Case) -> Iterator[Finding]:
+    log = case.measured.log
+    if log and log.preemptions:
+        yield Finding(
+            "requests were preempted: the KV cache was too small for the load",
+            f"the log counts {log.preemptions} preemptions",
+            "plan with a smaller --max-num-seqs or an fp8 KV cache, or give the cache more memory",
+        )
+
+
+def _small_cache(case: _Case) -> Iterator[Finding]:
+    """A cache that is smaller than predicted and too small for the load."""
+    line = case.line("kv_cache_tokens")
+    if line and line.verdict == "below" and not case.wrong_gpu_or_weights and line.measured < case.needed_tok:
+        yield Finding(
+            "the KV cache holds fewer blocks than predicted, and fewer than the load needs: requests wait",
+            f"{_cache(case, line)}; the load holds up to {case.needed_tok:,} tokens at once",
+            "stop what else uses the GPU (./preflight.sh shows it), or plan with a lower concurrency",
+        )
+
+
+# --- the pattern of the misses -------------------------------------------------------------------------------------
+
+
+def _cached_prefixes(case: _Case) -> Iterator[Finding]:
+    log = case.measured.log
+    hits = log.prefix_hit_rate if log else None
+    if hits and hits > NOTICEABLE_HITS and case.faster("mean_ttft_ms", "median_ttft_ms", "output_throughput"):
+        yield Finding(
+            "prompts were found in the prefix cache",
+            f"up to {hits:.0%} of the prompt tokens were hits; random prompts of one seed repeat on a second run",
+            "restart the server (./launch.sh) and measure with FORCE=1",
+        )
+
+
+def _full_cache(case: _Case) -> Iterator[Finding]:
+    log = case.measured.log
+    if log and not log.preemptions and log.peak_cache_usage and log.peak_cache_usage >= FULL_CACHE and log.peak_waiting:
+        yield Finding(
+            "requests waited for the KV cache",
+            f"it was {log.peak_cache_usage:.0%} full with {log.peak_waiting} requests waiting",
+            "lower the concurrency, or plan with an fp8 KV cache",
+        )
+
+
+def _all_slow(case: _Case) -> Iterator[Finding]:
+    first, tokens = case.ratio("mean_ttft_ms"), case.ratio("mean_tpot_ms")
+    if not (first and tokens and case.slow_first_token and case.slow_tokens):
+        return
+    alike = max(first, tokens) / min(first, tokens) < ALIKE
+    yield Finding(
+        "everything is slower by one factor" if alike else "prefill and decoding are both slower, by different factors",
+        f"TTFT {first:.2f} and TPOT {tokens:.2f} times the prediction",
+        "look for lower clocks, a power cap or other work on the GPU or the host while ./benchmark.sh runs; if it is "
+        "the machine's own speed, planner calibrate learns it from this result",
+    )
+
+
+def _slow_prefill(case: _Case) -> Iterator[Finding]:
+    if case.slow_first_token and not case.slow_tokens:
+        yield Finding(
+            "prefill, or the wait for it, is slower than predicted; decoding is not",
+            f"TTFT {_times(case.ratio('mean_ttft_ms'))} the prediction, TPOT {_times(case.ratio('mean_tpot_ms'))}",
+            "measure with --max-concurrency 1: if TTFT is still high, the prefill kernels are (attention backend, "
+            "fp8 GEMMs; see the first lines of logs/server.log), else the queue is: try a larger "
+            "--max-num-batched-tokens",
+        )
+
+
+def _slow_decode(case: _Case) -> Iterator[Finding]:
+    if not case.slow_tokens or case.slow_first_token:
+        return
+    tokens = case.by_metric.get("median_itl_ms") or case.by_metric.get("median_tpot_ms")
+    if tokens and tokens.predicted < HOST_BOUND_MS:
+        yield Finding(
+            "the host does not keep up: steps are short, and each is longer by about the same",
+            f"{tokens.metric} {tokens.measured:.2f} instead of {tokens.predicted:.2f} ms",
+            "set the CPU governor to performance, pin the server to the NUMA node of its GPU, check that CUDA or HIP "
+            "graphs are captured (no --enforce-eager) and that asynchronous scheduling is on",
+        )
+    else:
+        yield Finding(
+            "decoding is slower than predicted; prefill is not",
+            f"TPOT {_times(case.ratio('mean_tpot_ms'))} the prediction, TTFT {_times(case.ratio('mean_ttft_ms'))}",
+            "check in logs/server.log that graphs are captured and which attention backend and quantisation kernels "
+            "are taken; then planner calibrate learns the rest from this result",
+        )
+
+
+def _interrupted_decode(case: _Case) -> Iterator[Finding]:
+    median, tail = case.ratio("median_itl_ms"), case.ratio("p99_itl_ms")
+    if case.slower("p99_itl_ms") and median and tail and not case.slower("median_itl_ms"):
+        yield Finding(
+            "single gaps between tokens are longer than predicted: prefills of other requests, or pauses of the host",
+            f"ITL median {_times(median)} the prediction, 99th percentile {_times(tail)}",
+            "try a smaller --max-num-batched-tokens; if it stays, look for other work on the host's CPU",
+        )
+
+
+def _faster(case: _Case) -> Iterator[Finding]:
+    if case.faster("output_throughput", "mean_e2el_ms") and not case.slow_first_token and not case.slow_tokens:
+        yield Finding(
+            "the machine is faster than predicted",
+            f"output throughput {_times(case.ratio('output_throughput'))} the prediction",
+            "planner calibrate learns it from this result; plan again for more",
+        )
+
+
+def _other_cache(case: _Case) -> Iterator[Finding]:
+    """A cache of another size that does not matter for this load."""
+    line = case.line("kv_cache_tokens") or case.line("kv_cache_bytes")
+    if not line or case.wrong_gpu_or_weights or any(_small_cache(case)):
+        return
+    below = line.verdict == "below"
+    yield Finding(
+        f"the KV cache holds {'fewer' if below else 'more'} blocks than predicted",
+        _cache(case, line),
+        "this load fits; for larger ones see ./preflight.sh for what else uses the GPU"
+        if below
+        else "nothing is lost: plan again with a larger --max-num-seqs",
+    )
+
+
+def _cache(case: _Case, line: ComparedLine) -> str:
+    """How large the cache is, and what the log says took the rest."""
+    startup = case.measured.startup
+    parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
+    logged = ", ".join(f"{name} {value / GIB:.2f} GiB" for name, value in parts.items() if value is not None)
+    digits = 0 if line.unit == "tokens" else 2
+    size = f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}"
+    return f"{size}; the log also says {logged}" if logged else size
+
+
+def _unexplained(case: _Case) -> Finding:
+    outside = [line.metric for line in case.lines if line.verdict != "inside"]
+    return Finding(
+        "no single cause stands out",
+        f"outside: {', '.join(outside)}",
+        "measure again with FORCE=1 to see the spread, and with more --num-prompts",
+    )
+
+
+_Rule = Callable[[_Case], Iterator[Finding]]
+_FROM_THE_LOG: tuple[_Rule, ...] = (
+    _refused, _other_version, _other_gpu, _other_weights, _other_settings, _preempted, _small_cache,
+)  # fmt: skip
+_FROM_THE_PATTERN: tuple[_Rule, ...] = (
+    _full_cache, _cached_prefixes, _all_slow, _slow_prefill, _slow_decode, _interrupted_decode, _faster,
+    _other_cache,
+)  # fmt: skip
+
+
+def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
+    """What the plan says of a setting; None where it leaves it to vLLM. ``auto`` is what was asked for, not taken."""
+    if name == "dtype" or logged == "auto":
+        flag = f"--{name.replace('_', '-')}"
+        asked = plan.serve_argv[plan.serve_argv.index(flag) + 1] if flag in plan.serve_argv else "auto"
+        return None if asked == "auto" else asked
+    planned: Setting = getattr(plan, name)
+    return planned
+
+
+def _same(logged: Setting, planned: Setting) -> bool:
+    if isinstance(logged, str) or isinstance(planned, str):
+        return _type_of(str(logged)) == _type_of(str(planned))
+    return abs(logged - planned) <= SAME * max(abs(logged), abs(planned))
+
+
+def _type_of(name: str) -> str:
+    """fp8 is e4m3, also in the layouts of single kernels (``fp8_ds_mla``)."""
+    short = SHORT_NAMES.get(name, name)
+    return "fp8" if short.startswith("fp8") and short != "fp8_e5m2" else short
+
+
+def _times(ratio: float | None) -> str:
+    return "was not compared with" if ratio is None else f"{ratio:.2f} times"

@@ -1,0 +1,353 @@
+"""Predicted beside measured: every run replayed with the settings it stated, none dropped.
+
+What a run does not state is taken as in ``ASSUMED``; a run that cannot be predicted is counted with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from math import inf
+from statistics import mean, median
+from typing import Any
+
+from planner.engine import EngineArgs, EngineVersion, parse_version
+from planner.errors import InputError, PlannerError
+from planner.evidence.runs import MeasuredRun
+from planner.hardware import GpuProfile, load_profile
+from planner.memory import Basis
+from planner.model import UNQUANTIZED, Model, as_quantized, resolve_model
+from planner.planning import (
+    SHIPPED,
+    Deployment,
+    Local,
+    interval,
+    resolve_deployment,
+    simulate_latency,
+    simulate_serve,
+    simulate_throughput,
+)
+from planner.units import format_bytes
+from planner.workload import NAMED_DISTRIBUTIONS, Workload
+
+#: What is taken where a run does not say.
+ASSUMED = {
+    "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths, these scatter by 10 %",
+    "num_scheduler_steps": "10 for offline throughput on the V0 engine, as AMD's tables were run",
+    "num_prompts otherwise": "1000",
+    "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
+    "size of the KV cache": "as estimated, but room for one request of max_model_len, as vLLM insists; 32768 tokens "
+    "where the run does not state it and the model allows as many",
+    "prompts": "random, seen by no server before; but of runs with lengths of conversations that differ in nothing but "
+    "request_rate, sent to one server one after the other, the fastest first: the others find their prompts in the "
+    "prefix cache, where the engine keeps one that holds them all",
+    "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), else the default",
+}
+PROMPTS_PER_SLOT = 10
+#: A closed loop of fixed lengths that does not state its prompts was not run by ``vllm bench``: lengths of other
+#: clients scatter, so that requests which start together do not end together.
+OTHER_RANGE_RATIO = 0.1
+V0_SCHEDULER_STEPS = 10
+#: Published runs of such weights that do not state their cache hold more requests than a 16-bit one has room for.
+NARROW_WEIGHTS = frozenset({"fp8", "mxfp8", "nvfp4", "mxfp4", "fp4-experts+fp8"})
+PROMPTS = 1000
+LEAST_PROMPTS, MOST_PROMPTS = 20, 5120
+CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
+#: The longest request that most published servers allowed: vLLM refuses to start where one such does not fit.
+SERVED_CONTEXT = 32768
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run as something that can be replayed."""
+
+    run: MeasuredRun
+    deployment: Deployment
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedFigure:
+    """One metric of one run, in the column's unit."""
+
+    measured: float
+    predicted: float
+    lo: float | None = None
+    hi: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the measurement lies inside the interval; None where there is none."""
+        return None if self.lo is None or self.hi is None else self.lo <= self.measured <= self.hi
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One run: its figures, or why there are none."""
+
+    run: MeasuredRun
+    figures: dict[str, PredictedFigure]
+    refused: str | None = None
+    calibration: str | None = None  #: whose fits predicted: ``shipped``, or the files of the user's own
+
+
+def evaluate(runs: Iterable[MeasuredRun], local: Local = SHIPPED) -> list[Evaluated]:
+    """Predict each run with the fits of ``local``. Never raises for one that cannot be predicted: see ``refused``."""
+    runs = list(runs)
+    seen = resent(runs)
+    return [evaluate_run(run, local, resent=run.run_id in seen) for run in runs]
+
+
+def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -> Evaluated:
+    """Predict one run; ``resent`` as for ``case_of``."""
+    try:
+        case = case_of(run, local, resent=resent)
+        predicted = predict(case)
+        origin = case.deployment.calibrated_by
+    except PlannerError as error:
+        return Evaluated(run, {}, error.cause)
+    figures = {
+        name: _figure(case, name, measured, predicted[name])
+        for name, measured in run.metrics.items()
+        if name in predicted
+    }
+    return Evaluated(run, figures, None if figures else "nothing that this bench reports was measured", origin)
+
+
+def _figure(case: Case, name: str, measured: float, predicted: float) -> PredictedFigure:
+    bounds = interval(case.deployment, name)
+    return PredictedFigure(measured, predicted, *(predicted * factor for factor in bounds or ()))
+
+
+def predict(case: Case) -> dict[str, float]:
+    """Every metric that the run's bench reports, under the names of the columns."""
+    if case.run.bench == "latency":
+        result = simulate_latency(case.deployment, case.workload).result
+        output_tok = case.workload.num_prompts * case.workload.output_len
+        latency_s = result["avg_latency"]
+        return {"avg_latency_s": latency_s, "output_throughput": output_tok / latency_s}
+    if case.run.bench == "throughput":
+        result = simulate_throughput(case.deployment, case.workload).result
+        return {
+            "output_throughput": result["output_throughput"],
+            "total_token_throughput": result["tokens_per_second"],
+        }
+    result = simulate_serve(case.deployment, case.workload).result
+    return {name: value for name, value in result.items() if isinstance(value, float)}
+
+
+# --- from what a run states to what is replayed ------------------------------------------------------------------
+
+
+def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -> Case:
+    """Deployment and load of a run, with the fits of ``local``. Raises PlannerError for what cannot be planned.
+
+    ``resent``: whether its server had answered the same prompts before.
+    """
+    profile = load_profile(run.gpu)
+    workload = run_workload(run)
+    model = _model(run.model, run.base_model, run.weight_dtype)
+    length = workload.max_total_len
+    usual = min(model.max_position_embeddings, max(length + CONTEXT_ROOM, LEAST_CONTEXT))
+    context = max(run.max_model_len or usual, length)
+    if context > model.max_position_embeddings:  # it ran, so somebody allowed a longer context
+        model = replace(model, max_position_embeddings=context)
+    spread = run.expert_parallel_size > 1 and model.is_moe
+    args = EngineArgs(
+        tensor_parallel_size=run.tensor_parallel_size,
+        pipeline_parallel_size=run.pipeline_parallel_size,
+        data_parallel_size=run.data_parallel_size,
+        enable_expert_parallel=spread,
+        kv_cache_dtype=_KV_NAMES.get(run.kv_cache_dtype, run.kv_cache_dtype) or "auto",
+        max_model_len=context,
+        max_num_seqs=run.max_num_seqs,
+        max_num_batched_tokens=run.max_num_batched_tokens,
+        enable_chunked_prefill=(run.max_num_batched_tokens or context) < context or None,  # or vLLM had refused
+        async_scheduling=run.async_scheduling,
+        gpu_memory_utilization=run.gpu_memory_utilization,
+        enforce_eager=bool(run.enforce_eager),
+        enable_prefix_caching=run.enable_prefix_caching,
+        allow_unvalidated=True,
+    )
+    deployment = _deployed(run, model, profile, args, local)
+    _refuse_impossible(deployment)
+    held = max(run.max_model_len or min(SERVED_CONTEXT, model.max_position_embeddings), length)
+    deployment = replace(deployment, least_cache_tok=held + deployment.config.block_size)
+    if run.bench == "throughput" and deployment.config.engine == "V0":
+        config = replace(deployment.config, num_scheduler_steps=V0_SCHEDULER_STEPS)
+        deployment = replace(deployment, config=config)
+    if resent and _keeps(deployment, workload):
+        workload = replace(workload, prefix_cache_hit_rate=1.0)
+    return Case(run, deployment, workload)
+
+
+def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
+    """Ids of the runs of ``runs`` whose server had answered the same prompts before, as ``ASSUMED`` has it."""
+    sweeps: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+    for run in runs:
+        if run.length_distribution == "sharegpt" and run.request_rate:
+            same = tuple(getattr(run, one.name) for one in fields(run) if one.name not in _OF_A_RATE)
+            sweeps[same][run.run_id] = run.request_rate
+    return frozenset(
+        run_id for rates in sweeps.values() for run_id, rate in rates.items() if rate < max(rates.values())
+    )
+
+
+#: What differs between the runs of a sweep of rates: without ``--ignore-eos``, the lengths of answers too.
+_OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "metrics"})
+
+
+def _keeps(deployment: Deployment, workload: Workload) -> bool:
+    """Whether the prefix cache holds all that the workload sends and gets; else the oldest go, before they return."""
+    if not deployment.config.enable_prefix_caching:
+        return False
+    held_tok = deployment.limits(workload.max_total_len).kv_cache_tokens
+    return workload.num_prompts * workload.total_len <= held_tok
+
+
+def _refuse_impossible(deployment: Deployment) -> None:
+    """Overheads are estimates, which a run that was measured outweighs; weights are arithmetic."""
+    weights_bytes = deployment.budget.binding.weights.loaded_bytes
+    memory_bytes = deployment.profile.memory_bytes
+    if weights_bytes > memory_bytes:
+        raise InputError(
+            f"{format_bytes(weights_bytes)} of weights on each GPU do not fit {format_bytes(memory_bytes)}",
+            hint="check model, weight_dtype and tensor_parallel_size of the run",
+        )
+
+
+def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineArgs, local: Local) -> Deployment:
+    """What ``args`` describe; with an fp8 cache where the run does not say and its weights are as narrow."""
+
+    def with_cache(kv_cache_dtype: str) -> Deployment:
+        asked, offline = replace(args, kv_cache_dtype=kv_cache_dtype), run.bench != "serve"
+        return resolve_deployment(
+            model, profile, asked, run_version(run), offline=offline, known_to_run=True,
+            basis=Basis(local.constants), calibration=local.calibration,
+        )  # fmt: skip
+
+    deployment = with_cache(args.kv_cache_dtype)
+    narrow = deployment.config.weight_dtype in NARROW_WEIGHTS and deployment.config.engine == "V1"
+    if run.kv_cache_dtype or not narrow:
+        return deployment
+    try:
+        return with_cache("fp8")
+    except PlannerError:  # the GPU, the model or the version has no such cache
+        return deployment
+
+
+_KV_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def run_version(run: MeasuredRun) -> EngineVersion:
+    """The engine of a run; builds without a number fall to the newest release of the run's date."""
+    version = parse_version(run.engine_version, date=run.date)
+    return replace(version, build="vllm+atom-plugin") if run.engine_build == "vllm+atom-plugin" else version
+
+
+@cache
+def _model(name: str, base_model: str, weight_dtype: str) -> Model:
+    """The catalog's model, or that of the known config with the same architecture, in the run's precision."""
+    try:
+        model = resolve_model(name, network=False).model
+    except PlannerError:
+        if not base_model:
+            raise
+        model = replace(resolve_model(base_model, network=False).model, id=name)
+    stored = model.quantization.weight_dtype
+    if not weight_dtype or weight_dtype == stored or {weight_dtype, stored} <= UNQUANTIZED.keys():
+        return model
+    return as_quantized(model, weight_dtype)
+
+
+def run_workload(run: MeasuredRun) -> Workload:
+    """The load of a run. Raises InputError where it does not state what its bench needs."""
+    distribution, ratio = NAMED_DISTRIBUTIONS[run.length_distribution]
+    nominal = distribution == "below"  # the means follow from the nominal lengths
+    input_len = run.input_len if nominal else run.mean_input_len or run.input_len
+    output_len = run.output_len if nominal else run.mean_output_len or run.output_len
+    if not input_len or not output_len:
+        raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="fill in both")
+    if run.random_range_ratio is not None and run.length_distribution == "fixed":
+        ratio = run.random_range_ratio
+    one = Workload(
+        max(round(input_len), 1), max(round(output_len), 1), 1, range_ratio=ratio, length_distribution=distribution,
+        burstiness=run.burstiness or 1.0, seed=run.seed or 0,
+    )  # fmt: skip
+    if run.bench == "latency":
+        batch = run.batch_size or run.max_concurrency or run.num_prompts
+        if not batch:
+            raise InputError(f"{run.run_id}: batch_size is not stated", hint="fill it in")
+        return replace(one, num_prompts=batch)
+    if run.bench == "throughput" or run.arrival in ("offline", "all-at-once"):
+        return replace(one, num_prompts=run.num_prompts or PROMPTS)
+    if run.arrival == "poisson" or (run.request_rate and not run.max_concurrency):
+        rate = run.request_rate or inf
+        concurrency = run.max_concurrency
+        return replace(one, num_prompts=run.num_prompts or PROMPTS, max_concurrency=concurrency, request_rate=rate)
+    if not run.max_concurrency:
+        raise InputError(f"{run.run_id}: neither max_concurrency nor request_rate is stated", hint="fill in one")
+    stated = run.num_prompts is not None or run.random_range_ratio is not None
+    other = not stated and run.length_distribution == "fixed"
+    prompts = min(max(PROMPTS_PER_SLOT * run.max_concurrency, LEAST_PROMPTS), MOST_PROMPTS)
+    return replace(
+        one,
+        num_prompts=run.num_prompts or prompts,
+        max_concurrency=run.max_concurrency,
+        request_rate=run.request_rate or inf,
+        range_ratio=OTHER_RANGE_RATIO if other else one.range_ratio,
+    )
+
+
+# --- the summary -------------------------------------------------------------------------------------------------
+
+
+def summary(evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
+    """Errors by GPU, bench and metric, as fractions: mean, median, bias, share within 20 %, coverage."""
+    groups: dict[tuple[str, str, str], list[PredictedFigure]] = defaultdict(list)
+    for one in evaluated:
+        for metric, figure in one.figures.items():
+            groups[one.run.gpu, one.run.bench, metric].append(figure)
+    return [
+        {"gpu": gpu, "bench": bench, "metric": metric, **statistics(figures)}
+        for (gpu, bench, metric), figures in sorted(groups.items())
+    ]
+
+
+def statistics(figures: Sequence[PredictedFigure]) -> dict[str, Any]:
+    """Of absolute relative errors: mean and median, share within 20 %; mean signed error; coverage."""
+    errors = [abs(figure.error) for figure in figures]
+    covered = [figure.covered for figure in figures if figure.covered is not None]
+    return {
+        "n": len(figures),
+        "mape": mean(errors),
+        "median_ape": median(errors),
+        "within_20": sum(error <= 0.2 for error in errors) / len(errors),
+        "bias": mean(figure.error for figure in figures),
+        "coverage_90": sum(covered) / len(covered) if covered else None,
+    }
+
+
+def evaluation_json(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
+    """Rows and summary, as the contract of ``planner evaluate`` has them."""
+    return {"rows": list(_rows(evaluated)), "summary": summary(evaluated)}
+
+
+def _rows(evaluated: Sequence[Evaluated]) -> Iterator[dict[str, Any]]:
+    for one in evaluated:
+        yield {
+            "run_id": one.run.run_id,
+            "refused": one.refused,
+            "calibration": one.calibration,
+            "metrics": {
+                name: {"measured": f.measured, "predicted": f.predicted, "lo": f.lo, "hi": f.hi}
+                for name, f in one.figures.items()
+            },
+        }

@@ -1,0 +1,302 @@
+"""Fits without some of the runs, found from the fit to all of them.
+
+A fit is the optimum of a sum over rows (metrics of runs) of weight x residual^2, and of a prior. Taking the rows R away
+moves it, to first order, by (Woodbury)::
+
+    step = A^-1 J_R' (W_R^-1 - J_R A^-1 J_R')^-1 r_R            A = J' W J + prior, at the fit to everything
+
+so that hundreds of fits cost little more than one. Each is then evaluated exactly, on nothing but the runs that it did
+not see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from planner.evidence.effects import STRUCTURE, Design, StructureLine
+from planner.evidence.evaluation import Case, case_of, predict, resent
+from planner.evidence.fitting import GROUP_SD, EfficiencyFit, FitProblem
+from planner.evidence.observe import Floats, Observed
+from planner.evidence.runs import MeasuredRun
+from planner.evidence.terms import Terms
+from planner.timing import Calibration, Familiarity, Spread
+
+#: Rounds in which the weights of the robust loss and what a group's runs share are found together.
+ROUNDS = 3
+
+
+class LeaveOut:
+    """The normal equations of ``problem`` where ``fitted``, the fit to all runs, has its optimum."""
+
+    def __init__(self, problem: FitProblem, fitted: EfficiencyFit) -> None:
+        self.problem, self.factors = problem, fitted.factors
+        terms, design = problem.terms, problem.design
+        predicted, derivative = terms.log_metrics(design.log_values(fitted.factors))
+        self.rows = np.flatnonzero(np.isfinite(problem.sigma))
+        runs = terms.metric_run[self.rows]
+        self._jacobian = np.hstack([design.jacobian(derivative[self.rows], runs), _members(problem, runs)])
+        self._residual = (predicted - terms.log_measured)[self.rows]
+        self._solve(runs)
+
+    def _solve(self, runs: NDArray[np.int64]) -> None:
+        """Weights of the rows, and the residuals that remain beside what the runs of each group share."""
+        design, sigma = self.problem.design, self.problem.sigma[self.rows]
+        groups = self._jacobian.shape[1] - len(design.sd)
+        prior = np.concatenate([design.sd**-2, np.full(groups, GROUP_SD**-2)])
+        drawn = np.concatenate([prior[: len(design.sd)] * (self.factors - design.mean), np.zeros(groups)])
+        per_run = Counter(runs.tolist())
+        share = np.array([per_run[run] for run in runs.tolist()], dtype=np.float64)
+        residual = self._residual
+        for _ in range(ROUNDS):
+            self._weight: Floats = (1 + (residual / sigma) ** 2) ** -0.5 / (share * sigma**2)
+            weighted = self._jacobian * self._weight[:, None]
+            self._factor = cho_factor(weighted.T @ self._jacobian + np.diag(prior))
+            step = -cho_solve(self._factor, weighted.T @ self._residual + drawn)
+            residual = self._residual + self._jacobian @ step
+        self._left = residual
+
+    def factors_without(self, rows: NDArray[np.int64]) -> Floats:
+        """Factors of the fit that does not see ``rows``, places in ``self.rows``."""
+        unseen = self._jacobian[rows]
+        moved = cho_solve(self._factor, unseen.T)
+        inner = np.diag(1 / self._weight[rows]) - unseen @ moved
+        step: Floats = moved @ np.linalg.solve(inner, self._left[rows])
+        return self.factors + step[: len(self.factors)]
+
+    def fits(self, keys: Sequence[Hashable]) -> Iterator[tuple[list[int], EfficiencyFit]]:
+        """For each of ``keys``, one of each run: the numbers of its runs, and the fit that saw none of them."""
+        members: dict[Hashable, list[int]] = defaultdict(list)
+        for run, key in enumerate(keys):
+            members[key].append(run)
+        for runs in members.values():
+            rows = np.flatnonzero(np.isin(self.problem.terms.metric_run[self.rows], runs))
+            factors = self.factors_without(rows)
+            yield runs, EfficiencyFit(self.problem.design, factors, np.zeros_like(factors), float("nan"))
+
+    def errors(self, keys: Sequence[Hashable]) -> Floats:
+        """log(predicted / measured) of every metric, by a fit that saw no run with the same one of ``keys``."""
+        terms, design = self.problem.terms, self.problem.design
+        found = np.full(terms.num_metrics, np.nan)
+        for runs, fitted in self.fits(keys):
+            values = design.log_values(fitted.factors)
+            predicted, _ = Terms([terms.observed[run] for run in runs]).log_metrics(values[runs])
+            metrics = np.flatnonzero(np.isin(terms.metric_run, runs))
+            found[metrics] = predicted - terms.log_measured[metrics]
+        return found
+
+
+def _members(problem: FitProblem, runs: NDArray[np.int64]) -> Floats:
+    """One column for each group: 1 in its rows."""
+    groups = [problem.terms.observed[run].group for run in runs.tolist()]
+    number = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    members = np.zeros((len(groups), len(number)))
+    members[np.arange(len(groups)), [number[group] for group in groups]] = 1.0
+    return members
+
+
+# --- How far off the fit is where it has not looked: errors of runs that were left out, and intervals from them
+#
+# An interval must know how familiar a configuration is. So runs are left out in six ways, each of which leaves the
+# fit as familiar with them as the interval is for::
+#
+#     setting       this model on this GPU in this version at this TP was measured, under another load
+#     combination   the GPU was measured with this model in this precision, in another version or at another TP
+#     parts         the GPU and the model were measured, but not together
+#     gpu           the GPU was measured, the model was not
+#     architecture  the GPU was not measured, but others of its architecture may have been
+#     nothing       no GPU of its architecture was
+
+COVERAGE = 0.90
+#: Runs of one group err alike, so that quantiles of some groups are too narrow for another one: taken as wide as this,
+#: intervals from other groups cover ``COVERAGE`` of a group (``benchmarks/accuracy.py`` measures it).
+BAND_OF_GROUPS = 0.95
+BAND_OF_RUNS = 0.92  #: likewise of single runs
+#: Fewer errors than this say nothing of their tails.
+LEAST_ROWS = 20
+#: Tails of few rows are luck: an interval is drawn towards that of the pool around it (GPUs that are linked alike, and
+#: then all runs) as if so many of those were in it.
+DRAWN_ROWS = 50
+#: Circumstances in which errors are wide or narrow: the engine's era and whether there are experts, the GPU, how GPUs
+#: are linked. Of those that hold for a run, the mean of the logarithms is taken (``Calibration.interval``).
+SCOPES = (("era", "kind"), ("architecture", "gpu"), ("links", "platform"))
+Where = tuple[tuple[str, str], ...]
+Pools = dict[tuple[str, Where], NDArray[np.int64]]
+Bounds = tuple[float, float]
+
+#: What is left out together, for each familiarity.
+LEFT_OUT: dict[Familiarity, Callable[[Observed], Hashable]] = {
+    "setting": lambda one: one.run_id,
+    "combination": lambda one: one.group,
+    "parts": lambda one: (one.circumstances["gpu"], one.circumstances["shape"]),
+    "gpu": lambda one: one.circumstances["shape"],
+    "architecture": lambda one: one.circumstances["gpu"],
+    "nothing": lambda one: one.circumstances["architecture"],
+}
+
+
+def cross_validate(
+    observed: Sequence[Observed],
+    structure: Sequence[StructureLine] = STRUCTURE,
+    left_out: Callable[[Observed], Hashable] = LEFT_OUT["combination"],
+) -> Floats:
+    """log(predicted / measured) of every metric, each by a fit that saw no run of the same ``left_out`` group."""
+    return leave_out(observed, structure).errors([left_out(one) for one in observed])
+
+
+def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] = STRUCTURE) -> LeaveOut:
+    """The fit to everything, and from it those without some of the runs."""
+    problem = FitProblem(Terms(observed), Design(observed, structure))
+    return LeaveOut(problem, problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), uncertain=False))
+
+
+def spreads(terms: Terms, errors_without: Mapping[Familiarity, Floats]) -> tuple[tuple[Spread, ...], dict[str, float]]:
+    """Intervals by metric, familiarity and ``SCOPES``; and the median error of each metric of a known combination.
+
+    ``errors_without``: log(predicted / measured) of every metric of ``terms``, left out in each way.
+    """
+    found: list[Spread] = []
+    median_error: dict[str, float] = {}
+    for familiarity, errors in errors_without.items():
+        bands = Bands(terms, errors, familiarity)
+        for (metric, when), members in bands.pools.items():
+            if bounds := bands.bounds(metric, when):
+                low, high = bounds
+                lo, hi = round(min(exp(low), 1.0), 3), round(max(exp(high), 1.0), 3)
+                found.append(
+                    Spread(metric=metric, familiarity=familiarity, when=dict(when), rows=len(members), lo=lo, hi=hi)
+                )
+            if familiarity == "combination" and not when:
+                median_error[metric] = round(float(np.median(np.abs(np.expm1(errors[members])))), 4)
+    return tuple(found), median_error
+
+
+class Bands:
+    """Bounds of the errors of each pool: its own tails, drawn towards those of the pool around it."""
+
+    def __init__(self, terms: Terms, errors: Floats, familiarity: Familiarity) -> None:
+        self.errors, self.familiarity = errors, familiarity
+        self.pools = error_pools(terms)
+        self.around = {key: _around(key, self.pools) for key in self.pools}
+        keys = [str(LEFT_OUT[familiarity](terms.observed[run])) for run in terms.metric_run.tolist()]
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        #: number of what each metric is left out together with
+        self.group: NDArray[np.int64] = np.array([number[key] for key in keys])
+        self._known: dict[tuple[str, Where, int], Bounds | None] = {}
+
+    def bounds(self, metric: str, when: Where, unseen: int = -1) -> Bounds | None:
+        """Logarithms of measured / predicted, without the group ``unseen``; None where too few are left."""
+        key = (metric, when, unseen)
+        if key not in self._known:
+            self._known[key] = self._bounds(*key)
+        return self._known[key]
+
+    def _bounds(self, metric: str, when: Where, unseen: int) -> Bounds | None:
+        members = self.pools[metric, when]
+        members = members[self.group[members] != unseen]
+        if len(members) < LEAST_ROWS:
+            return None
+        own = tails(metric, self.errors[members], self.familiarity)
+        around = self.around[metric, when]
+        outer = None if around is None else self.bounds(metric, around, unseen)
+        return drawn(own, len(members), outer) if outer else own
+
+
+def _around(key: tuple[str, Where], pools: Pools) -> Where | None:
+    """The smallest larger pool of the same metric that holds all of pool ``key``: GPUs linked alike, or all runs."""
+    metric, _ = key
+    inside = frozenset(pools[key].tolist())
+    larger = {
+        other: members
+        for (name, other), members in pools.items()
+        if name == metric and len(members) > len(inside) and inside.issubset(members.tolist())
+    }
+    return min(larger, key=lambda other: len(larger[other]), default=None)
+
+
+def error_pools(terms: Terms) -> Pools:
+    """Which metrics are of one kind: of all runs, and of those in each circumstance of ``SCOPES``."""
+    found: dict[tuple[str, Where], list[int]] = defaultdict(list)
+    for number, (run, metric) in enumerate(zip(terms.metric_run.tolist(), terms.metric_names, strict=True)):
+        for when in ((), *_places(terms.observed[run])):
+            found[metric, when].append(number)
+    return {key: np.array(numbers) for key, numbers in found.items()}
+
+
+def _places(one: Observed) -> list[Where]:
+    return [tuple((key, one.circumstances[key]) for key in scope) for scope in SCOPES]
+
+
+def tails(metric: str, errors: Floats, familiarity: Familiarity) -> Bounds:
+    """Between which logarithms of measured / predicted measurements lie, from ``errors`` of ``metric``."""
+    band = BAND_OF_RUNS if familiarity == "setting" else BAND_OF_GROUPS
+    # a throughput was observed as a duration: its error has the other sign
+    logs = errors if metric == "output_throughput" else -errors
+    low, high = np.quantile(logs, [(1 - band) / 2, (1 + band) / 2]).tolist()
+    return low, high
+
+
+def drawn(own: Bounds, rows: int, around: Bounds) -> Bounds:
+    """``own`` bounds, of so many rows, drawn towards those of a larger pool."""
+    share = rows / (rows + DRAWN_ROWS)
+    low, high = (share * mine + (1 - share) * other for mine, other in zip(own, around, strict=True))
+    return low, high
+
+
+def held_out_intervals(terms: Terms, errors: Floats, familiarity: Familiarity) -> list[tuple[float, float]]:
+    """For each metric the interval that all runs but those left out with it give: (lo, hi) of measured / predicted."""
+    bands = Bands(terms, errors, familiarity)
+    found = []
+    for run, metric, own in zip(terms.metric_run.tolist(), terms.metric_names, bands.group.tolist(), strict=True):
+        everywhere = bands.bounds(metric, (), own)
+        if everywhere is None:
+            found.append((0.0, float("inf")))
+            continue
+        places = [bands.bounds(metric, when, own) for when in _places(terms.observed[run])]
+        low, high = np.mean([place for place in places if place] or [everywhere], axis=0).tolist()
+        found.append((min(1.0, exp(low)), max(1.0, exp(high))))
+    return found
+
+
+# --- How far off predictions are for runs that the fit did not see: each run replayed with the fits that are left
+#
+# ``calibration.leaveout`` finds those fits, and estimates their errors over the steps that the fit to everything took.
+# Here the queue follows the steps: a slower one fills it, and a load of so many requests per second stays what it is.
+
+#: What stands for a metric in the runs that do not have it: ``observations`` takes the one for the other.
+STANDS_IN = {"output_throughput": "total_token_throughput", "avg_latency_s": "output_throughput"}
+
+
+def replayed_errors(without: LeaveOut, runs: Iterable[MeasuredRun], left_out: Callable[[Observed], Hashable]) -> Floats:
+    """log(predicted / measured) of every metric, each by a fit that saw no run of the same ``left_out`` group.
+
+    Throughputs count as durations. ``runs`` are those that were observed, and maybe others.
+    """
+    runs, terms = list(runs), without.problem.terms
+    seen, by_id = resent(runs), {run.run_id: run for run in runs}
+    found = np.full(terms.num_metrics, np.nan)
+    for numbers, fitted in without.fits([left_out(one) for one in terms.observed]):
+        calibration = Calibration(name="held out", fitted_on="the other runs", effects=fitted.effects())
+        for number in numbers:
+            run = by_id[terms.observed[number].run_id]
+            case = case_of(run, resent=run.run_id in seen)
+            predicted = predict(_with(case, calibration))
+            for metric in np.flatnonzero(terms.metric_run == number):
+                found[metric] = _log_error(run, terms.metric_names[metric], predicted)
+    return found
+
+
+def _with(case: Case, calibration: Calibration) -> Case:
+    return replace(case, deployment=replace(case.deployment, calibration=calibration))
+
+
+def _log_error(run: MeasuredRun, metric: str, predicted: dict[str, float]) -> float:
+    name = metric if metric in run.metrics else STANDS_IN[metric]
+    error = log(predicted[name] / run.metrics[name])
+    return -error if name.endswith("throughput") else error

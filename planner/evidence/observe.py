@@ -1,0 +1,267 @@
+"""What a fit works on: a run as the batches of its steps, and each of its metrics as a weighted sum of their times."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.engine import EngineConfig
+from planner.errors import PlannerError
+from planner.evidence.evaluation import Case, case_of, resent
+from planner.evidence.runs import MeasuredRun
+from planner.hardware import GpuProfile
+from planner.model import Model
+from planner.planning import SHIPPED, Deployment, Local
+from planner.simulator import Replay, StepRun, replay
+from planner.timing import Batch, Combination, covariates_of
+from planner.units import MS
+from planner.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedMetric:
+    """One metric of one run: ``measured_s`` = sum of ``weights`` x step times + delays outside the engine.
+
+    A throughput is observed as the time that the run took.
+    """
+
+    name: str  #: as in the table of runs: ``mean_tpot_ms``
+    measured_s: float
+    weights: Floats  #: for each batch of the run
+    requests: float = 0.0  #: times ``request_s`` that it contains
+    waits: float = 0.0  #: times ``frontend_s`` that it contains
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """One run: the engine, representative batches of its steps, and what was measured."""
+
+    run_id: str
+    group: Hashable  #: runs of one group are left out together: GPU, model, TP, weight dtype, engine version
+    model: Model
+    profile: GpuProfile
+    config: EngineConfig
+    circumstances: dict[str, str]
+    batches: tuple[Batch, ...]
+    metrics: tuple[ObservedMetric, ...]
+
+
+# --- From a measured run to what a fit works on: replay it once, and write each metric as a weighted sum of its steps
+#
+# A metric is a mean over requests of a time from one moment of each request to another, and between two moments lie
+# steps. So its weight on a step is the share of requests for which the step lies in between, over what the metric
+# divides by::
+#
+#     TTFT    from sent to first token        / requests
+#     TPOT    from first to last token        / (output tokens - 1) / requests
+#     E2EL    from sent to last token         / requests
+#     duration (of a throughput, of a batch)  every step counts once
+#
+# Medians and percentiles are means over the requests near them. Steps of a run are many and much alike: those that
+# differ little are put together, so that a run is some forty batches.
+
+#: Batches are put together when none of their loads differs by more than this factor: 2^(1/2).
+LOADS_PER_OCTAVE = 2
+#: Requests that stand for a median, and for a 99th percentile: shares of all, ordered by the metric.
+NEAR = {"median": (0.45, 0.55), "p99": (0.98, 1.0)}
+#: Share of its metrics' weight below which a batch is left out.
+NEGLIGIBLE = 1e-9
+
+
+def observe(
+    runs: Iterable[MeasuredRun], local: Local = SHIPPED
+) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:
+    """What can be fitted to, and the runs that cannot be replayed with the reason. Suspect runs are left out.
+
+    ``local``: the fits to replay with.
+    """
+    found, refused, runs = [], [], list(runs)
+    seen = resent(runs)
+    for run in runs:
+        if run.suspect:
+            continue
+        try:
+            one = observe_case(case_of(run, local, resent=run.run_id in seen))
+        except PlannerError as error:
+            refused.append((run, error.cause))
+            continue
+        if one.metrics:
+            found.append(one)
+    return found, refused
+
+
+def observe_case(case: Case) -> Observed:
+    """One run. Raises InputError where the run cannot be replayed."""
+    deployment, workload, replicas = _one_replica(case)
+    served = _replayed(deployment, workload)
+    timeline = _Timeline(served)
+    metrics = list(_metrics(case.run, served, timeline, replicas))
+    used = sum((metric.weights / metric.weights.sum() for metric in metrics), np.zeros(len(timeline.batches)))
+    keep = np.flatnonzero(used > NEGLIGIBLE)
+    return Observed(
+        run_id=case.run.run_id,
+        group=case.run.group,
+        model=deployment.model,
+        profile=deployment.profile,
+        config=deployment.config,
+        circumstances=covariates_of(deployment.model, deployment.profile, deployment.config),
+        batches=tuple(timeline.batches[i] for i in keep),
+        metrics=tuple(replace(metric, weights=metric.weights[keep]) for metric in metrics),
+    )
+
+
+def _one_replica(case: Case) -> tuple[Deployment, Workload, int]:
+    """One engine of those that data parallelism makes, and its share of the load."""
+    replicas = case.deployment.config.data_parallel_size
+    load = case.workload
+    if replicas == 1:
+        return case.deployment, load, 1
+    concurrency = load.max_concurrency and max(1, round(load.max_concurrency / replicas))
+    share = replace(
+        load,
+        num_prompts=max(1, round(load.num_prompts / replicas)),
+        max_concurrency=concurrency,
+        request_rate=load.request_rate / replicas,
+    )
+    return case.deployment, share, replicas
+
+
+def _replayed(deployment: Deployment, workload: Workload) -> Replay:
+    """Without the client's delays: those are terms of their own."""
+    limits = deployment.with_prefixes(deployment.limits(workload.max_total_len), workload)
+    limits = replace(limits, data_parallel_size=1)
+    return replay(deployment.timer, workload, limits, keep_steps=True)
+
+
+class _Timeline:
+    """The steps of a replay in order, and the batches that stand for them."""
+
+    def __init__(self, served: Replay) -> None:
+        runs = served.step_runs
+        self.start_s = np.array([run.start_s for run in runs])
+        self.end_s = np.array([run.end_s for run in runs])
+        self.steps: Floats = np.array([run.steps for run in runs], dtype=np.float64)
+        self.batches, self.ends = _representatives(runs)
+
+    def every_step(self) -> Floats:
+        """Each step once."""
+        return self._by_batch(self.steps)
+
+    def between(self, from_s: Floats, to_s: Floats, share: Floats) -> Floats:
+        """For each batch: sum over requests of ``share`` x its steps between the request's two moments."""
+        weights = np.zeros(len(self.steps))
+        duration_s = np.maximum(self.end_s - self.start_s, 1e-12)
+        first = np.searchsorted(self.end_s, from_s + 1e-12, side="right")
+        after = np.searchsorted(self.start_s, to_s - 1e-12, side="left")
+        for begin_s, stop_s, part, i, j in zip(from_s, to_s, share, first, after, strict=True):
+            if j <= i:
+                continue
+            weights[i:j] += part * self.steps[i:j]
+            missed = max(begin_s - self.start_s[i], 0.0) / duration_s[i]
+            weights[i] -= part * self.steps[i] * missed
+            beyond = max(self.end_s[j - 1] - stop_s, 0.0) / duration_s[j - 1]
+            weights[j - 1] -= part * self.steps[j - 1] * beyond
+        return self._by_batch(np.maximum(weights, 0.0))
+
+    def _by_batch(self, per_run: Floats) -> Floats:
+        """A run of steps grows evenly: half of it counts as its first batch, half as its last."""
+        sums = np.zeros(len(self.batches))
+        for end in self.ends:
+            np.add.at(sums, end, per_run / 2)
+        return sums
+
+
+def _representatives(runs: tuple[StepRun, ...]) -> tuple[list[Batch], tuple[NDArray[np.int64], ...]]:
+    """Mean batches of those that are much alike; and for each run which of them its first and last step are."""
+    number: dict[tuple[int, ...], int] = {}
+    sums: list[Floats] = []
+    ends: list[list[int]] = [[], []]
+    for run in runs:
+        for batch, end in zip((run.first, run.last), ends, strict=True):
+            index = number.setdefault(_likeness(batch), len(number))
+            if index == len(sums):
+                sums.append(np.zeros(7))
+            sums[index] += run.steps / 2 * np.array([1.0, *_loads(batch)])
+            end.append(index)
+    means = [Batch(*(total[1:] / total[0])) for total in sums]
+    return means, tuple(np.array(end, dtype=np.int64) for end in ends)
+
+
+def _loads(batch: Batch) -> tuple[float, ...]:
+    return (
+        batch.decode_seqs, batch.decode_context_tok,
+        batch.prefill_seqs, batch.prefill_tok, batch.prefill_pair_tok, batch.prefill_finishing,
+    )  # fmt: skip
+
+
+def _likeness(batch: Batch) -> tuple[int, ...]:
+    """Equal for batches whose sequences, contexts and prompts lie in the same half octaves."""
+    context = batch.decode_context_tok / batch.decode_seqs if batch.decode_seqs else 0
+    pairs = batch.prefill_pair_tok / batch.prefill_tok if batch.prefill_tok else 0
+    loads = (batch.decode_seqs, context, batch.prefill_tok, pairs)
+    return tuple(round(LOADS_PER_OCTAVE * log2(load)) if load > 0 else -1 for load in loads)
+
+
+def _metrics(run: MeasuredRun, served: Replay, timeline: _Timeline, replicas: int) -> Iterator[ObservedMetric]:
+    """The metrics of a run that are times between moments of its requests."""
+    output_tok, all_tok = served.output_len.sum(), (served.input_len + served.output_len).sum()
+    burst = _together(served.sent_s)
+    online = run.bench == "serve"
+    if run.bench == "latency":
+        latency_s = run.metrics.get("avg_latency_s") or replicas * output_tok / run.metrics["output_throughput"]
+        yield ObservedMetric("avg_latency_s", float(latency_s), timeline.every_step())
+        return
+    tokens = {"output_throughput": output_tok, "total_token_throughput": all_tok}
+    name = next((name for name in tokens if name in run.metrics), None)
+    if name:
+        duration_s = float(replicas * tokens[name] / run.metrics[name])
+        waits = float(burst[0]) if online else 0.0
+        yield ObservedMetric("output_throughput", duration_s, timeline.every_step(), waits=waits)
+    if online:
+        yield from _request_metrics(run, served, timeline, burst)
+
+
+def _request_metrics(run: MeasuredRun, served: Replay, timeline: _Timeline, burst: Floats) -> Iterator[ObservedMetric]:
+    moments = {
+        "ttft": (served.sent_s, served.first_token_s, np.ones(len(burst)), True),
+        "e2el": (served.sent_s, served.end_s, np.ones(len(burst)), True),
+        "tpot": (served.first_token_s, served.end_s, np.maximum(served.output_len - 1, 1), False),
+    }
+    for kind, (from_s, to_s, divisor, waits) in moments.items():
+        several = np.flatnonzero(served.output_len > 1) if kind == "tpot" else np.arange(len(burst))
+        if not len(several):
+            continue
+        order = several[np.argsort(((to_s - from_s) / divisor)[several], kind="stable")]
+        for statistic in ("mean", "median", "p99"):
+            measured = run.metrics.get(f"{statistic}_{kind}_ms")
+            if measured is None:
+                continue
+            low, high = NEAR.get(statistic, (0.0, 1.0))
+            chosen = order[int(low * len(order)) : max(int(high * len(order)), int(low * len(order)) + 1)]
+            share = 1 / divisor[chosen] / len(chosen)
+            yield ObservedMetric(
+                f"{statistic}_{kind}_ms",
+                measured * MS,
+                timeline.between(from_s[chosen], to_s[chosen], share),
+                requests=float(waits),
+                waits=float(burst[chosen].mean()) if waits else 0.0,
+            )
+
+
+def _together(sent_s: Floats) -> Floats:
+    """For each request, how many were sent at the same moment."""
+    _, number, counts = np.unique(sent_s, return_inverse=True, return_counts=True)
+    return counts[number].astype(np.float64)
+
+
+def combinations(observed: Iterable[Observed]) -> tuple[Combination, ...]:
+    """What was measured together, each once."""
+    seen = (tuple(one.circumstances[key] for key in Combination.model_fields) for one in observed)
+    keys = tuple(Combination.model_fields)
+    return tuple(Combination(**dict(zip(keys, values, strict=True))) for values in dict.fromkeys(seen))

@@ -1,0 +1,10 @@
+from .machine import local_profile as local_profile
+from .profile import AllReduceCurve as AllReduceCurve
+from .profile import GpuProfile as GpuProfile
+from .profile import PartitionRule as PartitionRule
+from .profile import Quantity as Quantity
+from .profiles import aliases as aliases
+from .profiles import load_all as load_all
+from .profiles import load_profile as load_profile
+from .profiles import load_whole as load_whole
+from .profiles import profile_ids as profile_ids

@@ -1,0 +1,319 @@
+"""The GPUs of this machine, as the tools of their vendors describe them.
+
+``amd-smi``, or ``rocm-smi`` where that is missing, and ``nvidia-smi`` are asked; small functions read what they
+print. A package that is cut into partitions is one ``LocalGpu`` with its modes, a GPU with MIG one with its slices.
+Which profile that is, ``planner.hardware.local`` says.
+
+>>> nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes // 2**20
+23034
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from planner.errors import InputError
+from planner.hardware.profile import GpuProfile
+from planner.hardware.profiles import load_all, load_profile
+from planner.resources import package_dir
+from planner.units import GIB, MIB
+
+TIMEOUT_S = 30  #: a driver that hangs must not hang us
+Run = Callable[[Sequence[str]], str]  #: a command to what it prints; raises SilentTool
+
+AMD_STATIC = ("amd-smi", "static", "--json")
+AMD_PARTITION = ("amd-smi", "partition", "--current", "--json")
+ROCM = ("rocm-smi", "--showproductname", "--showid", "--showbus", "--showmeminfo", "vram", "--showcomputepartition",
+        "--showmemorypartition", "--json")  # fmt: skip
+NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
+NVIDIA_LIST = ("nvidia-smi", "-L")
+
+_MIG_LINE = re.compile(r"\s+MIG\s+(\S+)\s+Device\s+\d+:")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """One GPU package. Empty and None: the tool does not say."""
+
+    name: str  #: as the tool prints it
+    device_id: str = ""  #: of PCI, such as 0x74a1
+    memory_bytes: int | None = None  #: of the whole package
+    compute_mode: str = ""  #: SPX, DPX, QPX, CPX
+    memory_mode: str = ""  #: NPS1, NPS2, NPS4
+    mig: bool = False
+    slices: tuple[str, ...] = ()  #: profiles of its MIG instances, such as 3g.40gb
+
+
+class SilentTool(Exception):
+    """A tool that is missing, fails, hangs or prints what nobody understands; its words are the reason."""
+
+
+def run_tool(command: Sequence[str]) -> str:
+    """What a command prints. Raises SilentTool."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)  # noqa: S603
+    except FileNotFoundError as error:
+        raise SilentTool("not installed") from error
+    except OSError as error:
+        raise SilentTool(error.strerror or "does not run") from error
+    except subprocess.TimeoutExpired as error:
+        raise SilentTool(f"no answer in {TIMEOUT_S} s") from error
+    except UnicodeDecodeError as error:
+        raise SilentTool("prints no text") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "says nothing").splitlines()[0]
+        raise SilentTool(f"ended with status {done.returncode}: {said[:160]}")
+    return done.stdout
+
+
+def detect(run: Run = run_tool) -> tuple[LocalGpu, ...]:
+    """Every GPU of this machine. Raises InputError where no tool shows one."""
+    reasons: list[str] = []
+
+    def ask(tool: str, read: Callable[[], Iterable[LocalGpu]]) -> tuple[LocalGpu, ...]:
+        try:
+            found = tuple(read())
+        except SilentTool as error:
+            reasons.append(f"{tool}: {error}")
+            return ()
+        if not found:
+            reasons.append(f"{tool}: shows none")
+        return found
+
+    amd = ask("amd-smi", lambda: amd_smi(run(AMD_STATIC), _or_nothing(run, AMD_PARTITION)))
+    amd = amd or ask("rocm-smi", lambda: rocm_smi(run(ROCM)))
+    nvidia = ask("nvidia-smi", lambda: nvidia_smi(run(NVIDIA), run(NVIDIA_LIST)))
+    if not amd and not nvidia:
+        raise InputError(
+            f"no GPU is found on this machine ({'; '.join(reasons)})",
+            hint="name one, such as --gpu mi300x; planner hardware list shows the names",
+        )
+    return (*amd, *nvidia)
+
+
+def amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
+    """The packages in ``amd-smi static --json``, and their modes in ``amd-smi partition --current --json``.
+
+    Until version 26 the first prints a list and knows the modes, from then on an object, and they are left to the
+    second. Every partition has an entry of its own; of one package they differ in the PCI function only, and the modes
+    may stand in the first. Memory is that of the package, in MiB, which the tool calls MB.
+    """
+    modes = {row.get("gpu_id", row.get("gpu")): row for row in _rows(_json(partition), "current_partition")}
+    seen: set[str] = set()
+    for entry in _rows(_json(static), "gpu_data"):
+        asic, address = _part(entry, "asic"), str(_part(entry, "bus").get("bdf", ""))
+        if _is_sibling(address, seen):
+            continue
+        known = {**_part(entry, "partition"), **modes.get(entry.get("gpu"), {})}
+        size = _part(_part(entry, "vram"), "size").get("value")
+        yield LocalGpu(
+            name=str(asic.get("market_name", "")),
+            device_id=str(asic.get("device_id", "")).lower(),
+            memory_bytes=int(size * MIB) if isinstance(size, int | float) else None,
+            compute_mode=_mode(known, "accelerator_type", "accelerator_partition", "compute_partition"),
+            memory_mode=_mode(known, "memory", "memory_partition"),
+        )
+
+
+def rocm_smi(text: str) -> Iterator[LocalGpu]:
+    """The packages in ``rocm-smi ... --json``: one object per partition, ``card0``, ``card1``, ..."""
+    seen: set[str] = set()
+    cards = _json(text)
+    for key, card in cards.items() if isinstance(cards, dict) else ():
+        if not key.startswith("card") or not isinstance(card, dict):
+            continue
+        fields = {str(name).lower(): str(value) for name, value in card.items()}
+        if _is_sibling(fields.get("pci bus", ""), seen):
+            continue
+        size = fields.get("vram total memory (b)", "")
+        model = fields.get("card model", "")  # of older versions: the PCI id
+        yield LocalGpu(
+            name=fields.get("card series") or fields.get("device name", ""),
+            device_id=(fields.get("device id") or (model if model.startswith("0x") else "")).lower(),
+            memory_bytes=int(size) if size.isdecimal() else None,
+            compute_mode=_mode(fields, "compute partition"),
+            memory_mode=_mode(fields, "memory partition"),
+        )
+
+
+def nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
+    """The GPUs in ``nvidia-smi --query-gpu=name,memory.total,mig.mode.current``, and the MIG instances in ``-L``."""
+    slices: list[list[str]] = []
+    for line in listing.splitlines():
+        if line.startswith("GPU "):
+            slices.append([])
+        elif slices and (found := _MIG_LINE.match(line)):
+            slices[-1].append(found[1])
+    rows = [[word.strip() for word in row] for row in csv.reader(query.splitlines()) if row]
+    if any(len(row) != 3 for row in rows) or len(slices) != len(rows):
+        raise SilentTool(f"prints what is not understood: {query.strip()[:160]!r}")
+    return tuple(
+        LocalGpu(
+            name=name,
+            memory_bytes=int(size) * MIB if size.isdecimal() else None,
+            mig=mode == "Enabled",
+            slices=tuple(own),
+        )
+        for (name, size, mode), own in zip(rows, slices, strict=True)
+    )
+
+
+def _or_nothing(run: Run, command: Sequence[str]) -> str:
+    """What a command prints that older versions of its tool do not know."""
+    try:
+        return run(command)
+    except SilentTool:
+        return ""
+
+
+def _json(text: str) -> Any:
+    """The JSON in what a tool prints, behind whatever it warns of first; an empty list where there is nothing."""
+    start = re.search(r"^[\[{]", text, re.MULTILINE)
+    if start is None:
+        if text.strip():
+            raise SilentTool(f"prints no JSON: {text.strip()[:160]!r}")
+        return []
+    try:
+        return json.loads(text[start.start() :])
+    except json.JSONDecodeError as error:
+        raise SilentTool(f"prints no JSON: {error}") from error
+
+
+def _rows(data: Any, key: str) -> list[dict[str, Any]]:
+    """The entries of a list, or of the list under ``key``."""
+    rows = data.get(key, []) if isinstance(data, dict) else data
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _part(entry: dict[str, Any], key: str) -> dict[str, Any]:
+    part = entry.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def _mode(fields: dict[str, Any], *keys: str) -> str:
+    """The first of ``keys`` that says something, in capitals."""
+    said = (str(fields[key]).strip("* ").upper() for key in keys if key in fields)
+    return next((mode for mode in said if mode not in {"", "N/A", "NONE", "UNKNOWN"}), "")
+
+
+def _is_sibling(address: str, seen: set[str]) -> bool:
+    """Whether a partition of the package at this PCI address, ``0000:05:00.1``, came before."""
+    package = address.rpartition(".")[0]
+    if not package:
+        return False
+    known = package in seen
+    seen.add(package)
+    return known
+
+
+# --- ``--gpu local``: the profile of the GPUs of this machine, and how many it has
+
+#: The same GPU shows a few MiB more or less from driver to driver; other GPUs differ by far more.
+MEMORY_TOLERANCE = 0.03
+
+_OTHERWISE = "name the profile that comes nearest with --gpu: planner hardware list shows them; or give a .toml file"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProfile:
+    """The profile with ``gpus_per_node`` as this machine has them, and what was found, in words."""
+
+    profile: GpuProfile
+    note: str
+
+
+def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
+    """The profile of ``gpus``; None: of those that the vendors' tools show on this machine.
+
+    Raises InputError where there are none, where one has no profile, and where they are of several kinds.
+    """
+    found = tuple(detect() if gpus is None else gpus)
+    counts = Counter(profile_id for gpu in found for profile_id in _logical(gpu))
+    if len(counts) > 1:
+        kinds = " and ".join(f"{count} x {name}" for name, count in counts.items())
+        raise InputError(
+            f"--gpu local: this machine has {kinds}, and a plan is for GPUs of one kind",
+            hint=f"name one of them: --gpu {counts.most_common(1)[0][0]}",
+        )
+    if not counts:
+        raise InputError(
+            "--gpu local: MIG is on, and there are no instances",
+            hint="make some with nvidia-smi mig -cgi, or turn it off",
+        )
+    ((profile_id, count),) = counts.items()
+    profile = load_profile(profile_id).model_copy(update={"gpus_per_node": count})
+    return LocalProfile(profile, f"--gpu local: this machine has {count} x {profile.name} ({profile_id})")
+
+
+def _logical(gpu: LocalGpu) -> Iterator[str]:
+    """The profile id of each logical GPU of a package: itself, its partitions, its MIG instances."""
+    whole = _whole(gpu)
+    if gpu.mig:
+        for name in gpu.slices:
+            yield _part_of(whole, f"MIG {name}", "").id
+    elif gpu.compute_mode in {"", "SPX"}:
+        _check_memory(gpu, whole)
+        yield whole.id
+    else:
+        part = _part_of(whole, gpu.compute_mode, gpu.memory_mode)
+        yield from [part.id] * (part.partition.count if part.partition else 1)
+
+
+def _whole(gpu: LocalGpu) -> GpuProfile:
+    profile_id = _by_pci().get(gpu.device_id) or _by_name().get(_plain(gpu.name))
+    if profile_id is None:
+        shown = gpu.name or gpu.device_id or "a GPU without a name"
+        raise InputError(f"--gpu local: there is no profile of {shown!r}", hint=_OTHERWISE)
+    return load_profile(profile_id)
+
+
+def _part_of(whole: GpuProfile, compute_mode: str, memory_mode: str) -> GpuProfile:
+    for profile in load_all():
+        part = profile.partition
+        if part and (part.of, part.compute_mode, part.memory_mode) == (whole.id, compute_mode, memory_mode):
+            return profile
+    mode = f"{compute_mode}/{memory_mode}" if memory_mode else compute_mode
+    raise InputError(f"--gpu local: there is no profile of {whole.name} as {mode}", hint=_OTHERWISE)
+
+
+def _check_memory(gpu: LocalGpu, whole: GpuProfile) -> None:
+    """A name is shared by cards of different memory, and a virtual machine may be given a part of one."""
+    expected_bytes = (whole.memory.driver or whole.memory.engine_visible).base
+    if gpu.memory_bytes is not None and abs(gpu.memory_bytes / expected_bytes - 1) > MEMORY_TOLERANCE:
+        raise InputError(
+            f"--gpu local: {gpu.name} has {gpu.memory_bytes / GIB:.1f} GiB here, and the profile {whole.id} "
+            f"{expected_bytes / GIB:.1f} GiB",
+            hint=_OTHERWISE,
+        )
+
+
+def _plain(name: str) -> str:
+    """A name without what drivers spell differently: case, underscores, NVIDIA's own name in front."""
+    return " ".join(name.lower().replace("_", " ").split()).removeprefix("nvidia ")
+
+
+@cache
+def _devices() -> dict[str, dict[str, list[str]]]:
+    table: dict[str, dict[str, list[str]]] = tomllib.loads(
+        (package_dir("hardware") / "devices.toml").read_text(encoding="utf-8")
+    )
+    return table
+
+
+@cache
+def _by_pci() -> dict[str, str]:
+    return {pci: profile_id for profile_id, entry in _devices().items() for pci in entry.get("pci", [])}
+
+
+@cache
+def _by_name() -> dict[str, str]:
+    return {_plain(name): profile_id for profile_id, entry in _devices().items() for name in entry["names"]}

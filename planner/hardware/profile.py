@@ -1,0 +1,313 @@
+"""What a profile in ``hardware/*.toml`` may say. Every number carries unit, source and kind.
+
+A vendor's figure is ``spec``; what somebody ran or logged and published is ``measured``; arithmetic on such figures
+is ``derived``. What is fitted to runs of vLLM is not here: fits live in ``hardware/calibration``.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from planner.errors import InputError
+from planner.units import FACTORS, to_base
+
+Kind = Literal["spec", "measured", "derived"]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Quantity(_Facts):
+    """A number with its unit, where it comes from and what kind of number it is."""
+
+    value: _Positive
+    unit: str
+    source: str
+    kind: Kind
+    note: str = ""
+
+    @property
+    def base(self) -> float:
+        """The value in the unit used inside: bytes, seconds, FLOP/s, bytes/s."""
+        return to_base(self.value, self.unit)
+
+
+def _known(*units: str) -> Callable[[str], str]:
+    assert set(units) <= FACTORS.keys()  # noqa: S101  (a slip in this file, not a user's)
+
+    def check(unit: str) -> str:
+        if unit not in units:
+            raise ValueError(f"unit {unit!r} is not one of {', '.join(units)}")
+        return unit
+
+    return check
+
+
+def _measured_in(*units: str) -> AfterValidator:
+    known = _known(*units)
+
+    def check(quantity: Quantity) -> Quantity:
+        known(quantity.unit)
+        return quantity
+
+    return AfterValidator(check)
+
+
+_BYTE_UNITS, _TIME_UNITS = ("B", "KiB", "MiB", "GiB", "KB", "MB", "GB", "TB"), ("us", "ms", "s")
+Bytes = Annotated[Quantity, _measured_in(*_BYTE_UNITS)]
+BytesPerSecond = Annotated[Quantity, _measured_in("B/s", "GB/s", "TB/s")]
+OperationsPerSecond = Annotated[Quantity, _measured_in("FLOP/s", "TFLOP/s", "TOP/s")]
+Seconds = Annotated[Quantity, _measured_in(*_TIME_UNITS)]
+Watts = Annotated[Quantity, _measured_in("W")]
+DollarsPerHour = Annotated[Quantity, _measured_in("USD/h")]
+
+
+class Source(_Facts):
+    """Where a figure was published."""
+
+    title: str
+    retrieved: datetime.date
+    url: str = ""
+
+
+class PartitionRule(_Facts):
+    """Whether something may be done on this hardware, and why not. A refusal says what to do instead."""
+
+    allowed: bool
+    reason: str
+    source: str
+    validated: bool = True  #: False: documented by one source and disputed by another; only when asked for
+    fix: str = ""  #: what to do instead
+
+    @model_validator(mode="after")
+    def _refusals_offer_a_way_out(self) -> Self:
+        if not (self.allowed and self.validated) and not self.fix:
+            raise ValueError("a rule that refuses or doubts needs a 'fix'")
+        return self
+
+
+class Partition(_Facts):
+    """A logical GPU: a part of an AMD package, a MIG slice of an NVIDIA GPU."""
+
+    of: str  #: profile id of the whole GPU
+    compute_mode: str  #: CPX, DPX, QPX, or ``MIG 1g.10gb``
+    memory_mode: str = ""  #: NPS1, NPS2, NPS4; empty on NVIDIA
+    count: int = Field(ge=1)  #: logical GPUs of one package in this mode
+    isolated_bandwidth: bool  #: True where the hardware guarantees the share (MIG); False where siblings compete (CPX)
+    tensor_parallel: PartitionRule  #: over the partitions of one package
+    tensor_parallel_across_packages: PartitionRule | None = None  #: None: as inside a package
+    legal: PartitionRule | None = None  #: status of the mode itself, where it is disputed
+
+    def tensor_parallel_rule(self, tensor_parallel_size: int) -> PartitionRule:
+        """The rule for a model split over this many partitions; past ``count`` it leaves the package."""
+        across = self.tensor_parallel_across_packages
+        return across if across and tensor_parallel_size > self.count else self.tensor_parallel
+
+
+class Memory(_Facts):
+    """Three figures for one memory, never mixed."""
+
+    engine_visible: Bytes  #: total of ``torch.cuda.mem_get_info``: what vLLM budgets on
+    driver: Bytes | None = None  #: what nvidia-smi or amd-smi prints
+    marketing: Bytes | None = None  #: on the box
+    bandwidth: BytesPerSecond  #: peak
+    bandwidth_measured: BytesPerSecond | None = None  #: stream or GEMV benchmark
+    technology: str = ""  #: HBM3, GDDR7, ...
+    #: What bounds the KV cache: a share of ``engine_visible``, or on a CPU a size of its own
+    budget: Literal["gpu_memory_utilization", "VLLM_CPU_KVCACHE_SPACE"] = "gpu_memory_utilization"
+
+
+class Compute(_Facts):
+    """Dense peaks by dtype. An absent dtype is unsupported, never derived from another."""
+
+    fp32: OperationsPerSecond | None = None
+    tf32: OperationsPerSecond | None = None
+    fp16: OperationsPerSecond | None = None
+    bf16: OperationsPerSecond | None = None
+    fp8: OperationsPerSecond | None = None
+    int8: OperationsPerSecond | None = None
+    fp6: OperationsPerSecond | None = None
+    fp4: OperationsPerSecond | None = None
+
+
+class AllReduceCurve(_Facts):
+    """Measured time of one all-reduce by message size, for one number of GPUs."""
+
+    gpus: int = Field(ge=2)
+    method: str  #: which kernel or library, and how it was launched
+    size_unit: Annotated[str, AfterValidator(_known(*_BYTE_UNITS))]
+    sizes: tuple[_Positive, ...]  #: of the whole message on one GPU, ascending
+    time_unit: Annotated[str, AfterValidator(_known(*_TIME_UNITS))]
+    times: tuple[_Positive, ...]
+    source: str
+    kind: Kind
+    note: str = ""
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """(bytes, seconds), ascending in bytes."""
+        return tuple(
+            (to_base(size, self.size_unit), to_base(time, self.time_unit))
+            for size, time in zip(self.sizes, self.times, strict=True)
+        )
+
+    @model_validator(mode="after")
+    def _a_time_for_each_size(self) -> Self:
+        if len(self.sizes) != len(self.times) or not self.sizes:
+            raise ValueError(f"{len(self.sizes)} sizes and {len(self.times)} times")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError("sizes must ascend")
+        return self
+
+
+class Interconnect(_Facts):
+    """Links between the GPUs of one node. For a partition: between it and its siblings on the package."""
+
+    kind: Literal["nvswitch", "nvlink-bridge", "xgmi-mesh", "on-package", "pcie", "none"]
+    link_bandwidth: BytesPerSecond | None = None  #: one link, one direction; on a mesh a pair of GPUs shares one link
+    links: int | None = Field(default=None, ge=1)
+    bandwidth: BytesPerSecond | None = None  #: one GPU to all others, one direction
+    host_bandwidth: BytesPerSecond | None = None  #: PCIe or the like, one direction
+    network_bandwidth: BytesPerSecond | None = None  #: one GPU's share of the adapters to other nodes, one direction
+    allreduce_busbw: BytesPerSecond | None = None  #: large-message all-reduce bus bandwidth, most GPUs measured
+    allreduce: tuple[AllReduceCurve, ...] = ()
+    domain_gpus: int = Field(default=1, ge=1)  #: GPUs that these links join
+
+    def allreduce_curve(self, gpus: int) -> AllReduceCurve | None:
+        """What was measured for exactly ``gpus`` GPUs; None where nobody published it."""
+        return next((curve for curve in self.allreduce if curve.gpus == gpus), None)
+
+
+class Kernels(_Facts):
+    """Published kernel measurements: t = launch + bytes / bandwidth. Priors for the fits."""
+
+    gemv_bandwidth: BytesPerSecond | None = None
+    gemv_launch: Seconds | None = None
+    fp8_gemm_bandwidth: BytesPerSecond | None = None
+    fp8_gemm_launch: Seconds | None = None
+    fp4_gemm_bandwidth: BytesPerSecond | None = None
+    fp4_gemm_launch: Seconds | None = None
+    decode_attention_bandwidth: BytesPerSecond | None = None
+    decode_attention_launch: Seconds | None = None
+    fp8_kv_decode_attention_bandwidth: BytesPerSecond | None = None
+    fp8_kv_decode_attention_launch: Seconds | None = None
+    bf16_sustained: OperationsPerSecond | None = None
+    fp8_sustained: OperationsPerSecond | None = None
+    fp4_sustained: OperationsPerSecond | None = None
+
+
+class ListPrice(_Facts):
+    """Rental price of this (logical) GPU on demand, from aggregators; stale within weeks.
+
+    Of a partition: its share of the whole GPU, which is rented whole.
+    """
+
+    low: DollarsPerHour | None = None
+    typical: DollarsPerHour
+    high: DollarsPerHour | None = None
+    date: str  #: month of the collection, or ``undated``
+
+    @model_validator(mode="after")
+    def _low_to_high(self) -> Self:
+        known = [price.base for price in (self.low, self.typical, self.high) if price]
+        if known != sorted(known):
+            raise ValueError(f"low, typical and high must ascend, got {', '.join(f'{usd:g}' for usd in known)}")
+        return self
+
+
+class GpuProfile(_Facts):
+    """One GPU, or one mode of partitioning it."""
+
+    id: str
+    name: str
+    vendor: Literal["amd", "nvidia", "cpu"]
+    architecture: str  #: gfx942, sm_90, ...
+    platform: Literal["rocm", "cuda", "cpu"]
+    aliases: tuple[str, ...] = ()
+    gpus_per_node: int = Field(ge=1)  #: logical GPUs in one node
+    compute_units: int | None = Field(default=None, ge=1)  #: CUs or SMs
+    memory: Memory
+    compute: Compute
+    emulated: dict[str, str] = Field(default_factory=dict)  #: weight format -> dtype it is computed in
+    emulated_source: str = ""
+    fp8_format: str = ""  #: e4m3fnuz on gfx942, e4m3fn elsewhere
+    interconnect: Interconnect
+    kernels: Kernels = Kernels()
+    tdp: Watts | None = None  #: board power; of a partition its share of it
+    price: ListPrice | None = None
+    partition: Partition | None = None
+    notes: tuple[str, ...] = ()
+    sources: dict[str, Source]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the engine sees, bytes."""
+        return int(self.memory.engine_visible.base)
+
+    @property
+    def kv_cache_is_given(self) -> bool:
+        """Whether the KV cache has a size of its own (``VLLM_CPU_KVCACHE_SPACE``), not what a share leaves."""
+        return self.memory.budget == "VLLM_CPU_KVCACHE_SPACE"
+
+    @property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        """Peak memory bandwidth."""
+        return self.memory.bandwidth.base
+
+    @property
+    def parts(self) -> int:
+        """Logical GPUs of one package: 1 for a whole GPU, 8 for a CPX partition."""
+        return self.partition.count if self.partition else 1
+
+    @property
+    def whole(self) -> str:
+        """Id of the GPU that is rented: its own, or that of the package it is a part of."""
+        return self.partition.of if self.partition else self.id
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """NVIDIA's compute capability, (9, 0) for sm_90; None elsewhere."""
+        if not self.architecture.startswith("sm_"):
+            return None
+        digits = self.architecture.removeprefix("sm_").rstrip("a")
+        return int(digits[:-1]), int(digits[-1])
+
+    def supports(self, dtype: str) -> bool:
+        """Whether the matrix units multiply in ``dtype`` (fp16, bf16, fp8, int8, fp4, ...)."""
+        return getattr(self.compute, dtype, None) is not None
+
+    def peak_flop_per_s(self, dtype: str) -> float:
+        """Dense peak in ``dtype``. Raises InputError when the hardware does not have it."""
+        peak: Quantity | None = getattr(self.compute, dtype, None)
+        if peak is None:
+            have = ", ".join(k for k, v in self.compute if v)
+            raise InputError(f"{self.name} has no {dtype} matrix units", hint=f"use one of: {have}")
+        return peak.base
+
+    def figures(self) -> Iterator[tuple[str, Quantity | PartitionRule | AllReduceCurve]]:
+        """Every number and rule with its path in the file, such as ``memory.bandwidth``."""
+        return _figures(self, "")
+
+    @model_validator(mode="after")
+    def _every_source_is_listed(self) -> Self:
+        used = {figure.source for _, figure in self.figures()} | {self.emulated_source} - {""}
+        if self.emulated and not self.emulated_source:
+            raise ValueError("'emulated' needs 'emulated_source'")
+        if missing := sorted(used - self.sources.keys()):
+            raise ValueError(f"sources not listed: {', '.join(missing)}")
+        return self
+
+
+def _figures(facts: BaseModel, path: str) -> Iterator[tuple[str, Quantity | PartitionRule | AllReduceCurve]]:
+    for name, value in facts:
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Quantity | PartitionRule | AllReduceCurve):
+                yield path + name, part
+            elif isinstance(part, BaseModel):
+                yield from _figures(part, f"{path}{name}.")

@@ -1,0 +1,171 @@
+"""A chart as data: what is drawn, in which units, and the same in a table for those who do not see it.
+
+Colours are places in ``palette.SERIES``. Nothing is told by colour alone: series differ in marker and dash too, bars
+carry their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal
+
+Style = Literal["solid", "dashed", "points"]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one name, joined unless they are ``points``. ``lo`` and ``hi`` bound y, ``x_lo`` and ``x_hi`` x."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    color: int = 0
+    style: Style = "solid"
+    marker: str = "o"  #: as matplotlib names it
+    lo: tuple[float, ...] = ()
+    hi: tuple[float, ...] = ()
+    x_lo: tuple[float, ...] = ()
+    x_hi: tuple[float, ...] = ()
+    strong: bool = False  #: stands out: the plan itself, a measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line across the panel: upright at ``x``, level at ``y``, or both coordinates equal (``diagonal``)."""
+
+    label: str
+    x: float | None = None
+    y: float | None = None
+    diagonal: bool = False
+    spread: float = 0.0  #: of a diagonal: share on either side that is shaded
+
+
+@dataclass(frozen=True, slots=True)
+class LinePanel:
+    """Series over common axes."""
+
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    title: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    marks: tuple[Mark, ...] = ()
+    equal: bool = False  #: both axes have the same limits
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a bar."""
+
+    value: float
+    color: int | None  #: None: what is left over
+    name: str = ""  #: in the legend; empty where the text says it
+    text: str = ""  #: inside the piece, where there is room
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of pieces, with words before and after it."""
+
+    label: str
+    segments: tuple[Segment, ...]
+    note: str = ""
+
+    @property
+    def total(self) -> float:
+        """Sum of the pieces."""
+        return sum(segment.value for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class BarPanel:
+    """Bars that lie over one another and share their scale."""
+
+    x_label: str
+    bars: tuple[Bar, ...]
+    title: str = ""
+    labels_above: bool = False  #: where they are long and the bars few
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The same figures as text. The first column names the row."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What is drawn as one picture."""
+
+    name: str
+    title: str
+    description: str  #: one or two sentences: what to read from it
+    panels: tuple[LinePanel, ...] | tuple[BarPanel, ...]
+    table: Table
+
+
+def printable(value: Any) -> Any:
+    """A chart, or a part of one, without letters that no drawing can hold: control characters, halves of pairs."""
+    if isinstance(value, str):
+        return "".join(letter if letter.isprintable() or letter in "\n\u00a0" else "\ufffd" for letter in value)
+    if isinstance(value, tuple):
+        return tuple(map(printable, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: printable(getattr(value, field.name)) for field in fields(value)})
+    return value
+
+
+# --- Colours for light and for dark surroundings
+#
+# Text has a contrast of at least 4.5 to 1 on its ground, lines and areas at least 3 to 1 (WCAG 2.2, level AA), and the
+# series stay apart for people who see no red or no green; ``tests/test_charts.py`` computes all of it. The hues are
+# those of Okabe and Ito's palette for colour-blind readers ("Color Universal Design", 2008), darkened for paper and
+# lightened for the night.
+
+Theme = Literal["light", "dark"]
+
+#: Names in style sheets, with a colour for each theme. Light ones differ from each other: they are what is looked for
+#: in a drawing when they are replaced by their names.
+COLORS: Mapping[str, tuple[str, str]] = {
+    "ground": ("#ffffff", "#14171c"),  # of the page and of charts
+    "raised": ("#f5f6f8", "#1d2128"),  # of what lies on it: code, notes
+    "ink": ("#1c2128", "#e8eaed"),
+    "muted": ("#5a6472", "#a2abb8"),  # of text that steps back
+    "line": ("#d9dde3", "#343b46"),  # of rules and grids, which carry nothing
+    "accent": ("#0b62a8", "#7db9ee"),  # of links and of what has the focus
+    "on": ("#fffffe", "#101318"),  # of text on an area
+    "c0": ("#0a5fb0", "#5aa9e6"),  # blue
+    "c1": ("#bf4d00", "#f08a45"),  # vermilion
+    "c2": ("#007d5c", "#27b88d"),  # bluish green
+    "c3": ("#b04a9a", "#d074bb"),  # reddish purple
+    "c4": ("#4d3f00", "#f4d866"),  # yellow
+    "c5": ("#3a4250", "#cfd6e0"),  # grey
+}
+SERIES = ("c0", "c1", "c2", "c3", "c4", "c5")
+
+
+def color(name: str, theme: Theme = "light") -> str:
+    """The colour of that name, as ``#rrggbb``."""
+    return COLORS[name][0 if theme == "light" else 1]
+
+
+def series(place: int) -> str:
+    """The light colour of a series; they repeat after ``SERIES``."""
+    return color(SERIES[place % len(SERIES)])
+
+
+def variables(theme: Theme) -> str:
+    """Declarations of a style sheet: ``--ink: #1c2128; ...``."""
+    return " ".join(f"--{name}: {color(name, theme)};" for name in COLORS)
+
+
+def style_sheet(selector: str = ":root") -> str:
+    """The variables for both themes, as the reader's system prefers."""
+    return (
+        f"{selector} {{ color-scheme: light dark; {variables('light')} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ {selector} {{ {variables('dark')} }} }}\n"
+    )

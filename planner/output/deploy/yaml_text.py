@@ -1,0 +1,83 @@
+"""YAML that every reader understands alike.
+
+YAML 1.1, YAML 1.2 and the parsers of Go disagree about which plain words are numbers or truth values (``1e3``, ``y``,
+``0o7``). So a string is written without quotes only where no reader could take it for anything else, and in double
+quotes with escapes otherwise.
+
+>>> print(dump([{"name": "A", "value": "1e3"}, {"name": "B", "value": "no"}]), end="")
+- name: "A"
+  value: "1e3"
+- name: "B"
+  value: "no"
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from planner.errors import InputError
+from planner.output.scripts.quoting import comment
+
+#: A word of two or more letters, digits and signs that mean nothing in YAML.
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*[A-Za-z0-9]")
+_TAKEN = frozenset(("yes", "no", "on", "off", "true", "false", "null", "nan", "inf"))
+
+
+class Script(str):
+    """Text of ours over several lines, written as a block. Never for a value that a user has a say in."""
+
+
+def dump(*documents: object) -> str:
+    """The documents as YAML, keys in the order given.
+
+    Raises InputError for what no command line can hold: a NUL, or bytes that are not UTF-8.
+    """
+    return yaml.dump_all(
+        documents,
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=False,  # everything beyond ASCII is escaped: no invisible character hides in a file
+        width=sys.maxsize,
+    )
+
+
+def commented(lines: Sequence[str]) -> str:
+    """Lines of comment, each of which stays one line."""
+    return "".join(f"# {comment(line)}".rstrip() + "\n" for line in lines)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        """No anchors: the same list twice is written twice."""
+        del data
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Items of a list stand below the key, not beside it."""
+        del indentless
+        super().increase_indent(flow, False)
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    if "\0" in value or any(unicodedata.category(character) == "Cs" for character in value):
+        raise InputError(
+            f"{value!a} cannot be written into a file",
+            hint="it holds a NUL or bytes that are not UTF-8; rename the model, folder or option",
+        )
+    plain = _PLAIN.fullmatch(value) and value.lower() not in _TAKEN
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+
+def _script(dumper: yaml.SafeDumper, value: Script) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style="|")
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(Script, _script)

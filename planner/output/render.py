@@ -1,0 +1,252 @@
+"""One list of rows, four ways to print it.
+
+CSV and JSON are for programs: values as they are, nothing where there is none. Tables and markdown are for people:
+thousands separated, ``-`` where there is nothing, numbers flush right, nothing wider than the terminal.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from planner.errors import InputError
+
+SCHEMA_VERSION = 1
+WIDTH = 120  #: of text for people where no terminal says otherwise
+NARROWEST = 16  #: that a column of text may be wrapped to
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: the key of the row, and how people see it."""
+
+    key: str
+    heading: str = ""  #: in tables and markdown; the key where empty
+    form: str = ""  #: format of a number, such as ``,.2f``
+    wraps: bool = False  #: text that may run over several lines of a table
+    aside: bool = False  #: left to CSV and markdown, where width does not matter
+
+    @property
+    def title(self) -> str:
+        """What stands above the column."""
+        return self.heading or self.key
+
+    def cell(self, value: Any) -> str:
+        """A value as people read it."""
+        if value is None:
+            return "-"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int | float):
+            return format(value, self.form or (".4g" if isinstance(value, float) else ""))
+        if isinstance(value, list | tuple):
+            return ", ".join(map(str, value))
+        return str(value)
+
+
+def print_json(data: Row | Sequence[Row]) -> None:
+    """JSON on stdout. Every object, and every object of a list, carries ``schema_version``; the schema only grows."""
+    print(json_text(data), end="")
+
+
+def json_text(data: Row | Sequence[Row]) -> str:
+    """The same as text, as for a file."""
+    versioned: Any = _versioned(data) if isinstance(data, Mapping) else [_versioned(row) for row in data]
+    return json.dumps(versioned, indent=2, allow_nan=False) + "\n"
+
+
+def print_rows(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = ()) -> None:
+    """What ``rows_text`` says, on stdout."""
+    print(rows_text(rows, output, columns=columns), end="")
+
+
+def rows_text(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = ()) -> str:
+    """Rows in the form ``output``: table, json, csv or markdown. ``columns`` are by default the keys of the first.
+
+    JSON has every key, the others only ``columns``.
+    """
+    if output == "json":
+        return json_text(rows)
+    columns = columns or tuple(Column(key) for key in (rows[0] if rows else ()))
+    if output == "csv":
+        return _csv(rows, columns)
+    if output == "markdown":
+        return _markdown(rows, columns) + "\n"
+    return table_text(rows, [column for column in columns if not column.aside]) + "\n"
+
+
+def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """The table as HTML, every cell escaped."""
+    shown = [column for column in columns if not column.aside]
+    return _tabulated(shown, [[column.cell(row.get(column.key)) for column in shown] for row in rows], "html", rows)
+
+
+def table_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """A table no wider than the terminal: text wraps, and where that is not enough each row becomes a list."""
+    cells = [[column.cell(row.get(column.key)) for column in columns] for row in rows]
+    limit = terminal_width()
+    for index, column in enumerate(columns):
+        excess = _width(columns, cells) - (limit or WIDTH)
+        if column.wraps and excess > 0:
+            width = max(_widest(line[index] for line in cells) - excess, NARROWEST, len(column.title))
+            cells = [[*line[:index], _folded(line[index], width), *line[index + 1 :]] for line in cells]
+    if limit and _width(columns, cells) > limit:
+        return "\n".join(_list_lines(columns, cells))
+    return _tabulated(columns, cells, "simple", rows)
+
+
+def pair_lines(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width: int = 30) -> Iterator[str]:
+    """Labels and values, one to a line; long values wrap under themselves."""
+    for label, value in pairs:
+        start = f"{' ' * indent}{label:<{label_width}} "
+        yield wrapped(value, first=start, rest=" " * len(start))
+
+
+def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
+    """A command behind a ``$``, cut between settings into lines that a shell reads as one."""
+    parts = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    for index, word in enumerate(words):
+        if index == 0 or word.startswith("--"):
+            parts.append(shlex.quote(word))
+        else:
+            parts[-1] += f" {shlex.quote(word)}"
+    line, width = f"  $ {parts[0]}", (terminal_width() or WIDTH) - len(" \\")
+    for part in parts[1:]:
+        if len(line) + 1 + len(part) > width:
+            yield f"{line} \\"
+            line = f"      {part}"
+        else:
+            line += f" {part}"
+    yield line
+
+
+def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
+    """``text`` in lines as wide as the terminal, words whole."""
+    return textwrap.fill(
+        text, terminal_width() or WIDTH, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def note(text: str) -> None:
+    """A remark for people, on stderr."""
+    print(wrapped(text, rest="      "), file=sys.stderr)
+
+
+def print_notes(remarks: Iterable[str]) -> None:
+    """Remarks on stderr, each once."""
+    for remark in dict.fromkeys(remarks):
+        note(f"note: {remark}")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal (or ``COLUMNS``); 0 where the output goes elsewhere."""
+    return shutil.get_terminal_size((0, 0)).columns
+
+
+def _versioned(row: Row) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **row}
+
+
+def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([column.key for column in columns])
+    writer.writerows([[_plain(row.get(column.key)) for column in columns] for row in rows])
+    return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """A value as a program reads it; the csv module leaves None empty and floats exact."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    cells = [[column.cell(row.get(column.key)).replace("|", "\\|") for column in columns] for row in rows]
+    return _tabulated(columns, cells, "github", rows)
+
+
+def _tabulated(columns: Sequence[Column], cells: Sequence[Sequence[str]], style: str, rows: Sequence[Row]) -> str:
+    import tabulate
+
+    tabulate.MIN_PADDING = 0  # headings need no more room than cells
+    numeric = [all(_is_number(row.get(column.key)) for row in rows) for column in columns]
+    return str(
+        tabulate.tabulate(
+            cells,
+            headers=[column.title for column in columns],
+            tablefmt=style,
+            disable_numparse=True,
+            colalign=["right" if flush_right else "left" for flush_right in numeric] if rows else None,
+        )
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _list_lines(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    longest = max(len(column.title) for column in columns)
+    for index, line in enumerate(cells):
+        if index:
+            yield ""
+        titles = (column.title for column in columns)
+        yield from pair_lines(
+            ((title, " ".join(cell.split())) for title, cell in zip(titles, line, strict=True)),
+            indent=0,
+            label_width=longest,
+        )
+
+
+def _width(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
+    """Characters of the widest line of a table with two spaces between columns."""
+    widest = [_widest((column.title, *(line[i] for line in cells))) for i, column in enumerate(columns)]
+    return sum(widest) + 2 * (len(columns) - 1)
+
+
+def _widest(texts: Iterable[str]) -> int:
+    """Characters of the longest line of texts of several lines."""
+    return max((len(line) for text in texts for line in text.splitlines()), default=0)
+
+
+def _folded(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+# --- A file that is written whole or not at all
+
+
+def write_file(path: Path, content: bytes, *, flag: str = "-o") -> None:
+    """Written beside ``path`` and then renamed. Raises InputError, naming ``flag``, where that is not possible."""
+    try:
+        if path.is_dir():
+            raise InputError(f"{flag} {path} is a folder", hint="name a file in it")
+        if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
+            raise InputError(f"{flag} {path} is no file", hint="name one that may be replaced")
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            beside.write_bytes(content)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        cause = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"{flag} {str(path)[:200]} cannot be written: {cause}",
+            hint=f"name a file that you may write with {flag}",
+        ) from error

@@ -1,0 +1,274 @@
+"""Charts of plans: memory, Pareto front, latency against load, operators of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.evidence import PlanFolder, PlanFolders
+from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, Segment, Series, Table
+from planner.planning import LoadPoint, Plan, Sweep
+from planner.timing import OperatorTime, StepBreakdown
+from planner.units import GFLOP, GIB, MB, MS, US
+
+#: Key in the plan's ``memory``, what people call it, its colour.
+PIECES = (
+    ("weights_bytes", "weights", 0),
+    ("kv_cache_bytes", "KV cache", 2),
+    ("activation_bytes", "activations", 1),
+    ("cuda_graph_bytes", "graphs", 3),
+    ("non_torch_bytes", "runtime", 4),
+)
+FREE = "not used"
+BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
+SHOWN_OPERATORS = 11
+METRICS = ("ttft", "tpot", "e2el")
+GPU_RATE, USER_RATE = "output_throughput_per_gpu", "output_throughput_per_user"
+MARKERS = "osD^vP"
+
+
+def layout_of(plan: Plan) -> str:
+    """The GPUs of one server: ``8 x mi300x``."""
+    return f"{plan.num_gpus} x {plan.gpu}"
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def memory_chart(plans: Sequence[Plan]) -> Chart:
+    """What lies in the memory of each GPU; a bar for each plan."""
+    bars = tuple(_memory_bar(plan) for plan in plans)
+    headings = ("GiB per GPU", *(name for _, name, _ in PIECES), FREE, "memory", "KV cache, tokens")
+    rows = tuple(_memory_row(plan) for plan in plans)
+    return Chart(
+        "memory",
+        "Memory of each GPU",
+        "What one GPU holds once the server runs. What the KV cache gets is what the other parts leave of vLLM's "
+        "budget; a server holds as many tokens at once as fit there.",
+        (BarPanel("GiB", bars, labels_above=True),),
+        Table(headings, rows),
+    )
+
+
+def _pieces(plan: Plan) -> Iterator[tuple[str, int | None, float]]:
+    """Name, colour and bytes of every part, the rest of the memory last."""
+    left = float(plan.memory.get("memory_bytes", 0))
+    for key, name, hue in PIECES:
+        held = float(plan.memory.get(key, 0))
+        left -= held
+        yield name, hue, held
+    yield FREE, None, max(left, 0.0)
+
+
+def _memory_bar(plan: Plan) -> Bar:
+    segments = tuple(
+        Segment(held / GIB, hue, name, f"{held / GIB:,.1f}") for name, hue, held in _pieces(plan) if held > 0
+    )
+    return Bar(layout_of(plan), segments, f"{plan.memory.get('memory_bytes', 0) / GIB:,.1f} GiB each")
+
+
+def _memory_row(plan: Plan) -> tuple[str, ...]:
+    cells = [f"{held / GIB:,.2f}" for _, _, held in _pieces(plan)]
+    total, tokens = plan.memory.get("memory_bytes", 0) / GIB, plan.memory.get("kv_cache_tokens")
+    return layout_of(plan), *cells, f"{total:,.2f}", "-" if tokens is None else f"{tokens:,}"
+
+
+# --- Pareto front ------------------------------------------------------------------------------------------------
+
+
+def pareto_chart(dossier: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
+    """Tokens/s per GPU against tokens/s per user. None where neither a search nor a replay is known."""
+    searched = True
+    series: list[Series] = []
+    rows: list[tuple[str, ...]] = []
+    for place, (entry, swept) in enumerate(zip(dossier.entries, sweeps, strict=True)):
+        points = _front(dossier, entry)
+        if len(points) < 2 and swept.points:  # no curve: then the planned server's own
+            points, searched = [(f"load {p.load:,.3g}", p.figures) for p in swept.points], False
+        if points:
+            series.append(_rates(entry.plan.gpu, place, [figures for _, figures in points]))
+            rows += [_rate_row(entry.plan.gpu, words, figures) for words, figures in points]
+        for name, marker, figures in _own_points(entry):
+            series.append(_rates(name, place, [figures], style="points", marker=marker))
+            rows.append(_rate_row(entry.plan.gpu, name, figures))
+    if not rows:
+        return None
+    what = (
+        "Each point is a setting that no other of its GPU beats in both rates."
+        if searched
+        else "Each point is the planned server at another load."
+    )
+    panel = LinePanel("output tokens/s per user", "output tokens/s per GPU", tuple(series), x_log=True, y_log=True)
+    return Chart(
+        "pareto",
+        "Throughput of a GPU against speed for a user",
+        f"{what} Up and to the right is better. Shaded and crossed: the interval that holds 90\u00a0% of measurements.",
+        (panel,),
+        Table(
+            ("GPU", "setting", "tokens/s per user", "90 % interval", "tokens/s per GPU", "90 % interval"), tuple(rows)
+        ),
+    )
+
+
+def _front(dossier: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
+    found = [row for row in dossier.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
+    return [
+        (f"TP {row.get('tensor_parallel_size')}, batch {row.get('max_num_seqs')}, {row.get('weight_dtype')}", row)
+        for row in sorted(found, key=lambda row: float(row[USER_RATE]))
+    ]
+
+
+def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The plan itself, and what was measured of it."""
+    if entry.plan.predicted.get(GPU_RATE) and entry.plan.predicted.get(USER_RATE):
+        yield "plan", "o", entry.plan.predicted
+    if entry.measured:
+        result = entry.measured.result
+        total = float(result["output_throughput"])
+        # Little's law where the load is a rate
+        users = entry.plan.workload.max_concurrency or result["request_throughput"] * result["mean_e2el_ms"] * MS
+        yield "measured", "D", {GPU_RATE: total / entry.plan.num_gpus, USER_RATE: total / users}
+
+
+def _rates(name: str, place: int, figures: Sequence[Mapping[str, Any]], **looks: Any) -> Series:
+    def all_of(key: str) -> tuple[float, ...]:
+        return tuple(float(one[key]) for one in figures) if all(key in one for one in figures) else ()
+
+    strong = looks.get("style") == "points"
+    return Series(
+        name, all_of(USER_RATE), all_of(GPU_RATE), place, strong=strong,
+        lo=all_of(f"{GPU_RATE}_lo"), hi=all_of(f"{GPU_RATE}_hi"),
+        x_lo=all_of(f"{USER_RATE}_lo") if strong else (), x_hi=all_of(f"{USER_RATE}_hi") if strong else (),
+        **{"marker": MARKERS[place % len(MARKERS)], **looks},
+    )  # fmt: skip
+
+
+def _rate_row(gpu: str, words: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
+    return (gpu, words, *_with_interval(figures, USER_RATE), *_with_interval(figures, GPU_RATE))
+
+
+def _with_interval(figures: Mapping[str, Any], key: str) -> tuple[str, str]:
+    return number(figures.get(key)), interval_of(figures, key)
+
+
+def interval_of(figures: Mapping[str, Any], key: str) -> str:
+    """``lo to hi``; a dash where there is none."""
+    low, high = figures.get(f"{key}_lo"), figures.get(f"{key}_hi")
+    return "-" if low is None or high is None else f"{number(low)} to {number(high)}"
+
+
+def number(value: Any) -> str:
+    """A figure with three digits that count; a dash where there is none."""
+    if not isinstance(value, int | float):
+        return "-"
+    digits = next((digits for digits, least in enumerate((100, 10, 1)) if abs(value) >= least), None)
+    return f"{value:.3g}" if digits is None else f"{value:,.{digits}f}"
+
+
+# --- latency against load ----------------------------------------------------------------------------------------
+
+
+def latency_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
+    """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None where nothing could be replayed."""
+    if not swept.points:
+        return None
+    axis = "requests/s" if swept.by == "rate" else "requests in flight"
+    most_in_flight = entry.plan.max_num_seqs * entry.plan.data_parallel_size
+    planned = next((point.load for point in swept.points if point.planned), None)
+    panels = tuple(_latency_panel(metric, axis, planned, entry, swept) for metric in METRICS)
+    keys = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in ("median", "p99")]
+    headings = (axis, *(f"{key.split('_')[0]} {key.split('_')[1].upper()}, ms" for key in keys))
+    rows = tuple(
+        (_load_words(point), *(f"{number(point.figures[key])} ({interval_of(point.figures, key)})" for key in keys))
+        for point in swept.points
+    )
+    return Chart(
+        "latency",
+        f"Latency against load: {layout_of(entry.plan)}",
+        "Each load is a replay of this server. Shaded: the interval that holds 90\u00a0% of measurements. The upright "
+        f"line is the load of the plan; the server computes at most {most_in_flight:,} requests at once, others wait.",
+        panels,
+        Table(headings, rows),
+    )
+
+
+def _load_words(point: LoadPoint) -> str:
+    return f"{point.load:,.3g} (plan)" if point.planned else f"{point.load:,.4g}"
+
+
+def _latency_panel(metric: str, axis: str, planned: float | None, entry: PlanFolder, swept: Sweep) -> LinePanel:
+    lines = [_latency_line(metric, statistic, swept) for statistic in ("median", "p99")]
+    result = entry.measured.result if entry.measured else {}
+    for line, statistic in zip(tuple(lines), ("median", "p99"), strict=True):
+        value = result.get(f"{statistic}_{metric}_ms")
+        if planned is not None and isinstance(value, int | float) and value > 0:
+            lines.append(
+                Series(f"measured {statistic}", (planned,), (float(value),), line.color, "points", "D", strong=True)
+            )
+    marks = [Mark("plan" if metric == METRICS[0] else "", x=planned)] if planned is not None else []
+    targets = entry.plan.service.targets if entry.plan.service else ()
+    marks += [Mark("target", y=target.limit_ms) for target in targets if target.metric.endswith(f"_{metric}_ms")]
+    return LinePanel(
+        axis, "ms", tuple(lines), metric.upper(), x_log=swept.by != "rate", y_log=_all_positive(lines),
+        marks=tuple(marks),
+    )  # fmt: skip
+
+
+def _all_positive(lines: Sequence[Series]) -> bool:
+    return all(value > 0 for line in lines for value in line.y)
+
+
+def _latency_line(metric: str, statistic: str, swept: Sweep) -> Series:
+    key = f"{statistic}_{metric}_ms"
+    figures = [point.figures for point in swept.points]
+    bounded = all(f"{key}_lo" in one for one in figures)
+    return Series(
+        statistic,
+        tuple(point.load for point in swept.points),
+        tuple(float(one[key]) for one in figures),
+        0 if statistic == "median" else 1,
+        "solid" if statistic == "median" else "dashed",
+        "o" if statistic == "median" else "s",
+        lo=tuple(float(one[f"{key}_lo"]) for one in figures) if bounded else (),
+        hi=tuple(float(one[f"{key}_hi"]) for one in figures) if bounded else (),
+    )
+
+
+# --- operators of a step -----------------------------------------------------------------------------------------
+
+
+def operators_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
+    """Where the time of an average step goes; None where nothing could be replayed."""
+    if not swept.steps:
+        return None
+    rows = tuple(_operator_row(name, part) for name, step in swept.steps.items() for part in step.parts)
+    return Chart(
+        "operators",
+        f"Where a step spends its time: {layout_of(entry.plan)}",
+        "The average decode step and the average step with prompt tokens in it, at the load of the plan. After each "
+        "bar: microseconds, and what bounds the operator. With asynchronous scheduling the host works beside the GPU, "
+        "so that the parts are more than the whole.",
+        tuple(_step_panel(name, step) for name, step in swept.steps.items()),
+        Table(("step", "operator", "kernels", "time, us", "GFLOP", "MB", "bound by"), rows),
+    )
+
+
+def _step_panel(name: str, step: StepBreakdown) -> BarPanel:
+    parts = sorted(step.parts, key=lambda part: -part.time_s)
+    bars = [_operator_bar(part.name, part.time_s, part.bound) for part in parts[:SHOWN_OPERATORS]]
+    others = sum(part.time_s for part in parts[SHOWN_OPERATORS:])
+    if others:
+        bars.append(_operator_bar("others", others, ""))
+    return BarPanel("microseconds", tuple(bars), f"{name}: {step.total_s / MS:,.2f} ms")
+
+
+def _operator_bar(name: str, time_s: float, bound: str) -> Bar:
+    words = f"{time_s / US:,.0f}{f' {bound}' if bound else ''}"
+    return Bar(name, (Segment(time_s / US, BOUNDS.get(bound, 5)),), words)
+
+
+def _operator_row(step: str, part: OperatorTime) -> tuple[str, ...]:
+    return (
+        step, part.name, f"{part.count:,}", f"{part.time_s / US:,.1f}", f"{part.flop / GFLOP:,.2f}",
+        f"{part.bytes / MB:,.2f}", part.bound,
+    )  # fmt: skip

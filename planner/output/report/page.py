@@ -1,0 +1,252 @@
+"""One HTML file for the plans of a folder. It needs no network, no script and no font but the reader's own.
+
+Jinja substitutes and escapes; whatever is decided is decided here. The drawings are made twice, for a wide and for a
+narrow window, and the style sheet shows the one that fits.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from planner import __version__
+from planner.evidence import PlanFolder, PlanFolders, compare_lines
+from planner.output.charts.draw import CHART_WIDTH, NARROW, svg
+from planner.output.charts.figure import Chart, style_sheet
+from planner.output.report.figures import (
+    interval_of,
+    latency_chart,
+    layout_of,
+    memory_chart,
+    number,
+    operators_chart,
+    pareto_chart,
+)
+from planner.output.tables.prediction import BASIS
+from planner.planning import SHIPPED, Local, Plan, Sweep, sweep_loads
+from planner.resources import data_dir
+from planner.units import GIB, MS
+
+SHOWN_WHOLE = 8  #: plans with charts of their own; of more, the tables
+SETTINGS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
+    "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
+    "enable_prefix_caching", "async_scheduling", "enforce_eager",
+)  # fmt: skip
+#: Key, heading and unit of the figures that a plan is known by.
+FIGURES = (
+    ("output_throughput_per_gpu", "Throughput", "tokens/s per GPU"),
+    ("output_throughput_per_user", "Speed", "tokens/s per user"),
+    ("mean_ttft_ms", "TTFT", "ms, mean"),
+    ("mean_tpot_ms", "TPOT", "ms, mean"),
+    ("mean_e2el_ms", "E2EL", "s, mean"),
+)
+_NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
+MEASURED = ("metric", "unit", "predicted", "bounds", "measured", "difference", "verdict")
+
+
+def page(dossier: PlanFolders, local: Local = SHIPPED) -> str:
+    """The report as HTML. ``local`` holds the fits that the curves are predicted with."""
+    entries = _best_first(dossier)
+    dossier = PlanFolders(dossier.directory, entries, dossier.recommendation, dossier.notes)
+    whole = entries if len(entries) <= SHOWN_WHOLE else ()
+    sweeps = [sweep_loads(entry.plan, local) if entry in whole else Sweep() for entry in entries]
+    plans = [entry.plan for entry in entries]
+    context = {
+        "title": f"{plans[0].requested_model} on {_listed([plan.gpu for plan in plans])}",
+        "model": plans[0].requested_model,
+        "goal": entries[0].file.goal,
+        "load": _load(plans[0]),
+        "targets": _targets(plans[0]),
+        "planner_version": __version__,
+        "summary": [_summary(entry) for entry in entries],
+        "memory": _picture(memory_chart(plans)),
+        "pareto": _picture(pareto_chart(dossier, sweeps)),
+        "entries": [_section(entry, swept) for entry, swept in zip(entries, sweeps, strict=True)],
+        "too_many": len(entries) > SHOWN_WHOLE,
+        "rejected": _table(("GPU", "model", "setting", "reason"), [_rejected(row) for row in dossier.rejected]),
+        "notes": dossier.notes,
+        "palette": Markup(style_sheet()),  # noqa: S704  (ours: colours by name)
+    }
+    return _environment().get_template("report.html.j2").render(context)
+
+
+def command_text(plan: Plan) -> str:
+    """The launch command as a shell takes it, an option to the line. On the machine itself: only there 127.0.0.1."""
+    words = list(plan.serve_argv)
+    if "--host" in words[:-1]:
+        words[words.index("--host") + 1] = "127.0.0.1"
+    lines = [f"{name}={shlex.quote(value)}" for name, value in plan.env.items()]
+    start = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+    lines.append(shlex.join(words[:start]))
+    for word in words[start:]:
+        if word.startswith("--"):
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n  ".join(lines)
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_dir("templates") / "report"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _best_first(dossier: PlanFolders) -> tuple[PlanFolder, ...]:
+    """In the order of ``recommend``, where that is known."""
+    order = [plan.get("gpu") for plan in (dossier.recommendation or {}).get("plans", ()) if isinstance(plan, Mapping)]
+    return tuple(sorted(dossier.entries, key=lambda e: order.index(e.plan.gpu) if e.plan.gpu in order else len(order)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _load(plan: Plan) -> str:
+    sent = plan.workload
+    lengths = f"{sent.input_len:,} input and {sent.output_len:,} output tokens"
+    varied = f", varied by {sent.range_ratio:.0%}" if sent.range_ratio else ""
+    return f"{lengths}{varied}"
+
+
+def _arrival(plan: Plan) -> str:
+    sent = plan.workload
+    rate = f"{sent.request_rate:g} requests/s" if sent.request_rate else ""
+    limit = f"{sent.max_concurrency:,} requests in flight" if sent.max_concurrency else ""
+    return ", ".join(filter(None, (rate, limit))) or "all requests at once"
+
+
+def _targets(plan: Plan) -> list[str]:
+    """The latency targets, and what is expected for each."""
+    return [
+        f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()} at most {target.limit_ms:,.5g} ms: "
+        f"{number(target.expected_ms)} ms expected"
+        for target in (plan.service.targets if plan.service else ())
+    ]
+
+
+def _summary(entry: PlanFolder) -> dict[str, Any]:
+    """A row of the table of plans, and the figures at the head of its section."""
+    plan = entry.plan
+    return {
+        "anchor": _anchor(plan),
+        "gpu": plan.gpu,
+        "layout": layout_of(plan),
+        "weights": plan.weight_dtype,
+        "cache": plan.kv_cache_dtype,
+        "batch": f"{plan.max_num_seqs:,}",
+        "servers": plan.service.replicas if plan.service else 1,
+        "figures": [_figure(plan.predicted, *names) for names in FIGURES],
+    }
+
+
+def _figure(figures: Mapping[str, Any], key: str, heading: str, unit: str) -> dict[str, str]:
+    if unit.startswith("s,"):
+        figures = {k: v * MS for k, v in figures.items() if k.startswith(key) and isinstance(v, int | float)}
+    return {"heading": heading, "unit": unit, "value": number(figures.get(key)), "interval": interval_of(figures, key)}
+
+
+def _anchor(plan: Plan) -> str:
+    return "plan-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in plan.gpu)
+
+
+def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
+    plan = entry.plan
+    return {
+        **_summary(entry),
+        "model": plan.model,
+        "arrival": _arrival(plan),
+        "command": command_text(plan),
+        "settings": [(name, _plain(getattr(plan, name))) for name in SETTINGS],
+        "why": plan.why,
+        "warnings": (*plan.warnings, *swept.notes),
+        "memory": [(name, f"{value / GIB:,.2f} GiB") for name, value in _bytes(plan)],
+        "latency": _picture(latency_chart(entry, swept), _anchor(plan)),
+        "operators": _picture(operators_chart(entry, swept), _anchor(plan)),
+        "missing": swept.missing,
+        "measured": _table(MEASURED, _measured(entry)) if entry.measured else None,
+        "not_measured": entry.not_measured,
+        "scripts": entry.scripts,
+        "folder": entry.directory.name or str(entry.directory),
+        "sources": list(_sources(entry, swept)),
+    }
+
+
+def _bytes(plan: Plan) -> Iterator[tuple[str, float]]:
+    for key, value in plan.memory.items():
+        if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi")) and isinstance(value, int | float):
+            yield key, value
+
+
+def _measured(entry: PlanFolder) -> list[tuple[str, ...]]:
+    """Measured beside predicted, a row for each metric of both."""
+    if entry.measured is None:
+        return []
+
+    return [
+        (
+            line.metric, line.unit, number(line.predicted), f"{number(line.lo)} to {number(line.hi)}",
+            number(line.measured), f"{line.error:+.1%}", line.verdict,
+        )
+        for line in compare_lines(entry.measured)
+    ]  # fmt: skip
+
+
+def _sources(entry: PlanFolder, swept: Sweep) -> Iterator[tuple[str, str]]:
+    file, plan = entry.file, entry.plan
+    yield "engine", f"vLLM {plan.engine_version}"
+    yield "image", f"{plan.image} ({plan.image_source})" if plan.image else "none: the vLLM that is installed"
+    yield "calibration", plan.calibration
+    if swept.basis:
+        yield "efficiencies", BASIS.get(swept.basis, swept.basis)
+    yield "planner", f"{file.planner_version}, plan {plan.digest}"
+    yield "command", file.command
+
+
+def _rejected(row: Mapping[str, Any]) -> tuple[str, ...]:
+    names = (
+        ("tensor_parallel_size", "TP"), ("pipeline_parallel_size", "PP"), ("data_parallel_size", "DP"),
+        ("max_num_seqs", "batch"),
+    )  # fmt: skip
+    sizes = [f"{name} {row[key]}" for key, name in names if row.get(key) and (row[key] != 1 or name == "TP")]
+    cache = row.get("kv_cache_dtype")
+    sizes += [f"{cache} KV cache"] if cache and cache != "auto" else []
+    return str(row["gpu"]), str(row.get("model", "")), ", ".join(sizes) or "-", str(row.get("reason", ""))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
+    """A chart for the template: both drawings, and its words. ``within``: the section that it stands in."""
+    if chart is None:
+        return None
+    name = f"{within}-{chart.name}" if within else chart.name
+    return {
+        "name": name,
+        "title": chart.title,
+        "description": chart.description,
+        "wide": Markup(svg(chart, CHART_WIDTH, part_of=name)),  # noqa: S704  (an XML writer escaped it)
+        "narrow": Markup(svg(chart, NARROW, part_of=name)),  # noqa: S704
+        "table": _table(chart.table.headings, chart.table.rows),
+    }
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Columns of numbers are flush right."""
+    numeric = [all(_NUMBER.fullmatch(row[at]) for row in rows) for at in range(len(headings))]
+    return {"headings": headings, "rows": rows, "numeric": numeric}

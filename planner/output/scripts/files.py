@@ -1,0 +1,82 @@
+"""Put files into a folder: all of them, or none."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from planner.errors import InputError
+from planner.output.scripts.emission import ALL_FILES
+
+_HINT = "give -o a folder that you may write to"
+
+
+def write_folder(
+    directory: Path, files: Mapping[str, str], *, force: bool, replaces: Collection[str] = ALL_FILES
+) -> None:
+    """Write ``files`` (name to content; a name may have folders in it) into ``directory``; scripts become executable.
+
+    Everything is written beside the folder first and then moved, so that a failure leaves what was there. With
+    ``force`` an existing folder keeps what is not a plan's own (results, logs); a script that only the old plan needed
+    goes: those are the names in ``replaces``.
+
+    Raises InputError when the folder exists and not ``force``, when it is a file, or when it cannot be written.
+    """
+    if directory.is_symlink() and not directory.exists():
+        raise InputError(f"{directory} is a link to nothing", hint="remove the link, or give another folder to -o")
+    directory = directory.resolve()
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file", hint="give another folder to -o")
+    if directory.exists() and not force:
+        raise InputError(
+            f"{directory} already exists", hint="give another folder to -o, or add --force to replace its scripts"
+        )
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        beside = tempfile.TemporaryDirectory(
+            prefix=f".{directory.name}.", dir=directory.parent, ignore_cleanup_errors=True
+        )
+        with beside as folder:
+            new = Path(folder) / "new"
+            _stage(new, files)
+            if directory.exists():
+                _exchange(directory, new, Path(folder) / "old", files, replaces)
+            else:
+                new.rename(directory)
+    except OSError as error:
+        raise InputError(f"cannot write {directory}: {error.strerror or error}", hint=_HINT) from error
+
+
+def _stage(new: Path, files: Mapping[str, str]) -> None:
+    new.mkdir()
+    for name, content in files.items():
+        path = new / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8", newline="\n")
+        if name.endswith(".sh"):
+            path.chmod(path.stat().st_mode | 0o111)
+
+
+def _of_plans(directory: Path) -> set[Path]:
+    """Folders that an earlier plan filled: this one, or one below it for each GPU. Relative to ``directory``."""
+    places = [directory, *(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())]
+    return {place.relative_to(directory) for place in places if (place / "plan.json").is_file()}
+
+
+def _exchange(directory: Path, new: Path, old: Path, files: Mapping[str, str], replaces: Collection[str]) -> None:
+    """Move the old plan's files out and the new ones in; move everything back when a move fails."""
+    folders = {Path(name).parent for name in files} | _of_plans(directory)
+    replaced = sorted({Path(name) for name in files} | {folder / name for folder in folders for name in replaces})
+    out = [(directory / name, old / name) for name in replaced if (directory / name).exists()]
+    into = [(new / name, directory / name) for name in sorted(files)]
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for source, target in (*out, *into):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+            moved.append((source, target))
+    except BaseException:
+        for source, target in reversed(moved):
+            target.rename(source)
+        raise

@@ -1,0 +1,208 @@
+"""What is said about a ``vllm serve`` line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from planner.engine import BOTH_SINCE, V0_GONE_IN, FlagProblem
+from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
+from planner.output.result import Result
+from planner.planning import FitResult, LineVerdict, PlannedWorkload, Served
+from planner.units import format_bytes
+from planner.workload import Workload
+
+COLUMNS = (
+    Column("what", ""),
+    Column("gpus"),
+    Column("output_throughput", "tok/s", ",.0f"),
+    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
+    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class CheckAnswer(Result):
+    """Whether a ``vllm serve`` line starts, what it delivers, what delivers more: ``planner check``."""
+
+    record: LineVerdict
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it starts."""
+        return self.record.starts
+
+    def _object(self) -> dict[str, Any]:
+        return check_json(self.record)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row("this line", self.record.served), *_plan_rows(self.record)]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        return _lines(self.record)
+
+    def _title(self) -> str:
+        return _headline(self.record)
+
+    def _notes(self) -> Iterator[str]:
+        return _notes(self.record)
+
+
+def check_json(answer: LineVerdict) -> dict[str, Any]:
+    """``planner check --format json``."""
+    load = answer.workload
+    return {
+        "starts": answer.starts,
+        "model": {"requested": answer.resolved.requested, "resolved": answer.resolved.resolved},
+        "gpu": answer.profile.id,
+        "engine_version": str(answer.version),
+        "calibration": _calibration(answer),
+        "flags": [_problem(problem) for problem in answer.line.problems],
+        "not_simulated": list(answer.line.not_simulated),
+        "refusal": {"cause": answer.refusal.cause, "hint": answer.refusal.hint} if answer.refusal else None,
+        "fit": answer.fit.to_json() if answer.fit else None,
+        "settings": answer.settings,
+        "load": PlannedWorkload.of(load).model_dump() if load else None,
+        "delivers": _figures(answer.served) if answer.served else None,
+        "goal": answer.goal,
+        "better": [_plan(answer, plan) for plan in answer.better()],
+        "notes": list(_notes(answer)),
+    }
+
+
+def _problem(problem: FlagProblem) -> dict[str, Any]:
+    return {"flag": problem.word, "cause": problem.cause, "hint": problem.hint, "fatal": problem.fatal}
+
+
+def _figures(served: Served) -> dict[str, Any]:
+    return {**served.result, "output_throughput_per_gpu": served.tok_per_s_per_gpu, "num_gpus": served.config.num_gpus}
+
+
+def _plan(answer: LineVerdict, plan: Served) -> dict[str, Any]:
+    return {
+        "model": plan.model,
+        "env": plan.env,
+        "command": shlex.join(plan.command),
+        "changes": {name: {"line": own, "plan": other} for name, (own, other) in answer.changes(plan).items()},
+        "delivers": _figures(plan),
+    }
+
+
+def _row(what: str, served: Served | None) -> dict[str, Any]:
+    if served is None:
+        return {"what": what}
+    figures = _figures(served)
+    return {"what": what, "gpus": served.config.num_gpus, **{column.key: figures[column.key] for column in COLUMNS[2:]}}
+
+
+def _plan_rows(answer: LineVerdict) -> Iterator[dict[str, Any]]:
+    for plan in answer.better():
+        yield _row(plan.model if plan.model != answer.resolved.resolved else "same model, other settings", plan)
+
+
+def _headline(answer: LineVerdict) -> str:
+    where = f"{answer.settings.get('tensor_parallel_size', 1)} x {answer.profile.id}"
+    if answer.fit:
+        where = f"{answer.fit.config.num_gpus} x {answer.profile.id}"
+    return f"{answer.resolved.resolved} on {where}, vLLM {answer.version}: {_verdict(answer)}"
+
+
+def _lines(answer: LineVerdict) -> Iterator[str]:
+    yield wrapped(_headline(answer))
+    for problem in answer.line.problems:
+        yield wrapped(str(problem), first="  x " if problem.fatal else "  ! ", rest="    ")
+    yield from _start_lines(answer)
+    if answer.served or answer.workload:
+        yield from _load_lines(answer)
+
+
+def _verdict(answer: LineVerdict) -> str:
+    if answer.refusal:
+        return "vLLM refuses these settings"
+    fit = answer.fit
+    memory = fit.verdict if fit else "too close to call"
+    words = {"fits": "starts", "does not fit": "does not fit", "too close to call": "may or may not start"}
+    if answer.line.refused:
+        return f"vLLM refuses an option; without it: {words[memory]}"
+    return words[memory]
+
+
+def _start_lines(answer: LineVerdict) -> Iterator[str]:
+    if answer.refusal:
+        yield wrapped(f"{answer.refusal.cause} ({answer.refusal.hint})", first="  x ", rest="    ")
+    fit = answer.fit
+    if not fit:
+        return
+    if fit.reason:
+        yield wrapped(fit.reason, first="  x " if not fit.fits else "  ! ", rest="    ")
+    yield from pair_lines((
+        ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)} on each GPU, {fit.config.weight_dtype}"),
+        ("KV cache", f"{format_bytes(fit.kv_cache.mid)}, {fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}"),
+        ("context", f"{fit.config.max_model_len:,} tokens, {fit.max_concurrency:.2f} requests of that length at once"),
+        ("batch", f"{fit.config.max_num_seqs:,} requests, {fit.config.max_num_batched_tokens:,} tokens{_engine(fit)}"),
+    ))  # fmt: skip
+    for option in fit.options:
+        yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    ")
+
+
+def _engine(fit: FitResult) -> str:
+    """Which of the two engines, while a version has both."""
+    both = BOTH_SINCE <= fit.config.version.release < V0_GONE_IN
+    return f", {fit.config.engine} engine" if both else ""
+
+
+def _load_lines(answer: LineVerdict) -> Iterator[str]:
+    load = answer.workload
+    plans = list(_plan_rows(answer))
+    if load:
+        yield f"\n{_load_words(load)}:"
+    rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
+    if rows:
+        yield table_text(rows, COLUMNS)
+    if not plans:
+        yield f"no plan is better for {answer.goal} with these GPUs" if rows else "no plan fits on this GPU"
+    for row, plan in zip(plans, answer.better(), strict=True):
+        yield f"\n{row['what']}:"
+        for name, (own, other) in answer.changes(plan).items():
+            yield f"  {name}: {own} -> {other}"
+        yield from command_lines(plan.env, plan.command)
+
+
+def _load_words(load: Workload) -> str:
+    requests = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"
+    varied = f", varied by {load.range_ratio:.0%}" if load.range_ratio else ""
+    shared = f", after {load.prefix_len:,} that all share" if load.prefix_len else ""
+    rate = f", {load.request_rate:g} a second" if isfinite(load.request_rate) else ""
+    limit = "" if rate and not load.max_concurrency else f", {load.max_concurrency or 'all'} in flight"
+    return f"{requests}{varied}{shared}{rate}{limit}"
+
+
+def _calibration(answer: LineVerdict) -> str | None:
+    """Whose fits predicted; None where nothing was."""
+    return answer.served.deployment.calibrated_by if answer.served else None
+
+
+def _notes(answer: LineVerdict) -> Iterator[str]:
+    if used := _calibration(answer):
+        yield f"calibration: {used}"
+    yield from answer.resolved.notes
+    if answer.version.note:
+        yield answer.version.note
+    if answer.line.not_simulated:
+        yield f"not simulated: {', '.join(answer.line.not_simulated)}"
+    drafts = answer.line.args.speculative_config
+    if drafts and not drafts.acceptance_rates:
+        yield "speculative decoding is counted in the memory, not in the speed"
+    if answer.fit:
+        if answer.fit.config.defaults_taken:
+            yield f"defaults: {', '.join(answer.fit.config.defaults_taken)}"
+        yield from answer.fit.notes

@@ -1,0 +1,267 @@
+"""A comparison in words: a table for each load, then who leads where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from planner.hardware import GpuProfile
+from planner.output.render import Column, table_text, wrapped
+from planner.output.result import Result
+from planner.planning import (
+    ComparedPoint,
+    Comparison,
+    Flip,
+    Order,
+    Span,
+    figures,
+    order_in_words,
+    price_of,
+    span_figures,
+)
+from planner.units import MS
+from planner.workload import Workload
+
+TABLE = (
+    Column("servers"),
+    Column("output_throughput_per_gpu", "tok/s/gpu"),
+    Column("output_throughput_per_user", "per user", ",.1f"),
+    Column("usd_per_million_output_tokens", "USD/1M"),
+    Column("output_tokens_per_joule", "tok/J", ",.2f"),
+    Column("ttft", "TTFT s, p99"),
+    Column("tpot", "TPOT ms, p99"),
+    Column("bound_by", "limited by", wraps=True),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonAnswer(Result):
+    """GPUs side by side: ``planner compare``. The table has one part for each load, then who leads where."""
+
+    record: Comparison
+    profiles: tuple[GpuProfile, ...]
+    prices: Mapping[str, float]  #: that were given: profile id to USD per GPU and hour
+    remarks: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()  #: notes on the model
+
+    @property
+    def ok(self) -> bool:
+        """Whether any GPU holds the model."""
+        return bool(self.record.points)
+
+    def _object(self) -> dict[str, Any]:
+        return _object(self.record, self._rows(), self.profiles, self.prices)
+
+    def _rows(self) -> list[Mapping[str, Any]]:
+        return [figures(point) for point in self.record.points]
+
+    def _columns(self) -> Sequence[Column]:
+        rows = self._rows()
+        return [Column(key) for key in (rows[0] if rows else ("gpu",))]
+
+    def _lines(self) -> Iterator[str]:
+        return _table_lines(self.record)
+
+    def _title(self) -> str:
+        return f"{self.record.question.model.id}, on {_hardware_words(self.record)}"
+
+    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        rows = [{"load": _load_words(point.workload), **_table_row(point)} for point in self.record.points]
+        return rows, (Column("load"), *TABLE)
+
+    def _notes(self) -> Iterator[str]:
+        yield from calibration_remarks(
+            (point.gpu, point.machine.deployment.calibrated_by) for point in self.record.points
+        )
+        yield from _refusals(self.record)
+        yield from _remarks(self.record, self.profiles, self.prices)
+        yield from self.said
+
+
+def _table_lines(comparison: Comparison) -> Iterator[str]:
+    per_gpu = comparison.question.per == "gpu"
+    for workload in comparison.workloads:
+        points = [point for point in comparison.points if point.workload == workload]
+        if not points:
+            continue
+        yield f"{_load_words(workload)}, on {_hardware_words(comparison)}\n"
+        yield table_text([_table_row(point) for point in points], TABLE)
+        yield ""
+    orders = list(comparison.orders())
+    for fixed, group in groupby(orders, key=lambda order: order.axis.fixed):
+        yield f"{fixed}, figures per {'GPU' if per_gpu else 'whole GPU'}:"
+        for line in _order_lines(list(group)):
+            yield wrapped(line, first="  ", rest="    ")
+
+
+def _table_row(point: ComparedPoint) -> dict[str, Any]:
+    row = figures(point)
+    dollars = point.usd_per_million_tok
+    return {
+        **row,
+        "servers": _servers_words(point),
+        "output_throughput_per_gpu": with_interval(point.tok_per_s_per_gpu, ",.0f"),
+        "usd_per_million_output_tokens": with_interval(dollars, ",.2f") if dollars else None,
+        "ttft": _pair(row["mean_ttft_ms"], row["p99_ttft_ms"], MS, ",.3g"),
+        "tpot": _pair(row["mean_tpot_ms"], row["p99_tpot_ms"], 1.0, ",.1f"),
+    }
+
+
+def _order_lines(orders: Sequence[Order]) -> Iterator[str]:
+    """One line for each order of leaders, with all metrics that it holds for; then the pairs that flip besides."""
+    for said, metrics in _by_words((order_in_words("", o.axis.name, o.standings), o.metric) for o in orders):
+        yield metrics + said
+    pairs = ((_flip_words(flip, order.axis.name), order.metric) for order in orders for flip in _others(order))
+    for said, metrics in _by_words(pairs):
+        yield f"{metrics}: {said}"
+
+
+def _by_words(said: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Each sentence once, with all metrics that it is said of."""
+    metrics: dict[str, list[str]] = {}
+    for words, metric in said:
+        metrics.setdefault(words, []).append(metric)
+    return ((words, ", ".join(of)) for words, of in metrics.items())
+
+
+def _others(order: Order) -> Iterator[Flip]:
+    """Flips that the line on the leaders does not tell."""
+    leaders = {standing.order[0] for standing in order.standings}
+    return (flip for flip in order.flips if not {flip.before, flip.after} <= leaders)
+
+
+def _flip_words(flip: Flip, axis: str) -> str:
+    sure = "" if flip.certain else " (not certain)"
+    return f"{flip.before} is ahead of {flip.after} up to {axis} {flip.until:,g}, behind from {flip.since:,g} on{sure}"
+
+
+def _object(
+    comparison: Comparison,
+    rows: Sequence[Mapping[str, Any]],
+    profiles: Sequence[GpuProfile],
+    prices: Mapping[str, float],
+) -> dict[str, Any]:
+    question = comparison.question
+    return {
+        "model": question.model.id,
+        "per": question.per,
+        "share": comparison.share,
+        "rows": list(rows),
+        "orders": [_order_object(order) for order in comparison.orders()],
+        "prices": price_rows(profiles, prices),
+        "refused": [{"gpu": refused.gpu, "reason": refused.reason} for refused in comparison.refused],
+    }
+
+
+def _order_object(order: Order) -> dict[str, Any]:
+    return {
+        "metric": order.metric,
+        "axis": order.axis.name,
+        "fixed": order.axis.fixed,
+        "words": order_in_words(order.metric, order.axis.name, order.standings),
+        "standings": [
+            {"at": s.at, "order": list(s.order), "certain": s.certain, "tied": s.tied} for s in order.standings
+        ],
+        "flips": [
+            {"ahead_until": f.before, "ahead_since": f.after, "until": f.until, "since": f.since, "certain": f.certain}
+            for f in order.flips
+        ],
+    }
+
+
+def calibration_remarks(used: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Whose fits predicted, in one line; by GPU where they differ."""
+    by_origin: dict[str, dict[str, None]] = {}
+    for gpu, origin in used:
+        by_origin.setdefault(origin, {})[gpu] = None
+    several = len(by_origin) > 1
+    words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
+    if words:
+        yield f"calibration: {', '.join(words)}"
+
+
+def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What each GPU is taken to cost, in USD per (logical) GPU and hour, and since when."""
+    priced = ((profile, price_of(profile, prices)) for profile in profiles)
+    return [
+        {
+            "gpu": profile.id,
+            **span_figures("usd_per_gpu_hour", price.usd_per_h if price else None),
+            "origin": price.origin if price else None,
+        }
+        for profile, price in priced
+    ]
+
+
+def price_remarks(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
+    """What is known of the prices, and what is not."""
+    unknown, free, dated = [], [], []
+    for profile in profiles:
+        price = price_of(profile, prices)
+        if price is None:
+            unknown.append(profile.whole)
+        elif price.is_zero:
+            free.append(profile.id)
+        elif price.origin != "--price":
+            dated.append(f"{profile.id} {price.usd_per_h.mid:.2f} ({price.origin})")
+    if dated:
+        yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
+    if unknown:
+        yield f"no price is known for {', '.join(dict.fromkeys(unknown))}: give one with --price GPU=USD"
+    if free:
+        yield f"{', '.join(free)} at a price of zero: what a dollar buys has no value"
+
+
+def _remarks(comparison: Comparison, profiles: Sequence[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
+    taking_part = {point.gpu for point in comparison.points}
+    yield from price_remarks([profile for profile in profiles if profile.id in taking_part], prices)
+    if comparison.points:
+        yield "in brackets the 90 % interval; of USD with the range of prices; joules are those of the boards (TDP)"
+    yield from _idle_remarks(comparison)
+    shared = [p.id for p in profiles if p.id in taking_part and p.partition and not p.partition.isolated_bandwidth]
+    if shared:
+        yield f"{', '.join(shared)}: partitions of a package are taken to be busy all at once"
+
+
+def _idle_remarks(comparison: Comparison) -> Iterator[str]:
+    """GPUs that are paid for and serve nobody."""
+    machines = (point.machine for point in comparison.points)
+    found = dict.fromkeys((m.profile.id, m.idle, m.units, m.deployment.config.num_gpus) for m in machines if m.idle)
+    for gpu, idle, units, size in found:
+        verb = "stays idle and is" if idle == 1 else "stay idle and are"
+        yield f"{gpu}: {idle} of {units} GPUs {verb} paid for beside servers of {size}"
+
+
+def _refusals(comparison: Comparison) -> Iterator[str]:
+    for refused in comparison.refused:
+        yield f"{refused.gpu} is left out: {refused.reason}"
+
+
+def _load_words(workload: Workload) -> str:
+    lengths = f"{workload.input_len:,} in / {workload.output_len:,} out"
+    if workload.max_concurrency is not None:
+        return f"{lengths}, {workload.max_concurrency:,} request{'s' if workload.max_concurrency > 1 else ''} in flight"
+    return f"{lengths}, {workload.request_rate:g} requests/s"
+
+
+def _hardware_words(comparison: Comparison) -> str:
+    what = {"package": "whole GPU", "gpu": "GPU", "node": "node"}[comparison.question.per]
+    count = 1 if comparison.question.per == "node" else comparison.share
+    return f"{count} {what}{'s' if count > 1 else ''} of each"
+
+
+def with_interval(span: Span, form: str) -> str:
+    """``12.30 (10.00-15.20)``."""
+    return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})"
+
+
+def _pair(mean: float | None, p99: float | None, factor: float, form: str) -> str | None:
+    return f"{mean * factor:{form}}, {p99 * factor:{form}}" if mean is not None and p99 is not None else None
+
+
+def _servers_words(point: ComparedPoint) -> str:
+    """``8 x mi300x-cpx``, ``1 x mi300x TP 2``."""
+    size = point.machine.deployment.config.tensor_parallel_size
+    return f"{point.machine.servers} x {point.gpu}" + (f" TP {size}" if size > 1 else "")

@@ -1,0 +1,197 @@
+"""The chart of ``planner evaluate``: predicted against measured."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import InputError
+from planner.evidence import Evaluated, PredictedFigure, evaluation_json, statistics, summary
+from planner.output.charts.figure import Chart, LinePanel, Mark, Series, Table
+from planner.output.render import Column, note, table_text, write_file
+from planner.output.report.figures import MARKERS
+from planner.output.result import Result
+
+BAND = 0.2
+#: A panel each; of the keys of one, a run shows the first that it measured.
+PANELS = {
+    "Output throughput": ("tokens/s", ("output_throughput",)),
+    "TPOT": ("ms", ("median_tpot_ms", "mean_tpot_ms")),
+    "TTFT": ("ms", ("median_ttft_ms", "mean_ttft_ms")),
+    "End-to-end latency": ("ms", ("median_e2el_ms", "mean_e2el_ms")),
+    "Latency of a batch": ("s", ("avg_latency_s",)),
+}
+
+
+def chart_writer(path: Path) -> Callable[[Sequence[Evaluated]], None]:
+    """What writes the chart into ``path``, as SVG or PNG by its name. Raises InputError for any other name at once."""
+    if path.suffix not in (".svg", ".png"):
+        raise InputError(f"--chart {path} ends in neither .svg nor .png", hint="for example --chart evaluation.svg")
+
+    def write(evaluated: Sequence[Evaluated]) -> None:
+        from planner.output.charts import draw
+
+        chart = evaluation_chart(evaluated)
+        if chart is None:
+            cause = "--chart: there is nothing to draw, no run was predicted"
+            raise InputError(cause, hint="without --chart the output says why")
+        write_file(path, draw.png(chart) if path.suffix == ".png" else draw.svg(chart).encode(), flag="--chart")
+        note(f"wrote {path}")
+
+    return write
+
+
+def evaluation_chart(evaluated: Sequence[Evaluated]) -> Chart | None:
+    """One panel for each metric that was measured, a colour and marker for each GPU; None where nothing was."""
+    gpus = sorted({one.run.gpu for one in evaluated if one.figures})
+    panels, rows = [], []
+    for title, (unit, keys) in PANELS.items():
+        by_gpu = _by_gpu(evaluated, keys)
+        if not by_gpu:
+            continue
+        series = tuple(_series(gpu, gpus.index(gpu), by_gpu[gpu]) for gpu in gpus if gpu in by_gpu)
+        every = [figure for figures in by_gpu.values() for figure in figures]
+        found = statistics(every)
+        words = f"{title}\n{found['within_20']:.0%} within {BAND:.0%}"
+        if found["coverage_90"] is not None:
+            words += f", {found['coverage_90']:.0%} in the interval"
+        marks = (Mark(f"equal, and {BAND:.0%} either way", diagonal=True, spread=BAND),)
+        panels.append(
+            LinePanel(
+                f"measured, {unit}",
+                f"predicted, {unit}",
+                series,
+                words,
+                x_log=True,
+                y_log=True,
+                marks=marks,
+                equal=True,
+            )
+        )
+        rows += [_row(title, gpu, by_gpu[gpu]) for gpu in gpus if gpu in by_gpu]
+        rows.append(_row(title, "all", every))
+    if not panels:
+        return None
+    refused = sum(one.refused is not None for one in evaluated)
+    covered = statistics([figure for one in evaluated for figure in one.figures.values()])["coverage_90"]
+    coverage = "" if covered is None else f" {covered:.0%} of all figures lie inside their 90 % interval."
+    return Chart(
+        "evaluation",
+        "Predicted against measured",
+        f"{len(evaluated)} runs, {refused} refused. On the line a prediction is exact, in the grey band it is within "
+        f"{BAND:.0%}.{coverage}",
+        tuple(panels),
+        Table(("metric", "GPU", "figures", "median error", f"within {BAND:.0%}", "in interval"), tuple(rows)),
+    )
+
+
+def _by_gpu(evaluated: Sequence[Evaluated], keys: Sequence[str]) -> dict[str, list[PredictedFigure]]:
+    found: dict[str, list[PredictedFigure]] = defaultdict(list)
+    for one in evaluated:
+        figure = next((one.figures[key] for key in keys if key in one.figures), None)
+        if figure is not None and figure.measured > 0 and figure.predicted > 0:
+            found[one.run.gpu].append(figure)
+    return found
+
+
+def _series(gpu: str, place: int, figures: Sequence[PredictedFigure]) -> Series:
+    return Series(
+        gpu,
+        tuple(figure.measured for figure in figures),
+        tuple(figure.predicted for figure in figures),
+        place,
+        "points",
+        MARKERS[(place + place // len(MARKERS)) % len(MARKERS)],
+    )
+
+
+def _row(metric: str, gpu: str, figures: Sequence[PredictedFigure]) -> tuple[str, ...]:
+    found = statistics(figures)
+    covered = "-" if found["coverage_90"] is None else f"{found['coverage_90']:.0%}"
+    return metric, gpu, f"{found['n']:,}", f"{found['median_ape']:.1%}", f"{found['within_20']:.0%}", covered
+
+
+# --- Predictions beside measurements, in rows and in a summary
+
+SUMMARY_COLUMNS = (
+    Column("gpu"),
+    Column("bench"),
+    Column("metric"),
+    Column("n"),
+    Column("median_ape", "median APE", ".1%"),
+    Column("mape", "mean APE", ".1%"),
+    Column("within_20", "within 20%", ".1%"),
+    Column("bias", form="+.1%"),
+    Column("coverage_90", "in interval", ".1%"),
+)
+ROWS = "run_id", "gpu", "model", "metric", "measured", "predicted", "lo", "hi", "error", "refused", "calibration"
+ROW_COLUMNS = tuple(map(Column, ROWS))
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Result):
+    """Predictions beside measurements: ``planner evaluate``. JSON has rows and summary, the table the summary."""
+
+    evaluated: tuple[Evaluated, ...]  #: each run with its figures, or why it was refused
+    remarks: tuple[str, ...] = ()
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Errors by GPU, bench and metric, as fractions."""
+        return summary(self.evaluated)
+
+    def to_svg(self) -> str:
+        """Predicted against measured as the file of an SVG picture. Raises InputError where no run was predicted."""
+        from planner.output.charts import draw
+
+        pass
+
+        chart = evaluation_chart(self.evaluated)
+        if chart is None:
+            raise InputError("there is nothing to draw: no run was predicted", hint="the notes of the answer say why")
+        return draw.svg(chart)
+
+    def _object(self) -> dict[str, Any]:
+        return evaluation_json(self.evaluated)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [row for one in self.evaluated for row in _rows(one)]
+
+    def _columns(self) -> Sequence[Column]:
+        return ROW_COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        yield table_text(self.summary(), SUMMARY_COLUMNS)
+
+    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        return self.summary(), SUMMARY_COLUMNS
+
+    def _notes(self) -> Iterator[str]:
+        refused = Counter(one.refused for one in self.evaluated if one.refused)
+        yield f"{len(self.evaluated)} run{'' if len(self.evaluated) == 1 else 's'}, {sum(refused.values())} refused"
+        used = Counter(one.calibration for one in self.evaluated if one.calibration)
+        if used:
+            yield "calibration: " + ", ".join(f"{name} ({times})" for name, times in used.most_common())
+        for reason, times in refused.most_common():
+            yield f"{times} x {reason}"
+
+
+def _rows(one: Evaluated) -> list[dict[str, Any]]:
+    run = {"run_id": one.run.run_id, "gpu": one.run.gpu, "model": one.run.model, "refused": one.refused}
+    if one.refused:
+        return [run]
+    return [
+        {
+            **run,
+            "metric": name,
+            "measured": figure.measured,
+            "predicted": figure.predicted,
+            "lo": figure.lo,
+            "hi": figure.hi,
+            "error": figure.error,
+            "calibration": one.calibration,
+        }
+        for name, figure in one.figures.items()
+    ]

@@ -1,0 +1,280 @@
+"""Whether a model fits, in words and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.hardware import GpuProfile
+from planner.memory import SHIPPED, Interval
+from planner.model import ResolvedModel
+from planner.output.render import Column, pair_lines, table_text, wrapped
+from planner.output.result import Result
+from planner.planning import ArithmeticLine, FitResult, LogLine, Verdict, explain
+from planner.units import GIB, format_bytes, format_gb
+
+COLUMNS = (
+    Column("gpu"),
+    Column("tensor_parallel_size", "tp"),
+    Column("weight_dtype", "weights"),
+    Column("kv_cache_dtype", "kv cache"),
+    Column("verdict"),
+    Column("weights_gib", "weights GiB", ",.2f"),
+    Column("kv_cache_gib", "left GiB", ",.2f"),
+    Column("kv_cache_tokens", "kv tokens", ","),
+    Column("max_model_len", "context", ","),
+    Column("max_concurrency", "requests", ",.2f"),
+    Column("min_tensor_parallel_size", "min tp"),
+    Column("engine_version", "vllm"),
+    Column("reason", aside=True),
+)
+LOG_COLUMNS = (
+    Column("line"), Column("unit"), Column("predicted"), Column("interval"), Column("logged"), Column("inside"),
+)  # fmt: skip
+#: Ways out that people are shown; JSON has them all.
+OPTIONS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFit:
+    """A GPU, among several, on which vLLM does not run these settings whatever the memory."""
+
+    profile: GpuProfile
+    error: PlannerError
+
+    @property
+    def fits(self) -> bool:
+        """Never."""
+        return False
+
+
+Answer = FitResult | RefusedFit
+
+
+@dataclass(frozen=True, repr=False)
+class FitAnswer(Result):
+    """Whether a model fits on one GPU: ``planner fit``."""
+
+    record: FitResult  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
+    resolved: ResolvedModel
+    arithmetic: bool = False  #: with each step of the calculation (``--explain``)
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it fits, by the best estimate; ``verdict`` says how sure that is."""
+        return self.record.fits
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits, by the best estimate; ``verdict`` says how sure that is."""
+        return self.record.fits
+
+    @property
+    def verdict(self) -> Verdict:
+        """``fits``, ``does not fit`` or ``too close to call``."""
+        return self.record.verdict
+
+    def _object(self) -> dict[str, Any]:
+        return _object(self.record, self.resolved, arithmetic=self.arithmetic)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(self.record)]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        return _lines(self.record, self.resolved, arithmetic=self.arithmetic)
+
+    def _title(self) -> str:
+        return _headline(self.record, self.resolved)
+
+    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        columns = Column("what", ""), Column("figure", "")
+        return [{"what": label, "figure": value} for label, value in _figures(self.record)], columns
+
+    def _notes(self) -> Iterable[str]:
+        return *self.resolved.notes, *self.record.notes
+
+
+@dataclass(frozen=True, repr=False)
+class FitTable(Result):
+    """The same for several GPUs or settings, a row for each."""
+
+    answers: tuple[Answer, ...]
+    resolved: ResolvedModel
+    sweep: bool = False  #: over settings, of which some need not fit
+    arithmetic: bool = False
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all fit; of a sweep, always."""
+        return self.sweep or all(answer.fits for answer in self.answers)
+
+    def _object(self) -> list[dict[str, Any]]:
+        return [_object(answer, self.resolved, arithmetic=self.arithmetic) for answer in self.answers]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(answer) for answer in self.answers]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _title(self) -> str:
+        return self.resolved.resolved
+
+    def _notes(self) -> Iterable[str]:
+        refused = (f"{a.profile.id}: {a.error.cause}" for a in self.answers if isinstance(a, RefusedFit))
+        return *self.resolved.notes, *refused
+
+
+def _object(answer: Answer, resolved: ResolvedModel, *, arithmetic: bool) -> dict[str, Any]:
+    if isinstance(answer, RefusedFit):
+        return _refused_object(answer, resolved)
+    found = answer.to_json()
+    found["model"] = {**found["model"], "requested": resolved.requested, "resolved": resolved.resolved}
+    found["notes"] = [*resolved.notes, *found["notes"]]
+    if arithmetic:
+        found["arithmetic"] = [{"label": e.label, "value": e.value, "how": e.how} for e in explain(answer)]
+    return found
+
+
+def _refused_object(answer: RefusedFit, resolved: ResolvedModel) -> dict[str, Any]:
+    model, profile = resolved.model, answer.profile
+    return {
+        "fits": False,
+        "verdict": "does not fit",
+        "reason": answer.error.cause,
+        "error": answer.error.cause,
+        "hint": answer.error.hint,
+        "model": {
+            "requested": resolved.requested,
+            "resolved": resolved.resolved,
+            "total_params": model.total_params,
+            "active_params": model.active_params,
+        },
+        "gpu": {"id": profile.id, "memory_bytes": profile.memory_bytes},
+    }
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, RefusedFit):
+        return {"gpu": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
+    config = answer.config
+    return {
+        "gpu": answer.gpu_id,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "weight_dtype": config.weight_dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "verdict": answer.verdict,
+        "weights_gib": answer.stage.weights.weight_bytes / GIB,
+        "kv_cache_gib": answer.kv_cache.mid / GIB,
+        "kv_cache_tokens": answer.kv_cache_tokens,
+        "max_model_len": config.max_model_len,
+        "max_concurrency": answer.max_concurrency,
+        "min_tensor_parallel_size": answer.min_tensor_parallel_size,
+        "engine_version": str(config.version),
+        "reason": answer.reason,
+    }
+
+
+def _headline(result: FitResult, resolved: ResolvedModel) -> str:
+    config = result.config
+    where = f"{config.num_gpus} x {result.gpu_id}" if config.num_gpus > 1 else result.gpu_id
+    return f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict}"
+
+
+def _lines(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) -> Iterator[str]:
+    yield _headline(result, resolved)
+    if result.reason:
+        yield wrapped(_reason(result), first="  ", rest="  ")
+    yield ""
+    yield from pair_lines(_figures(result))
+    if result.startup_log:
+        yield "\nPredicted beside logged:"
+        yield table_text([_log_row(line) for line in result.startup_log], LOG_COLUMNS)
+    yield from _option_lines(result)
+    if arithmetic:
+        yield ""
+        yield from map(_explained, explain(result))
+
+
+def _reason(result: FitResult) -> str:
+    """What vLLM would say; where that is not sure, how far the margin reaches."""
+    if result.verdict == "does not fit":
+        return result.reason
+    condition = result.binding_condition
+    short, spare = -condition.margin.low / GIB, condition.margin.high / GIB
+    return f"{condition.name}: from {short:,.2f} GiB too little to {spare:,.2f} GiB to spare"
+
+
+def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
+    config, weights = result.config, result.stage.weights.weight_bytes
+    on_each = " on each GPU" if config.num_gpus > 1 else ""
+    yield "weights", f"{format_bytes(weights)} ({format_gb(weights)}){on_each}, {config.weight_dtype}"
+    if offloaded := result.stage.weights.offloaded_bytes:
+        yield "of these in host memory", f"{format_bytes(offloaded)}{on_each}"
+    if lora := config.lora:
+        held = format_bytes(result.stage.weights.lora_bytes)
+        yield "adapters", f"{held}{on_each} for {lora.max_loras} of rank {lora.max_lora_rank}"
+    memory = f"{format_bytes(result.budget.memory_bytes)}{on_each}"
+    if result.stage.given_bytes is not None:
+        given = " ".join(f"{name}={value}" for name, value in config.env.items())
+        yield "memory", memory
+        yield "left beside the weights", _left(result.stage.left)
+        yield "size of the KV cache", f"{format_bytes(result.stage.given_bytes)}, given by {given}"
+    else:
+        yield "memory", f"{memory}, {config.gpu_memory_utilization:g} of it in vLLM's budget"
+        yield "left for the KV cache", _left(result.kv_cache)
+    if result.budget.pool.groups:
+        yield "KV cache per token", f"{result.kv_bytes_per_token:,.0f} bytes, {config.kv_cache_dtype}"
+    if result.host_kv_cache_tokens:
+        yield "KV cache in host memory", f"{result.host_kv_cache_tokens:,} tokens, for prefixes that come again"
+    if result.kv_cache_tokens:
+        yield "KV cache", f"{result.kv_cache_tokens:,} tokens"
+        at_once = f", {result.max_concurrency:,.2f} requests of that length at once"
+    else:
+        at_once = ""
+    yield "context", f"{config.max_model_len:,} tokens{at_once}"
+    yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or 'none fits'}"
+    yield "memory overheads", "fitted, as shipped" if result.calibration == SHIPPED else result.calibration
+
+
+def _left(room: Interval) -> str:
+    """What is left, or what is missing before there is any cache; with the interval around the estimate."""
+    low, high = f"{room.low / GIB:,.2f}", f"{room.high / GIB:,.2f}"
+    if room.mid >= 0:
+        return f"{format_bytes(room.mid)} ({low} to {high})"
+    return f"nothing: {format_bytes(-room.mid)} too little ({low} to {high} left)"
+
+
+def _log_row(line: LogLine) -> dict[str, Any]:
+    """Bytes in GiB, everything else as logged."""
+    scale, form = (GIB, ",.2f") if line.unit == "bytes" else (1, ",.2f" if line.unit == "requests" else ",.0f")
+    predicted = line.predicted
+    return {
+        "line": line.line,
+        "unit": "GiB" if line.unit == "bytes" else line.unit,
+        "predicted": format(predicted.mid / scale, form),
+        "interval": f"{predicted.low / scale:{form}} to {predicted.high / scale:{form}}",
+        "logged": format(line.logged / scale, form),
+        "inside": line.inside,
+    }
+
+
+def _option_lines(result: FitResult) -> Iterator[str]:
+    if result.options:
+        yield "\nWhat would make it fit (each one checked):"
+    for option in result.options[:OPTIONS_SHOWN]:
+        yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      ")
+        at_once = f"{option.max_concurrency:.2f} requests at once"
+        yield f"    {option.verdict}, {option.kv_cache_tokens:,} tokens, {at_once}"
+
+
+def _explained(line: ArithmeticLine) -> str:
+    start = f"{line.label:<32} {line.value:>26}  "
+    return wrapped(line.how, first=start, rest=" " * len(start)) if line.how else start.rstrip()

@@ -1,0 +1,271 @@
+"""Fleets in words: one line for each, the best first; then what divides prefill and decode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.output.render import Column, table_text, wrapped
+from planner.output.result import Result
+from planner.output.tables.comparison import calibration_remarks, price_remarks, price_rows, with_interval
+from planner.planning import Disaggregated, Fleet, Fleets, NotDivided, Pool, span_figures
+from planner.units import GB, MB, MS
+from planner.workload import targets_in_words
+
+COLUMNS = (
+    Column("gpu"),
+    Column("servers", wraps=True),
+    Column("gpus", "GPUs", ","),
+    Column("nodes", form=","),
+    Column("usd_per_hour", "USD/h", ",.2f"),
+    Column("usd_per_million_output_tokens", "USD/1M"),
+    Column("kw", "kW", ",.1f"),
+    Column("utilisation", "used"),
+    Column("bound_by", "limited by", wraps=True),
+)
+DISAGGREGATED = (
+    Column("gpu"),
+    Column("prefill"),
+    Column("decode"),
+    Column("num_gpus", "GPUs", ","),
+    Column("transfer", wraps=True),
+    Column("ttft_ms", "TTFT ms", ",.0f"),
+    Column("tpot_ms", "TPOT ms", ",.1f"),
+    Column("verdict", "on equal GPUs", wraps=True),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class FleetAnswer(Result):
+    """Servers, GPUs, dollars and watts for a load, best fleet first: ``planner fleet``."""
+
+    record: Fleets
+    divided: tuple[Disaggregated | NotDivided, ...] = ()  #: with prefill and decode on servers of their own
+    remarks: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()  #: notes on the model and on the trace
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a fleet."""
+        return self.record.best is not None
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        """All that there are, the best first."""
+        return self.record.fleets
+
+    def _object(self) -> dict[str, Any]:
+        return _object(self.record, self.divided)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(fleet) for fleet in self.fleets]
+
+    def _columns(self) -> Sequence[Column]:
+        rows = self._rows()
+        return [Column(key) for key in (rows[0] if rows else ("gpu",)) if key != "pools"]
+
+    def _lines(self) -> Iterator[str]:
+        yield wrapped(_question(self.record)) + "\n"
+        rows = [_table_row(fleet) for fleet in self.fleets]
+        yield table_text(rows, COLUMNS) if rows else "no fleet: no GPU carries it"
+        plans = [_divided_row(plan) for plan in self.divided if isinstance(plan, Disaggregated)]
+        if plans:
+            yield "\nprefill and decode on servers of their own:\n"
+            yield table_text(plans, DISAGGREGATED)
+
+    def _title(self) -> str:
+        return _question(self.record)
+
+    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        return [_table_row(fleet) for fleet in self.fleets], COLUMNS
+
+    def _notes(self) -> Iterator[str]:
+        pools = [pool for fleet in self.fleets for pool in fleet.pools]
+        yield from calibration_remarks((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
+        yield from _remarks(self.record, self.divided)
+        yield from self.said
+
+
+def _question(fleets: Fleets) -> str:
+    asked = fleets.asked
+    loads = ", ".join(
+        f"{d.request_rate:,.4g} requests/s of {d.input_len:,} in / {d.output_len:,} out" for d in asked.demands
+    )
+    kept = f", {targets_in_words(asked.slos)}" if asked.slos else ", no latency target"
+    return f"{loads}{kept}; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
+
+
+def _table_row(fleet: Fleet) -> dict[str, Any]:
+    row = _row(fleet)
+    dollars = fleet.usd_per_million_tok
+    busiest = fleet.busiest
+    return {
+        **row,
+        "servers": _servers_words(fleet),
+        "usd_per_million_output_tokens": with_interval(dollars, ",.2f") if dollars else None,
+        "kw": fleet.power_w / 1000 if fleet.power_w else None,
+        "utilisation": f"{fleet.utilisation(busiest.demand):.0%}",
+        "bound_by": busiest.load.bound_by or busiest.load.binding,
+    }
+
+
+def _servers_words(fleet: Fleet) -> str:
+    """``2 + 1 x TP 8`` of one class and one kind; else each pool by name."""
+    spare = {id(kind): count for kind, count in fleet.spares}
+    if len(fleet.pools) == 1:
+        pool = fleet.pools[0]
+        extra = f" + {spare[id(pool.kind)]}" if id(pool.kind) in spare else ""
+        return f"{pool.servers}{extra} x {_engine_words(pool)}"
+    several = len(fleet.rented) > 1
+    words = [
+        f"{pool.demand.name}: {pool.servers} x {pool.kind.profile.id + ' ' if several else ''}{_engine_words(pool)}"
+        for pool in fleet.pools
+    ]
+    spares = sum(count for _, count in fleet.spares)
+    return ", ".join([*words, f"{spares} spare"] if spares else words)
+
+
+def _engine_words(pool: Pool) -> str:
+    config = pool.kind.deployment.config
+    axes = (
+        ("TP", config.tensor_parallel_size),
+        ("PP", config.pipeline_parallel_size),
+        ("DP", config.data_parallel_size),
+    )
+    return " ".join(f"{name} {size}" for name, size in axes if size > 1 or name == "TP")
+
+
+def _row(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
+        "servers": fleet.servers,
+        "spare_servers": sum(count for _, count in fleet.spares),
+        "gpus": fleet.gpus,
+        "nodes": fleet.nodes,
+        **span_figures("usd_per_hour", fleet.usd_per_h),
+        **span_figures("usd_per_million_output_tokens", fleet.usd_per_million_tok),
+        "power_w": fleet.power_w,
+        "output_tokens_per_joule": fleet.tok_per_joule,
+        "proven": fleet.proven,
+        "pools": [_pool_object(fleet, pool) for pool in fleet.pools],
+    }
+
+
+def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
+    config = pool.kind.deployment.config
+    return {
+        "class": pool.demand.name,
+        "gpu": pool.kind.profile.id,
+        "model": pool.kind.candidate.resolved.resolved,
+        "servers": pool.servers,
+        "num_gpus": pool.kind.num_gpus,
+        **config.layout,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "engine_version": str(config.version),
+        "calibration": pool.kind.deployment.calibrated_by,
+        "largest_load": pool.load.value,
+        "utilisation": fleet.utilisation(pool.demand),
+        "bound_by": pool.load.bound_by or None,
+    }
+
+
+def _object(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> dict[str, Any]:
+    asked = fleets.asked
+    return {
+        "model": asked.model.resolved,
+        "classes": [
+            {
+                "name": demand.name,
+                "request_rate": demand.request_rate,
+                "input_len": demand.input_len,
+                "output_len": demand.output_len,
+            }
+            for demand in asked.demands
+        ],
+        "targets": [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in asked.slos],
+        "interval": "pessimistic" if asked.pessimistic else "optimistic",
+        "headroom": asked.headroom,
+        "n_plus": asked.n_plus,
+        "minimised": fleets.objective,
+        "rented_by": asked.rented_by,
+        "fleets": [_row(fleet) for fleet in fleets.fleets],
+        "disaggregated": [_divided_object(plan) for plan in divided],
+        "prices": price_rows(asked.gpus, asked.prices),
+        "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
+    }
+
+
+def _divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
+    if isinstance(plan, NotDivided):
+        return {"gpu": plan.profile.id, "refused": plan.reason}
+    return {
+        "gpu": plan.profile.id,
+        "refused": None,
+        "prefill_servers": plan.prefill_servers,
+        "prefill_tensor_parallel_size": plan.prefill.deployment.config.tensor_parallel_size,
+        "prefill_load": plan.prefill.load.value,
+        "decode_servers": plan.decode_servers,
+        "decode_tensor_parallel_size": plan.decode.deployment.config.tensor_parallel_size,
+        "decode_load": plan.decode.load.value,
+        "spare_servers": 2 * plan.spares,
+        "num_gpus": plan.num_gpus,
+        "kv_bytes_per_prompt": plan.transfer.kv_bytes,
+        "kv_transfer_bytes_per_s": plan.transfer.bytes_per_s,
+        "kv_transfer_over": plan.transfer.over,
+        "kv_transfer_ms": plan.transfer.time_s / MS,
+        "ttft_ms": plan.ttft_ms,
+        "tpot_ms": plan.tpot_ms,
+        "equal_gpus": plan.aggregated_gpus,
+        "aggregated_rate": plan.aggregated_rate,
+        "disaggregated_rate": plan.disaggregated_rate,
+        "wins": "disaggregated" if plan.wins else "aggregated" if plan.loses else None,
+    }
+
+
+def _divided_row(plan: Disaggregated) -> dict[str, Any]:
+    extra = f" + {plan.spares}" if plan.spares else ""
+    prefill, decode = plan.prefill.deployment.config, plan.decode.deployment.config
+    transfer = plan.transfer
+    return {
+        "gpu": plan.profile.id,
+        "prefill": f"{plan.prefill_servers}{extra} x TP {prefill.tensor_parallel_size}",
+        "decode": f"{plan.decode_servers}{extra} x TP {decode.tensor_parallel_size}",
+        "num_gpus": plan.num_gpus,
+        "transfer": f"{transfer.kv_bytes / MB:,.0f} MB in {transfer.time_s / MS:,.1f} ms, {transfer.over} at "
+        f"{transfer.bytes_per_s / GB:,.0f} GB/s",
+        "ttft_ms": plan.ttft_ms,
+        "tpot_ms": plan.tpot_ms,
+        "verdict": _verdict(plan),
+    }
+
+
+def _verdict(plan: Disaggregated) -> str:
+    rates = f"{plan.disaggregated_rate:,.3g} against {plan.aggregated_rate:,.3g} requests/s on {plan.aggregated_gpus}"
+    if plan.wins:
+        return f"divided wins: {rates}"
+    return f"together wins: {rates}" if plan.loses else f"alike: {rates}"
+
+
+def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> Iterator[str]:
+    asked = fleets.asked
+    for refused in fleets.refused:
+        yield f"{refused.profile.id} is left out: {refused.reason}"
+    for plan in divided:
+        if isinstance(plan, NotDivided):
+            yield f"{plan.profile.id} is not divided: {plan.reason}"
+    taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
+    yield from price_remarks([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
+    if fleets.best and fleets.objective != asked.objective:
+        yield "no price is known, so the fleets are in the order of their GPUs"
+    end = "pessimistic" if asked.pessimistic else "optimistic"
+    if fleets.best:
+        yield (
+            f"the {end} end of the 90 % interval keeps the targets; USD from the lowest price and the optimistic end "
+            "to the highest price; kW are those of the boards (TDP)"
+        )
+    if fleets.best and not fleets.best.proven:
+        yield "there was no time to prove that no mix is cheaper than the best one found"
+    if any(isinstance(plan, Disaggregated) and not plan.transfer.over.startswith("--") for plan in divided):
+        yield "the transfer is at line rate, which is the least it takes"

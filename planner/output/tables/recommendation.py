@@ -1,0 +1,380 @@
+"""A recommendation in words: one line per GPU, then each plan with its reasons and its launch command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from planner.errors import InputError
+from planner.hardware import GpuProfile
+from planner.output.render import Column, command_lines, wrapped
+from planner.output.result import Result
+from planner.planning import (
+    Candidate,
+    Plan,
+    Ranking,
+    Rejected,
+    Request,
+    Service,
+    assemble,
+    closest_lines,
+    closest_point,
+    order_words,
+    pareto,
+    plans_best_first,
+    price_of,
+    wanted_batch,
+    with_intervals,
+)
+from planner.timing import SHIPPED
+from planner.units import MS
+
+COLUMNS = (
+    Column("gpu"),
+    Column("num_gpus", "gpus"),
+    Column("model", aside=True),
+    Column("tensor_parallel_size", "tp"),
+    Column("weight_dtype", "weights"),
+    Column("kv_cache_dtype", "kv cache"),
+    Column("max_num_seqs", "batch", ","),
+    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
+    Column("output_throughput_per_user", "tok/s/user", ",.1f"),
+    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+    Column("engine_version", "vllm"),
+    Column("calibration", aside=True),
+)
+#: With targets: what all servers cost and carry, then what one of them does.
+TARGET_COLUMNS = (
+    Column("gpu"),
+    Column("total_gpus", "gpus"),
+    Column("usd_per_hour", "USD/h", ",.2f"),
+    Column("replicas", "servers"),
+    Column("model", aside=True),
+    Column("layout"),
+    Column("weight_dtype", "weights"),
+    Column("kv_cache_dtype", "kv cache"),
+    Column("max_num_seqs", "batch", ","),
+    Column("max_num_batched_tokens", "tokens", ","),
+    Column("load", "load", ",.4g"),
+    Column("largest_load", "largest", ",.4g"),
+    Column("goodput", "goodput", ",.4g", aside=True),
+    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+    Column("engine_version", "vllm"),
+    Column("calibration", aside=True),
+)
+SETTINGS = ("gpu", "num_gpus", "model", "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs")
+FIGURES = (
+    "output_throughput_per_gpu", "output_throughput_per_user", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms",
+)  # fmt: skip
+LISTED = 3  #: plans of each GPU in the JSON
+SHOWN_GPUS = 8  #: whose plans are all explained; among more the best is, and the table is in order
+SHOWN_REJECTED = 3  #: models per GPU in the table; JSON has all
+
+
+@dataclass(frozen=True, repr=False)
+class Recommendation(Result):
+    """The plan of each GPU, and why it is that one: ``planner recommend``."""
+
+    request: Request
+    rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and what was turned down
+    plans: tuple[Plan | None, ...]  #: the picked plan of each GPU, in the order of the GPUs; None where there is none
+    pick: int  #: which plan was picked, 1 is the best
+    defaults_taken: Mapping[str, Any]
+    command: str  #: the command line that says the same
+    wrote: bool = False  #: the scripts are written already
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a plan for at least one GPU."""
+        return any(plan is not None for plan in self.plans)
+
+    @property
+    def best(self) -> Plan | None:
+        """The best of all plans; None where there is none."""
+        return next(iter(plans_best_first(self._made, self.request.goal)), None)
+
+    def to_svg(self) -> str:
+        """What lies in the memory of each GPU, a bar for each plan, as the file of an SVG picture.
+
+        Raises InputError where there is no plan.
+        """
+        from planner.output.charts import draw
+        from planner.output.report.figures import memory_chart
+
+        if not self.ok:
+            raise InputError("there is nothing to draw: no GPU has a plan", hint="the answer says why")
+        return draw.svg(memory_chart(self._made))
+
+    @property
+    def _made(self) -> list[Plan]:
+        return [plan for plan in self.plans if plan is not None]
+
+    @property
+    def _are_many(self) -> bool:
+        return len(self.rankings) > SHOWN_GPUS
+
+    @cached_property
+    def _listed(self) -> list[Plan]:
+        """The picked plans and those that could be picked instead, in the order of ``pick``."""
+        found = self._made
+        for ranking in self.rankings:
+            others = [c for place, c in enumerate(ranking.candidates[:LISTED], 1) if place != self.pick]
+            found += [assemble(self.request, ranking, candidate) for candidate in others]
+        return found
+
+    def _object(self) -> dict[str, Any]:
+        request, rankings = self.request, self.rankings
+        return {
+            "goal": request.goal,
+            "workload": _workload(request),
+            "targets": _targets(request),
+            "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
+            "order": order_words(self._made, request.goal) if self.ok else None,
+            "plans": [plan.model_dump(mode="json") for plan in plans_best_first(self._listed, request.goal)],
+            "pareto": [_point(candidate) for ranking in rankings for candidate in pareto(ranking.candidates)],
+            "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
+            "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
+        }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(plan) for plan in plans_best_first(self._made, self.request.goal)]
+
+    def _columns(self) -> Sequence[Column]:
+        return TARGET_COLUMNS if self.request.targets else COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        if self.ok:
+            yield from super()._lines()
+        if self._are_many and self.best:
+            yield from _best_lines(self.rankings, self.plans, self.best, self.request.prices)
+        else:
+            yield from _each_lines(self._in_order(), self.request.prices)
+
+    def _in_order(self) -> list[tuple[Ranking, Plan | None]]:
+        """As the table; GPUs without a plan at the end."""
+        pairs = list(zip(self.rankings, self.plans, strict=True))
+        order = {id(plan): place for place, plan in enumerate(plans_best_first(self._made, self.request.goal))}
+        return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
+
+    def _title(self) -> str:
+        return f"{self.request.model.resolved}, {self.request.goal}"
+
+    def _notes(self) -> Iterator[str]:
+        if self.ok:
+            yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
+        if len(self._made) > 1:
+            yield f"order: {order_words(self._made, self.request.goal)}"
+        taken = ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
+        if taken:
+            yield f"defaults taken: {taken}"
+        if not self.wrote and self.ok:
+            yield f"write the scripts with: {self.command} -o plans"
+
+
+def _best_lines(
+    rankings: Sequence[Ranking], plans: Sequence[Plan | None], best: Plan, prices: Mapping[str, float]
+) -> Iterator[str]:
+    """Below a long table: the best plan with its reasons, and which GPUs have none."""
+    yield ""
+    ranking = next(ranking for ranking, plan in zip(rankings, plans, strict=True) if plan is best)
+    yield from _plan_lines(ranking, best, prices)
+    without = [ranking.profile.id for ranking, plan in zip(rankings, plans, strict=True) if plan is None]
+    if without:
+        yield ""
+        yield wrapped(f"no plan: {', '.join(without)}; --format json says why", rest="  ")
+
+
+def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]], prices: Mapping[str, float]) -> Iterator[str]:
+    """Below the table: each GPU's plan with its reasons, or why there is none."""
+    made = any(plan is not None for _, plan in pairs)
+    for index, (ranking, plan) in enumerate(pairs):
+        if index or made:
+            yield ""
+        if plan:
+            yield from _plan_lines(ranking, plan, prices)
+        else:
+            yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
+            if ranking.closest:
+                yield from _items("!", closest_lines(ranking.closest))
+            yield from _rejected_lines(ranking)
+
+
+def predicted_lines(plan: Plan) -> Iterator[str]:
+    """The figures that are worth a line in a script's header."""
+    figures = plan.predicted
+    total, each = figures["output_throughput"], figures["output_throughput_per_gpu"]
+    yield f"output throughput  {total:,.0f} tokens/s ({each:,.0f} per GPU)"
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        mean, p99 = figures[f"mean_{name}_ms"], figures[f"p99_{name}_ms"]
+        yield f"{name.upper():<5}              {mean:,.1f} ms mean, {p99:,.1f} ms p99"
+    if plan.service:
+        yield from _service_lines(plan.service)
+    if plan.calibration != SHIPPED:
+        yield f"calibration        {plan.calibration}"
+
+
+def _service_lines(service: Service) -> Iterator[str]:
+    for target in service.targets:
+        yield (
+            f"target             {target.metric} {target.limit_ms:,.4g}: {target.expected_ms:,.4g} at the "
+            f"{service.interval} end of its interval"
+        )
+    yield f"load               {service.load:,.4g} {service.load_unit} over {service.replicas} such servers"
+
+
+def _workload(request: Request) -> dict[str, Any]:
+    """What is planned for; of several servers together."""
+    targets = request.targets
+    rate = targets.value if targets and targets.by == "rate" else None
+    flying = targets.value if targets and targets.by == "concurrency" else None
+    return {
+        "name": request.workload_name,
+        "input_len": request.input_len,
+        "output_len": request.output_len,
+        "range_ratio": request.range_ratio,
+        "burstiness": request.burstiness,
+        "max_concurrency": flying if targets else wanted_batch(request),
+        "request_rate": rate,
+        "num_prompts": request.num_prompts,
+        "trace": targets.trace.model_dump() if targets and targets.trace else None,
+    }
+
+
+def _targets(request: Request) -> dict[str, Any] | None:
+    targets = request.targets
+    if targets is None:
+        return None
+    limits = [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in targets.slos]
+    return {"interval": "pessimistic" if targets.pessimistic else "optimistic", "limits": limits}
+
+
+def _point(candidate: Candidate) -> dict[str, Any]:
+    config = candidate.config
+    figures = {
+        "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
+        "output_throughput_per_user": candidate.tok_per_s_per_user,
+        "mean_e2el_ms": candidate.e2el_s / MS,
+    }
+    return {
+        "gpu": candidate.deployment.profile.id,
+        "model": candidate.resolved.resolved,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "weight_dtype": config.weight_dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "max_num_seqs": config.max_num_seqs,
+        **with_intervals(candidate.deployment, figures),
+    }
+
+
+def _row(plan: Plan) -> dict[str, Any]:
+    settings = {name: getattr(plan, name) for name in SETTINGS}
+    figures = {name: plan.predicted[name] for name in FIGURES}
+    row = {**settings, **figures, "engine_version": plan.engine_version, "calibration": plan.calibration}
+    service = plan.service
+    if service is None:
+        return row
+    return row | {
+        "total_gpus": service.total_gpus,
+        "usd_per_hour": service.usd_per_hour,
+        "replicas": service.replicas,
+        "layout": layout_words(plan),
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+        "load": service.load,
+        "largest_load": service.largest_load,
+        "goodput": service.goodput,
+    }
+
+
+def layout_words(plan: Plan) -> str:
+    """The parallel axes of one server, such as ``TP 4 + EP``."""
+    sizes = (
+        ("TP", plan.tensor_parallel_size),
+        ("PP", plan.pipeline_parallel_size),
+        ("DP", plan.data_parallel_size),
+    )
+    words = [f"{name} {size}" for name, size in sizes if size > 1] + ["EP"] * plan.enable_expert_parallel
+    return " + ".join(words) or "TP 1"
+
+
+def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> Iterator[str]:
+    yield f"{ranking.profile.name}: {_servers(plan)}, {plan.model}"
+    yield from _items("-", [*plan.why, *_carried(plan, ranking.profile, prices)])
+    yield from _items("!", plan.warnings)
+    yield from _rejected_lines(ranking)
+    # as typed on the machine itself: only a container's server binds to all addresses
+    words = list(plan.serve_argv)
+    words[words.index("--host") + 1] = "127.0.0.1"
+    yield from command_lines(plan.env, words)
+
+
+def _servers(plan: Plan) -> str:
+    size = f"{plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}"
+    if plan.service is None or plan.service.replicas == 1:
+        return size
+    return f"{plan.service.replicas} servers of {size}"
+
+
+def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
+    """How much one server and one node carry, and what that costs."""
+    service = plan.service
+    if service is None:
+        return
+    if service.largest_load is not None and service.node_load is not None:
+        then = f"; limited by {service.bound_by}" if service.bound_by else ""
+        node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
+        rate = service.output_throughput_per_gpu
+        tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
+        most = f"{service.largest_load:,.4g} {service.load_unit}"
+        yield f"one server carries {most} under the targets{tokens}{node}{then}"
+    price = price_of(profile, prices)
+    if price and service.usd_per_hour is not None:
+        gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
+        each = price.usd_per_h.mid * profile.parts
+        yield f"{service.usd_per_hour:,.2f} USD/h for {gpus}: {each:,.2f} per whole GPU ({price.origin})"
+
+
+def _rejected_lines(ranking: Ranking) -> Iterator[str]:
+    """One line for each model: what lost by its figures first, then what does not fit or cannot run, then the rest."""
+    fitting = {
+        (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
+    }
+
+    def order(r: Rejected) -> tuple[bool, bool]:
+        return (r.model, r.tensor_parallel_size, r.kv_cache_dtype) not in fitting, r.tensor_parallel_size is None
+
+    winner = ranking.best.resolved.resolved if ranking.best else None  # its other sizes are among the reasons
+    best: dict[str, Rejected] = {}
+    for rejected in sorted(ranking.rejected, key=order):
+        if rejected.model != winner:
+            best.setdefault(rejected.model, rejected)
+    shown = list(best.values())[:SHOWN_REJECTED]
+    yield from _items("x", map(_describe, shown))
+    if not shown and ranking.rejected:  # all of the winner's own checkpoint
+        yield from _items("x", [f"{len(ranking.rejected)} other settings of this model: --format json lists them"])
+    elif len(ranking.rejected) > len(shown):
+        yield from _items("x", [f"and {len(ranking.rejected) - len(shown)} more: --format json lists them"])
+
+
+def _describe(rejected: Rejected) -> str:
+    size = f" TP {rejected.tensor_parallel_size}" if rejected.tensor_parallel_size else ""
+    axes = ((rejected.pipeline_parallel_size, "PP"), (rejected.data_parallel_size, "DP"))
+    size += "".join(f" {name} {axis}" for axis, name in axes if axis and axis > 1)
+    size += " EP" if rejected.enable_expert_parallel else ""
+    cache = f" with a KV cache of {rejected.kv_cache_dtype}" if rejected.kv_cache_dtype not in (None, "auto") else ""
+    return f"{rejected.model}{size}{cache}: {rejected.reason}"
+
+
+def _items(mark: str, items: Iterable[str]) -> Iterator[str]:
+    for item in items:
+        yield wrapped(item, first=f"  {mark} ", rest="    ")
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,98 @@
+"""Predicted beside measured, in words and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.evidence import ComparedLine, Validation
+from planner.output.render import Column, table_text, wrapped
+from planner.output.result import Result
+
+COLUMNS = (
+    Column("metric"),
+    Column("unit"),
+    Column("predicted", form=",.2f"),
+    Column("lo", "from", ",.2f"),
+    Column("hi", "to", ",.2f"),
+    Column("measured", form=",.2f"),
+    Column("error", form="+.1%"),
+    Column("basis", "bounds"),
+    Column("verdict", ""),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class ValidationAnswer(Result):
+    """A plan's prediction beside its measurements: ``planner validate``.
+
+    For people also the verdict, its likeliest causes and the next things to try.
+    """
+
+    record: Validation
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the plan was measured, and every measurement lies within its bounds."""
+        return self.record.inside and self.record.as_planned
+
+    def _object(self) -> dict[str, Any]:
+        return self.record.to_json()
+
+    def _rows(self) -> list[dict[str, Any]]:
+        own = [_row(line) for line in self.record.lines]
+        further = [(one.load, line) for one in self.record.further for line in one.lines]
+        return own + [{**_row(line), "metric": f"{load} {line.metric}"} for load, line in further]
+
+    def _columns(self) -> Sequence[Column]:
+        return COLUMNS
+
+    def _lines(self) -> Iterator[str]:
+        yield table_text(self._rows(), COLUMNS)
+        yield ""
+        yield from _verdict_lines(self.record)
+
+    def _title(self) -> str:
+        return _headline(self.record)
+
+    def _notes(self) -> Iterable[str]:
+        return self.record.notes
+
+
+def _row(line: ComparedLine) -> dict[str, Any]:
+    row = {column.key: getattr(line, column.key) for column in COLUMNS[:-1]}
+    return {**row, "verdict": _word(line)}
+
+
+def _word(line: ComparedLine) -> str:
+    """Above and below in words that say whether it is good."""
+    if line.verdict == "inside":
+        return "inside"
+    if line.unit in ("GiB", "tokens"):
+        return "more" if line.verdict == "above" else "less"
+    return "slower" if (line.verdict == "above") is line.is_latency else "faster"
+
+
+def _headline(validation: Validation) -> str:
+    plan = validation.measured.plan
+    outside = sum(line.verdict != "inside" for line in validation.every_line)
+    verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.every_line)} lines"
+    verdict += "" if validation.as_planned else ", but this is not the plan" if validation.inside else ", not the plan"
+    where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
+    where += f", calibration: {plan.calibration}"
+    return f"{plan.model} on {where}: {verdict}"
+
+
+def _verdict_lines(validation: Validation) -> Iterator[str]:
+    yield wrapped(_headline(validation))
+    first, others = ("mind: ", "and: ") if validation.inside else ("likeliest cause: ", "or: ")
+    for place, finding in enumerate(validation.findings):
+        mark = "not the plan: " if finding.not_the_plan else others if place else first
+        yield wrapped(finding.cause, first=mark, rest="  ")
+        yield wrapped(finding.evidence, first="  because ", rest="    ")
+        yield wrapped(finding.next_step, first="  next: ", rest="    ")
+    for accuracy in validation.measured.accuracy:
+        spread = f" ± {accuracy.stderr:.4f}" if accuracy.stderr is not None else ""
+        yield f"accuracy {accuracy.task}, {accuracy.metric}: {accuracy.value:.4f}{spread} (not predicted)"

@@ -1,0 +1,209 @@
+"""What this user's own machines taught, kept in one file with two parts; and which of it counts.
+
+::
+
+    [[sampler]] ...      overheads of memory, from start-up logs   (planner fit --startup-log, planner calibrate DIR)
+    [efficiency] ...     factors on the efficiencies that we ship, and the runs they rest on   (planner calibrate)
+
+``calibration.toml`` in the user's data directory counts unless ``--calibration`` names another file, or ``none``. The
+memory part has the format of our own ``memory.toml``; its constants count before ours. The same machine is known by its
+GPU, the minor version of vLLM and the TP size; a later log of it replaces what an earlier one said.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import InputError
+from planner.memory import Constants, FittedConstant, parse_constants, shipped
+from planner.resources import user_data_dir
+from planner.units import FACTORS
+
+if TYPE_CHECKING:
+    from planner.timing import Calibration, LocalFits
+
+#: Units that the constants of memory are written in; shares and copies have none.
+UNITS = {"memory": "GiB", "unexplained": "GiB", "non_torch": "GiB", "graphs": "GiB", "graph_each": "MiB"}
+HEADER = "# Calibration of this user's machines: planner fit --startup-log and planner calibrate write it.\n"
+EFFICIENCY = "efficiency"
+NONE = "none"
+_HINT = "give a file that planner calibrate or planner fit --startup-log wrote, or --calibration none"
+
+
+@dataclass(frozen=True)
+class Local:
+    """The content of such a file; without a path, nothing but what we ship."""
+
+    path: Path | None = None
+    memory: tuple[FittedConstant, ...] = ()
+    efficiency: LocalFits | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the factors multiply other fits than those that we ship now: they mean nothing then."""
+        from planner.timing import base_digest
+
+        return self.efficiency is not None and self.efficiency.base != base_digest()
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Overheads of memory: the user's own before ours."""
+        return Constants(self.memory).before(shipped()) if self.memory else shipped()
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Efficiencies: ours, with the user's own factors on top.
+
+        Stale factors are left out of the user's own file, see ``notes``. Raises InputError for those of a named one.
+        """
+        from planner.timing import load_calibration, over_shipped
+
+        if self.efficiency is None:
+            return load_calibration()
+        if not self.is_stale:
+            return over_shipped(self.efficiency, str(self.path))
+        if self.path == local_path():
+            return load_calibration()
+        raise InputError(
+            f"{self.path}: its factors multiply other fits than those shipped now",
+            hint=f"fit its runs again: planner calibrate -o {self.path}",
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What somebody who relies on the file should know."""
+        if not self.is_stale:
+            return ()
+        return (
+            f"the factors of {self.path} multiply other fits than those shipped now and are left out: "
+            "planner calibrate without files fits its runs again",
+        )
+
+
+#: Nothing of the user's own.
+SHIPPED = Local()
+
+
+def local_path() -> Path:
+    """The file that counts by default. It need not exist."""
+    return user_data_dir() / "calibration.toml"
+
+
+def local_for(calibration: str | None) -> Local:
+    """What ``--calibration`` means: a file, ``none`` for what we ship alone, by default the user's own where it exists.
+
+    Raises InputError for a file that cannot be read.
+    """
+    if calibration == NONE or (calibration is None and not _is_there(local_path())):
+        return SHIPPED
+    return read_local(Path(calibration) if calibration else local_path())
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; in a folder that may not be looked into there is none for us."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def read_local(path: Path) -> Local:
+    """The content of a file. Raises InputError naming what is wrong with it."""
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint=_HINT) from error
+    except ValueError as error:  # not TOML, not UTF-8
+        raise InputError(f"{path} is not TOML: {error}", hint=_HINT) from error
+    from planner.timing import parse_local
+
+    content = table.pop(EFFICIENCY, None)
+    efficiency = None if content is None else parse_local(content, str(path))
+    return Local(path, parse_constants(table, str(path), hint=_HINT), efficiency)
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = None, path: Path | None = None) -> Path:
+    """Add constants of memory to the file, replace its factors where ``efficiency`` is given, and say where.
+
+    Constants of the same name under the same circumstances are replaced. The file is written whole beside the old one
+    and then renamed, so that a run that reads it meanwhile sees the one or the other. Raises InputError when it cannot
+    be read or written.
+    """
+    path = path or local_path()
+    known = read_local(path) if _is_there(path) else SHIPPED
+    fits = {_key(fit): fit for fit in (*known.memory, *learned)}
+    # what one model taught counts before what it says about others
+    ordered = sorted(fits.values(), key=lambda fit: (fit.name, "model" not in fit.where))
+    text = _text(replace(known, memory=tuple(ordered), efficiency=efficiency or known.efficiency))
+    try:
+        _replace(path, text)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="name another file, or set XDG_DATA_HOME to a folder of your own",
+        ) from error
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{path.name}-"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=prefix, delete=False, encoding="utf-8") as new:
+        new.write(text)
+    try:
+        Path(new.name).replace(path)
+    except OSError:
+        Path(new.name).unlink()
+        raise
+
+
+def _key(fit: FittedConstant) -> tuple[object, ...]:
+    return fit.name, fit.since, fit.until, tuple(sorted(fit.where.items()))
+
+
+def _text(local: Local) -> str:
+    entries = [list(_memory_lines(fit)) for fit in local.memory]
+    entries += [list(lines) for lines in _efficiency_lines(local.efficiency)] if local.efficiency else []
+    return HEADER + "".join("\n" + "".join(f"{line}\n" for line in lines) for lines in entries)
+
+
+def _memory_lines(fit: FittedConstant) -> Iterator[str]:
+    unit = UNITS.get(fit.name, "1")
+    yield f"[[{fit.name}]]"
+    yield f"since = {_value('.'.join(map(str, fit.since)))}"
+    yield f"until = {_value('.'.join(map(str, fit.until)))}"
+    yield f"where = {_value(fit.where)}"
+    for key, value in (("value", fit.interval.mid), ("low", fit.interval.low), ("high", fit.interval.high)):
+        yield f"{key} = {value / FACTORS[unit]!r}"
+    yield f"unit = {_value(unit)}"
+    yield f"logs = [{', '.join(map(_value, fit.logs))}]"
+    if fit.note:
+        yield f"note = {_value(fit.note)}"
+
+
+def _efficiency_lines(fits: LocalFits) -> Iterator[Iterable[str]]:
+    """One table for what is stated once, one for each factor, interval, setting and run."""
+    data = fits.model_dump(mode="json")
+    stated = {name: value for name, value in data.items() if not isinstance(value, list)}
+    yield [f"[{EFFICIENCY}]", *(f"{name} = {_value(value)}" for name, value in stated.items())]
+    for name, entries in data.items():
+        for entry in entries if isinstance(entries, list) else ():
+            yield [f"[[{EFFICIENCY}.{name}]]", *(f"{key} = {_value(value)}" for key, value in entry.items())]
+
+
+def _value(value: Any) -> str:
+    """A value of TOML: numbers, booleans and strings are written nearly as in JSON."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(entry)}" for key, entry in value.items()) + " }"
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no pairs of surrogates
+    return text.encode("utf-8", "replace").decode()

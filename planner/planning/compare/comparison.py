@@ -1,0 +1,209 @@
+"""Who leads where, and where the order flips along an axis: concurrency, request rate or length.
+
+Figures of two GPUs whose intervals overlap may lie in either order: such an order is not certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+
+from planner.hardware import GpuProfile
+from planner.planning.compare.machine import Question, RefusedMachine, fair_share, machines, units_of
+from planner.planning.compare.point import ComparedPoint, best_point
+from planner.planning.cost import Span, price_of
+from planner.workload import Workload
+
+#: Figures closer than this share of the larger one are called equal: no prediction tells them apart.
+EQUAL = 0.01
+
+Figure = Callable[[ComparedPoint], Span | None]
+#: What points are ordered by, largest first: heading -> figure.
+METRICS: Mapping[str, Figure] = {
+    "tokens/s per user": lambda point: point.tok_per_s_per_user,
+    "tokens/s per GPU": lambda point: point.tok_per_s_per_gpu,
+    "tokens per USD": lambda point: point.tok_per_usd,
+    "tokens per joule": lambda point: point.tok_per_joule,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The GPUs at one place of an axis, the best first, and whether the first is certain to be before the second."""
+
+    at: float
+    order: tuple[str, ...]
+    certain: bool
+    tied: bool  #: first and second are equal
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Two GPUs that change places along the axis."""
+
+    before: str  #: ahead at ``until`` and for smaller values
+    after: str  #: ahead at ``since``
+    until: float
+    since: float
+    certain: bool  #: whether the intervals are apart on both sides
+
+
+def standings(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> list[Standing]:
+    """The order at each place of the axis ``at``, ascending. Who lacks the figure or does not keep up is left out."""
+    found = []
+    for value, group in groupby(sorted(points, key=at), key=at):
+        spans = {point.gpu: span for point in group if point.keeps_up and (span := figure(point))}
+        order = tuple(sorted(spans, key=lambda gpu: -spans[gpu].mid))
+        if order:
+            first, second = spans[order[0]], spans[order[min(1, len(order) - 1)]]
+            alone = len(order) == 1
+            found.append(
+                Standing(value, order, alone or not first.overlaps(second), not alone and _equal(first, second))
+            )
+    return found
+
+
+def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> Iterator[Flip]:
+    """Every pair of GPUs that changes places between two neighbouring values of the axis, in its order."""
+    by_place: dict[float, dict[str, Span]] = {}
+    for point in sorted(points, key=at):
+        if point.keeps_up and (span := figure(point)):
+            by_place.setdefault(at(point), {})[point.gpu] = span
+    for one, other in combinations(dict.fromkeys(point.gpu for point in points), 2):
+        ahead: tuple[float, bool, bool] | None = None  # where, whether ``one`` led there, and for certain
+        for value, spans in by_place.items():
+            if one not in spans or other not in spans or _equal(spans[one], spans[other]):
+                continue
+            leads, certain = spans[one].mid > spans[other].mid, not spans[one].overlaps(spans[other])
+            if ahead and ahead[1] != leads:
+                names = (other, one) if leads else (one, other)
+                yield Flip(*names, ahead[0], value, ahead[2] and certain)
+            ahead = value, leads, certain
+
+
+def order_in_words(metric: str, axis: str, found: Sequence[Standing]) -> str:
+    """One line on who leads where: ``tokens/s per user: b200 up to concurrency 32, mi355x from 64 on``."""
+    runs = [(leader, list(group)) for leader, group in groupby(found, key=_leader)]
+    if len(runs) == 1:
+        where = f" at every {axis}" if len(found) > 1 else ""
+        words = f"{runs[0][0]} {'lead' if found[0].tied else 'leads'}{where}"
+    else:
+        words = ", ".join(
+            _run_in_words(leader, group, index, len(runs), axis) for index, (leader, group) in enumerate(runs)
+        )
+    open_at = [f"{s.at:,g}" for s in found if not s.certain and not s.tied]
+    if not open_at:
+        return f"{metric}: {words}"
+    places = "anywhere" if len(open_at) == len(found) else f"at {axis} {', '.join(open_at)}"
+    return f"{metric}: {words}; not certain {places}: the intervals of first and second overlap"
+
+
+def _leader(standing: Standing) -> str:
+    return f"{standing.order[0]} and {standing.order[1]} alike" if standing.tied else standing.order[0]
+
+
+def _run_in_words(leader: str, group: Sequence[Standing], index: int, runs: int, axis: str) -> str:
+    first, last = f"{group[0].at:,g}", f"{group[-1].at:,g}"
+    if index == 0:
+        return f"{leader} up to {axis} {last}"
+    if index == runs - 1:
+        return f"{leader} from {first} on"
+    return f"{leader} at {first}" if first == last else f"{leader} from {first} to {last}"
+
+
+def _equal(one: Span, other: Span) -> bool:
+    return abs(one.mid - other.mid) <= EQUAL * max(one.mid, other.mid)
+
+
+# --- GPUs side by side: every GPU under every load, those that cannot take part, and who leads where
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The points along which one thing changes and the rest of the load stays."""
+
+    name: str  #: concurrency, request rate, input length, output length
+    fixed: str  #: the rest of the load, in words
+    at: Callable[[ComparedPoint], float]
+    points: tuple[ComparedPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Who leads in one metric along one axis."""
+
+    metric: str
+    axis: Axis
+    standings: tuple[Standing, ...]
+    flips: tuple[Flip, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Points of equal hardware, load by load."""
+
+    question: Question
+    share: int  #: packages (of ``gpu``: logical GPUs) of each; of no meaning for ``node``
+    workloads: tuple[Workload, ...]
+    points: tuple[ComparedPoint, ...]
+    refused: tuple[RefusedMachine, ...]
+
+    def orders(self) -> Iterator[Order]:
+        """Each metric along each axis that has more than one value; along one load where there is just one."""
+        for axis in self._axes():
+            for metric, figure in METRICS.items():
+                found = tuple(standings(axis.points, axis.at, figure))
+                if found and max(len(standing.order) for standing in found) > 1:
+                    yield Order(metric, axis, found, tuple(flips(axis.points, axis.at, figure)))
+
+    def _axes(self) -> Iterator[Axis]:
+        loads = list(dict.fromkeys(_load(w) for w in self.workloads))
+        lengths = list(dict.fromkeys((w.input_len, w.output_len) for w in self.workloads))
+        closed = self.workloads[0].max_concurrency is not None
+        for length in lengths if len(loads) > 1 or len(lengths) == 1 else ():
+            chosen = tuple(p for p in self.points if (p.workload.input_len, p.workload.output_len) == length)
+            name = "concurrency" if closed else "request rate"
+            yield Axis(name, f"{length[0]:,} in / {length[1]:,} out", lambda point: point.load, chosen)
+        for load in loads if len(lengths) > 1 else ():
+            chosen = tuple(p for p in self.points if _load(p.workload) == load)
+            inputs = len({p.workload.input_len for p in chosen}) > 1
+            name = "input length" if inputs else "output length"
+            fixed = f"concurrency {load:,g}" if closed else f"{load:g} requests/s"
+            yield Axis(name, fixed, _input_len if inputs else _output_len, chosen)
+
+
+def compare_machines(
+    question: Question,
+    profiles: Sequence[GpuProfile],
+    workloads: Sequence[Workload],
+    prices: Mapping[str, float] | None = None,
+) -> Comparison:
+    """Every GPU under every load on equal hardware; ``prices`` as for ``cost.price_of``.
+
+    Closed loops are of all servers together, as rates are. ``num_prompts`` of 1 means as many as a steady state needs.
+    """
+    longest = max(workload.max_total_len for workload in workloads)
+    share = fair_share(question, profiles, longest) if question.per != "node" else 1
+    points: list[ComparedPoint] = []
+    refused: list[RefusedMachine] = []
+    for profile in profiles:
+        found = machines(question, profile, units_of(question, profile, share), longest)
+        if isinstance(found, RefusedMachine):
+            refused.append(found)
+            continue
+        price = price_of(profile, prices)
+        points += [best_point(found, workload, price) for workload in workloads]
+    return Comparison(question, share, tuple(workloads), tuple(points), tuple(refused))
+
+
+def _load(workload: Workload) -> float:
+    return workload.max_concurrency or workload.request_rate
+
+
+def _input_len(point: ComparedPoint) -> float:
+    return point.workload.input_len
+
+
+def _output_len(point: ComparedPoint) -> float:
+    return point.workload.output_len

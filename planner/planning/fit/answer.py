@@ -1,0 +1,122 @@
+"""Does it fit? The whole answer: verdict, every figure, the limits of each setting, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from planner.engine import CPU_KVCACHE_SPACE, EngineArgs, EngineConfig, EngineVersion
+from planner.errors import IllegalPlanError
+from planner.hardware import GpuProfile
+from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget
+from planner.model import Model, as_quantized
+from planner.planning.fit.check import SettingLimits, check_start, min_tensor_parallel_size
+from planner.planning.fit.options import ways_out
+from planner.planning.fit.result import FitResult
+from planner.units import GIB
+
+
+def fit_model(
+    model: Model,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    *,
+    requested_model: str = "",
+    resolved_model: str = "",
+    look_for_options: bool = True,
+    basis: Basis = SHIPPED_BASIS,
+) -> FitResult:
+    """Whether ``model`` starts on GPUs of ``profile`` with the settings ``args`` under vLLM ``version``.
+
+    ``requested_model`` is the name that the user gave and ``resolved_model`` what it led to (the model's own id when
+    they are left out); ``look_for_options`` also checks what would make it fit; ``basis`` are overheads other than
+    ours, and the draft of ``--speculative-config``.
+    Raises IllegalPlanError for settings that vLLM refuses whatever the memory, UnsupportedModelError for a model
+    whose cache is not understood, InputError for a flag with an impossible value.
+    """
+    checked = check_start(model, profile, args, version, basis)
+    limits = SettingLimits(model, profile, args, checked, basis)
+    result = FitResult(
+        requested_model=requested_model or model.id,
+        resolved_model=resolved_model or model.id,
+        gpu_id=profile.id,
+        budget=checked.budget,
+        conditions=checked.conditions,
+        largest_max_model_len=limits.max_model_len(),
+        largest_max_num_seqs=limits.max_num_seqs(),
+        smallest_gpu_memory_utilization=limits.gpu_memory_utilization(),
+        min_tensor_parallel_size=min_tensor_parallel_size(model, profile, args, version, basis),
+        options=(),
+        notes=tuple(_notes(model, checked.budget)),
+    )
+    if look_for_options and result.verdict != "fits":
+        return replace(result, options=tuple(ways_out(model, profile, args, version, result, basis)))
+    return result
+
+
+def sweep_settings(
+    model: Model,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    *,
+    tensor_parallel_sizes: Iterable[int] = (1, 2, 4, 8),
+    weight_dtypes: Iterable[str] = (),
+    kv_cache_dtypes: Iterable[str] = ("auto", "fp8"),
+    basis: Basis = SHIPPED_BASIS,
+) -> list[FitResult]:
+    """Results over TP x weight dtype x KV cache dtype; combinations that vLLM refuses are left out.
+
+    ``weight_dtypes`` empty: the checkpoint as it is. Others stand for the usual published form of that dtype.
+    """
+    models = [as_quantized(model, name) for name in weight_dtypes] or [model]
+    found: list[FitResult] = []
+    for served in models:
+        for size in tensor_parallel_sizes:
+            for kv_cache_dtype in kv_cache_dtypes:
+                settings = replace(args, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
+                try:
+                    found.append(fit_model(served, profile, settings, version, look_for_options=False, basis=basis))
+                except IllegalPlanError:
+                    continue  # not a plan: the sweep lists what can run
+    return found
+
+
+def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
+    stage, config = budget.binding, budget.config
+    yield from model.notes
+    yield from model.quantization.notes
+    if config.version.note:
+        yield config.version.note
+    yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE))
+    own = budget.overheads.own
+    if own:
+        logs = ", ".join(dict.fromkeys(log for fit in own for log in fit.logs))
+        yield f"memory overheads of this machine, from {own[0].origin} (log {logs})"
+    if model.mtp and config.speculative_config is None:
+        yield "MTP modules are not loaded: nothing asks for speculative decoding"
+    if config.speculative_config:
+        yield "what the rejection sampler needs while vLLM profiles itself is not modelled"
+    yield from _extra_notes(config)
+    if model.vision:
+        yield "the vision encoder's share of the profile run depends on image sizes and is a wide guess"
+    if not stage.graphs_in_budget and stage.graphs.mid:
+        yield (
+            f"vLLM {config.version} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: "
+            f"use of the GPU exceeds {config.gpu_memory_utilization:g} of its memory"
+        )
+        left = budget.memory_bytes - budget.start_up.mid - stage.requested_bytes
+        if stage.graphs.mid > left:
+            yield f"only {left / GIB:.1f} GiB are left for them: capture may run out of memory"
+    if config.pipeline_parallel_size > 1:
+        layers = stage.weights.layers
+        yield f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds"
+
+
+def _extra_notes(config: EngineConfig) -> Iterator[str]:
+    """About what is held beside the model."""
+    if config.lora:
+        yield "vLLM serves adapters for the models that it says so of (SupportsLoRA); that is not checked here"
+    if config.swap_space is not None:
+        yield "--swap-space is host memory; single requests are computed again instead of swapped, so nothing changes"

@@ -1,0 +1,229 @@
+"""A start-up log beside the prediction for its settings, and what it teaches about the machine.
+
+What the log prints of the engine's settings is taken over: a prediction can be compared for the very settings only.
+What somebody asks for beside it counts for the answer; what contradicts the log's layout is refused, since overheads
+belong to one version, one GPU and one TP size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from planner.engine import SHORT_NAMES, EngineArgs, EngineVersion, parse_version
+from planner.errors import InputError
+from planner.hardware import GpuProfile
+from planner.memory import (
+    ROUNDING_BYTES,
+    SHIPPED_BASIS,
+    Basis,
+    Constants,
+    FittedConstant,
+    Interval,
+    MemoryBudget,
+    StartupLog,
+    learn_constants,
+    read_startup_log,
+    shipped,
+)
+from planner.model import Model
+from planner.planning.calibration import local_path, save
+from planner.planning.fit.answer import fit_model
+from planner.planning.fit.check import check_start
+from planner.planning.fit.result import FitResult, LogLine
+from planner.units import GIB, format_bytes
+
+#: Settings that a log and a question must agree on.
+LAYOUT = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
+    "enable_expert_parallel", "dtype",
+)  # fmt: skip
+#: Settings that the question may change.
+FREE = (
+    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "cpu_kvcache_space", "block_size", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
+)  # fmt: skip
+#: How far a profile's total may be from the one logged: GPUs of one name differ by up to 0.3 %.
+MEMORY_TOLERANCE = 0.01
+#: How far weights may be from the prediction: 94 % of published logs are within 1 %.
+WEIGHTS_TOLERANCE = 0.01
+#: Weights further off than this are those of another checkpoint.
+OTHER_CHECKPOINT = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a log says about a question."""
+
+    args: EngineArgs  #: for the answer: what was asked for, else what the log prints
+    lines: tuple[LogLine, ...]
+    learned: tuple[FittedConstant, ...]  #: constants of the machine
+    notes: tuple[str, ...]
+
+
+def read_log(path: Path, names: tuple[str, ...]) -> StartupLog:
+    """The start-up log of a file. ``names`` are what its model goes by.
+
+    Raises InputError for a file that cannot be read, that is no such log, that is cut off, or of another model.
+    """
+    try:
+        return read_startup_log(path.read_text(encoding="utf-8", errors="replace"), model=names)
+    except OSError as error:
+        raise InputError(f"--startup-log {path}: {error.strerror}", hint="give the output of vllm serve") from error
+
+
+def log_version(log: StartupLog, asked: EngineVersion | None) -> EngineVersion | None:
+    """The vLLM version of a log; the one asked for where it prints none. Raises InputError where they differ."""
+    logged = parse_version(log.version) if log.version else None
+    if logged and asked and logged.release[:2] != asked.release[:2]:
+        raise InputError(
+            f"--engine-version {asked}: the log is of vLLM {log.version}", hint="leave --engine-version out"
+        )
+    return logged or asked
+
+
+def fit_with_log(
+    log: StartupLog,
+    model: Model,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    basis: Basis = SHIPPED_BASIS,
+    *,
+    requested_model: str = "",
+    resolved_model: str = "",
+) -> FitResult:
+    """``fit`` with the overheads of a machine's own log, predicted beside logged; they are kept for later runs.
+
+    Raises what ``fit`` and ``read_start`` do. Overheads that cannot be kept count for this answer all the same.
+    """
+    start = read_start(log, model, profile, args, version, basis)
+    notes, constants = start.notes, basis.constants or shipped()
+    if start.learned:
+        notes += (_kept(start.learned),)
+        constants = Constants(start.learned).before(constants)
+    result = fit_model(
+        model, profile, start.args, version, requested_model=requested_model, resolved_model=resolved_model,
+        basis=replace(basis, constants=constants),
+    )  # fmt: skip
+    return replace(result, startup_log=start.lines, notes=(*notes, *result.notes))
+
+
+def _kept(fits: tuple[FittedConstant, ...]) -> str:
+    try:
+        return f"the overheads of this machine are kept in {save(fits)}"
+    except InputError as error:
+        return f"the overheads of this machine count here but could not be kept for later runs: {error.cause}"
+
+
+def read_start(
+    log: StartupLog, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, basis: Basis
+) -> Start:
+    """Compare a log with the prediction for its settings and work out what it teaches.
+
+    Raises InputError for a log of another layout, GPU or checkpoint than asked for.
+    """
+    as_logged = logged_settings(log, args, model)
+    budget = check_start(model, profile, as_logged, version, basis, as_started=True).budget
+    _check_machine(log, budget, profile)
+    found = learn_constants(log, budget, profile, origin=str(local_path()))
+    return Start(_asked(args, as_logged), tuple(compare_with_log(log, budget)), found, tuple(_notes(log, found)))
+
+
+def logged_settings(log: StartupLog, args: EngineArgs, model: Model) -> EngineArgs:
+    """The settings of the log, those of ``args`` where it prints none. Raises InputError where layouts differ."""
+    taken: dict[str, Any] = {}
+    unset = EngineArgs()
+    for name in (*LAYOUT, *FREE):
+        value = log.settings.get(name)
+        if value is None or value == "None":
+            continue
+        asked = getattr(args, name)
+        if name in LAYOUT and asked != getattr(unset, name) and _name(asked) != _name(value):
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
+        taken[name] = value
+    if log.given_cache and log.kv_cache_bytes and log.kv_cache_bytes % GIB == 0:  # counts on a CPU alone
+        taken["cpu_kvcache_space"] = int(log.kv_cache_bytes / GIB)
+    method = log.settings.get("quantization")
+    if isinstance(method, str) and method != "None" and model.quantization.method is None:
+        taken["quantization"] = method
+    if "speculative_method" in log.settings and args.speculative_config is None:
+        raise InputError(
+            "the log is of a start with speculative decoding", hint="give the same --speculative-config with it"
+        )
+    return replace(args, **taken)
+
+
+def _name(value: object) -> object:
+    """One name for types that have several: ``half`` and ``float16`` are fp16."""
+    return SHORT_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+def _asked(args: EngineArgs, as_logged: EngineArgs) -> EngineArgs:
+    """What was asked for, else what the log prints."""
+    unset = EngineArgs()
+    explicit = {name: getattr(args, name) for name in FREE if getattr(args, name) != getattr(unset, name)}
+    return replace(as_logged, **explicit)
+
+
+def _check_machine(log: StartupLog, budget: MemoryBudget, profile: GpuProfile) -> None:
+    named = profile.platform != "cpu"  # one profile stands for machines of any memory
+    if named and log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:
+        raise InputError(
+            f"--gpu {profile.id}: the log is of a GPU with {format_bytes(log.memory_bytes)}, "
+            f"not {format_bytes(profile.memory_bytes)}",
+            hint="name the GPU that the log is of",
+        )
+    predicted = max(stage.weights.loaded_bytes for stage in budget.stages)
+    if log.weights_bytes and abs(log.weights_bytes / predicted - 1) > OTHER_CHECKPOINT:
+        raise InputError(
+            f"the log is of another checkpoint or layout: {format_bytes(log.weights_bytes)} of weights on a rank, "
+            f"not {format_bytes(predicted)}",
+            hint="name the checkpoint that was served, and its TP size where the log does not print it",
+        )
+
+
+def _notes(log: StartupLog, found: tuple[FittedConstant, ...]) -> Iterator[str]:
+    yield from log.notes
+    if log.refusal:
+        yield f"this start was refused: {log.refusal}"
+    if not found:
+        yield "the log says nothing about overheads: those that were fitted stay"
+
+
+# --- predicted beside logged ---------------------------------------------------------------------------------------
+
+
+def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]:
+    """One line for each figure that the log prints. ``budget`` is the prediction for the log's settings."""
+    stage, found, blocks = budget.binding, budget.features, budget.num_blocks
+    loaded = float(max(s.weights.loaded_bytes for s in budget.stages))
+    weights = Interval(loaded, loaded * (1 - WEIGHTS_TOLERANCE), loaded * (1 + WEIGHTS_TOLERANCE))
+    memory = budget.overheads["reported_memory"].scaled(budget.memory_bytes).plus(Interval.exact(budget.memory_bytes))
+    with_graphs = found.activation_includes_graphs and found.graphs_in_budget
+    activation = stage.activation.plus(stage.graphs) if with_graphs else stage.activation
+    tokens = Interval(*(float(budget.logged_tokens(n)) for n in (blocks.mid, blocks.low, blocks.high)))
+    concurrency = Interval(*(budget.concurrency(n) if n else 0.0 for n in (blocks.mid, blocks.low, blocks.high)))
+    block_size = Interval.exact(budget.pool.block_size)
+    lines: tuple[tuple[str, str, Interval, float | None], ...] = (
+        ("memory of the GPU", "bytes", memory, log.memory_bytes),
+        ("model loading took", "bytes", weights, log.weights_bytes),
+        ("peak activation", "bytes", activation, log.activation_bytes),
+        ("non-torch memory", "bytes", stage.non_torch, log.non_torch_bytes),
+        ("weights and non-torch memory", "bytes", weights.plus(stage.non_torch), log.consumed_bytes),
+        ("CUDA graphs, estimated", "bytes", stage.graphs, log.graph_estimate_bytes),
+        ("CUDA graphs", "bytes", stage.graphs, log.graph_bytes),
+        ("available KV cache memory", "bytes", stage.available, log.kv_cache_bytes),
+        ("attention block size", "tokens", block_size, log.block_size),
+        ("GPU blocks", "blocks", blocks, log.num_gpu_blocks),
+        ("GPU KV cache size", "tokens", tokens, log.kv_cache_tokens),
+        ("maximum concurrency", "requests", concurrency, log.max_concurrency),
+    )
+    for name, unit, predicted, logged in lines:
+        if logged is not None:
+            slack = {"bytes": ROUNDING_BYTES, "requests": 0.005}.get(unit, 0.0)
+            inside = predicted.low - slack <= logged <= predicted.high + slack
+            yield LogLine(name, unit, predicted, float(logged), inside)

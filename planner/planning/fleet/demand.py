@@ -1,0 +1,133 @@
+"""What a fleet has to carry: classes of requests, each with its lengths and its rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from planner.errors import InputError
+from planner.workload import NAMED, Requests, Trace, Workload
+
+BUCKETS = 3  #: classes that a trace is cut into
+MIXED_REQUESTS = 4000  #: drawn of all classes together
+
+
+@dataclass(frozen=True, eq=False)  # requests of a trace are arrays: a class is itself and no other
+class Demand:
+    """One class of requests, Poisson or in the rhythm of a trace. Raises InputError for what is no load."""
+
+    name: str
+    request_rate: float  #: per second, of all servers together
+    input_len: int  #: tokens; of a trace the mean
+    output_len: int
+    range_ratio: float = 0.0
+    requests: Requests | None = None  #: of a trace
+
+    def __post_init__(self) -> None:
+        if not 0 < self.request_rate < float("inf"):
+            raise InputError(
+                f"--request-rate {self.request_rate:g} is no rate to plan for", hint="give requests per second"
+            )
+        _ = self.workload  # refuses lengths that vLLM would not accept
+
+    @property
+    def workload(self) -> Workload:
+        """Lengths and rhythm; how many requests are sent, and how fast, is for the search to say."""
+        return Workload(self.input_len, self.output_len, 1, range_ratio=self.range_ratio)
+
+    @property
+    def longest_len(self) -> int:
+        """Tokens of the longest request."""
+        return self.requests.max_total_len if self.requests is not None else self.workload.max_total_len
+
+    @property
+    def output_tok_per_s(self) -> float:
+        """Output tokens per second that are asked for."""
+        mean = float(self.requests.output_len.mean()) if self.requests is not None else self.output_len
+        return self.request_rate * mean
+
+
+def parse_class(text: str) -> Demand:
+    """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``. Raises InputError."""
+    name, _, numbers = text.partition("=")
+    rate_text, _, lengths = numbers.partition(":")
+    hint = f"for example chat=20:1024:256, or chat=20:WORKLOAD with one of {', '.join(NAMED)}"
+    try:
+        rate = float(rate_text)
+        known = NAMED.get(lengths)
+        input_len, output_len = (known.input_len, known.output_len) if known else map(int, lengths.split(":"))
+    except ValueError as error:
+        raise InputError(f"--class {text!r} is not NAME=RATE:INPUT:OUTPUT", hint=hint) from error
+    if not name:
+        raise InputError(f"--class {text!r} has no name", hint=hint)
+    if not (isfinite(rate) and min(rate, input_len, output_len) > 0):
+        raise InputError(f"--class {text!r}: rate and lengths must be positive", hint=hint)
+    return named(name, rate, lengths) if known else Demand(name, rate, input_len, output_len)
+
+
+def named(name: str, rate: float, workload: str) -> Demand:
+    """A class with the lengths of a workload that has a name."""
+    lengths = NAMED[workload]
+    return Demand(name or workload, rate, lengths.input_len, lengths.output_len, lengths.range_ratio)
+
+
+def of_trace(trace: Trace, rate: float | None = None, buckets: int = BUCKETS) -> tuple[Demand, ...]:
+    """Classes by the length of a request: ``buckets`` of about as many tokens each, the short ones first.
+
+    ``rate``: requests per second of all of them; None: as fast as the busiest stretch of the trace.
+    """
+    import numpy as np
+
+    requests, whole_rate = trace.busiest, rate or trace.busiest_rate
+    total_tok = requests.input_len + requests.output_len
+    ascending = np.sort(total_tok)
+    upto = np.cumsum(ascending)
+    longest = ascending[np.searchsorted(upto * buckets, upto[-1] * np.arange(1, buckets))]  # of each class but the last
+    place = np.searchsorted(longest, total_tok)  # requests of one length stay together
+    found = []
+    for bucket in range(buckets):
+        chosen = place == bucket
+        count = int(chosen.sum())
+        if not count:
+            continue
+        part = Requests(requests.input_len[chosen], requests.output_len[chosen], requests.arrival_s[chosen])
+        share = count / len(place)
+        low, high = int(total_tok[chosen].min()), int(total_tok[chosen].max())
+        means = round(float(part.input_len.mean())), round(float(part.output_len.mean()))
+        name = f"{low}-{high} tokens" if low < high else f"{low} tokens"
+        found.append(Demand(name, whole_rate * share, *means, requests=part))
+    return tuple(found)
+
+
+def together(demands: Sequence[Demand]) -> Demand:
+    """All classes as one, in the order of arrival: what servers get that take whatever comes."""
+    import numpy as np
+
+    rate = sum(demand.request_rate for demand in demands)
+    parts = [
+        demand.requests
+        or replace(
+            demand.workload,
+            num_prompts=max(round(MIXED_REQUESTS * demand.request_rate / rate), 1),
+            request_rate=demand.request_rate,
+        ).sample()
+        for demand in demands
+    ]
+    arrival_s = np.concatenate([part.arrival_s for part in parts])
+    order = np.argsort(arrival_s, kind="stable")
+    mixed = Requests(
+        np.concatenate([part.input_len for part in parts])[order],
+        np.concatenate([part.output_len for part in parts])[order],
+        arrival_s[order],
+    )
+    means = round(float(mixed.input_len.mean())), round(float(mixed.output_len.mean()))
+    return Demand("all", rate, *means, requests=mixed)
+
+
+def check_names(demands: Sequence[Demand]) -> None:
+    """Raises InputError where two classes have one name."""
+    names = [demand.name for demand in demands]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"--class {name} is given twice", hint="name each class once")

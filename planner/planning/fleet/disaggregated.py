@@ -1,0 +1,333 @@
+"""Prefill and decode on servers of their own: one more shape of plan, beside servers that do both.
+
+::
+
+    TTFT = queue and prefill on a prefill server + transfer of the prompt's KV cache + first step of the decode server
+    TPOT = decode steps alone, no prompt is ever among them
+    transfer = KV bytes of the prompt on one rank / bytes per second of one GPU's link or network adapter
+
+Prefill servers are replayed with prompts that ask for one token; decode servers with prompts of which all but the last
+block is there already. The KV cache leaves when the prefill is done: what engines send layer by layer while they still
+compute is an upper hand that is not counted on. A link is taken at its line rate unless a rate is given, so the
+transfer is a floor there.
+
+Targets are those of TTFT and TPOT, both; how one of E2EL divides over the two sides is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from planner.errors import IllegalPlanError, InputError, PlannerError
+from planner.hardware import GpuProfile
+from planner.planning.capacity import (
+    IDLE,
+    TOLERANCE,
+    Reading,
+    ServedLoad,
+    at_load,
+    bisected,
+    largest_load,
+    margin,
+    most_in_flight,
+)
+from planner.planning.fleet.demand import Demand
+from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
+from planner.planning.predict import Deployment, interval
+from planner.planning.recommend.candidates import tensor_parallel_sizes
+from planner.simulator import statistic_ms
+from planner.timing import Batch
+from planner.units import MS
+from planner.workload import Slo, Workload
+
+#: Share of the target of TTFT that a decode server may take until it gives its first token.
+DECODE_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Side:
+    """Servers of one side, and the largest load of one of them."""
+
+    deployment: Deployment
+    load: ServedLoad
+
+    @property
+    def num_gpus(self) -> int:
+        """(Logical) GPUs of one server."""
+        return self.deployment.config.num_gpus
+
+    @property
+    def rate_per_gpu(self) -> float:
+        """Requests per second and GPU."""
+        return self.load.value / self.num_gpus
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How the KV cache of a prompt gets from one side to the other."""
+
+    kv_bytes: float  #: of one prompt on the rank that holds most
+    bytes_per_s: float  #: of one GPU, one direction
+    over: str  #: link, network, or the flag that gives the rate
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of one prompt; its ranks send side by side."""
+        return self.kv_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """Prefill and decode servers of one GPU type, beside servers that do both on as many GPUs."""
+
+    profile: GpuProfile
+    prefill: Side
+    decode: Side
+    transfer: Transfer
+    prefill_servers: int
+    decode_servers: int
+    spares: int  #: of each side
+    ttft_ms: float  #: all three parts at the statistic and the end of the interval that the target asks for
+    tpot_ms: float
+    aggregated_gpus: int  #: that servers which do both need for the same load, without spares
+    aggregated_rate: float  #: requests per second that those carry
+    disaggregated_rate: float  #: requests per second that the best division of as many GPUs carries; 0: none fits
+
+    @property
+    def num_gpus(self) -> int:
+        """(Logical) GPUs, spares included."""
+        prefill = (self.prefill_servers + self.spares) * self.prefill.num_gpus
+        return prefill + (self.decode_servers + self.spares) * self.decode.num_gpus
+
+    @property
+    def wins(self) -> bool:
+        """Whether the division carries more on equal GPUs, by more than loads are told apart."""
+        return self.disaggregated_rate > self.aggregated_rate * (1 + TOLERANCE)
+
+    @property
+    def loses(self) -> bool:
+        """Whether servers that do both carry more."""
+        return self.aggregated_rate > self.disaggregated_rate * (1 + TOLERANCE)
+
+
+@dataclass(frozen=True)
+class NotDivided:
+    """Why there is no such plan for a GPU."""
+
+    profile: GpuProfile
+    reason: str
+
+
+def disaggregate(
+    asked: FleetRequest, kind: ServerKind, transfer_bytes_per_s: float | None = None
+) -> Disaggregated | NotDivided:
+    """Prefill and decode servers with checkpoint and settings of ``kind``, at the sizes that carry most per GPU.
+
+    ``transfer_bytes_per_s``: of one GPU; None: the profile's link where all fits into a node, else its network.
+    Raises InputError for targets or loads that are not planned for.
+    """
+    demand, profile = _only(asked), kind.profile
+    aggregated = kind.loads[0]
+    try:
+        decode = max(_decode_sides(asked, kind, demand), key=lambda side: side.rate_per_gpu, default=None)
+        if decode is None:
+            return NotDivided(profile, "no decode server keeps the targets")
+        load = demand.request_rate * (1 + asked.headroom)
+        found: Disaggregated | NotDivided | None = None
+        for within_node in (True, False):
+            bytes_per_s, over = transfer_rate(profile, within_node, transfer_bytes_per_s)
+            found = _with_transfer(asked, kind, demand, decode, bytes_per_s, over, load, aggregated)
+            if transfer_bytes_per_s or isinstance(found, NotDivided) or found.num_gpus <= profile.gpus_per_node:
+                return found
+    except PlannerError as error:
+        return NotDivided(profile, error.cause)
+    assert found is not None  # noqa: S101
+    return found
+
+
+def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:
+    """Bytes per second from one GPU to another, and over what. Raises InputError where that is not known.
+
+    On a mesh a pair of GPUs shares one link.
+    """
+    if given_bytes_per_s:
+        return given_bytes_per_s, "--kv-transfer-gb-per-s"
+    links = profile.interconnect
+    if within_node:
+        link = links.link_bandwidth if links.kind == "xgmi-mesh" else links.bandwidth
+        link = link or links.host_bandwidth
+        if link and links.kind != "none":
+            return link.base, f"{links.kind} link"
+    elif links.network_bandwidth:
+        return links.network_bandwidth.base, "network"
+    what = "link between GPUs" if within_node else "network between nodes"
+    raise InputError(
+        f"{profile.id}: the bandwidth of the {what} is not known", hint="give --kv-transfer-gb-per-s, of one GPU"
+    )
+
+
+def prompt_kv_bytes(deployment: Deployment, input_len: int) -> int:
+    """Bytes of the KV cache of one prompt on the rank that holds most, in whole blocks."""
+    pool = replace(deployment.budget.pool, in_flight_tokens=1)
+    return pool.blocks_per_request(input_len) * max(stage.block_bytes for stage in deployment.budget.stages)
+
+
+def best_division(prefill: Side, decode: Side, gpus: int) -> tuple[int, int, float]:
+    """Servers of each side on ``gpus`` GPUs that carry most, and requests per second; zeros where none fits."""
+    best = (0, 0, 0.0)
+    for first in range(1, gpus // prefill.num_gpus + 1):
+        second = (gpus - first * prefill.num_gpus) // decode.num_gpus
+        rate = min(first * prefill.load.value, second * decode.load.value)
+        if rate > best[2]:
+            best = (first, second, rate)
+    return best
+
+
+def _with_transfer(
+    asked: FleetRequest,
+    kind: ServerKind,
+    demand: Demand,
+    decode: Side,
+    bytes_per_s: float,
+    over: str,
+    load: float,
+    aggregated: ServedLoad | None,
+) -> Disaggregated | NotDivided:
+    """The plan over one way of transfer."""
+    profile = kind.profile
+    sides = []
+    ttft = next(slo for slo in asked.slos if slo.metric == "ttft")
+    first_ms = _expected_ms(decode, "ttft")
+    for deployment in _engines(asked, kind, demand):
+        kv_bytes = max(prompt_kv_bytes(end, demand.input_len) for end in (deployment, decode.deployment))
+        transfer = Transfer(kv_bytes, bytes_per_s, over)
+        left_ms = ttft.limit_ms - transfer.time_s / MS - first_ms
+        if left_ms > 0 and (side := _prefill_side(asked, deployment, demand, ttft, left_ms, transfer)):
+            sides.append((side, transfer))
+    if not sides:
+        return NotDivided(profile, "no prefill server keeps the target of TTFT with the transfer in it")
+    prefill, transfer = max(sides, key=lambda pair: pair[0].rate_per_gpu)
+    both = servers_for(load, aggregated.value) if aggregated else 0
+    gpus = both * kind.num_gpus
+    return Disaggregated(
+        profile=profile,
+        prefill=prefill,
+        decode=decode,
+        transfer=transfer,
+        prefill_servers=servers_for(load, prefill.load.value),
+        decode_servers=servers_for(load, decode.load.value),
+        spares=asked.n_plus,
+        ttft_ms=_expected_ms(prefill, "ttft") + transfer.time_s / MS + first_ms,
+        tpot_ms=_expected_ms(decode, "tpot"),
+        aggregated_gpus=gpus,
+        aggregated_rate=both * aggregated.value if aggregated else 0.0,
+        disaggregated_rate=best_division(prefill, decode, gpus)[2],
+    )
+
+
+def _only(asked: FleetRequest) -> Demand:
+    if len(asked.demands) > 1 or asked.demands[0].requests is not None:
+        raise InputError(
+            "--disaggregated plans for one class of requests",
+            hint="give --request-rate and lengths instead of --class or --trace",
+        )
+    if {slo.metric for slo in asked.slos} != {"ttft", "tpot"}:
+        raise InputError(
+            "--disaggregated plans for --ttft and --tpot, one for each side, and for nothing else",
+            hint="give both of them; how --e2el divides over the two sides is open",
+        )
+    return asked.demands[0]
+
+
+def _engines(asked: FleetRequest, kind: ServerKind, demand: Demand, *, cached: bool = False) -> Iterator[Deployment]:
+    """The engine of ``kind`` at every size that holds the load's requests; ``cached``: it takes in computed prompts."""
+    request = asked.request_for(demand)
+    changes = {"enable_prefix_caching": True} if cached else {}
+    for size in tensor_parallel_sizes(request, kind.candidate.resolved.model, kind.profile):
+        try:
+            found = resized(request, kind.candidate, size, **changes)
+        except IllegalPlanError:  # a size that cuts a quantisation block, or the like
+            continue
+        if found:
+            yield found
+
+
+def _decode_sides(asked: FleetRequest, kind: ServerKind, demand: Demand) -> Iterator[Side]:
+    slos = [replace(slo, limit_ms=slo.limit_ms * DECODE_SHARE) if slo.metric == "ttft" else slo for slo in asked.slos]
+    computed = replace(demand.workload, prefix_cache_hit_rate=1.0)
+    for server in _engines(asked, kind, demand, cached=True):
+        if load := _largest_decode(server, computed, tuple(slos), pessimistic=asked.pessimistic):
+            yield Side(server, load)
+
+
+def _prefill_side(
+    asked: FleetRequest, deployment: Deployment, demand: Demand, ttft: Slo, left_ms: float, transfer: Transfer
+) -> Side | None:
+    """One prefill server: prompts that ask for one token, and whose cache has to leave again."""
+    workload = replace(demand.workload, output_len=1)
+    load = largest_load(deployment, workload, (replace(ttft, limit_ms=left_ms),), pessimistic=asked.pessimistic)
+    if load is None:
+        return None
+    most = 1 / transfer.time_s if transfer.time_s else inf
+    return Side(deployment, load if load.value <= most else replace(load, value=most, bound_by="the transfer"))
+
+
+def _largest_decode(
+    server: Deployment, workload: Workload, slos: tuple[Slo, ...], *, pessimistic: bool
+) -> ServedLoad | None:
+    """The largest rate of one decode server under ``slos``, by bisection over replays."""
+    bounds = interval(server, "output_throughput") or (1.0, 1.0)
+    places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * _replicas(server))
+
+    def steady_rate(batch: float) -> float:
+        """Requests per second of a full batch of decode steps."""
+        return _replicas(server) * batch / (workload.output_len * _step_s(server, workload, batch))
+
+    ceiling = steady_rate(max(places / _replicas(server), 1)) * bounds[0 if pessimistic else 1]
+
+    def probe(rate: float) -> ServedLoad:
+        sent = at_load(server, workload, slos, "rate", rate)
+        served = server.replay(sent)
+        readings = []
+        for slo in slos:
+            predicted_ms = statistic_ms(slo, served)
+            readings.append(Reading(slo, predicted_ms, predicted_ms * margin(server, slo, pessimistic=pessimistic)))
+        return ServedLoad("rate", rate, sent, tuple(readings), 1.0, rate <= ceiling * (1 + TOLERANCE), served)
+
+    least = IDLE / (workload.output_len * _step_s(server, workload, 1))
+    guess = min(_decode_guess(server, workload, slos, places, pessimistic), ceiling)
+    return bisected(probe, guess, min(least, ceiling), ceiling)
+
+
+def _decode_guess(
+    server: Deployment, workload: Workload, slos: tuple[Slo, ...], places: float, pessimistic: bool
+) -> float:
+    """Where to begin: the rate of the largest batch whose steps keep the limit of TPOT."""
+    limit_s = min(
+        (slo.limit_ms * MS / margin(server, slo, pessimistic=pessimistic) for slo in slos if slo.metric == "tpot"),
+        default=inf,
+    )
+    low, high = 1, max(ceil(places / _replicas(server)), 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _step_s(server, workload, middle) <= limit_s:
+            low = middle
+        else:
+            high = middle - 1
+    return _replicas(server) * low / (workload.output_len * _step_s(server, workload, low))
+
+
+def _step_s(server: Deployment, workload: Workload, batch: float) -> float:
+    context_tok = workload.input_len + workload.output_len / 2
+    step_s = server.timer.step_s(Batch(decode_seqs=round(batch), decode_context_tok=batch * context_tok))
+    return step_s / server.tokens_per_step
+
+
+def _replicas(server: Deployment) -> int:
+    return server.config.data_parallel_size
+
+
+def _expected_ms(side: Side, metric: str) -> float:
+    return next((r.expected_ms for r in side.load.readings if r.slo.metric == metric), 0.0)

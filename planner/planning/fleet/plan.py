@@ -1,0 +1,398 @@
+"""The cheapest servers for several classes of requests, as a mixed-integer linear programme (scipy, HiGHS).
+
+::
+
+    n[c, k]  servers of kind k that serve class c alone        whole
+    u[k]     whether kind k is used at all                     0 or 1
+    r[g]     units of GPU g that are rented                    whole
+
+    minimise    sum_g price[g] r[g]
+    with        sum_k capacity[c, k] n[c, k]  >=  load[c]                              every class is carried
+                sum_c n[c, k]                 <=  most[k] u[k]
+                sum_(k on g) gpus[k] (sum_c n[c, k] + spares u[k])  <=  unit[g] r[g]   spares of each kind, rented
+                r[g]                          <=  stock[g]
+
+A server serves one class, so its capacity is the one that was replayed, and nothing is assumed about mixtures. A
+spare of a kind stands in for any server of that kind. Equal costs are broken towards fewer servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, inf
+
+import numpy as np
+
+from planner.engine import EngineConfig
+from planner.hardware import GpuProfile
+from planner.planning.capacity import ServedLoad
+from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
+from planner.planning.fleet.demand import Demand, together
+from planner.planning.fleet.kinds import FleetRequest, NoServer, Objective, ServerKind, carried, server_kinds
+
+TIME_LIMIT_S = 5.0
+#: Weight of one server against the price of the cheapest unit: breaks ties and buys nothing.
+TIE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One kind of server: how many GPUs of which type, and what it carries of each class."""
+
+    gpu: int  #: index of the type of GPU
+    gpus: int
+    capacity: tuple[float, ...]  #: requests per second of each class; 0 where it cannot serve it
+
+
+@dataclass(frozen=True, slots=True)
+class Rent:
+    """One type of GPU, in units that can be rented: a GPU, a package of partitions, a node."""
+
+    price: float  #: of one unit; in USD, watts or units, as is minimised
+    gpus: int = 1  #: of one unit
+    stock: float = inf  #: units that there are
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Servers of each kind for each class, the spares, and what is rented."""
+
+    servers: tuple[tuple[int, ...], ...]  #: [class][kind]
+    spares: tuple[int, ...]  #: [kind]
+    units: tuple[int, ...]  #: [GPU]
+    price: float
+    proven: bool = True  #: False: time ran out before it was certain that nothing is cheaper
+
+
+def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence[Rent], spares: int = 0) -> Mix | None:
+    """The cheapest mix that carries every load; None where there is none.
+
+    ``loads``: requests per second of each class, headroom included; ``spares`` of each kind that is used.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    classes, kinds, types = len(loads), len(offers), len(rents)
+    if not kinds:
+        return None
+    most = [[ceil(load / o.capacity[c]) if o.capacity[c] > 0 else 0 for o in offers] for c, load in enumerate(loads)]
+    used, rented = classes * kinds, classes * kinds + kinds  # where u and r begin
+    size = rented + types
+    rows: list[tuple[np.ndarray, float, float]] = []
+    for c, load in enumerate(loads):
+        row = np.zeros(size)
+        row[c * kinds : (c + 1) * kinds] = [offer.capacity[c] / load for offer in offers]
+        rows.append((row, 1.0, np.inf))
+    for k in range(kinds):
+        row = np.zeros(size)
+        row[k:used:kinds] = 1
+        row[used + k] = -sum(most[c][k] for c in range(classes))
+        rows.append((row, -np.inf, 0.0))
+    for g, rent in enumerate(rents):
+        row = np.zeros(size)
+        for k, offer in enumerate(offers):
+            if offer.gpu == g:
+                row[k:used:kinds] = offer.gpus
+                row[used + k] = offer.gpus * spares
+        row[rented + g] = -rent.gpus
+        rows.append((row, -np.inf, 0.0))
+    price = np.zeros(size)
+    price[rented:] = [rent.price for rent in rents]
+    price[:used] = TIE * (min((rent.price for rent in rents if rent.price > 0), default=1.0))
+    upper = [*(value for row in most for value in row), *[1] * kinds, *(rent.stock for rent in rents)]
+    found = milp(
+        price,
+        integrality=np.ones(size),
+        bounds=Bounds(np.zeros(size), np.array(upper, dtype=float)),
+        constraints=LinearConstraint(*(np.array(part) for part in zip(*rows, strict=True))),
+        options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 0.0},
+    )
+    if found.x is None:
+        return None
+    whole = [round(value) for value in found.x]
+    servers = tuple(tuple(whole[c * kinds : (c + 1) * kinds]) for c in range(classes))
+    in_use = [any(row[k] for row in servers) for k in range(kinds)]
+    units = tuple(ceil(_gpus(offers, servers, spares, g) / rent.gpus) for g, rent in enumerate(rents))
+    total = sum(count * rent.price for count, rent in zip(units, rents, strict=True))
+    return Mix(servers, tuple(spares * busy for busy in in_use), units, total, found.status == 0)
+
+
+def _gpus(offers: Sequence[Offer], servers: Sequence[Sequence[int]], spares: int, gpu: int) -> int:
+    """GPUs of one type that all servers take, spares included."""
+    total = 0
+    for k, offer in enumerate(offers):
+        count = sum(row[k] for row in servers)
+        if offer.gpu == gpu and count:
+            total += offer.gpus * (count + spares)
+    return total
+
+
+# --- Fleets: of each GPU alone, of the cheapest mix, with what they cost and draw
+#
+# Cost spans from the cheapest offer with as many servers as the optimistic end of the prediction needs, to the dearest
+# offer with as many as the pessimistic end needs. Power is that of the boards of everything that is rented.
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Equal servers that serve one class."""
+
+    demand: Demand
+    kind: ServerKind
+    servers: int
+    load: ServedLoad  #: the largest of one of them
+
+
+@dataclass(frozen=True)
+class Rented:
+    """GPUs of one type, with what they cost."""
+
+    profile: GpuProfile
+    price: Price | None
+    gpus: int  #: whole ones that are paid for
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that they fill, the last one perhaps in part."""
+        return ceil(self.gpus / max(self.profile.gpus_per_node // self.profile.parts, 1))
+
+    @property
+    def usd_per_h(self) -> Span | None:
+        """What they rent for."""
+        return self.price.usd_per_h.times(self.gpus * self.profile.parts) if self.price else None
+
+    @property
+    def power_w(self) -> float | None:
+        """Board power."""
+        watts = power_w(self.profile)
+        return watts * self.gpus * self.profile.parts if watts else None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Servers that carry every class, their spares, and what is rented for them."""
+
+    asked: FleetRequest
+    pools: tuple[Pool, ...]
+    spares: tuple[tuple[ServerKind, int], ...]
+    rented: tuple[Rented, ...]
+    proven: bool  #: whether nothing of these kinds is cheaper for certain
+
+    @property
+    def servers(self) -> int:
+        """Servers, spares included."""
+        return sum(pool.servers for pool in self.pools) + sum(count for _, count in self.spares)
+
+    @property
+    def gpus(self) -> int:
+        """Whole GPUs that are paid for."""
+        return sum(rented.gpus for rented in self.rented)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes, of all types together."""
+        return sum(rented.nodes for rented in self.rented)
+
+    def utilisation(self, demand: Demand) -> float:
+        """Share of the largest load of its pools that a class makes up; spares do not count."""
+        return demand.request_rate / sum(p.servers * p.load.value for p in self.pools if p.demand is demand)
+
+    @property
+    def busiest(self) -> Pool:
+        """A pool of the class that is nearest to its largest load."""
+        return max(self.pools, key=lambda pool: self.utilisation(pool.demand))
+
+    @property
+    def power_w(self) -> float | None:
+        """Board power of all that is rented; None where that of one is not known."""
+        watts = [rented.power_w for rented in self.rented]
+        return sum(w for w in watts if w) if all(watts) else None
+
+    @cached_property
+    def usd_per_h(self) -> Span | None:
+        """What it rents for; None where a price is not known."""
+        high = _usd(self.rented)
+        if high is None:
+            return None
+        low = _usd(_solved(self.asked, self.kinds, "gpus", _optimistic(self.asked, self.pools))[1])
+        return Span(min(low.low, high.low) if low else high.low, high.mid, high.high)
+
+    @property
+    def kinds(self) -> tuple[ServerKind, ...]:
+        """The kinds of servers in use, each once."""
+        return tuple({pool.kind.deployment.config: pool.kind for pool in self.pools}.values())
+
+    @property
+    def usd_per_million_tok(self) -> Span | None:
+        """USD for 1M output tokens at the load that is asked for; None where no price is known, or it is zero."""
+        usd = self.usd_per_h
+        tok_per_s = sum(demand.output_tok_per_s for demand in self.asked.demands)
+        return usd.times(MILLION / HOUR_S / tok_per_s) if usd and usd.mid > 0 else None
+
+    @property
+    def tok_per_joule(self) -> float | None:
+        """Output tokens for one joule at board power, at the load that is asked for."""
+        tok_per_s = sum(demand.output_tok_per_s for demand in self.asked.demands)
+        return tok_per_s / self.power_w if self.power_w else None
+
+    def weight(self, objective: Objective) -> float:
+        """What is minimised; infinite where it is not known."""
+        if objective == "gpus":
+            return self.gpus
+        if objective == "watts":
+            return self.power_w or inf
+        usd = _usd(self.rented)
+        return usd.mid if usd else inf
+
+
+@dataclass(frozen=True)
+class Fleets:
+    """The answer: each GPU alone, best first, and a mix where that is better than all of them."""
+
+    asked: FleetRequest
+    single: tuple[Fleet, ...]
+    mix: Fleet | None
+    objective: Objective  #: what was minimised: without any price, GPUs
+    refused: tuple[NoServer, ...]
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        """All that there are, the best first."""
+        return (self.mix, *self.single) if self.mix else self.single
+
+    @property
+    def best(self) -> Fleet | None:
+        """The fleet to rent."""
+        return next(iter(self.fleets), None)
+
+
+def plan_fleets(asked: FleetRequest) -> Fleets:
+    """Fleets for the load, of whatever the search finds; of each GPU the better of two shapes.
+
+    Several classes get servers of their own, or are served by all servers alike. Raises InputError for what the user
+    did.
+    """
+    apart = fleets_of(asked, *server_kinds(asked))
+    if len(asked.demands) == 1:
+        return apart
+    mixed = replace(asked, demands=(together(asked.demands),))
+    return better(apart, fleets_of(mixed, *server_kinds(mixed)))
+
+
+def better(one: Fleets, other: Fleets) -> Fleets:
+    """Of each GPU the fleet that has less of what is minimised, the first where both have as much."""
+    objective = one.objective
+    by_gpu: dict[str, Fleet] = {}
+    for fleet in (*one.single, *other.single):
+        gpu = fleet.rented[0].profile.id
+        if gpu not in by_gpu or fleet.weight(objective) < by_gpu[gpu].weight(objective):
+            by_gpu[gpu] = fleet
+    mixes = [fleet for fleet in (one.mix, other.mix) if fleet]
+    mix = min(mixes, key=lambda fleet: fleet.weight(objective), default=None)
+    refused = [gone for gone in one.refused if gone.profile.id not in by_gpu]
+    return _ranked(one.asked, by_gpu.values(), mix, objective, refused)
+
+
+def _ranked(
+    asked: FleetRequest, single: Iterable[Fleet], mix: Fleet | None, objective: Objective, refused: Iterable[NoServer]
+) -> Fleets:
+    """The answer in its order; a mix that is no better than the best of one GPU is none."""
+    ordered = tuple(sorted(single, key=lambda fleet: (fleet.weight(objective), fleet.gpus)))
+    if mix and ordered and mix.weight(objective) >= ordered[0].weight(objective) * (1 - 1e-9):
+        mix = None
+    return Fleets(asked, ordered, mix, objective, tuple(refused))
+
+
+def fleets_of(asked: FleetRequest, kinds: Sequence[ServerKind], refused: Sequence[NoServer] = ()) -> Fleets:
+    """Fleets for the load, of these kinds of servers; ``refused`` are the GPUs that have none."""
+    refused = list(refused)
+    objective = asked.objective
+    priced = {kind.profile.id for kind in kinds if price_of(kind.profile, asked.prices)}
+    if objective == "usd" and not priced:
+        objective = "gpus"
+    single = []
+    for profile in dict.fromkeys(kind.profile.id for kind in kinds):
+        own = [kind for kind in kinds if kind.profile.id == profile]
+        # one type of GPU needs no price: its own fewest GPUs are its cheapest
+        fleet = _fleet(asked, own, "gpus")
+        if fleet:
+            single.append(fleet)
+        else:
+            refused.append(NoServer(own[0].profile, _why_no_fleet(asked, own)))
+    known = [kind for kind in kinds if objective != "usd" or kind.profile.id in priced]
+    mix = _fleet(asked, known, objective) if len({kind.profile.id for kind in known}) > 1 else None
+    return _ranked(asked, single, mix, objective, refused)
+
+
+def _fleet(asked: FleetRequest, kinds: Sequence[ServerKind], objective: Objective) -> Fleet | None:
+    """The cheapest fleet of these kinds; None where they do not carry every class."""
+    mix, rented = _solved(asked, kinds, objective, [kind.capacity for kind in kinds])
+    if mix is None:
+        return None
+    pools = tuple(
+        Pool(demand, kind, mix.servers[c][k], load)
+        for c, demand in enumerate(asked.demands)
+        for k, kind in enumerate(kinds)
+        if mix.servers[c][k] and (load := kind.loads[c])
+    )
+    spares = tuple((kind, count) for kind, count in zip(kinds, mix.spares, strict=True) if count)
+    return Fleet(asked, pools, spares, rented, mix.proven)
+
+
+def _solved(
+    asked: FleetRequest, kinds: Sequence[ServerKind], objective: Objective, capacities: Sequence[tuple[float, ...]]
+) -> tuple[Mix | None, tuple[Rented, ...]]:
+    """The cheapest mix of ``kinds`` with these capacities, and what is rented for it."""
+    profiles = list({kind.profile.id: kind.profile for kind in kinds}.values())
+    places = {profile.id: index for index, profile in enumerate(profiles)}
+    rents = [_rent(asked, profile, objective) for profile in profiles]
+    offers = [
+        Offer(places[kind.profile.id], kind.num_gpus, capacity)
+        for kind, capacity in zip(kinds, capacities, strict=True)
+    ]
+    mix = cheapest_mix(asked.loads, offers, rents, asked.n_plus)
+    rented = tuple(
+        Rented(profile, price_of(profile, asked.prices), units * rent.gpus // profile.parts)
+        for profile, rent, units in zip(profiles, rents, mix.units if mix else (), strict=bool(mix))
+        if units
+    )
+    return mix, rented
+
+
+def _optimistic(asked: FleetRequest, pools: Sequence[Pool]) -> list[tuple[float, ...]]:
+    """Capacities of the kinds in use for the classes that they serve, at the other end of the interval."""
+    found: dict[EngineConfig, list[float]] = {}
+    for pool in pools:
+        capacity = found.setdefault(pool.kind.deployment.config, [0.0] * len(asked.demands))
+        load = carried(asked, pool.kind.deployment, pool.demand, pessimistic=False)
+        capacity[asked.demands.index(pool.demand)] = max(load.value if load else 0.0, pool.load.value)
+    return [tuple(capacity) for capacity in found.values()]
+
+
+def _rent(asked: FleetRequest, profile: GpuProfile, objective: Objective) -> Rent:
+    """What is rented at once of one type of GPU, and what it costs in the currency of the objective."""
+    gpus = profile.gpus_per_node if asked.rented_by == "node" else profile.parts
+    price = price_of(profile, asked.prices)
+    weight = {
+        "gpus": gpus / profile.parts,
+        "watts": (power_w(profile) or 0.0) * gpus,
+        "usd": price.usd_per_h.mid * gpus if price else inf,
+    }[objective]
+    stock = asked.stock.get(profile.id, asked.stock.get(profile.whole, inf))
+    return Rent(weight, gpus, stock if stock == inf else stock * profile.parts // gpus)
+
+
+def _why_no_fleet(asked: FleetRequest, kinds: Sequence[ServerKind]) -> str:
+    for c, demand in enumerate(asked.demands):
+        if not any(kind.capacity[c] for kind in kinds):
+            return f"{demand.name}: no server keeps the targets"
+    return "more is needed than --stock has"
+
+
+def _usd(rented: Sequence[Rented]) -> Span | None:
+    spans = [part.usd_per_h for part in rented]
+    if any(span is None for span in spans):
+        return None
+    known = [span for span in spans if span]
+    return Span(sum(s.low for s in known), sum(s.mid for s in known), sum(s.high for s in known))

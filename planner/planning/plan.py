@@ -1,0 +1,251 @@
+"""A plan: the one object that is simulated, launched, benchmarked and validated.
+
+``launch.sh`` starts ``serve_argv`` and nothing else; the simulation ran with the same settings. So nothing
+that reaches a script is computed anywhere but here and in ``planner.engine``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from math import inf, isinf
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.errors import InputError
+from planner.workload import Metric, Slo, Workload, parse_percentile
+
+SCHEMA_VERSION = 1
+
+Goal = Literal["min-latency", "max-throughput", "balanced"]
+MOST = 1e18  #: no figure of a prediction comes near: bytes, tokens, milliseconds
+#: What of a prediction is no figure; all else is, in the units of ``vllm bench``.
+_WORDS = frozenset(("date", "endpoint_type", "backend", "model_id", "tokenizer_id", "request_rate"))
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+class PlannedWorkload(_Record):
+    """What the benchmark script sends."""
+
+    input_len: int
+    output_len: int
+    num_prompts: int
+    max_concurrency: int | None = None
+    request_rate: float | None = None  #: requests per second; None: as fast as the concurrency allows
+    seed: int = 0
+    burstiness: float = 1.0  #: of the arrivals at a rate; 1 is Poisson
+    range_ratio: float = 0.0  #: share by which lengths vary around those above
+    prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
+
+    @classmethod
+    def of(cls, load: Workload) -> PlannedWorkload:
+        """What of a load a benchmark sends."""
+        fields = {name: getattr(load, name) for name in cls.model_fields}
+        return cls(**{**fields, "request_rate": None if isinf(load.request_rate) else load.request_rate})
+
+    @property
+    def sent(self) -> Workload:
+        """The same as the replay takes it."""
+        return Workload(**{**self.model_dump(), "request_rate": self.request_rate or inf})
+
+
+class PlannedTarget(_Record):
+    """A latency target, and what is predicted for it."""
+
+    metric: str  #: as in the result of the benchmark: ``p99_ttft_ms``
+    limit_ms: float
+    predicted_ms: float
+    expected_ms: float  #: at the end of the interval that has to keep the limit
+    met: bool
+
+    @property
+    def slo(self) -> Slo:
+        """The target itself."""
+        statistic, metric, _ = self.metric.split("_")
+        return Slo(cast(Metric, metric), self.limit_ms, parse_percentile(statistic))
+
+
+class PlannedTrace(_Record):
+    """The recorded load that was planned for."""
+
+    path: str
+    sha256: str
+    requests: int
+    mean_rate: float  #: requests per second over the whole file
+    busiest_rate: float  #: of the stretch that was planned for
+
+
+class Service(_Record):
+    """Targets, the load of all servers together that they are kept under, and how many servers that takes."""
+
+    interval: Literal["pessimistic", "optimistic"]  #: which end of it keeps the limits
+    targets: tuple[PlannedTarget, ...]
+    request_rate: float | None = None  #: requests per second of all servers
+    max_concurrency: int | None = None  #: requests in flight of all servers
+    workload: str | None = None  #: its name, where it has one
+    trace: PlannedTrace | None = None
+    replicas: int  #: servers like the one that is launched
+    total_gpus: int  #: of all servers; partitions count one by one
+    packages: float  #: whole GPUs that these are, or are parts of
+    goodput: float  #: requests per second of all servers that meet every target
+    largest_load: float | None = None  #: of one server, in the unit of the load; None: not looked for
+    node_load: float | None = None  #: the same of all servers that one node has room for
+    bound_by: str = ""  #: what a larger load breaks
+    output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
+    usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
+
+    @property
+    def load(self) -> float | None:
+        """Of all servers, in ``load_unit``."""
+        return self.request_rate if self.request_rate is not None else self.max_concurrency
+
+    @property
+    def load_unit(self) -> str:
+        """What the load and what servers carry is counted in."""
+        return "requests/s" if self.request_rate is not None else "requests in flight"
+
+
+class Plan(_Record):
+    """Settings, prediction and reasons for one GPU type. Field names are vLLM's flags."""
+
+    gpu: str
+    num_gpus: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    enable_expert_parallel: bool
+    requested_model: str
+    model: str  #: the checkpoint to serve: an id on the hub, or the absolute path of a folder
+    gated: bool | None = None
+    weight_dtype: str
+    kv_cache_dtype: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    gpu_memory_utilization: float
+    block_size: int
+    enforce_eager: bool
+    enable_prefix_caching: bool
+    async_scheduling: bool
+    engine_version: str
+    gpus_per_node: int = 1  #: logical GPUs of the node that was planned for
+    platform: Literal["rocm", "cuda", "cpu"]
+    image: str  #: empty: no container, the server is the vLLM that is installed on the machine
+    image_source: str
+    env: dict[str, str] = Field(default_factory=dict)
+    docker_args: tuple[str, ...] = ()  #: devices, groups, shared memory; names, ports and folders are added
+    serve_argv: tuple[str, ...]  #: run in the container, so ``--host 0.0.0.0``: the port is published on 127.0.0.1
+    bench_argv: tuple[str, ...]  #: run in the container; benchmark.sh adds where the result is saved
+    accuracy_task: str = "gsm8k"
+    workload: PlannedWorkload
+    service: Service | None = None  #: where there are targets
+    predicted: dict[str, Any]
+    memory: dict[str, Any]
+    calibration: str = "shipped"  #: whose fits predicted: ours, or the files of the user's own that had a say
+    why: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that change when anything that is launched or sent changes.
+
+        Fields at their defaults do not count, so that a plan keeps its name when a later planner knows more fields.
+        """
+        reasons = {"predicted", "memory", "calibration", "service", "why", "warnings"}
+        launched = self.model_dump(mode="json", exclude=reasons, exclude_defaults=True)
+        return hashlib.sha256(json.dumps(launched, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class PlanFile(_Record):
+    """``plan.json``: a plan and how it came about."""
+
+    schema_version: int = SCHEMA_VERSION
+    planner_version: str
+    command: str
+    goal: Goal
+    plan: Plan
+
+    def to_json(self) -> str:
+        """The plan's object with ``schema_version``, ``command``, ``goal`` and ``digest`` beside its fields."""
+        outer = self.model_dump(mode="json", exclude={"plan"})
+        return json.dumps({**outer, "digest": self.plan.digest, **self.plan.model_dump(mode="json")}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> PlanFile:
+        """Read what ``to_json`` wrote. Raises ValueError, saying what is wrong first, when it is no plan."""
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")
+        if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+            raise ValueError(f"its schema_version is {_short(data['schema_version'])}, and {SCHEMA_VERSION} is read")
+        digest = data.pop("digest", None)
+        outer = {key: data.pop(key) for key in ("schema_version", "planner_version", "command", "goal") if key in data}
+        try:
+            file = cls.model_validate({**outer, "plan": data})
+        except ValidationError as error:
+            raise ValueError(_in_words(error)) from error
+        for name, value in _figures(file.plan):
+            if value is not None and not (type(value) in (int, float) and abs(value) < MOST):  # nor NaN
+                raise ValueError(f"{name} is {_short(value)}, not a number")
+        if digest != file.plan.digest:
+            raise ValueError(f"it was changed after it was written: its digest is {file.plan.digest}, not {digest}")
+        return file
+
+
+def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
+    yield from ((f"predicted.{name}", value) for name, value in plan.predicted.items() if name not in _WORDS)
+    yield from ((f"memory.{name}", value) for name, value in plan.memory.items())
+
+
+def read_plan(directory: Path) -> PlanFile:
+    """The plan of a folder.
+
+    Raises InputError where there is none, for one that is broken, and for one that was changed: what is launched has
+    to be what was predicted.
+    """
+    path = directory / "plan.json"
+    try:
+        return PlanFile.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        below = sorted(p.parent.name for p in directory.glob("*/plan.json")) if directory.is_dir() else []
+        hint = f"give one of the folders in it: {', '.join(below)}" if below else "give the folder that -o named"
+        raise InputError(f"{path}: no such file", hint=hint) from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint="make it readable, or give another folder") from error
+    except ValueError as error:  # no text, no JSON, no plan
+        cause = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} is not a plan of this planner: {cause}", hint="write the scripts again") from error
+
+
+#: Kinds of pydantic's errors, by how they begin, in words.
+_KINDS = {
+    "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
+    "string": "text", "tuple": "a list", "list": "a list", "dict": "an object", "model": "an object",
+}  # fmt: skip
+
+
+def _in_words(error: ValidationError) -> str:
+    """What is wrong first, in the words of the file."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"] if part != "plan") or "it"
+    kind = first["type"]
+    if kind == "missing":
+        return f"it does not say {name}"
+    if kind == "extra_forbidden":
+        return f"{_short(name)} is nothing that it says"
+    wanted = _KINDS.get(kind.split("_")[0]) or first.get("ctx", {}).get("expected") or "what it should be"
+    return f"{name} is {_short(first['input'])}, not {wanted}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

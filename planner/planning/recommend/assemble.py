@@ -1,0 +1,286 @@
+"""From a candidate to a plan: replay it, say why it won, and write down every word that will be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.engine import (
+    Image,
+    Recipe,
+    bench_serve_argv,
+    default_version,
+    docker_args,
+    image_for,
+    known_issues,
+    recipe_for,
+    serve_argv,
+    visible_devices,
+)
+from planner.memory import stored_weight_bytes
+from planner.model import ResolvedModel
+from planner.planning.plan import Goal, Plan, PlannedWorkload
+from planner.planning.predict import Deployment
+from planner.planning.recommend.candidates import node_size
+from planner.planning.recommend.goals import PERCENTILES, figure, predicted, rank_by_goal, wanted_batch
+from planner.planning.recommend.request import Candidate, Ranking, Request
+from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
+from planner.planning.recommend.targets import rank_by_targets
+from planner.simulator import Replay
+from planner.units import GIB
+from planner.workload import Workload
+
+
+def assemble(
+    request: Request,
+    ranking: Ranking,
+    candidate: Candidate,
+    *,
+    image: Image | None = None,
+    workload: Workload | None = None,
+) -> Plan:
+    """The plan for ``candidate``.
+
+    ``image`` is one that is built, not pulled; ``workload`` another load than the one that was searched for.
+    Raises IllegalPlanError where no image of the version is known for the GPU.
+    """
+    deployment, config = candidate.deployment, candidate.config
+    profile = deployment.profile
+    model = served_name(candidate.resolved)
+    figures = candidate.figures if workload is None else None
+    service = service_of(request, candidate) if workload is None else None
+    if workload is None:
+        workload = sent_to_one(request, candidate)
+    image = image or image_for(profile, config.version)
+    recipe = recipe_of(deployment)
+    # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
+    host = "0.0.0.0" if image.name else "127.0.0.1"  # noqa: S104
+    return Plan(
+        gpu=profile.id,
+        num_gpus=config.num_gpus,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
+        enable_expert_parallel=config.enable_expert_parallel,
+        requested_model=request.model.requested,
+        model=model,
+        gated=candidate.resolved.model.gated,
+        weight_dtype=config.weight_dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        block_size=config.block_size,
+        enforce_eager=config.enforce_eager,
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        engine_version=str(config.version),
+        gpus_per_node=node_size(request, profile),
+        platform=profile.platform,
+        image=image.name,
+        image_source=image.source,
+        env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
+        docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
+        serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
+        bench_argv=tuple(
+            bench_serve_argv(workload, model, config.version, percentiles=PERCENTILES, platform=profile.platform)
+        ),
+        workload=PlannedWorkload.of(workload),
+        service=service,
+        predicted=figures or predicted(deployment, workload, _replayed(request, candidate, workload)),
+        memory=memory(deployment, workload.total_len),
+        calibration=deployment.calibrated_by,
+        why=tuple(_why(request, ranking, candidate, recipe)),
+        warnings=tuple(_warnings(request, candidate, image.note, recipe)),
+    )
+
+
+def _replayed(request: Request, candidate: Candidate, workload: Workload) -> Replay | None:
+    """The replay of ``workload``, where the search made it; of a trace it sent other requests."""
+    traced = request.targets is not None and request.targets.requests is not None
+    load = candidate.load
+    return load.replay if load and load.workload == workload and not traced else None
+
+
+def served_name(resolved: ResolvedModel) -> str:
+    """What ``vllm serve`` is given: a hub id, or a folder by its whole path, whatever folder the scripts run in."""
+    if resolved.source != "path":
+        return resolved.resolved
+    path = Path(resolved.resolved).resolve()
+    return str(path if path.is_dir() else path.parent)
+
+
+def plans_best_first(plans: Iterable[Plan], goal: Goal) -> list[Plan]:
+    """Plans of different GPUs in one order, which ``order_words`` tells.
+
+    With targets the cheapest first: by USD per hour, those without a price behind them by whole GPUs; without a load
+    for each unit that is carried. ``max-throughput`` takes tokens/s per GPU under the targets instead. Without targets
+    by the goal, for ``balanced`` by the product of the two rates.
+    """
+    plans = list(plans)
+    if any(plan.service is None for plan in plans):
+        return sorted(plans, key=lambda plan: standing(plan.predicted, goal), reverse=True)
+    if goal == "max-throughput":
+        return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
+    return sorted(plans, key=cost)
+
+
+def order_words(plans: Sequence[Plan], goal: Goal) -> str:
+    """By what ``best_first`` orders, and which GPUs have no price where that counts."""
+    if any(plan.service is None for plan in plans):
+        return {
+            "min-latency": "mean E2EL, the shortest first",
+            "max-throughput": "output tokens/s per GPU, the most first",
+            "balanced": "tokens/s per GPU times tokens/s per user, the most first",
+        }[goal]
+    if goal == "max-throughput":
+        return "output tokens/s per GPU under the targets, the most first"
+    unpriced = [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]
+    if len(unpriced) == len(plans):
+        return "whole GPUs, the fewest first; no price is known"
+    behind = f"; no price is known for {', '.join(dict.fromkeys(unpriced))}: behind, by whole GPUs" if unpriced else ""
+    return f"USD per hour, the cheapest first{behind}"
+
+
+def standing(figures: Mapping[str, Any], goal: Goal) -> float:
+    """How well what is predicted serves the goal, whatever else there is; larger is better, twice is twice as good."""
+    if goal == "min-latency":
+        return 1 / float(figures["mean_e2el_ms"])
+    if goal == "max-throughput":
+        return float(figures["output_throughput_per_gpu"])
+    return float(figures["output_throughput_per_gpu"] * figures["output_throughput_per_user"])
+
+
+def recipe_of(deployment: Deployment) -> Recipe:
+    """What the publishers of recipes set beside the plan's settings."""
+    config = deployment.config
+    return recipe_for(
+        deployment.model,
+        deployment.profile,
+        config.version,
+        kv_cache_dtype=config.kv_cache_dtype,
+        engine=config.engine,
+        tensor_parallel_size=config.tensor_parallel_size,
+    )
+
+
+def memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
+    """Bytes on each GPU, tokens and requests of one engine."""
+    stage, budget = deployment.budget.binding, deployment.budget
+    return {
+        "memory_bytes": budget.memory_bytes,
+        "budget_bytes": stage.requested_bytes,
+        "weights_bytes": stage.weights.loaded_bytes,
+        "activation_bytes": round(stage.activation.mid),
+        "non_torch_bytes": round(stage.non_torch.mid),
+        "cuda_graph_bytes": round(stage.graphs.mid),
+        "kv_cache_bytes": round(stage.available.mid),
+        "kv_cache_bytes_lo": round(stage.available.low),
+        "kv_cache_bytes_hi": round(stage.available.high),
+        "kv_cache_tokens": budget.logged_tokens(budget.num_blocks.mid),
+        "requests_held": round(deployment.requests_held(total_len), 2),
+        "checkpoint_bytes": stored_weight_bytes(deployment.model),
+    }
+
+
+def _why(request: Request, ranking: Ranking, winner: Candidate, recipe: Recipe) -> Iterator[str]:
+    if winner.load:
+        yield from why_service(request, winner)
+    else:
+        yield from _why_goal(request, ranking, winner)
+    stage = winner.deployment.budget.binding
+    given = " ".join(f"{name}={value}" for name, value in winner.config.env.items())
+    cache = f"are given to the KV cache ({given})" if given else "are left for the KV cache"
+    yield (
+        f"weights take {stage.weights.loaded_bytes / GIB:.1f} GiB of {stage.requested_bytes / GIB:.1f} GiB "
+        f"on each GPU, {stage.available.mid / GIB:.1f} GiB {cache}"
+    )
+    if recipe.sources:
+        yield "environment and further flags: " + "; ".join(recipe.sources)
+
+
+def _why_goal(request: Request, ranking: Ranking, winner: Candidate) -> Iterator[str]:
+    config, goal = winner.config, request.goal
+    place = ranking.candidates.index(winner) + 1 if winner in ranking.candidates else 1
+    best = ranking.candidates[0] if ranking.candidates else winner
+    standing = "the best" if place == 1 else f"number {place}, behind {figure(best, goal)},"
+    yield f"{goal}: {figure(winner, goal)}, {standing} of {len(ranking.candidates)} settings that fit"
+    for size, best in sorted(_best_by_size(ranking, winner).items()):
+        if size != config.tensor_parallel_size:
+            yield f"--tensor-parallel-size {size} instead: {figure(best, goal)}"
+    yield f"--max-num-seqs {config.max_num_seqs}: {_why_batch(request, winner)}"
+
+
+def _best_by_size(ranking: Ranking, winner: Candidate) -> dict[int, Candidate]:
+    """The best candidate of each tensor-parallel size with the winner's checkpoint; ranking is best first."""
+    best: dict[int, Candidate] = {}
+    for candidate in ranking.candidates:
+        if candidate.resolved.resolved == winner.resolved.resolved:
+            best.setdefault(candidate.config.tensor_parallel_size, candidate)
+    return best
+
+
+def _why_batch(request: Request, winner: Candidate) -> str:
+    largest = int(winner.deployment.requests_held(request.total_len, pessimistic=True))
+    if request.args.max_num_seqs or request.max_concurrency:
+        return "as asked for"
+    if wanted_batch(request):
+        return "a small batch, no larger than the concurrency that latency is wanted at"
+    if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees room for a few more
+        return "the largest batch whose requests all fit the KV cache at full length"
+    return f"up to {largest} would fit the KV cache"
+
+
+def _guesses_scales(request: Request, candidate: Candidate) -> bool:
+    """Whether an fp8 cache was chosen for a checkpoint that has no scales for it."""
+    chosen = request.args.kv_cache_dtype == "auto" and candidate.config.kv_cache_dtype.startswith("fp8")
+    return chosen and not candidate.resolved.model.quantization.kv_cache_dtype
+
+
+def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator[str]:
+    config, profile = candidate.config, candidate.deployment.profile
+    yield from candidate.resolved.notes
+    if drafts := config.speculative_config:
+        yield (
+            f"predicted with {drafts.acceptance_length:.2f} tokens in each step, by the acceptance that was given: "
+            "random prompts, as benchmark.sh sends them, are drafted worse or better than real ones"
+        )
+    chosen = candidate.resolved.resolved != request.model.resolved  # what the user named is the user's choice
+    if chosen and config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
+        yield f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before the plan goes into production"
+    if _guesses_scales(request, candidate):
+        yield "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production"
+    if request.targets and request.targets.requests is not None:
+        yield (
+            "benchmark.sh cannot send a trace: it sends random prompts of the mean lengths at the rate and burstiness "
+            "of its busiest stretch; the targets were held against the trace itself"
+        )
+    if image_note:
+        yield f"image: {image_note}"
+    yield from map(str, known_issues(config, recipe.env | config.env, candidate.resolved.model, profile))
+    options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
+    if options:
+        yield f"vLLM {config.version} does not know what the recipes also set: {', '.join(options)}"
+    if recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP":
+        yield "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production"
+    if profile.partition and not profile.partition.isolated_bandwidth:
+        yield "partitions of one package share its memory bandwidth: the prediction assumes that all of them are busy"
+    node = node_size(request, profile)
+    copies = node // config.num_gpus
+    if copies > 1:
+        yield f"a node of {node} holds {copies} such servers: launch.sh starts one, instances.sh all"
+
+
+# --- Which settings? For a goal, or for latency targets under a load; one GPU type at a time
+
+
+def rank(request: Request) -> list[Ranking]:
+    """The candidates of each GPU of the request, in the order of the request."""
+    rankings = []
+    for profile in request.gpus:
+        version = request.version or default_version(profile)
+        by = rank_by_targets if request.targets else rank_by_goal
+        rankings.append(by(request, profile, version))
+    return rankings

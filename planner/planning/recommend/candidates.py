@@ -1,0 +1,207 @@
+"""Which checkpoints of a model may be served: the one asked for, and those of publishers that are trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+from planner.engine import (
+    CPU_KVCACHE_SPACE,
+    EngineArgs,
+    EngineVersion,
+    Layout,
+    legal_tensor_parallel_sizes,
+    recipe_for,
+    uses_latent_attention,
+)
+from planner.hardware import GpuProfile
+from planner.model import Model, ResolvedModel, catalog, resolve_model
+from planner.planning.predict import Deployment, resolve_deployment
+from planner.planning.recommend.request import Rejected, Request
+from planner.units import GIB
+
+#: Besides the model's own publisher: those who publish evaluations with their quantised checkpoints.
+TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
+
+
+def checkpoints(
+    asked: ResolvedModel, profile: GpuProfile, rejected: list[Rejected] | None = None
+) -> Iterator[ResolvedModel]:
+    """The model asked for and, where that is not quantised, the quantised checkpoints that this GPU runs."""
+    yield asked
+    if asked.model.quantization.method or asked.source == "path":
+        return
+    seen: set[tuple[str, str | None]] = set()
+    for checkpoint in catalog.checkpoints_of(asked.resolved):
+        reason = _not_trusted(checkpoint, asked) or _not_for(checkpoint, profile)
+        key = (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
+        if reason is None and key in seen:
+            reason = "another checkpoint of the same precision is considered"
+        if reason is not None:
+            if rejected is not None:
+                rejected.append(
+                    Rejected(profile.id, checkpoint.id, None, None, reason, weight_dtype=checkpoint.weight_dtype)
+                )
+            continue
+        seen.add(key)
+        yield resolve_model(checkpoint.id, network=False)
+
+
+def _not_trusted(checkpoint: catalog.Checkpoint, asked: ResolvedModel) -> str | None:
+    if checkpoint.publisher.lower() in TRUSTED_PUBLISHERS or checkpoint.publisher == asked.resolved.split("/")[0]:
+        return None
+    return f"quantised by {checkpoint.publisher}: ask for it by name to plan it"
+
+
+def _not_for(checkpoint: catalog.Checkpoint, profile: GpuProfile) -> str | None:
+    if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
+        return f"published for {' and '.join(checkpoint.platforms)} GPUs"
+    if checkpoint.weight_dtype in profile.emulated:
+        return (
+            f"{profile.name} computes {checkpoint.weight_dtype} in {profile.emulated[checkpoint.weight_dtype]}: "
+            "saves memory, not time; ask for the checkpoint by name to plan it"
+        )
+    return None
+
+
+# --- The engines that there are to choose from, and the batches that their memory holds
+
+MAX_NUM_SEQS = 1024  #: vLLM's own default on large GPUs; larger batches are not searched
+CONTEXT_STEP = 256  #: max_model_len is the request's length rounded up to this, so that no odd value is launched
+#: Budgets of a step that are searched beside the one that recipes and vLLM itself would take. Small ones keep the
+#: gaps between tokens short while prompts come in, large ones get prompts done sooner.
+TOKEN_BUDGETS = (2048, 16384)
+GUESSES = 2  #: of the largest batch, before the range that is left is halved
+#: DP attention with EP has been in ``vllm serve`` since this release (``--data-parallel-size``: 0.8.3 offline, 0.9.0).
+DATA_PARALLEL_SINCE = (0, 9)
+
+
+def deployed(
+    request: Request, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion
+) -> Deployment:
+    """One engine, on the ground that the request stands on. Raises IllegalPlanError for what vLLM refuses."""
+    return resolve_deployment(model, profile, args, version, basis=request.basis, calibration=request.calibration)
+
+
+def node_size(request: Request, profile: GpuProfile) -> int:
+    """Logical GPUs of one node: those of ``gpus_per_node`` packages, at most what the profile's nodes have."""
+    parts = profile.partition.count if profile.partition else 1
+    return min((request.gpus_per_node or profile.gpus_per_node) * parts, profile.gpus_per_node)
+
+
+def context_of(request: Request, model: Model) -> int:
+    """``max_model_len`` for the request's lengths: rounded up, never above the model's own context."""
+    total = request.longest_len or request.total_len
+    return max(min(-(-total // CONTEXT_STEP) * CONTEXT_STEP, model.max_position_embeddings), total)
+
+
+def engines(
+    request: Request, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, rejected: list[Rejected]
+) -> Iterator[EngineArgs]:
+    """Tensor-parallel sizes x KV dtypes, with what the recipes advise: what the goals choose from."""
+    sizes = tensor_parallel_sizes(request, resolved.model, profile)
+    if not sizes:
+        rejected.append(Rejected(profile.id, resolved.resolved, None, None, "no tensor-parallel size is legal"))
+    for size in sizes:
+        for kv_cache_dtype in kv_cache_dtypes(request, resolved.model, profile):
+            args = replace(request.args, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
+            yield launched(request, resolved.model, profile, args, version)
+
+
+def launched(
+    request: Request, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion
+) -> EngineArgs:
+    """``args`` with a context for the request, and what the recipes advise where nothing was asked for."""
+    args = _as_recipes_advise(args, model, profile, version)
+    return replace(args, max_model_len=args.max_model_len or context_of(request, model))
+
+
+def tensor_parallel_sizes(request: Request, model: Model, profile: GpuProfile) -> list[int]:
+    """Powers of two that are legal inside one node."""
+    legal = legal_tensor_parallel_sizes(model, profile, allow_unvalidated=request.args.allow_unvalidated)
+    return [size for size in legal if size <= node_size(request, profile) and size & (size - 1) == 0]
+
+
+def layouts(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
+    """Every layout inside one node that is worth considering under targets.
+
+    TP; of an MoE also TP with whole experts on each rank (EP), and where its attention is latent, so that TP would
+    repeat the KV cache on each rank, attention by DP with EP; pipeline stages only where they reach GPUs that TP
+    cannot be cut for.
+    """
+    sizes, node = tensor_parallel_sizes(request, model, profile), node_size(request, profile)
+    whole_experts = model.is_moe and version.release >= DATA_PARALLEL_SINCE
+    for size in sizes:
+        yield Layout(size)
+        if whole_experts and size > 1:
+            yield Layout(size, enable_expert_parallel=True)
+    for copies in _powers_of_two(node):
+        if whole_experts and uses_latent_attention(model) and profile.partition is None:
+            least = node if request.coarse else 1
+            yield from (Layout(s, 1, copies, True) for s in sizes if least <= s * copies <= node)
+        if profile.partition is None:
+            yield from (Layout(s, copies) for s in sizes if s * copies <= node and s * copies not in sizes)
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    """2, 4, 8, ... up to ``most``."""
+    power = 2
+    while power <= most:
+        yield power
+        power *= 2
+
+
+def kv_cache_dtypes(request: Request, model: Model, profile: GpuProfile) -> tuple[str, ...]:
+    """fp8 where the checkpoint was made for it: its scales are measured, so accuracy is the publisher's."""
+    if request.args.kv_cache_dtype != "auto":
+        return (request.args.kv_cache_dtype,)
+    if model.quantization.kv_cache_dtype and profile.supports("fp8"):
+        return ("fp8",)
+    if (
+        request.targets and not request.coarse and profile.supports("fp8")
+    ):  # without scales: said in the plan's warnings
+        return ("auto", "fp8")
+    return ("auto",)
+
+
+def _as_recipes_advise(args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion) -> EngineArgs:
+    """Settings of the recipes where nothing was asked for; ``max_num_seqs`` is searched, not taken."""
+    advised = recipe_for(model, profile, version, kv_cache_dtype=args.kv_cache_dtype).settings
+    unset = {
+        name: value
+        for name, value in advised.items()
+        if name != "max_num_seqs" and getattr(args, name) in (None, "auto")
+    }
+    return replace(args, **unset)
+
+
+def largest_batch(request: Request, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> int:
+    """The largest ``max_num_seqs`` whose requests, all of full length, the pessimistic end of the KV cache holds; at
+    most what a search may ask for, 0 where not one fits.
+
+    The profile run samples for ``max_num_seqs`` rows, so that a larger batch leaves a smaller cache. What the cache of
+    one batch holds is nearly always the answer, or one less, and is tried first; then halves.
+    """
+    batch = args.max_num_seqs or max(MAX_NUM_SEQS, request.max_concurrency or 0)
+    if args.max_num_batched_tokens and not args.max_num_seqs:
+        batch = min(batch, args.max_num_batched_tokens)
+    low, high = 0, batch  # low is held, more than high is not
+    for step in count():
+        if low >= high:
+            break
+        deployment = deployed(request, model, profile, replace(args, max_num_seqs=batch), version)
+        held = int(deployment.requests_held(request.total_len, pessimistic=True))
+        low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
+        batch = min(held + 1, high) if step < GUESSES else (low + high + 1) // 2
+    return low
+
+
+def why_not(deployment: Deployment) -> str:
+    """Why not one request fits."""
+    stage, space = deployment.budget.binding, deployment.config.cpu_kvcache_space
+    left = max(stage.left.low, 0)
+    return (
+        f"does not fit: {stage.weights.loaded_bytes / GIB:.1f} GiB of weights on each GPU leave "
+        f"{left / GIB:.1f} GiB for the KV cache" + (f", {CPU_KVCACHE_SPACE} is {space}" if space else "")
+    )

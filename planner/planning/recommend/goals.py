@@ -1,0 +1,199 @@
+"""The best settings for a goal: rank by the closed form, replay the finalists.
+
+Goals::
+
+    max-throughput   output tokens/s per GPU
+    min-latency      mean E2EL at the given concurrency
+    balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point
+                     farthest from the chord between the ends of the front, both axes logarithmic. The front
+                     begins at the concurrency of min-latency and ends at max-throughput, so it lies between them
+
+Searched: checkpoint (precision) x KV dtype x tensor-parallel size x ``max_num_seqs``. ``max_num_seqs`` and the
+client's concurrency are one number, as the recipes advise. A batch counts as fitting when the pessimistic end of
+the memory budget holds all its requests at full length, so nothing that is recommended preempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import log
+from typing import Any
+
+from planner.engine import EngineArgs, EngineVersion
+from planner.errors import PlannerError
+from planner.hardware import GpuProfile
+from planner.model import ResolvedModel
+from planner.planning.capacity import PROMPTS_PER_SLOT
+from planner.planning.plan import Goal
+from planner.planning.predict import Deployment, compared_rates, estimate, simulate_serve, with_intervals
+from planner.planning.recommend.candidates import MAX_NUM_SEQS, checkpoints, deployed, engines, largest_batch, why_not
+from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, turned_down, turned_down_args
+from planner.simulator import Replay
+from planner.workload import Workload
+
+DEFAULT_CONCURRENCY = 8  #: of min-latency, where none is given
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_NUM_SEQS)
+FINALISTS = 6  #: engines of each GPU whose best batches are replayed
+FINALISTS_PER_ENGINE = 2
+PERCENTILES = (50, 90, 99)
+
+
+def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) -> Ranking:
+    """Every setting that fits, best first."""
+    candidates: list[Candidate] = []
+    rejected: list[Rejected] = []
+    for resolved in checkpoints(request.model, profile, rejected):
+        for args in engines(request, resolved, profile, version, rejected):
+            candidates += _batches(request, resolved, profile, args, version, rejected)
+    candidates = candidates_best_first(candidates, request.goal)
+    candidates = candidates_best_first(_replayed(request, candidates), request.goal)
+    while candidates and candidates[0].figures is None:  # the closed form promised more than the finalists kept
+        candidates = candidates_best_first([_with_figures(request, candidates[0]), *candidates[1:]], request.goal)
+    if candidates:
+        rejected += _runners_up(candidates, request.goal)
+    return Ranking(profile, version, tuple(candidates), tuple(rejected))
+
+
+# --- which of it fits, and how fast it is ------------------------------------------------------------------------
+
+
+def goal_workload(request: Request, concurrency: int) -> Workload:
+    """What the benchmark of a plan sends."""
+    prompts = request.num_prompts or PROMPTS_PER_SLOT * concurrency
+    return replace(request.workload, num_prompts=prompts, max_concurrency=concurrency)
+
+
+def predicted(deployment: Deployment, workload: Workload, served: Replay | None = None) -> dict[str, Any]:
+    """The keys of the benchmark's result file, and the two rates that plans are compared by.
+
+    ``served`` is the replay of ``workload``, where it is at hand.
+    """
+    prediction = simulate_serve(deployment, workload, served=served, percentiles=PERCENTILES)
+    rates = with_intervals(deployment, compared_rates(deployment, prediction))
+    return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
+
+
+def _batches(
+    request: Request,
+    resolved: ResolvedModel,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    rejected: list[Rejected],
+) -> Iterator[Candidate]:
+    """The concurrencies at which this engine is worth considering."""
+    model = resolved.model
+
+    def reject(reason: str) -> None:
+        rejected.append(turned_down_args(profile, resolved, args, reason))
+
+    try:
+        largest = largest_batch(request, model, profile, args, version)
+        if largest < 1:
+            reject(why_not(deployed(request, model, profile, args, version)))
+            return
+        batches = _worth_trying(request, largest)
+        if not batches:
+            reject(f"holds {largest} requests of this length at once, {wanted_batch(request)} are asked for")
+        for batch in batches:
+            deployment = deployed(request, model, profile, replace(args, max_num_seqs=batch), version)
+            figures = estimate(deployment, request.input_len, request.output_len, batch, request.prefix_len)
+            yield Candidate(resolved, deployment, figures)
+    except PlannerError as error:
+        reject(error.cause)
+
+
+def wanted_batch(request: Request) -> int | None:
+    """The concurrency that every engine is compared at; None where it is searched."""
+    if request.args.max_num_seqs or request.max_concurrency:
+        return request.args.max_num_seqs or request.max_concurrency
+    return DEFAULT_CONCURRENCY if request.goal == "min-latency" else None
+
+
+def _worth_trying(request: Request, largest: int) -> Sequence[int]:
+    if wanted := wanted_batch(request):
+        return (wanted,) if wanted <= largest else ()
+    least = DEFAULT_CONCURRENCY if request.goal == "balanced" else 1
+    return sorted({batch for batch in BATCHES if least <= batch < largest} | {largest})
+
+
+# --- what won, what lost -----------------------------------------------------------------------------------------
+
+
+def candidates_best_first(candidates: Sequence[Candidate], goal: Goal) -> list[Candidate]:
+    """By merit; of equals, the one with fewer GPUs and the smaller batch."""
+    merit = merits(candidates, goal)
+    return sorted(candidates, key=lambda c: (-merit[id(c)], c.config.num_gpus, c.config.max_num_seqs))
+
+
+def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best candidates of the best engines with their replay, the others as they are."""
+    engines = list(dict.fromkeys(map(_engine, candidates)))[:FINALISTS]
+    left = dict.fromkeys(engines, FINALISTS_PER_ENGINE)
+    found: list[Candidate] = []
+    for candidate in candidates:
+        engine = _engine(candidate)
+        if left.get(engine):
+            left[engine] -= 1
+            found.append(_with_figures(request, candidate))
+        else:
+            found.append(candidate)
+    return found
+
+
+def _with_figures(request: Request, candidate: Candidate) -> Candidate:
+    workload = goal_workload(request, candidate.estimate.concurrency)
+    return replace(candidate, figures=predicted(candidate.deployment, workload))
+
+
+def merits(candidates: Sequence[Candidate], goal: Goal) -> dict[int, float]:
+    """How well each candidate serves the goal, by ``id``; larger is better."""
+    if goal == "min-latency":
+        return {id(c): -c.e2el_s for c in candidates}
+    if goal == "max-throughput":
+        return {id(c): c.tok_per_s_per_gpu for c in candidates}
+    front = pareto(candidates)
+    if not front:
+        return {}
+    user, each = log(front[0].tok_per_s_per_user), log(front[-1].tok_per_s_per_gpu)
+    # of a front of one point any axis length does
+    users = user - log(front[-1].tok_per_s_per_user) or 1.0
+    gpus = each - log(front[0].tok_per_s_per_gpu) or 1.0
+    return {
+        id(c): (log(c.tok_per_s_per_user) - user) / users + (log(c.tok_per_s_per_gpu) - each) / gpus for c in candidates
+    }
+
+
+def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that no other beats in both tokens/s per GPU and tokens/s per user; fastest per user first."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (-c.tok_per_s_per_user, -c.tok_per_s_per_gpu)):
+        if not front or candidate.tok_per_s_per_gpu > front[-1].tok_per_s_per_gpu:
+            front.append(candidate)
+    return front
+
+
+def _runners_up(candidates: Sequence[Candidate], goal: Goal) -> Iterator[Rejected]:
+    """The best of each engine that lost, against the winner."""
+    winner = candidates[0]
+    seen = {_engine(winner)}
+    for candidate in candidates[1:]:
+        if _engine(candidate) in seen:
+            continue
+        seen.add(_engine(candidate))
+        yield turned_down(candidate, f"{figure(candidate, goal)} against {figure(winner, goal)}")
+
+
+def _engine(candidate: Candidate) -> tuple[Any, ...]:
+    config = candidate.config
+    return candidate.resolved.resolved, config.tensor_parallel_size, config.kv_cache_dtype
+
+
+def figure(candidate: Candidate, goal: Goal) -> str:
+    """The number that the goal is about, in words."""
+    if goal == "min-latency":
+        return f"mean E2EL {candidate.e2el_s:.2f} s"
+    if goal == "max-throughput":
+        return f"{candidate.tok_per_s_per_gpu:,.0f} output tokens/s per GPU"
+    return f"{candidate.tok_per_s_per_gpu:,.0f} tokens/s per GPU at {candidate.tok_per_s_per_user:.0f} per user"

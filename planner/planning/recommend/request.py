@@ -1,0 +1,194 @@
+"""What is asked for, what was found, and what was turned down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.engine import EngineArgs, EngineConfig, EngineVersion
+from planner.hardware import GpuProfile
+from planner.memory import SHIPPED_BASIS, Basis
+from planner.model import ResolvedModel
+from planner.planning.capacity import By, ServedLoad
+from planner.planning.plan import Goal, PlannedTrace
+from planner.planning.predict import Deployment, Estimate
+from planner.timing import Calibration
+from planner.units import MS
+from planner.workload import Requests, Slo, Workload
+
+#: Types; among more each is searched more coarsely under targets: vLLM's own token budget, an fp8 KV cache only with
+#: scales, copies of attention only over whole nodes, and the first of the cheapest will do.
+FEW_GPUS = 8
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What has to be kept, and under which load of all servers together."""
+
+    slos: tuple[Slo, ...] = ()
+    by: By = "rate"
+    value: float | None = None  #: requests per second, or in flight; None: as many as one server carries
+    requests: Requests | None = None  #: of a trace, at its own pace; ``value`` is then its rate
+    pessimistic: bool = True  #: which end of the interval has to keep the limits
+    trace: PlannedTrace | None = None  #: where the requests are from
+    burstiness: float = 1.0  #: of the trace, for a benchmark that cannot send it
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for."""
+
+    model: ResolvedModel
+    gpus: tuple[GpuProfile, ...]
+    goal: Goal
+    input_len: int
+    output_len: int
+    max_concurrency: int | None = None
+    num_prompts: int | None = None
+    gpus_per_node: int | None = None  #: GPUs that one node has; None: as the profile says
+    version: EngineVersion | None = None  #: None: the newest with an image for each GPU
+    basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those of the user's own machines
+    calibration: Calibration | None = None  #: efficiencies likewise; None: those that we ship
+    args: EngineArgs = field(default_factory=EngineArgs)  #: settings that are given, not searched
+    range_ratio: float = 0.0  #: by which lengths vary, as in ``Workload``
+    burstiness: float = 1.0
+    seed: int = 0
+    longest_len: int | None = None  #: tokens of the longest request; None: as the lengths say
+    targets: Targets | None = None  #: None: the goal decides alone
+    workload_name: str | None = None
+    prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
+    prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, over the profile's own
+
+    @property
+    def workload(self) -> Workload:
+        """Lengths and rhythm of the requests; how many are sent, and how fast, is for the search to say."""
+        return Workload(
+            self.input_len,
+            self.output_len,
+            self.num_prompts or 1,
+            burstiness=self.burstiness,
+            range_ratio=self.range_ratio,
+            seed=self.seed,
+            prefix_len=self.prefix_len,
+        )
+
+    @property
+    def coarse(self) -> bool:
+        """Whether there are so many GPUs that each is searched coarsely."""
+        return len(self.gpus) > FEW_GPUS
+
+    @property
+    def total_len(self) -> int:
+        """Tokens of a request that room is kept for: the longest that is drawn, of a trace the average one."""
+        if self.targets and self.targets.requests is not None:
+            return self.input_len + self.output_len
+        return self.workload.max_total_len
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Something that was considered, and why it lost or cannot run. ``None``: before there was such a setting."""
+
+    gpu: str
+    model: str
+    tensor_parallel_size: int | None
+    kv_cache_dtype: str | None
+    reason: str
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
+    weight_dtype: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One engine that fits, at one concurrency."""
+
+    resolved: ResolvedModel
+    deployment: Deployment
+    estimate: Estimate
+    figures: dict[str, Any] | None = None  #: of the replay, for the finalists; the others have the closed form alone
+    replicas: int = 1  #: servers that carry the load together
+    load: ServedLoad | None = None  #: what one of them carries, where there are targets
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings."""
+        return self.deployment.config
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all servers."""
+        return self.replicas * self.config.num_gpus
+
+    @property
+    def tok_per_s_per_gpu(self) -> float:
+        """Output tokens per second and GPU."""
+        if self.figures:
+            return float(self.figures["output_throughput_per_gpu"])
+        if self.load:
+            return self.load.output_tok_per_s / self.config.num_gpus
+        return self.estimate.output_tok_per_s / self.config.num_gpus
+
+    @property
+    def tok_per_s_per_user(self) -> float:
+        """Output tokens per second of one request."""
+        if self.figures:
+            return float(self.figures["output_throughput_per_user"])
+        return self.estimate.tok_per_s_per_user
+
+    @property
+    def e2el_s(self) -> float:
+        """Mean end-to-end latency."""
+        if self.load and not self.figures:
+            return float(self.load.replay.e2el_s.mean())
+        return self.figures["mean_e2el_ms"] * MS if self.figures else self.estimate.e2el_s
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of one GPU, best first, and what was turned down."""
+
+    profile: GpuProfile
+    version: EngineVersion
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Rejected, ...]
+    closest: Candidate | None = None  #: where no plan meets the targets: the one that comes nearest
+
+    @property
+    def best(self) -> Candidate | None:
+        """The plan to make, None where nothing fits."""
+        return self.candidates[0] if self.candidates else None
+
+
+def turned_down(candidate: Candidate, reason: str) -> Rejected:
+    """A candidate that lost, with everything that it would have been launched with."""
+    config = candidate.config
+    return Rejected(
+        gpu=candidate.deployment.profile.id,
+        model=candidate.resolved.resolved,
+        reason=reason,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        **config.layout,
+    )
+
+
+def turned_down_args(profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
+    """Settings that cannot run."""
+    return Rejected(
+        profile.id,
+        resolved.resolved,
+        args.tensor_parallel_size,
+        args.kv_cache_dtype,
+        reason,
+        args.pipeline_parallel_size,
+        args.data_parallel_size,
+        args.enable_expert_parallel,
+        resolved.model.quantization.weight_dtype,
+        args.max_num_seqs,
+        args.max_num_batched_tokens,
+    )

@@ -1,0 +1,189 @@
+"""What a plan with targets promises: the servers, what each of them carries, what it costs, what binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from planner.planning.capacity import THROUGHPUT, Reading, ServedLoad, largest_load
+from planner.planning.cost import price_of
+from planner.planning.plan import Plan, PlannedTarget, Service
+from planner.planning.predict import Deployment
+from planner.planning.recommend.candidates import node_size
+from planner.planning.recommend.goals import goal_workload
+from planner.planning.recommend.request import Candidate, Request
+from planner.workload import Workload, targets_in_words
+
+
+def sent_to_one(request: Request, candidate: Candidate) -> Workload:
+    """What the benchmark sends to the one server that it measures: its share of the load.
+
+    Of a trace, random prompts of the mean lengths, at the rate and burstiness of the busiest stretch.
+    """
+    if candidate.load is None:
+        return goal_workload(request, candidate.estimate.concurrency)
+    sent = candidate.load.workload
+    if request.targets and request.targets.requests is not None:
+        sent = replace(sent, burstiness=request.targets.burstiness)
+    return replace(sent, num_prompts=request.num_prompts) if request.num_prompts else sent
+
+
+def service_of(request: Request, candidate: Candidate) -> Service | None:
+    """The promise of ``candidate``; None without targets."""
+    load, targets = candidate.load, request.targets
+    if load is None or targets is None:
+        return None
+    profile, replicas = candidate.deployment.profile, candidate.replicas
+    whole = targets.value if targets.value is not None else load.value
+    most = largest(request, candidate)
+    servers = node_size(request, profile) // candidate.config.num_gpus
+    packages = candidate.num_gpus / profile.parts
+    if targets.value is not None:  # nobody rents a part of a package
+        packages = ceil(packages)
+    price = price_of(profile, request.prices)
+    return Service(
+        interval="pessimistic" if targets.pessimistic else "optimistic",
+        targets=tuple(map(_target, load.readings)),
+        request_rate=whole if targets.by == "rate" else None,
+        max_concurrency=round(whole) if targets.by == "concurrency" else None,
+        workload=request.workload_name,
+        trace=targets.trace,
+        replicas=replicas,
+        total_gpus=candidate.num_gpus,
+        packages=packages,
+        goodput=load.goodput_per_s * replicas,
+        largest_load=most.value if most else None,
+        node_load=most.value * servers if most else None,
+        bound_by=most.bound_by if most else "",
+        output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
+        usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
+    )
+
+
+def _target(reading: Reading) -> PlannedTarget:
+    return PlannedTarget(
+        metric=reading.slo.key,
+        limit_ms=reading.slo.limit_ms,
+        predicted_ms=reading.predicted_ms,
+        expected_ms=reading.expected_ms,
+        met=reading.met,
+    )
+
+
+def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
+    """The largest load of one server; not looked for where there are many GPUs to compare."""
+    targets = request.targets
+    if targets is None or targets.value is None:
+        return candidate.load
+    if request.coarse or candidate.load is None:
+        return None
+    found = largest_load(
+        candidate.deployment,
+        request.workload,
+        targets.slos,
+        by=targets.by,
+        pessimistic=targets.pessimistic,
+        requests=targets.requests,
+    )
+    if found is None or found.value < candidate.load.value:  # bisection stops a little below the edge
+        return replace(candidate.load, bound_by=found.bound_by if found else "")
+    return found
+
+
+def cost(plan: Plan) -> tuple[bool, float]:
+    """What a plan costs beside others, each for a unit of its load: USD per hour; without a price, and behind all that
+    have one, whole GPUs."""
+    service = plan.service
+    assert service is not None  # noqa: S101
+    carried = service.request_rate or service.max_concurrency or 1.0
+    priced = service.usd_per_hour is not None
+    return not priced, (service.usd_per_hour or 0.0 if priced else service.packages) / carried
+
+
+def why_service(request: Request, winner: Candidate) -> Iterator[str]:
+    """Why this plan: what it keeps, with how many GPUs, what the others need."""
+    targets, load = request.targets, winner.load
+    assert targets is not None and load is not None  # noqa: S101
+    end = "pessimistic" if targets.pessimistic else "optimistic"
+    unit = load_words(targets.by)
+    if targets.value is None:
+        size = _gpus(winner.config.num_gpus)
+        yield f"{targets_in_words(targets.slos)}: one server of {size} carries {load.value:,.4g} {unit}"
+    else:
+        size = _gpus(winner.config.num_gpus)
+        several = f"{winner.replicas} servers of {size} each, {load.value:,.4g} on each"
+        servers = several if winner.replicas > 1 else f"one server of {size}"
+        yield f"{targets.value:,.4g} {unit} with {targets_in_words(targets.slos)}: {servers}"
+    for reading in load.readings:
+        name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
+        yield (
+            f"{name} {reading.predicted_ms:,.0f} ms predicted, {reading.expected_ms:,.0f} ms at the {end} end of its "
+            f"90 % interval, against {reading.slo.limit_ms:,.4g} ms"
+        )
+    share = load.good_share
+    yield f"goodput {load.goodput_per_s * winner.replicas:,.4g} requests/s: {share:.1%} meet every target at that end"
+    if limits := what_limits(winner.deployment, load):
+        yield f"nearest to its limit: {limits}"
+    if targets.by == "concurrency":
+        yield f"the {load.value:,.0f} requests that open the loop together are not held against the targets"
+        if not request.range_ratio and targets.requests is None:
+            yield "requests of equal lengths end, and are followed, together: --random-range-ratio 0.5 spreads them"
+
+
+def what_limits(deployment: Deployment, load: ServedLoad) -> str:
+    """The target that binds, and what bounds the steps behind it."""
+    replayed, timer = load.replay, deployment.timer
+    steps = {"prefill": replayed.prefill_batch, "decode": replayed.decode_batch}
+    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    if worst is None or not load.stable:
+        return THROUGHPUT
+    kinds = {"ttft": ["prefill"], "tpot": ["decode"], "itl": ["decode"], "e2el": ["decode", "prefill"]}
+    kind = next((kind for kind in kinds[worst.slo.metric] if steps[kind] is not None), "")
+    batch = steps.get(kind)
+    if batch is None:
+        return str(worst.slo)
+    bounds: dict[str, float] = {}
+    for part in timer.breakdown(batch).parts:
+        bounds[part.bound] = bounds.get(part.bound, 0.0) + part.time_s
+    return f"{worst.slo}; the {kind} steps behind it are bound by {max(bounds, key=lambda b: bounds[b])}"
+
+
+def load_words(by: str) -> str:
+    """The unit of a load."""
+    return "requests/s" if by == "rate" else "requests in flight"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def closest_point(candidate: Candidate) -> dict[str, Any]:
+    """The plan that comes nearest to targets that none meets, as JSON has it."""
+    config, load = candidate.config, candidate.load
+    assert load is not None  # noqa: S101
+    return {
+        "gpu": candidate.deployment.profile.id,
+        "model": candidate.resolved.resolved,
+        **config.layout,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "load": {load.by: load.value},
+        "targets": [_target(reading).model_dump() for reading in load.readings],
+        "limits": what_limits(candidate.deployment, load),
+    }
+
+
+def closest_lines(candidate: Candidate) -> Iterator[str]:
+    """The same in words."""
+    config, load = candidate.config, candidate.load
+    assert load is not None  # noqa: S101
+    yield (
+        f"closest: {candidate.resolved.resolved}, {_gpus(config.num_gpus)}, --tensor-parallel-size "
+        f"{config.tensor_parallel_size}, requests alone on the server"
+    )
+    for reading in load.readings:
+        verdict = "keeps" if reading.met else "breaks"
+        yield f"{verdict} {reading.slo}: {reading.predicted_ms:,.4g} ms predicted, may be {reading.expected_ms:,.4g} ms"
+    yield f"what binds: {what_limits(candidate.deployment, load)}"

@@ -1,0 +1,484 @@
+"""What no load can beat: bounds that drop an engine before it is replayed, and never a winner.
+
+::
+
+    latency    requests that have the server for themselves, prompts in one step, are never slower than in company
+    rate       no more than full batches serve in the steady state, which is also what a load is held against;
+               and no more than b / (step(b) x output) with the largest b whose steps keep the limit of TPOT
+
+The last one holds whatever the scheduler does. Steps never get shorter with more requests in them, so a convex
+function m below step(b) exists; the requests that keep the limit T see steps of m(b) <= T on average (Jensen, weighing
+each step with its requests), and tokens per second are at most b / m(b) there. What prefill adds is left out.
+
+Pipelines are not bounded: their steps hold shares of a batch, and get shorter when it fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, floor, inf
+
+from planner.engine import EngineArgs, EngineVersion
+from planner.errors import InputError, PlannerError
+from planner.hardware import GpuProfile
+from planner.model import ResolvedModel
+from planner.planning.capacity import (
+    TOLERANCE,
+    ServedLoad,
+    at_load,
+    closed_form_load,
+    largest_load,
+    margin,
+    measure,
+    most_in_flight,
+    paced,
+    steady_rate,
+)
+from planner.planning.predict import Deployment, estimate
+from planner.planning.recommend.candidates import (
+    TOKEN_BUDGETS,
+    checkpoints,
+    deployed,
+    kv_cache_dtypes,
+    largest_batch,
+    launched,
+    layouts,
+    why_not,
+)
+from planner.planning.recommend.request import (
+    Candidate,
+    Ranking,
+    Rejected,
+    Request,
+    Targets,
+    turned_down,
+    turned_down_args,
+)
+from planner.planning.recommend.service import largest
+from planner.timing import Batch
+from planner.units import MS
+from planner.workload import Requests, Workload
+
+GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
+
+
+def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedLoad:
+    """What requests that have the server for themselves meet: the longest ones where those do, else all of them."""
+
+    def sent(workload: Workload, requests: Requests | None = None) -> ServedLoad:
+        return measure(deployment, workload, targets.slos, pessimistic=targets.pessimistic, requests=requests)
+
+    workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1)
+    if targets.requests is None:
+        longest = sent(workload.longest(2))
+        # with speculative decoding few tokens may come at a slower pace than many
+        if not request.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
+            return longest
+    return sent(workload, paced(targets.requests, workload))
+
+
+def rate_bound(deployment: Deployment, request: Request, targets: Targets) -> float:
+    """Requests per second that one server never exceeds while it keeps the targets."""
+    pessimistic = targets.pessimistic
+    bound = steady_rate(deployment, request.workload, pessimistic=pessimistic)
+    fixed = request.range_ratio == 0 and targets.requests is None
+    if not fixed or request.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
+        return bound
+    for slo in targets.slos:
+        if slo.metric == "tpot":
+            limit_s = slo.limit_ms * MS / margin(deployment, slo, pessimistic=pessimistic)
+            keeping = 1.0 if slo.percentile is None else slo.percentile / 100  # the share of requests that must
+            step_tok = deployment.tokens_per_step
+            if step_tok > 1:  # a row of steps makes at most one token more than on average
+                step_tok *= (request.output_len - 1) / max(request.output_len - 2, 1)
+            tok_per_s = decode_bound(deployment, request.input_len, limit_s * step_tok) * step_tok
+            bound = min(bound, tok_per_s / keeping / (request.output_len - 1))
+    return bound
+
+
+def decode_bound(deployment: Deployment, input_len: int, limit_s: float) -> float:
+    """Decode steps of requests per second, of all replicas of the engine, that take ``limit_s`` on average at most.
+
+    Without speculative decoding these are output tokens.
+    """
+    config = deployment.config
+    batches = _grid(config.max_num_seqs)
+    # between two batches of the grid a step takes at least as long as with the smaller one
+    corners = [(1.0, deployment.timer.step_s(Batch(1, input_len)))]
+    for small, large in pairwise(batches):
+        corners.append((float(large), deployment.timer.step_s(Batch(small, small * input_len))))
+    best = 0.0
+    hull = _lower_hull(corners)
+    for index, (batch, time_s) in enumerate(hull):
+        if time_s <= limit_s:
+            best = max(best, batch / time_s)
+            continue
+        if index:  # where the line from the corner before reaches the limit
+            before, before_s = hull[index - 1]
+            share = (limit_s - before_s) / (time_s - before_s)
+            best = max(best, (before + share * (batch - before)) / limit_s)
+        break
+    return best * config.data_parallel_size
+
+
+def _grid(most: int) -> list[int]:
+    batches = [1]
+    while batches[-1] < most:
+        batches.append(min(max(batches[-1] + 1, int(batches[-1] * GRID)), most))
+    return batches
+
+
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Corners of the largest convex function below ``points``, which ascend in the first coordinate."""
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    width = right[0] - left[0]
+    return (right[1] - left[1]) / width if width else inf
+
+
+# --- The cheapest plan that keeps latency targets under a load, and how much one server carries
+#
+# The cost of a plan is its GPUs: those of one server times the servers that share the load. Searched: checkpoint
+# (precision) x KV dtype x TP, PP, DP, EP x ``max_num_batched_tokens`` x ``max_num_seqs``. A *family* is all engines
+# that
+# differ in the last two only. Bounds say how many servers a family needs at least; families are taken in that order,
+# and an engine that could still be cheaper than the best so far is challenged with one replay, at the load that it
+# would
+# have to carry. Without a load the cheapest plan is the one that carries most requests per second and GPU.
+#
+# Which of several plans of the same cost is best, the load's slack says; with ``min-latency`` the mean E2EL, and with
+# ``max-throughput`` the output tokens/s per GPU at the largest load under the targets.
+
+BATCHES = (32, 128)  #: searched beside the largest that the memory holds; small batches keep steps short
+REPLAYED_REQUESTS = 2000  #: of a trace, on each server
+ALTERNATIVES = 2  #: engines of the same cost that are replayed besides the first, to find the one with most slack
+
+
+@dataclass(frozen=True)
+class RankedEngine:
+    """One engine with its bounds. Of a family: with settings that no member exceeds."""
+
+    resolved: ResolvedModel
+    args: EngineArgs
+    deployment: Deployment
+    most: float  #: load of one server that is never exceeded
+    guess: float  #: load of one server in the closed form
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one server."""
+        return self.deployment.config.num_gpus
+
+    def servers(self, targets: Targets, *, at_least: bool) -> int:
+        """Servers that the load needs at least, or by the closed form."""
+        each = self.most if at_least else min(self.guess, self.most)
+        return max(ceil((targets.value or 0.0) / each - 1e-9), 1) if each > 0 else 10**9
+
+    def cost(self, targets: Targets, *, at_least: bool) -> float:
+        """GPUs, or without a load GPUs for each unit of it."""
+        if targets.value is None:
+            return self.num_gpus / max(self.most if at_least else min(self.guess, self.most), 1e-12)
+        return self.num_gpus * self.servers(targets, at_least=at_least)
+
+
+def rank_by_targets(request: Request, profile: GpuProfile, version: EngineVersion) -> Ranking:
+    """The plans that keep the targets, cheapest first; the closest one where none does."""
+    search = _Search(request, profile, version)
+    search.run()
+    return search.ranking()
+
+
+class _Search:
+    """What has been found of one GPU so far."""
+
+    def __init__(self, request: Request, profile: GpuProfile, version: EngineVersion) -> None:
+        assert request.targets is not None  # noqa: S101  (``search.rank`` asks)
+        self.request, self.profile, self.version = request, profile, version
+        self.targets: Targets = request.targets
+        self.found: list[Candidate] = []
+        self.rejected: list[Rejected] = []
+        self.alternatives = 0 if request.coarse else ALTERNATIVES
+        self.hopeless: list[tuple[ServedLoad, RankedEngine]] = []  # break targets even when requests are alone
+
+    @property
+    def best_cost(self) -> float:
+        """Of the cheapest plan so far."""
+        return min(map(self.cost, self.found), default=inf)
+
+    def cost(self, candidate: Candidate) -> float:
+        """GPUs, or without a load GPUs for each unit of it."""
+        if self.targets.value is None and candidate.load:
+            return candidate.config.num_gpus / candidate.load.value
+        return candidate.num_gpus
+
+    def run(self) -> None:
+        """Families in the order of their cost in the closed form; those that cannot be cheaper are passed over.
+
+        Of equals the one that carries most comes first: it has the most slack.
+        """
+
+        def order(family: RankedEngine) -> tuple[float, int, float]:
+            return family.cost(self.targets, at_least=False), family.num_gpus, -family.guess
+
+        families = sorted(self._families(), key=order)
+        for family in families:
+            if self._may_be_better(family):
+                self._search_family(family)
+            else:
+                least = self._cost_words(family.cost(self.targets, at_least=True))
+                self._reject(family, f"{least} at best, against {self._cost_words(self.best_cost)}")
+
+    def _may_be_better(self, engine: RankedEngine) -> bool:
+        """Whether it may be cheaper; as cheap is of interest while there are few to choose from."""
+        least = engine.cost(self.targets, at_least=True)
+        return least < self.best_cost or (least == self.best_cost and len(self.found) <= self.alternatives)
+
+    def _search_family(self, family: RankedEngine) -> None:
+        members = sorted(self._members(family), key=lambda e: e.cost(self.targets, at_least=False))
+        before = len(self.found)
+        closest: ServedLoad | None = None
+        for member in members:
+            if not self._may_be_better(member):
+                continue
+            candidate, load = self._challenge(member)
+            closest = closest if closest and (load is None or _excess(closest) <= _excess(load)) else load
+            if candidate:
+                self.found.append(candidate)
+        if len(self.found) == before:
+            best = self._cost_words(self.best_cost)
+            why = f"limited by {closest.binding}" if closest else "cannot be cheaper"
+            self._reject(family, f"{why}, against {best}" if self.found else why)
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    def _families(self) -> Iterator[RankedEngine]:
+        for resolved in checkpoints(self.request.model, self.profile, self.rejected):
+            model = resolved.model
+            for layout in layouts(self.request, model, self.profile, self.version):
+                for kv_cache_dtype in kv_cache_dtypes(self.request, model, self.profile):
+                    args = replace(
+                        self.request.args,
+                        tensor_parallel_size=layout.tensor_parallel_size,
+                        pipeline_parallel_size=layout.pipeline_parallel_size,
+                        data_parallel_size=layout.data_parallel_size,
+                        enable_expert_parallel=layout.enable_expert_parallel,
+                        kv_cache_dtype=kv_cache_dtype,
+                    )
+                    try:
+                        family = self._family(resolved, launched(self.request, model, self.profile, args, self.version))
+                    except PlannerError as error:
+                        self.rejected.append(turned_down_args(self.profile, resolved, args, error.cause))
+                        continue
+                    if family is not None:
+                        yield family
+
+    def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
+        """Bounds for all members: the batch that the smallest token budget leaves room for, the largest budget."""
+        budgets = self._budgets(args)
+        small = replace(args, max_num_batched_tokens=min(budgets, key=lambda b: b or inf))
+        largest = largest_batch(self.request, resolved.model, self.profile, small, self.version)
+        if largest < 1:
+            without = deployed(self.request, resolved.model, self.profile, args, self.version)
+            self.rejected.append(turned_down_args(self.profile, resolved, args, why_not(without)))
+            return None
+        own = deployed(self.request, resolved.model, self.profile, replace(args, max_num_seqs=largest), self.version)
+        most_tok = max(own.config.max_num_batched_tokens, *(budget or 0 for budget in budgets))
+        relaxed = replace(args, max_num_seqs=largest, max_num_batched_tokens=most_tok)
+        family = self._engine(resolved, relaxed)
+        if least := self._breaks_alone(family.deployment):
+            self.hopeless.append((least, family))
+            self._reject(family, f"breaks {least.binding} even with requests that are alone on the server")
+            return None
+        return replace(family, args=args)
+
+    def _breaks_alone(self, deployment: Deployment) -> ServedLoad | None:
+        """How requests do that are alone on the server, if they break targets and would not do better in company."""
+        if deployment.config.pipeline_parallel_size > 1:
+            return None
+        try:
+            least = alone(deployment, self.request, self.targets)
+        except InputError:  # the largest token budget and the largest batch need not fit together
+            return None
+        return None if least.meets else least
+
+    def _members(self, family: RankedEngine) -> Iterator[RankedEngine]:
+        """Token budgets x batches."""
+        for budget in self._budgets(family.args):
+            args = replace(family.args, max_num_batched_tokens=budget)
+            try:
+                largest = largest_batch(self.request, family.resolved.model, self.profile, args, self.version)
+            except PlannerError:
+                continue  # a budget that this engine does not take
+            asked = self.request.args.max_num_seqs
+            fewer = [] if self.request.coarse else [batch for batch in BATCHES if batch < largest]
+            batches = {asked} if asked else {largest, *fewer}
+            for batch in sorted(batches, reverse=True):
+                if 1 <= batch <= largest and (budget is None or budget >= batch):
+                    yield self._engine(family.resolved, replace(args, max_num_seqs=batch))
+
+    def _budgets(self, args: EngineArgs) -> list[int | None]:
+        """Token budgets to search: the one that is asked for or advised first, or else vLLM's own."""
+        if self.request.args.max_num_batched_tokens:
+            return [self.request.args.max_num_batched_tokens]
+        own = args.max_num_batched_tokens
+        return [own] if self.request.coarse else list(dict.fromkeys((own, *TOKEN_BUDGETS)))
+
+    def _engine(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine:
+        deployment = deployed(self.request, resolved.model, self.profile, args, self.version)
+        targets, workload = self.targets, self.request.workload
+        if targets.by == "concurrency":
+            most = float(most_in_flight(deployment))
+        else:
+            most = rate_bound(deployment, self.request, targets)
+        guess = closed_form_load(deployment, workload, targets.slos, targets.by, pessimistic=targets.pessimistic)
+        return RankedEngine(resolved, args, deployment, most, guess)
+
+    # --- how it does ----------------------------------------------------------------------------------------------
+
+    def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
+        """The engine at the least cost where it keeps the targets, if that is below the best; and the last failure."""
+        if self.targets.value is None:
+            return self._most_carried(engine)
+        fewest = engine.servers(self.targets, at_least=True)
+        # an equal cost is of interest while there are few to choose from
+        allowed = self.best_cost if len(self.found) <= self.alternatives else self.best_cost - 1
+        cap = inf if self.best_cost == inf else floor(allowed / engine.num_gpus)
+        if cap < fewest:
+            return None, None
+        start = min(max(engine.servers(self.targets, at_least=False), fewest), cap)
+        count, load, failed = fewest_servers(lambda n: self._share(engine, n), fewest, int(start), cap)
+        if count is None or load is None:
+            return None, failed
+        return self._candidate(engine, load, count), failed
+
+    def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
+        request, targets = self.request, self.targets
+        if self.found:
+            challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
+            workload = at_load(engine.deployment, request.workload, targets.slos, "rate", challenge)
+            load = measure(engine.deployment, workload, targets.slos, pessimistic=targets.pessimistic)
+            if not load.meets:
+                return None, load
+        carried = largest_load(
+            engine.deployment, request.workload, targets.slos, by=targets.by, pessimistic=targets.pessimistic
+        )
+        return (self._candidate(engine, carried, 1), None) if carried else (None, None)
+
+    def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
+        """What one of ``servers`` has to carry."""
+        return share_of(engine.deployment, self.request, self.targets, servers)
+
+    def _candidate(self, engine: RankedEngine, load: ServedLoad, servers: int) -> Candidate:
+        concurrency = max(min(round(load.replay.mean_in_flight), engine.deployment.config.max_num_seqs), 1)
+        asked = self.request
+        figures = estimate(engine.deployment, asked.input_len, asked.output_len, concurrency, asked.prefix_len)
+        return Candidate(engine.resolved, engine.deployment, figures, replicas=servers, load=load)
+
+    # --- what comes out -------------------------------------------------------------------------------------------
+
+    def ranking(self) -> Ranking:
+        """Cheapest first; of equals the one with most slack, the least latency or the most throughput."""
+        goal = self.request.goal
+
+        def order(candidate: Candidate) -> tuple[float, float]:
+            load, cost = candidate.load, self.cost(candidate)
+            assert load is not None  # noqa: S101
+            if goal == "min-latency":
+                return cost, candidate.e2el_s
+            if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
+                most = largest(self.request, candidate) or load
+                return cost, -most.output_tok_per_s / candidate.config.num_gpus
+            return cost, _excess(load)
+
+        candidates = sorted(self.found, key=order)
+        seen: set[tuple[str, int, str]] = set()
+        for candidate in candidates:
+            key = (candidate.resolved.resolved, candidate.config.tensor_parallel_size, candidate.config.kv_cache_dtype)
+            if seen and key not in seen:
+                words = f"{self._cost_words(self.cost(candidate))} against {self._cost_words(self.cost(candidates[0]))}"
+                self.rejected.append(turned_down(candidate, words))
+            seen.add(key)
+        closest = None if candidates else self._closest()
+        return Ranking(self.profile, self.version, tuple(candidates), tuple(self.rejected), closest)
+
+    def _closest(self) -> Candidate | None:
+        """Of the engines that break a target with one request alone, the one that breaks it least."""
+        if not self.hopeless:
+            return None
+        load, engine = min(self.hopeless, key=lambda pair: _excess(pair[0]))
+        return self._candidate(engine, load, 1)
+
+    def _reject(self, engine: RankedEngine, reason: str) -> None:
+        candidate = Candidate(engine.resolved, engine.deployment, estimate(engine.deployment, 1, 1, 1))
+        self.rejected.append(turned_down(candidate, reason))
+
+    def _cost_words(self, cost: float) -> str:
+        if self.targets.value is None:
+            return f"{1 / cost:,.3g} requests/s per GPU"
+        return f"{cost:,.0f} GPU{'s' if cost != 1 else ''}"
+
+
+def share_of(deployment: Deployment, request: Request, targets: Targets, servers: int) -> ServedLoad:
+    """What one of ``servers`` has to carry, beside the targets. Of a trace, every ``servers``-th request."""
+    assert targets.value is not None  # noqa: S101
+    requests = targets.requests
+    if requests is not None:
+        requests = requests.dealt(servers, REPLAYED_REQUESTS)
+        rate = targets.value / servers
+        sent = replace(request.workload, num_prompts=len(requests.arrival_s), request_rate=rate)
+    else:
+        value = ceil(targets.value / servers) if targets.by == "concurrency" else targets.value / servers
+        sent = at_load(deployment, request.workload, targets.slos, targets.by, value)
+        if request.num_prompts:
+            sent = replace(sent, num_prompts=request.num_prompts)
+    return measure(deployment, sent, targets.slos, pessimistic=targets.pessimistic, requests=requests)
+
+
+def fewest_servers(
+    probe: Callable[[int], ServedLoad], fewest: int, start: int, cap: float = inf
+) -> tuple[int | None, ServedLoad | None, ServedLoad | None]:
+    """The smallest number in [fewest, cap] whose share meets the targets, its load, and the last load that does not.
+
+    ``probe`` is assumed to be broken below some number and met from there on. With a cap, that is tried first.
+    """
+    low, high = fewest - 1, inf
+    met: ServedLoad | None = None
+    failed: ServedLoad | None = None
+    count, fewer, more = start if cap == inf else int(cap), 1, 0.1
+    while low + 1 < high:
+        load = probe(count)
+        if load.meets:
+            high, met = count, load
+        else:
+            low, failed = count, load
+        if failed and met:
+            count = (low + int(high)) // 2
+        elif met:  # the start is a good guess: steps from there grow
+            count = start if count > start else max(low + 1, int(high) - fewer)
+            fewer = fewer if count == start else 2 * fewer
+        elif low >= cap or load.value <= least_share(load):
+            break
+        else:  # as many more as the worst target is off, or in growing steps where that is not enough
+            count = int(min(max(low + 1, ceil(low * min(max(_excess(load), 1 + more), 2.0))), cap))
+            more *= 2
+    return (None if high == inf else int(high)), met, failed
+
+
+def least_share(load: ServedLoad) -> float:
+    """A load so small that fewer of it would not help: one in flight, or a server that idles between requests."""
+    if load.by == "concurrency":
+        return 1.0
+    return 0.02 / float(load.replay.e2el_s.mean())
+
+
+def _excess(load: ServedLoad) -> float:
+    return max((reading.excess for reading in load.readings), default=0.0) if load.stable else inf

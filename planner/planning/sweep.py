@@ -1,0 +1,103 @@
+"""A plan's server at other loads: the replay that made the plan, repeated below and above its own load.
+
+The engine is put together again from the words of ``serve_argv``, which is all that is launched. What a command line
+does not hold (the calibration of another user, an acceptance rate) shows in the replay at the plan's own load: where
+that is not what the plan says, the reader is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.planning.calibration import SHIPPED, Local
+from planner.planning.check import redeploy
+from planner.planning.plan import Plan
+from planner.planning.predict import Deployment, compared_rates, simulate_serve, typical_steps, with_intervals
+from planner.timing import StepBreakdown
+from planner.workload import Workload
+
+BEYOND = (1.25, 1.5, 2.0)  #: loads above the plan's own, to see what happens there
+BELOW = (0.2, 0.4, 0.6, 0.8)  #: rates below it; of a closed loop the powers of two
+PERCENTILES = (50, 99)
+PROMPTS_PER_SLOT, LEAST_PROMPTS, MOST_PROMPTS = 5, 100, 4000
+SAME = 0.005  #: share by which the replay at the plan's own load may differ from the plan
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """The keys of ``vllm bench serve`` at one load, with their intervals, and the two rates that plans compare by."""
+
+    load: float  #: requests in flight, or requests per second
+    figures: Mapping[str, Any]
+    planned: bool = False  #: the load of the plan
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One server at several loads, lowest first; the average steps at the plan's own; or why there is nothing."""
+
+    by: str = "concurrency"  #: or ``rate``
+    points: tuple[LoadPoint, ...] = ()
+    steps: Mapping[str, StepBreakdown] = field(default_factory=dict)  #: decode step, prefill step
+    basis: str = ""  #: gpu, architecture or global: where the efficiencies were measured
+    missing: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
+    """Replay ``plan`` at loads around its own. Never raises for a plan that cannot be: ``missing`` says why."""
+    try:
+        deployment = redeploy(plan, local)
+        workload = plan.workload.sent
+        by = "concurrency" if workload.request_rate == inf else "rate"
+        points = tuple(_points(deployment, workload, by))
+        planned = simulate_serve(deployment, workload, percentiles=PERCENTILES)
+    except PlannerError as error:
+        return Sweep(missing=f"{error.cause}; {error.hint}")
+    return Sweep(
+        by,
+        points,
+        typical_steps(deployment, planned.replay),
+        deployment.timer.efficiency.basis,
+        notes=tuple(_notes(plan, deployment, planned.result)),
+    )
+
+
+def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[LoadPoint]:
+    for load in _loads(workload, by):
+        planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
+        sent = workload if planned else _at(workload, by, load)
+        result = simulate_serve(deployment, sent, percentiles=PERCENTILES)
+        rates = with_intervals(deployment, compared_rates(deployment, result))
+        yield LoadPoint(load, {**result.result, **rates}, planned)
+
+
+def _loads(workload: Workload, by: str) -> list[float]:
+    if by == "rate":
+        return [workload.request_rate * share for share in (*BELOW, 1.0, *BEYOND)]
+    own = workload.max_concurrency or workload.num_prompts
+    below = [2**power for power in range(own.bit_length()) if 2**power < own]
+    return sorted({*map(float, below[-8:]), float(own), *(float(round(own * share)) for share in BEYOND)})
+
+
+def _at(workload: Workload, by: str, load: float) -> Workload:
+    if by == "rate":
+        return replace(workload, request_rate=load)
+    prompts = min(max(PROMPTS_PER_SLOT * int(load), LEAST_PROMPTS), max(MOST_PROMPTS, int(load)))
+    return replace(workload, max_concurrency=int(load), num_prompts=prompts)
+
+
+def _notes(plan: Plan, deployment: Deployment, replayed: Mapping[str, Any]) -> Iterator[str]:
+    planned, now = plan.predicted.get("output_throughput"), replayed["output_throughput"]
+    if isinstance(planned, int | float) and planned > 0 and abs(now / planned - 1) > SAME:
+        yield (
+            f"replayed here, the plan's own load gives {now:,.0f} output tokens/s and not {planned:,.0f} as plan.json "
+            "says: the plan is of another version or calibration of the planner, or of settings that its command line "
+            "does not hold"
+        )
+    if deployment.calibrated_by != plan.calibration:
+        yield f"plan.json was predicted with calibration {plan.calibration}, the curves with {deployment.calibrated_by}"

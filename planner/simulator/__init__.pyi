@@ -1,0 +1,14 @@
+from .bench import good_requests as good_requests
+from .bench import latency_result as latency_result
+from .bench import latency_table as latency_table
+from .bench import serve_result as serve_result
+from .bench import serve_table as serve_table
+from .bench import speculative_result as speculative_result
+from .bench import statistic_ms as statistic_ms
+from .bench import throughput_result as throughput_result
+from .bench import throughput_table as throughput_table
+from .dispatch import replay as replay
+from .limits import Client as Client
+from .limits import SchedulerLimits as SchedulerLimits
+from .record import Replay as Replay
+from .record import StepRun as StepRun

@@ -1,0 +1,332 @@
+"""Results in the words of ``vllm bench``: the keys of its result files, and the tables it prints.
+
+``*_result`` turn a replay into the dictionary that the bench of that name saves; ``*_table`` print such a
+dictionary, measured or predicted, as the bench prints it. Definitions are those of ``vllm/benchmarks/serve.py``,
+``throughput.py`` and ``latency.py`` (0.32.0); percentiles interpolate linearly, standard deviations are those of
+the population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isinf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.simulator.record import Replay
+from planner.units import MS
+from planner.workload import Slo, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Metrics of a request, in the order of the table: name, abbreviation, heading.
+METRICS = (
+    ("ttft", "TTFT", "Time to First Token"),
+    ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
+    ("itl", "ITL", "Inter-token Latency"),
+    ("e2el", "E2EL", "End-to-end Latency"),
+)
+#: Lines about drafts: label, key, digits.
+DRAFTS = (
+    ("Acceptance rate (%):", "acceptance_rate", 2),
+    ("Acceptance length:", "acceptance_length", 2),
+    ("Drafts:", "num_drafts", 0),
+    ("Draft tokens:", "draft_tokens", 0),
+    ("Accepted tokens:", "accepted_tokens", 0),
+)
+LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
+NEWEST_RELEASE = (0, 33, 0)
+
+BenchResult = dict[str, Any]
+
+
+def weighted_percentile(
+    values: NDArray[np.float64], weights: NDArray[np.int64], percents: Sequence[float]
+) -> NDArray[np.float64]:
+    """Percentiles of ``values`` repeated ``weights`` times each, as ``np.percentile`` of the long list."""
+    order = np.argsort(values, kind="stable")
+    ordered, upto = values[order], np.cumsum(weights[order])
+    rank = (upto[-1] - 1) * np.asarray(percents, dtype=np.float64) / 100
+    below = ordered[np.searchsorted(upto, np.floor(rank), side="right")]
+    above = ordered[np.searchsorted(upto, np.ceil(rank), side="right")]
+    return np.asarray(below + (above - below) * (rank - np.floor(rank)))
+
+
+def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
+    """The figure that a target holds, in milliseconds; 0 where nothing was measured, as in vLLM.
+
+    The first ``after`` requests do not count. ITL pools the gaps of all requests, so it counts them all.
+    """
+    if slo.metric == "itl":
+        values_s, weights = replay.token_runs.gaps()
+    else:
+        values_s = getattr(replay, f"{slo.metric}_s")[after:]
+        weights = np.ones(len(values_s), dtype=np.int64)
+    if not weights.sum():
+        return 0.0
+    if slo.percentile is None:
+        return float(np.average(values_s, weights=weights) / MS)
+    return float(weighted_percentile(values_s, weights, [slo.percentile])[0] / MS)
+
+
+def serve_result(
+    replay: Replay,
+    workload: Workload,
+    *,
+    model_id: str = "",
+    backend: str = "vllm",
+    percentiles: Sequence[float] = (99,),
+    goodput: Mapping[str, float] | None = None,
+    date: str = "",
+    detailed: bool = False,
+) -> BenchResult:
+    """The result file of ``vllm bench serve --backend BACKEND --percentile-metrics ttft,tpot,itl,e2el``.
+
+    ``percentiles`` are those of ``--metric-percentiles``, in percent; ``goodput`` maps ``ttft``, ``tpot`` and
+    ``e2el`` to targets in ms, as ``--goodput`` does. ``detailed`` adds the lists of ``--save-detailed`` that a
+    replay has (not ``itls``). Raises InputError for an impossible percentile or an unknown target.
+    """
+    duration_s = replay.duration_s
+    input_tok, output_tok = int(replay.input_len.sum()), int(replay.output_len.sum())
+    completed = len(replay.sent_s)
+    peak_tok_per_s, peak_requests = _peaks(replay)
+    result: BenchResult = {
+        "date": date,
+        "endpoint_type": backend,
+        "backend": backend,
+        "label": None,
+        "model_id": model_id,
+        "tokenizer_id": model_id,
+        "num_prompts": workload.num_prompts,
+        "request_rate": "inf" if isinf(workload.request_rate) else workload.request_rate,
+        "burstiness": workload.burstiness,
+        "max_concurrency": workload.max_concurrency,
+        "duration": duration_s,
+        "completed": completed,
+        "failed": 0,
+        "total_input_tokens": input_tok,
+        "total_output_tokens": output_tok,
+        "request_throughput": completed / duration_s,
+        "request_goodput": good_requests(replay, goodput) / duration_s if goodput else None,
+        "output_throughput": output_tok / duration_s,
+        "total_token_throughput": (input_tok + output_tok) / duration_s,
+        "max_output_tokens_per_s": peak_tok_per_s,
+        "max_concurrent_requests": peak_requests,
+        "rtfx": 0.0,
+    }
+    if detailed:
+        result |= {
+            "input_lens": replay.input_len.tolist(),
+            "output_lens": replay.output_len.tolist(),
+            "ttfts": replay.ttft_s.tolist(),
+            "latencies": replay.e2el_s.tolist(),
+            "start_times": replay.sent_s.tolist(),
+            "queue_times": (replay.sent_s - replay.arrival_s).tolist(),
+            "errors": [""] * completed,
+        }
+    gap_s, tokens = replay.token_runs.gaps()
+    once = np.ones(completed, dtype=np.int64)
+    tpot_s = replay.tpot_s
+    return (
+        result
+        | _statistics("ttft", replay.ttft_s, once, percentiles)
+        | _statistics("tpot", tpot_s, once[: len(tpot_s)], percentiles)
+        | _statistics("itl", gap_s, tokens, percentiles)
+        | _statistics("e2el", replay.e2el_s, once, percentiles)
+    )
+
+
+def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> BenchResult:
+    """What ``vllm bench serve`` adds where the server drafts; ``acceptance_rates`` position by position.
+
+    Every decode step of a request verifies one draft, as ``vllm/benchmarks/serve.py`` (0.27) counts them.
+    """
+    drafts = int((replay.token_runs.steps * replay.token_runs.tokens).sum())
+    accepted = sum(acceptance_rates)
+    return {
+        "spec_decode_acceptance_rate": 100 * accepted / len(acceptance_rates),
+        "spec_decode_acceptance_length": 1 + accepted,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": drafts * len(acceptance_rates),
+        "spec_decode_accepted_tokens": round(drafts * accepted),
+        "spec_decode_per_position_acceptance_rates": list(acceptance_rates),
+    }
+
+
+def _statistics(
+    name: str, values_s: NDArray[np.float64], weights: NDArray[np.int64], percents: Sequence[float]
+) -> BenchResult:
+    """Mean, median, standard deviation and percentiles in ms; zeros, as vLLM gives, where nothing was measured."""
+    if not all(0 <= percent <= 100 for percent in percents):
+        raise InputError(
+            f"--metric-percentiles must lie between 0 and 100, got {list(percents)}", hint="for example 50,90,99"
+        )
+    if not weights.sum():
+        values_s, weights = np.zeros(1), np.ones(1, dtype=np.int64)
+    mean_s = np.average(values_s, weights=weights)
+    std_s = np.average((values_s - mean_s) ** 2, weights=weights) ** 0.5
+    median_s, *at_s = weighted_percentile(values_s, weights, [50, *percents])
+    result = {
+        f"mean_{name}_ms": float(mean_s / MS),
+        f"median_{name}_ms": float(median_s / MS),
+        f"std_{name}_ms": float(std_s / MS),
+    }
+    return result | {
+        f"p{percent:g}_{name}_ms": float(value_s / MS) for percent, value_s in zip(percents, at_s, strict=True)
+    }
+
+
+def good_requests(replay: Replay, targets_ms: Mapping[str, float]) -> int:
+    """Requests that meet all targets; a request of one output token has a TPOT of zero, as in vLLM.
+
+    Raises InputError for a target other than ``ttft``, ``tpot`` and ``e2el``.
+    """
+    tpot_s = np.zeros(len(replay.sent_s))
+    tpot_s[replay.output_len > 1] = replay.tpot_s
+    measured_s = {"ttft": replay.ttft_s, "tpot": tpot_s, "e2el": replay.e2el_s}
+    good = np.ones(len(replay.sent_s), dtype=bool)
+    for name, target_ms in targets_ms.items():
+        if name not in measured_s:
+            raise InputError(f"unknown goodput target {name!r}", hint="use ttft, tpot or e2el, in ms")
+        good &= measured_s[name] <= target_ms * MS
+    return int(good.sum())
+
+
+def _peaks(replay: Replay) -> tuple[float, int]:
+    """Most output tokens, and most requests in flight, in one of the seconds since the first request."""
+    origin_s = replay.sent_s.min()
+    seconds = int(np.ceil(replay.end_s.max() - origin_s)) + 2
+    emitted_s, tokens = replay.token_runs.emissions()
+    times_s = np.concatenate([replay.first_token_s, emitted_s]) - origin_s
+    counts = np.concatenate([np.ones(len(replay.first_token_s)), tokens])
+    per_second = np.bincount(times_s.astype(np.int64), weights=counts, minlength=seconds)
+    starts = np.bincount((replay.sent_s - origin_s).astype(np.int64), minlength=seconds)
+    ends = np.bincount((replay.end_s - origin_s).astype(np.int64) + 1, minlength=seconds)
+    in_flight = np.cumsum(starts[:seconds] - ends[:seconds])
+    return float(per_second.max()), int(in_flight.max())
+
+
+def throughput_result(replay: Replay, *, model_id: str = "") -> BenchResult:
+    """The result file of ``vllm bench throughput``, and ``output_throughput``, which it only prints."""
+    duration_s = replay.duration_s
+    output_tok = int(replay.output_len.sum())
+    total_tok = int(replay.input_len.sum()) + output_tok
+    return {
+        "model_id": model_id,
+        "elapsed_time": duration_s,
+        "num_requests": len(replay.sent_s),
+        "total_num_tokens": total_tok,
+        "requests_per_second": len(replay.sent_s) / duration_s,
+        "tokens_per_second": total_tok / duration_s,
+        "output_throughput": output_tok / duration_s,
+    }
+
+
+def latency_result(replay: Replay, *, model_id: str = "") -> BenchResult:
+    """The result file of ``vllm bench latency`` for one iteration: a prediction has no spread."""
+    latency_s = replay.duration_s
+    return {
+        "model_id": model_id,
+        "avg_latency": latency_s,
+        "latencies": [latency_s],
+        "percentiles": {str(percent): latency_s for percent in LATENCY_PERCENTILES},
+    }
+
+
+def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) -> str:
+    """What ``vllm bench serve`` of ``release`` prints for ``result``.
+
+    Where the result has ``KEY_lo`` and ``KEY_hi`` beside a key, two columns give the interval.
+    """
+    wide = any(key.endswith("_lo") for key in result)
+    width = 72 if wide else 50
+    lines = [f"{' Serving Benchmark Result ':=^{width}}"]
+    if wide:
+        lines.append(f"{'':<40} {'predicted':<10} {'low':<10} {'high':<10}".rstrip())
+    lines += [_row(result, label, key, digits) for label, key, digits in _totals(result, release)]
+    for name, short, heading in METRICS:
+        if f"mean_{name}_ms" in result:
+            lines.append(f"{heading:-^{width}}")
+            lines += [_row(result, f"{label} {short} (ms):", key, 2) for label, key in _moments(result, name)]
+    if "spec_decode_num_drafts" in result:
+        lines.append(f"{'Speculative Decoding':-^{width}}")
+        lines += [_row(result, label, f"spec_decode_{key}", digits) for label, key, digits in DRAFTS]
+        rates = result["spec_decode_per_position_acceptance_rates"]
+        lines.append("Per-position acceptance (%):")
+        lines += [f"{f'  Position {place}:':<40} {100 * rate:<10.2f}" for place, rate in enumerate(rates)]
+    lines.append("=" * width)
+    return "\n".join(lines)
+
+
+def _totals(result: BenchResult, release: tuple[int, ...]) -> Iterable[tuple[str, str, int]]:
+    """Lines above the latencies: label, key, digits. Pull requests of vLLM name when a line came or changed."""
+    yield "Successful requests:", "completed", 0
+    if release >= (0, 11, 1):  # 26478
+        yield "Failed requests:", "failed", 0
+    if release >= (0, 10, 0):  # 21095
+        if result["max_concurrency"] is not None:
+            yield "Maximum request concurrency:", "max_concurrency", 0
+        if result["request_rate"] != "inf":
+            yield "Request rate configured (RPS):", "request_rate", 2
+    yield "Benchmark duration (s):", "duration", 2
+    yield "Total input tokens:", "total_input_tokens", 0
+    yield "Total generated tokens:", "total_output_tokens", 0
+    yield "Request throughput (req/s):", "request_throughput", 2
+    if result["request_goodput"] is not None:
+        yield "Request goodput (req/s):", "request_goodput", 2
+    yield "Output token throughput (tok/s):", "output_throughput", 2
+    if release >= (0, 10, 2):  # 23867
+        yield "Peak output token throughput (tok/s):", "max_output_tokens_per_s", 2
+        yield "Peak concurrent requests:", "max_concurrent_requests", 2
+    # 0.11.1 still had the capital, 0.13.0 not; which of the two releases between dropped it is not known
+    unit = "token" if release >= (0, 12, 0) else "Token"
+    yield f"Total {unit} throughput (tok/s):", "total_token_throughput", 2
+
+
+def _moments(result: BenchResult, name: str) -> Iterable[tuple[str, str]]:
+    yield "Mean", f"mean_{name}_ms"
+    yield "Median", f"median_{name}_ms"
+    for key in result:
+        percent, _, metric = key.partition("_")
+        if metric == f"{name}_ms" and percent.startswith("p"):
+            yield percent.upper(), key
+
+
+def _row(result: BenchResult, label: str, key: str, digits: int) -> str:
+    row = f"{label:<40} {result[key]:<10.{digits}f}"
+    if f"{key}_lo" in result:
+        row += f" {result[f'{key}_lo']:<10.{digits}f} {result[f'{key}_hi']:<10.{digits}f}"
+    return row
+
+
+def _interval(result: BenchResult, key: str, digits: int = 2) -> str:
+    """``12.30 to 15.60``; empty where ``result`` has none for ``key``."""
+    if f"{key}_lo" not in result:
+        return ""
+    return f"{result[f'{key}_lo']:.{digits}f} to {result[f'{key}_hi']:.{digits}f}"
+
+
+def throughput_table(result: BenchResult) -> str:
+    """What ``vllm bench throughput`` prints for a result of ``throughput_result``; the interval below, if any."""
+    output_tok = round(result["output_throughput"] * result["elapsed_time"])
+    keys = ("requests_per_second", "requests/s"), ("tokens_per_second", "total tokens/s")
+    rates = *keys, ("output_throughput", "output tokens/s")
+    between = ", ".join(f"{interval} {unit}" for key, unit in rates if (interval := _interval(result, key)))
+    return (
+        f"Throughput: {result['requests_per_second']:.2f} requests/s, "
+        f"{result['tokens_per_second']:.2f} total tokens/s, {result['output_throughput']:.2f} output tokens/s\n"
+        f"Total num prompt tokens:  {result['total_num_tokens'] - output_tok}\n"
+        f"Total num output tokens:  {output_tok}"
+    ) + (f"\n90% interval: {between}" if between else "")
+
+
+def latency_table(result: BenchResult) -> str:
+    """What ``vllm bench latency`` prints for ``result``; the interval below, if any."""
+    lines = [f"Avg latency: {result['avg_latency']} seconds"]
+    lines += [f"{percent}% percentile latency: {s} seconds" for percent, s in result["percentiles"].items()]
+    if between := _interval(result, "avg_latency", 4):
+        lines.append(f"90% interval: {between} seconds")
+    return "\n".join(lines)

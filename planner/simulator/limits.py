@@ -1,0 +1,153 @@
+"""What bounds a replay: the limits of the engine, the delays of the client, the clock of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner.errors import InputError
+from planner.timing import Batch
+
+#: V0 keeps this fraction of the KV blocks free when it admits a prompt (``watermark`` of its block manager).
+V0_WATERMARK = 0.01
+
+
+class StepTimer(Protocol):
+    """Anything that knows how long a step takes."""
+
+    def step_s(self, batch: Batch) -> float:
+        """Seconds from the start of the step that computes ``batch`` to the start of the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """The settings of one engine that its scheduler reads, under vLLM's names.
+
+    ``kv_cache_tokens`` is the capacity of the KV cache of each replica, in tokens. ``prefill_first`` is the V0
+    engine without chunked prefill: whole prompts, in steps of their own, ahead of any decoding. Otherwise the
+    V1 order holds: running requests first, then waiting ones, in one step; V0 with chunked prefill did nearly
+    the same. ``scheduler_reserve_full_isl`` (on since 0.19) admits a prompt only when all of it fits into the
+    free blocks, not just its first chunk. ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole
+    blocks, that is found in the prefix cache, ``shared_prefix_tok`` what all prompts begin with and all find there;
+    blocks are counted for each request, shared or not; a preempted request finds its own blocks again with
+    ``enable_prefix_caching``, as far as nobody has taken them. ``load_s_per_tok`` is what a token takes that is
+    found in host memory instead: blocks are loaded one request after the other before its prompt can be scheduled.
+    ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
+    and a request that has ended keeps its place and blocks for one step more.
+
+    With ``lockstep`` the ``data_parallel_size`` replicas share their experts and take every step together. Without
+    stages that pipeline it (``pipelined``) a step never takes less time for more of anything in its batch.
+
+    With speculative decoding a decode step computes ``decode_tok`` tokens of each request, the drafted ones and one
+    more, and moves it on by ``tokens_per_step`` on average. All requests move alike: n steps make
+    floor(n x ``tokens_per_step``) tokens, so that how requests differ in their acceptance is not seen.
+
+    Not modelled: ``long_prefill_token_threshold`` (off by default), priorities, that requests take turns where the
+    budget does not hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request
+    that has just ended, to have its blocks a step earlier.
+
+    Raises InputError for limits that vLLM refuses too.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_tokens: int
+    block_size: int = 16
+    enable_chunked_prefill: bool = True
+    prefill_first: bool = False
+    scheduler_reserve_full_isl: bool = True
+    async_scheduling: bool = False
+    enable_prefix_caching: bool = False
+    prefix_cache_hit_rate: float = 0.0
+    shared_prefix_tok: int = 0
+    load_s_per_tok: float = 0.0
+    data_parallel_size: int = 1
+    lockstep: bool = False
+    pipelined: bool = False
+    decode_tok: int = 1
+    tokens_per_step: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):
+            if getattr(self, name) < 1:
+                flag = "--" + name.replace("_", "-")
+                raise InputError(f"{flag} must be at least 1, got {getattr(self, name)}", hint=f"leave {flag} out")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
+                f"--max-num-seqs {self.max_num_seqs}",
+                hint="every running request needs one token of each step's budget",
+            )
+        if self.num_blocks < 1:
+            raise InputError(
+                f"a KV cache of {self.kv_cache_tokens} tokens holds no block of {self.block_size} tokens",
+                hint="the model leaves no room for a KV cache: use more or larger GPUs",
+            )
+        if not 1 <= self.tokens_per_step <= self.decode_tok <= self.max_num_batched_tokens:
+            raise InputError(
+                f"{self.tokens_per_step:g} tokens per step of {self.decode_tok}, of --max-num-batched-tokens "
+                f"{self.max_num_batched_tokens}",
+                hint="a step yields between one token and all that it computes: lower num_speculative_tokens",
+            )
+        if not 0 <= self.prefix_cache_hit_rate <= 1:
+            raise InputError(
+                f"a prefix cache hit rate of {self.prefix_cache_hit_rate:g} is not a fraction",
+                hint="give a number between 0 and 1",
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of one replica."""
+        return self.kv_cache_tokens // self.block_size
+
+    @property
+    def places(self) -> int:
+        """Requests that run at once: each needs room in the budget of a step for all its tokens."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens // self.decode_tok)
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that an admission must leave free."""
+        return int(V0_WATERMARK * self.num_blocks) if self.prefill_first else 0
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt must be computed in one step."""
+        return self.prefill_first or not self.enable_chunked_prefill
+
+    def cached_tok(self, prompt_tok: int) -> int:
+        """Tokens of a prompt that the prefix cache spares: whole blocks, and never the last token."""
+        hit = min(max(int(self.prefix_cache_hit_rate * prompt_tok), self.shared_prefix_tok), prompt_tok - 1)
+        return hit // self.block_size * self.block_size
+
+    def check(self, input_tok: int, output_tok: int) -> None:
+        """Raise InputError when a request could never be scheduled to its end."""
+        # the last token is sampled, never computed; drafts may go beyond it
+        total_tok = input_tok + output_tok - 1 + self.decode_tok - 1
+        if -(-total_tok // self.block_size) > self.num_blocks - self.watermark_blocks:
+            raise InputError(
+                f"a request of {input_tok} + {output_tok} tokens does not fit a KV cache of "
+                f"{self.kv_cache_tokens} tokens",
+                hint="shorten the requests, or leave more memory for the KV cache",
+            )
+        if self.whole_prompts and total_tok > self.max_num_batched_tokens:
+            raise InputError(
+                f"without chunked prefill --max-num-batched-tokens {self.max_num_batched_tokens} cannot hold "
+                f"a request of {input_tok} + {output_tok} tokens",
+                hint="raise --max-num-batched-tokens or switch chunked prefill on",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Seconds that pass outside the engine. Zero: an infinitely fast front end and network."""
+
+    request_s: float = 0.0  #: from sending a request until the scheduler can see it
+    response_s: float = 0.0  #: from the end of a step until the client holds its tokens
+    #: that the front end works on a request; those sent at the same moment wait for each other, since they pass
+    #: its stages (template, tokenizer) side by side on one core
+    frontend_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.request_s, self.response_s, self.frontend_s) < 0:
+            raise InputError("the delays of the client must not be negative", hint="leave them out for none")

@@ -1,0 +1,183 @@
+"""What a replay leaves behind: times of every request, and the token gaps of every run of equal steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.timing import Batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over steps of one kind."""
+
+    steps: int = 0
+    time_s: float = 0.0
+    decode_seqs: int = 0
+    decode_context_tok: float = 0.0
+    prefill_seqs: int = 0
+    prefill_tok: int = 0
+    prefill_pair_tok: float = 0.0
+    prefill_finishing: int = 0
+
+    def add(self, batch: Batch, time_s: float) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.time_s += time_s
+        self.decode_seqs += batch.decode_seqs
+        self.decode_context_tok += batch.decode_context_tok
+        self.prefill_seqs += batch.prefill_seqs
+        self.prefill_tok += batch.prefill_tok
+        self.prefill_pair_tok += batch.prefill_pair_tok
+        self.prefill_finishing += batch.prefill_finishing
+
+    def add_run(self, seqs: int, context_tok: float, steps: int, time_s: float, growth_tok: float) -> None:
+        """Count ``steps`` decode steps of ``seqs`` requests, the first on ``context_tok`` tokens.
+
+        ``growth_tok``: by which each step lengthens the context of a request.
+        """
+        self.steps += steps
+        self.time_s += time_s
+        self.decode_seqs += seqs * steps
+        self.decode_context_tok += context_tok * steps + growth_tok * seqs * steps * (steps - 1) / 2
+
+    def mean(self) -> Batch | None:
+        """The average step, counts rounded; None when there was none."""
+        if not self.steps:
+            return None
+        return Batch(
+            decode_seqs=round(self.decode_seqs / self.steps),
+            decode_context_tok=self.decode_context_tok / self.steps,
+            prefill_seqs=round(self.prefill_seqs / self.steps),
+            prefill_tok=round(self.prefill_tok / self.steps),
+            prefill_pair_tok=self.prefill_pair_tok / self.steps,
+            prefill_finishing=round(self.prefill_finishing / self.steps),
+        )
+
+
+#: A run of steps: start_s, steps, gap of the first step in s, growth of the gap per step in s, tokens per step.
+Run = tuple[float, int, float, float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """Steps that differ in the context of their sequences only, from ``first`` to ``last``."""
+
+    start_s: float
+    end_s: float
+    steps: int
+    first: Batch
+    last: Batch
+
+
+@dataclass(slots=True)
+class Log:
+    """Written by the replicas while they run. Times are the engine's own."""
+
+    first_token_s: list[float]
+    end_s: list[float]
+    preemptions: list[int]
+    runs: list[Run] = field(default_factory=list)
+    decode: Tally = field(default_factory=Tally)  #: steps that only decode
+    prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
+    step_runs: list[StepRun] | None = None  #: every step, where somebody asked for them
+
+    @classmethod
+    def of(cls, num_requests: int) -> Log:
+        """An empty log."""
+        return cls([nan] * num_requests, [inf] * num_requests, [0] * num_requests)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRuns:
+    """Every output token but the first of each request, in runs of equally spaced growth.
+
+    Step k of a run ends ``gap_s + k * growth_s`` after step k - 1; at its end ``tokens`` requests get a token
+    after just that gap: with speculative decoding several at once, which a client sees as one. Shape (runs,).
+    """
+
+    start_s: NDArray[np.float64]
+    steps: NDArray[np.int64]
+    gap_s: NDArray[np.float64]
+    growth_s: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, runs: list[Run], *, delay_s: float = 0.0) -> TokenRuns:
+        """Columns of ``runs``, seen ``delay_s`` later."""
+        start_s, steps, gap_s, growth_s, tokens = np.array(runs, dtype=np.float64).reshape(-1, 5).T
+        return cls(start_s + delay_s, steps.astype(np.int64), gap_s, growth_s, tokens.astype(np.int64))
+
+    def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The gap of every single step in s, and how many tokens came after that gap."""
+        run, k = self._steps()
+        return self.gap_s[run] + k * self.growth_s[run], self.tokens[run]
+
+    def emissions(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The end of every single step in s, and how many tokens came then."""
+        run, k = self._steps()
+        past_s = (k + 1) * self.gap_s[run] + k * (k + 1) / 2 * self.growth_s[run]
+        return self.start_s[run] + past_s, self.tokens[run]
+
+    def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        run = np.repeat(np.arange(len(self.steps)), self.steps)
+        before = np.cumsum(self.steps) - self.steps
+        return run, np.arange(len(run)) - before[run]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A workload served: the client's view of every request, and what the engine did meanwhile.
+
+    Arrays have shape (num_requests,), in the order sent. Times are seconds since the start of the benchmark.
+    """
+
+    input_len: NDArray[np.int64]
+    output_len: NDArray[np.int64]
+    arrival_s: NDArray[np.float64]  #: when the request wanted to be sent
+    sent_s: NDArray[np.float64]  #: when it was sent; later than its arrival while the client is at its limit
+    first_token_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    preemptions: NDArray[np.int64]
+    token_runs: TokenRuns
+    kv_cache_usage_peak: float  #: largest fraction of KV blocks in use, over the replicas
+    decode_steps: int  #: steps that only decode
+    decode_time_s: float  #: spent in them, replicas added up
+    decode_batch: Batch | None  #: their average batch
+    prefill_steps: int  #: steps with prompt tokens in them
+    prefill_time_s: float
+    prefill_batch: Batch | None
+    step_runs: tuple[StepRun, ...] = ()  #: every step in order, with ``keep_steps`` and one replica
+
+    @property
+    def duration_s(self) -> float:
+        """Start of the benchmark to the last token."""
+        return float(self.end_s.max())
+
+    @property
+    def mean_in_flight(self) -> float:
+        """Requests in flight at once, averaged over the duration."""
+        return float(self.e2el_s.sum()) / self.duration_s
+
+    @property
+    def ttft_s(self) -> NDArray[np.float64]:
+        """Request sent to first token, queueing in the engine included."""
+        return self.first_token_s - self.sent_s
+
+    @property
+    def e2el_s(self) -> NDArray[np.float64]:
+        """Request sent to last token."""
+        return self.end_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> NDArray[np.float64]:
+        """(E2EL - TTFT) / (output tokens - 1) of the requests with more than one output token."""
+        several = self.output_len > 1
+        return (self.end_s - self.first_token_s)[several] / (self.output_len[several] - 1)

@@ -1,0 +1,375 @@
+"""One engine: its queues, its KV blocks and its clock.
+
+The decode clock counts the tokens that each running request has got by decoding: one for every step, or with
+speculative decoding as many as ``Limits`` says, the same for all. So a request that starts to decode at tick c with
+n tokens to come ends in the step that reaches tick c + n, whatever else happens, and the work of a step does not
+depend on how many requests run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from heapq import heappop, heappush
+from math import inf, nextafter
+
+from planner.simulator.blocks import KvBlocks
+from planner.simulator.limits import SchedulerLimits, StepTimer
+from planner.simulator.record import Log
+from planner.simulator.sequence import Pace, Sequence, Step, straight
+from planner.timing import Batch
+
+#: Times closer than this are one moment, lest rounding decides who comes first, s.
+MOMENT_S = 1e-9
+#: Kinds of events, in the order in which those of the same moment happen: steps end before others begin.
+ENDS, BEGINS = 0, 1
+
+
+class Replica:
+    """One engine. ``event`` says when it wants to be called next, and ``begin`` or ``end`` is what to call."""
+
+    def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log) -> None:
+        self.timer = timer
+        self.limits = limits
+        self.log = log
+        self.kv = KvBlocks(limits.num_blocks, limits.block_size)
+        self.kv_peak_blocks = 0
+        self.event: tuple[float, int] = (inf, BEGINS)
+        self._inbox: deque[tuple[float, Sequence]] = deque()  # sent, by the time they can be seen
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}  # in order of admission
+        self._partial: Sequence | None = None  # the last of them, when its prompt is not finished
+        self._leaving_seqs = 0  # ended, but still in the way of the next step
+        self._leaving_blocks = 0
+        self._endings: dict[int, list[Sequence]] = {}  # by the decode clock
+        self._ending_clocks: list[int] = []  # heap
+        self._context_tok = 0  # sum over decoding requests
+        self._clock = 0
+        self._pace = Pace(limits.tokens_per_step)
+        self._ticked_s = 0.0  # end of the last tick
+        self._last_start_s = 0.0  # start of the last step
+        self._stalled: dict[float, int] = {}  # V0: decoding requests by the time of their last token
+        self._step = Step(0.0, 0.0, Batch())
+
+    def submit(self, ready_s: float, sequence: Sequence) -> None:
+        """A request that the scheduler can see from ``ready_s`` on; calls must be in order of that time."""
+        self._inbox.append((ready_s, sequence))
+        time_s, kind = self.event
+        if kind == ENDS:
+            self._cut()
+        elif time_s == inf:
+            self.event = (ready_s, BEGINS)
+
+    def begin(self) -> None:
+        """Start what is to start now, and set ``event`` to its end."""
+        step = self.plan(self.event[0])
+        first_s = self.timer.step_s(step.batch)
+        self.start(step, first_s, *straight(lambda at: self.timer.step_s(self.batch_at(step, at)), step.steps, first_s))
+
+    def plan(self, start_s: float) -> Step:
+        """Schedule what starts at ``start_s``: one step, or at most as many as are alike. Its times are left open.
+
+        A step is scheduled just before it starts, or with asynchronous scheduling one step earlier; what is
+        sent later, even in answer to the very tokens of the last step, has to wait. An idle engine starts with
+        what wakes it.
+        """
+        if self._inbox:
+            self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
+        chunks, calm = self._schedule()
+        if not chunks and not self.kv.seqs:  # nothing was known in time: the engine pauses and looks again
+            self._vacate()
+            self._receive(start_s)
+            if not self._waiting:
+                self._receive(nextafter(start_s + 2 * MOMENT_S, inf))  # after weeks the clock is coarser than a moment
+            chunks, calm = self._schedule()
+        expecting = bool(self._leaving_seqs and self._waiting)
+        self._note_peak()
+        self._vacate()
+        return self._prefill(start_s, chunks) if chunks else self._decode(start_s, once=not calm or expecting)
+
+    def batch_at(self, step: Step, at: int) -> Batch:
+        """What step ``at`` of a row that decodes computes: the first batch on contexts that have grown."""
+        first = step.batch
+        if not at:
+            return first
+        return Batch(first.decode_seqs, first.decode_context_tok + self._pace.ticks(at) * first.decode_seqs)
+
+    def start(self, step: Step, first_s: float, steps: int, growth_s: float) -> None:
+        """Start a step that was planned, or ``steps`` of them, of which each takes ``growth_s`` longer."""
+        step.first_s, step.growth_s = first_s, growth_s
+        if step.chunks:
+            self.log.prefill.add(step.batch, first_s)
+        else:
+            step.steps = steps
+        self._step = step
+        self.event = (step.end_s, ENDS)
+        self._cut()
+
+    @property
+    def steps(self) -> int:
+        """Of the row that is under way."""
+        return self._step.steps
+
+    def stop_after(self, steps: int) -> None:
+        """End the row that is under way after ``steps`` steps."""
+        if steps != self._step.steps:
+            self._step.steps = steps
+            self.event = (self._step.end_s, ENDS)
+
+    def rest(self) -> None:
+        """A row in which this engine had nothing to do has ended."""
+        end_s = self.event[0]
+        self._last_start_s = self._step.begins_s(self._step.steps - 1)
+        self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
+
+    def _schedule(self) -> tuple[list[tuple[Sequence, int]], bool]:
+        """Chunks of prompts for the step to come, and whether nobody was preempted for it."""
+        if self.limits.prefill_first:
+            chunks = self._admit(self.limits.max_num_batched_tokens)
+            return chunks, bool(chunks) or self._make_room()
+        calm = self._make_room()
+        budget_tok = self.limits.max_num_batched_tokens - self.kv.seqs * self.limits.decode_tok
+        chunks = []
+        if self._partial is not None:
+            chunks = self._continue_prompt(self._partial, budget_tok)
+            calm = bool(chunks)
+        if calm and self._waiting:  # nobody is admitted in a step that preempts
+            chunks += self._admit(budget_tok - sum(new_tok for _, new_tok in chunks))
+        return chunks, calm
+
+    def _receive(self, before_s: float) -> None:
+        while self._inbox and self._inbox[0][0] + MOMENT_S < before_s:
+            self._waiting.append(self._inbox.popleft()[1])
+
+    def _make_room(self) -> bool:
+        """Take the blocks of the next step, preempting the youngest where they lack; whether nobody had to go."""
+        calm = True
+        while (need := self.kv.need_of(self._clock, self._pace.ticks(1))) > self.kv.free:
+            self._preempt_youngest()
+            calm = False
+        self.kv.take(need)
+        return calm
+
+    def _preempt_youngest(self) -> None:
+        """Back to the head of the waiting queue; all its tokens are to be computed again, unless they are found."""
+        _, sequence = self._running.popitem()
+        if sequence is self._partial:
+            self._partial = None
+            sequence.lost_tok = sequence.done_tok
+            self.kv.keep(sequence.index, self.kv.blocks(sequence.done_tok))
+        else:
+            context_tok = sequence.lost_tok = sequence.context_tok(self._clock)
+            self.kv.keep(sequence.index, self.kv.leave(context_tok, self._clock))
+            self._context_tok -= context_tok
+            self._endings[sequence.ends].remove(sequence)
+            sampled_tok = 1 + self._clock - sequence.joined
+            sequence.last_token_s = sequence.joined_s if sampled_tok == 1 else self._ticked_s
+            sequence.prompt_tok += sampled_tok
+            sequence.remaining_tok -= sampled_tok
+            if self._stalled:
+                self._stalled[sequence.last_token_s] -= 1
+        self.log.preemptions[sequence.index] += 1
+        self._waiting.appendleft(sequence)
+
+    def _continue_prompt(self, sequence: Sequence, budget_tok: int) -> list[tuple[Sequence, int]]:
+        """The next chunk of the prompt that is under way; nothing when it had to be preempted itself."""
+        new_tok = min(sequence.prompt_tok - sequence.done_tok, budget_tok)
+        blocks = self.kv.blocks(sequence.done_tok + new_tok) - self.kv.blocks(sequence.done_tok)
+        if blocks > self.kv.free:
+            self._preempt_youngest()
+            return []
+        self.kv.take(blocks)
+        return [(sequence, new_tok)]
+
+    def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
+        """First chunks of waiting requests, first come first served, until something runs out."""
+        limits, kv = self.limits, self.kv
+        chunks: list[tuple[Sequence, int]] = []
+        places = limits.places - self._leaving_seqs
+        while budget_tok > 0 and self._waiting and len(self._running) < places:
+            sequence = self._waiting[0]
+            cached_tok = self._cached_tok(sequence)
+            rest_tok = sequence.prompt_tok - cached_tok
+            new_tok = min(rest_tok, budget_tok)
+            if new_tok < rest_tok and limits.whole_prompts:
+                break
+            blocks = kv.blocks(cached_tok + new_tok)
+            must_fit = kv.blocks(sequence.prompt_tok) if limits.scheduler_reserve_full_isl else blocks
+            if must_fit > kv.free - limits.watermark_blocks:
+                break
+            self._waiting.popleft()
+            self._running[sequence.index] = sequence
+            sequence.done_tok = cached_tok
+            found = min(self._found_blocks(sequence), cached_tok // limits.block_size)
+            kv.reuse(sequence.index, found)
+            kv.take(blocks - found)
+            budget_tok -= new_tok
+            chunks.append((sequence, new_tok))
+            if new_tok < rest_tok:
+                self._partial = sequence
+        return chunks
+
+    def _cached_tok(self, sequence: Sequence) -> int:
+        """Tokens that need not be computed: of the prompt in the cache, or full blocks from before a preemption."""
+        return max(sequence.cached_tok, self._found_blocks(sequence) * self.limits.block_size)
+
+    def _found_blocks(self, sequence: Sequence) -> int:
+        """Full blocks that it had before a preemption, and that are still what they were."""
+        if not self.limits.enable_prefix_caching:
+            return 0
+        return min(self.kv.kept(sequence.index), sequence.lost_tok // self.limits.block_size)
+
+    def _prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> Step:
+        """One step with prompts in it; without chunking in V0, with nothing else."""
+        decode_seqs = 0 if self.limits.prefill_first else self.kv.seqs
+        batch = Batch(
+            decode_seqs=decode_seqs,
+            decode_context_tok=self._context_tok + decode_seqs if decode_seqs else 0.0,
+            prefill_seqs=len(chunks),
+            prefill_tok=sum(new_tok for _, new_tok in chunks),
+            prefill_pair_tok=sum(new_tok * (seq.done_tok + (new_tok + 1) / 2) for seq, new_tok in chunks),
+            prefill_finishing=sum(seq.done_tok + new_tok == seq.prompt_tok for seq, new_tok in chunks),
+        )
+        return Step(start_s, 0.0, batch, steps=0 if self.limits.prefill_first else 1, chunks=chunks)
+
+    def _decode(self, start_s: float, once: bool) -> Step:
+        """As many decode steps as are alike, to the next ending, lack of blocks or admission; or just one.
+
+        The context of a step includes the token it computes.
+        """
+        seqs = self.kv.seqs
+        steps = 1 if once else self._pace.steps_for(self._ticks_to_next_ending())
+        if steps > 1:
+            steps = self._steps_that_fit(steps)
+        room = not self._waiting and len(self._running) < self.limits.places
+        return Step(start_s, 0.0, Batch(seqs, self._context_tok + seqs), steps=steps, may_be_cut=room)
+
+    def _steps_that_fit(self, steps: int) -> int:
+        """How many of ``steps`` steps find enough free blocks; those of the first are taken already."""
+        first_ticks = self._pace.ticks(1)
+        ticks = self._pace.ticks(steps) - first_ticks
+        fit = self.kv.ticks_that_fit(self._clock + first_ticks, ticks)
+        return steps if fit == ticks else self._pace.steps_for(first_ticks + fit + 1) - 1
+
+    def _ticks_to_next_ending(self) -> int:
+        clocks = self._ending_clocks
+        while not self._endings.get(clocks[0]):
+            self._endings.pop(heappop(clocks), None)
+        return clocks[0] - self._clock
+
+    def _cut(self) -> None:
+        """End the run with the step after which the next request in the inbox can be seen."""
+        step = self._step
+        if not self._inbox or not step.may_be_cut:
+            return
+        ready_s = self._inbox[0][0] + MOMENT_S
+        steps = 1 + bisect_right(range(1, step.steps), ready_s, key=step.begins_s)
+        if self.limits.async_scheduling and ready_s >= step.start_s and self._running:
+            steps += 1
+        if steps < step.steps:
+            step.steps = steps
+            self.event = (step.end_s, ENDS)
+
+    def end(self) -> list[int]:
+        """Account for what ends now, set ``event``, and return the requests that are done."""
+        step, end_s = self._step, self.event[0]
+        self._last_start_s = step.begins_s(max(step.steps, 1) - 1)
+        if self.log.step_runs is not None:
+            self.log.step_runs.append(step.run(end_s, self._pace.ticks(max(step.steps, 1) - 1)))
+        if step.steps:
+            self._tick(step, end_s)
+        elif self.kv.seqs and not self._stalled:
+            self._stalled[self._ticked_s] = self.kv.seqs
+        self._note_peak()
+        done = [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
+        for sequence in self._due():
+            context_tok = sequence.context_tok(self._clock)
+            self._context_tok -= context_tok
+            self._leave(sequence, self.kv.leave(context_tok, self._clock))
+            done.append(sequence.index)
+        if self._running or self._waiting:
+            self.event = (end_s, BEGINS)
+        else:
+            self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
+        return done
+
+    def _due(self) -> list[Sequence]:
+        """Those whose last token has come, in the order of their ends."""
+        due: list[Sequence] = []
+        while self._ending_clocks and self._ending_clocks[0] <= self._clock:
+            due += self._endings.pop(heappop(self._ending_clocks), ())
+        return due
+
+    def _leave(self, sequence: Sequence, blocks: int) -> None:
+        """End a request. With asynchronous scheduling the next step has been scheduled around it already."""
+        del self._running[sequence.index]
+        self._leaving_seqs += 1
+        self._leaving_blocks += blocks
+        if not self.limits.async_scheduling:
+            self._vacate()
+
+    def _vacate(self) -> None:
+        """Let go of the places and blocks of the requests that have ended."""
+        self.kv.free += self._leaving_blocks
+        self._leaving_seqs = self._leaving_blocks = 0
+
+    def _note_peak(self) -> None:
+        used = self.kv.total - self.kv.free
+        if used > self.kv_peak_blocks:
+            self.kv_peak_blocks = used
+
+    def _tick(self, step: Step, end_s: float) -> None:
+        """Every decoding request got the tokens of ``step.steps`` steps."""
+        seqs, ticks, first_ticks = self.kv.seqs, self._pace.ticks(step.steps), self._pace.ticks(1)
+        if not step.chunks:
+            growth_tok = self.limits.tokens_per_step
+            self.log.decode.add_run(seqs, self._context_tok + seqs, step.steps, end_s - step.start_s, growth_tok)
+        if seqs:
+            self._log_gaps(step, seqs)
+            self._context_tok += ticks * seqs
+            self.kv.take(self.kv.need_of(self._clock + first_ticks, ticks - first_ticks))
+        self._clock += ticks
+        self._pace.take(step.steps)
+        self._ticked_s = end_s
+
+    def _log_gaps(self, step: Step, seqs: int) -> None:
+        runs = self.log.runs
+        if not self._stalled:
+            runs.append((step.start_s, step.steps, step.first_s, step.growth_s, seqs))
+            return
+        first_end_s = step.begins_s(1)
+        for since_s, waited in self._stalled.items():
+            runs.append((since_s, 1, first_end_s - since_s, 0.0, waited))
+        self._stalled.clear()
+        if step.steps > 1:
+            runs.append((first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs))
+
+    def _computed(self, sequence: Sequence, new_tok: int, end_s: float) -> bool:
+        """A chunk of a prompt was computed; whether that was the end of the request."""
+        sequence.done_tok += new_tok
+        if sequence.done_tok < sequence.prompt_tok:
+            return False
+        if sequence is self._partial:
+            self._partial = None
+        if sequence.last_token_s is None:
+            self.log.first_token_s[sequence.index] = end_s
+        else:
+            gap_s = end_s - sequence.last_token_s
+            self.log.runs.append((sequence.last_token_s, 1, gap_s, 0.0, 1))
+        if sequence.remaining_tok == 1:
+            self._leave(sequence, self.kv.blocks(sequence.prompt_tok))
+            return True
+        self._join(sequence, end_s)
+        return False
+
+    def _join(self, sequence: Sequence, now_s: float) -> None:
+        """Decode from the next tick on."""
+        sequence.joined, sequence.joined_s = self._clock, now_s
+        self.kv.join(sequence.prompt_tok, self._clock)
+        self._context_tok += sequence.prompt_tok
+        if self.limits.prefill_first:
+            self._stalled[now_s] = self._stalled.get(now_s, 0) + 1
+        if sequence.ends not in self._endings:
+            self._endings[sequence.ends] = []
+            heappush(self._ending_clocks, sequence.ends)
+        self._endings[sequence.ends].append(sequence)

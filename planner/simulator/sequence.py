@@ -1,0 +1,126 @@
+"""What an engine works on: a request, and a step or a row of equal steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil, floor
+
+from planner.simulator.record import StepRun
+from planner.timing import Batch
+
+#: A row of decode steps may bend this much, relative to its middle step; short rows are not looked at.
+BEND, SHORT_RUN = 1e-3, 32
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in the engine."""
+
+    index: int
+    prompt_tok: int  #: tokens to prefill: the prompt, and after a preemption what was generated before
+    remaining_tok: int  #: tokens to sample from the end of that prefill on, that one included
+    cached_tok: int  #: found in the prefix cache
+    done_tok: int = 0  #: computed so far, while prefilling
+    lost_tok: int = 0  #: computed before a preemption
+    joined: int = 0  #: decode clock when it began to decode
+    joined_s: float = 0.0
+    last_token_s: float | None = None  #: of a preempted request: when its last token came
+
+    def context_tok(self, clock: int) -> int:
+        """Tokens computed before tick ``clock``, while decoding."""
+        return self.prompt_tok + clock - self.joined
+
+    @property
+    def ends(self) -> int:
+        """Decode clock when its last token comes."""
+        return self.joined + self.remaining_tok - 1
+
+
+@dataclass(slots=True)
+class Step:
+    """What the engine is busy with: one step with prompts in it, or a run of steps that only decode."""
+
+    start_s: float
+    first_s: float  #: duration of the first step
+    batch: Batch  #: of the first step
+    growth_s: float = 0.0  #: by which each further step is longer
+    steps: int = 1  #: that decode; 0 while prompts keep everybody else waiting (V0)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  #: prompts, with their new tokens
+    may_be_cut: bool = False  #: whether a request that comes in meanwhile ends the run
+
+    def begins_s(self, step: int) -> float:
+        """When step ``step`` of the run begins."""
+        return self.start_s + step * self.first_s + step * (step - 1) / 2 * self.growth_s
+
+    @property
+    def end_s(self) -> float:
+        """When the last step ends."""
+        return self.begins_s(max(self.steps, 1))
+
+    def run(self, end_s: float, grown_tok: int) -> StepRun:
+        """What ended at ``end_s``; the last batch is the first on contexts that grew by ``grown_tok`` each."""
+        first, last = self.batch, self.batch
+        if self.steps > 1:
+            last = Batch(first.decode_seqs, first.decode_context_tok + grown_tok * first.decode_seqs)
+        return StepRun(self.start_s, end_s, max(self.steps, 1), first, last)
+
+
+def straight(time_of: Callable[[int], float], steps: int, first_s: float) -> tuple[int, float]:
+    """How many of ``steps`` steps grow evenly, halving until the middle one does, and by how much each.
+
+    ``time_of`` gives the seconds of a step by its place in the row. Interpolation between the first and the last one
+    is exact where time is linear in the context.
+    """
+    if steps <= 1:
+        return steps, 0.0
+    last = steps - 1
+    last_s = time_of(last)
+    while last > SHORT_RUN:
+        half = last // 2
+        half_s = time_of(half)
+        if abs(first_s + (last_s - first_s) * half / last - half_s) <= BEND * half_s:
+            break
+        last, last_s = half, half_s
+    return last + 1, (last_s - first_s) / last
+
+
+# --- How many tokens decode steps make: one each, or with speculative decoding more, and not always as many
+
+
+class Pace:
+    """Tokens that each decoding request gets in a row of steps.
+
+    The first n steps make floor(n x ``tokens_per_step``) tokens, so that 2.5 means 2, 3, 2, 3, ... and a row of steps
+    needs no walk over its steps.
+
+    >>> pace = Pace(2.5)
+    >>> pace.ticks(1), pace.ticks(2), pace.steps_for(6)
+    (2, 5, 3)
+    """
+
+    __slots__ = ("_steps", "_tokens_per_step")
+
+    def __init__(self, tokens_per_step: float) -> None:
+        self._tokens_per_step = tokens_per_step
+        self._steps = 0  # taken so far
+
+    def ticks(self, steps: int) -> int:
+        """Tokens of the next ``steps`` steps."""
+        each, taken = self._tokens_per_step, self._steps
+        if each == 1:
+            return steps
+        return floor((taken + steps) * each) - floor(taken * each)
+
+    def steps_for(self, ticks: int) -> int:
+        """The fewest steps, at least one, that make ``ticks`` tokens or more."""
+        if self._tokens_per_step == 1:
+            return max(ticks, 1)
+        steps = max(ceil(ticks / self._tokens_per_step) - 1, 1)
+        while self.ticks(steps) < ticks:
+            steps += 1
+        return steps
+
+    def take(self, steps: int) -> None:
+        """Go on by ``steps`` steps."""
+        self._steps += steps

@@ -1,0 +1,206 @@
+"""Time of a step with speculative decoding: the model verifies a draft, then the next one is made.
+
+::
+
+    step   = verification of k + 1 tokens of each sequence + draft           k: num_speculative_tokens
+    draft  = one pass over what was just computed + (k - 1) passes of one token for each sequence
+    tokens = 1 + p1 + ... + pk of each sequence, pi: share of steps that accept i drafted tokens or more
+
+With one acceptance rate a, pi = a^i and the sum is (1 - a^(k+1)) / (1 - a): Leviathan, Kalman and Matias, "Fast
+inference from transformers via speculative decoding", 2023, arXiv 2211.17192, equation 1. Verification reads weights
+and KV cache once, and multiplies k + 1 times: it is nearly free where memory binds, and pays for itself no more where
+arithmetic does.
+
+The passes are those of vLLM's proposers (``v1/spec_decode/eagle.py`` and ``draft_model.py``): the first one covers
+prompts and all k + 1 tokens, whether accepted or not, since batches are padded to one size; logits are made for the
+last token only. A module for multi-token prediction or an EAGLE layer runs k times. Drafts by n-gram come from the
+host, which walks over the whole context of every request in each step, on one core and with the GPU idle; what a
+suffix tree takes is not known, and left out.
+
+V0, which drafts k times and then expands the batch by the drafted tokens, is taken to do the same work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.engine import FLAG, RATE_FLAG, EngineConfig, SpeculativeConfig
+from planner.errors import InputError
+from planner.memory import known_draft, module_mixer
+from planner.model import PROJECTIONS, Component, Layer, Model, Quantization, linear
+from planner.timing.efficiencies import Efficiency
+from planner.timing.fits import Calibration, efficiency_for
+from planner.timing.step import Batch, OperatorTime, StepBreakdown, StepModel
+
+#: vLLM 0.27's n-gram search (``v1/spec_decode/ngram_proposer.py``) run alone on one core of an AMD EPYC server over
+#: 1,024 to 131,072 tokens, n from 2 to 5: 0.9 to 4.0 ns a token, 2.9 in the middle.
+NGRAM_S_PER_TOK = 3e-9
+#: Keys of ``--speculative-config`` that change how many tokens are drafted or verified from step to step.
+UNTIMED = frozenset(
+    (
+        "disable_by_batch_size", "num_speculative_tokens_per_batch_size", "parallel_drafting", "quantization",
+        "enable_adaptive_verification", "speculative_token_tree",
+    )
+)  # fmt: skip
+
+
+class SpeculativeStep:
+    """Seconds of the steps of an engine that drafts. Batches count decoding sequences, not drafted tokens."""
+
+    def __init__(self, target: StepModel, drafter: StepModel | None, speculative: SpeculativeConfig) -> None:
+        """``drafter`` times one pass of what drafts; None where the host does."""
+        self.target, self.drafter = target, drafter
+        self.drafted_tok = speculative.num_speculative_tokens
+        self._search_s_per_tok = NGRAM_S_PER_TOK if speculative.method == "ngram" else 0.0
+        self.efficiency: Efficiency = target.efficiency
+
+    def step_s(self, batch: Batch) -> float:
+        """Seconds of one engine step, draft included; 0 for an empty batch."""
+        return self.target.step_s(self._verified(batch), self.draft_s(batch)) + self._search_s(batch)
+
+    def draft_s(self, batch: Batch) -> float:
+        """Seconds that the GPU drafts in the step of ``batch``."""
+        if self.drafter is None:
+            return 0.0
+        return sum(passes * self.drafter.device_s(drafted) for passes, drafted in self._passes(batch))
+
+    def _search_s(self, batch: Batch) -> float:
+        """Seconds that the host looks for drafts."""
+        return self._search_s_per_tok * batch.decode_context_tok
+
+    def breakdown(self, batch: Batch) -> StepBreakdown:
+        """The same step, part by part: those of the drafts are called so."""
+        verification = self.target.breakdown(self._verified(batch))
+        *parts, host = verification.parts or (None,)
+        drafts, search_s = tuple(self._draft_parts(batch)), self._search_s(batch)
+        search = OperatorTime("draft: n-gram search", 1, search_s, 0.0, 0.0, "host") if search_s else None
+        return StepBreakdown(
+            parts=tuple(part for part in (*parts, *drafts, search, host) if part),
+            gpu_s=verification.gpu_s + sum(part.time_s for part in drafts),
+            launch_s=verification.launch_s,
+            host_s=verification.host_s + search_s,
+            total_s=self.step_s(batch),
+        )
+
+    def _verified(self, batch: Batch) -> Batch:
+        tok = self.drafted_tok + 1
+        return replace(batch, decode_query_tok=tok, decode_sampled=tok)
+
+    def _passes(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
+        """How often a batch passes through the draft; the later passes stand at their mean context."""
+        if not batch.decode_seqs + batch.prefill_seqs:
+            return
+        yield 1, replace(batch, decode_query_tok=self.drafted_tok + 1)
+        if self.drafted_tok > 1:
+            seqs = batch.decode_seqs + batch.prefill_seqs
+            yield self.drafted_tok - 1, Batch(seqs, batch.decode_context_tok + seqs * self.drafted_tok / 2)
+
+    def _draft_parts(self, batch: Batch) -> Iterator[OperatorTime]:
+        if self.drafter is None:
+            return
+        merged: dict[str, OperatorTime] = {}
+        for passes, drafted in self._passes(batch):
+            for part in self.drafter.breakdown(drafted).parts:
+                if part.bound == "host":
+                    continue
+                old = merged.get(part.name, OperatorTime(f"draft: {part.name}", 0, 0.0, 0.0, 0.0, part.bound))
+                merged[part.name] = replace(
+                    old,
+                    count=old.count + passes * part.count,
+                    time_s=old.time_s + passes * part.time_s,
+                    flop=old.flop + passes * part.flop,
+                    bytes=old.bytes + passes * part.bytes,
+                )
+        yield from merged.values()
+
+
+def speculative_step(target: StepModel, draft: Model | None, calibration: Calibration | None = None) -> SpeculativeStep:
+    """The steps of ``target`` with the drafts that its settings ask for.
+
+    ``draft`` is the second model, if any; ``calibration`` has its efficiency, by default the one that we ship.
+
+    Raises InputError where the acceptance is not known, or where the draft is not.
+    """
+    speculative = target.config.speculative_config
+    if speculative is None:
+        raise ValueError("the settings do not ask for drafts")
+    if not speculative.acceptance_rates:
+        raise InputError(
+            f"{FLAG}: how many drafted tokens are accepted is not known; it depends on the model, the draft and the "
+            "text",
+            hint=f"add {RATE_FLAG}, such as 0.7; a running vLLM logs it, position by position",
+        )
+    for key in sorted(UNTIMED & json.loads(speculative.text or "{}").keys()):
+        raise InputError(f"{FLAG}: the time of {key!r} is not modelled", hint=f"leave {key} out")
+    return SpeculativeStep(target, _drafter(target, speculative, draft, calibration), speculative)
+
+
+def _drafter(
+    target: StepModel, speculative: SpeculativeConfig, draft: Model | None, calibration: Calibration | None
+) -> StepModel | None:
+    """One pass of what drafts: as fast as fits say of such a model, a module as fast as the model it belongs to."""
+    config = replace(target.config, speculative_config=None, pipeline_parallel_size=1, lora=None, cpu_offload_gb=0.0)
+    if speculative.method == "mtp":
+        return StepModel(module_model(target.model), target.profile, config, target.efficiency)
+    if not speculative.has_draft_model:
+        return None
+    model = known_draft(speculative, draft)
+    if speculative.method == "eagle":
+        model = _with_projection(model)
+    config = draft_config(config, speculative, model)
+    efficiency = efficiency_for(model, target.profile, config, calibration)
+    return StepModel(model, target.profile, config, efficiency)
+
+
+def draft_config(config: EngineConfig, speculative: SpeculativeConfig, draft: Model) -> EngineConfig:
+    """The settings that a draft model runs with: its own TP size and weights, the cache of the model."""
+    return replace(
+        config,
+        tensor_parallel_size=speculative.draft_tensor_parallel_size or config.tensor_parallel_size,
+        enable_expert_parallel=config.enable_expert_parallel and draft.is_moe,
+        data_parallel_size=config.data_parallel_size if draft.is_moe else 1,
+        weight_dtype=draft.quantization.weight_dtype,
+        quantization=None,
+    )
+
+
+def module_model(model: Model) -> Model:
+    """One multi-token-prediction module of ``model`` as a model of one layer, its lm_head among it.
+
+    The layer is the last one of the model with the module's attention; how it is quantised is the module's own.
+    """
+    mixer = module_mixer(model)
+    layer = next(layer for layer in reversed(model.layers) if layer.mixer == mixer)
+    projection = next(w for w in model.mtp if w.name.rpartition(".")[2] in PROJECTIONS)
+    weights = (*layer.weights, replace(projection, component=Component.MLP))
+    return replace(
+        model,
+        layers=(Layer(weights, layer.mixer, layer.moe),),
+        mtp=(),
+        vision=(),
+        quantization=_module_quantization(model),
+    )
+
+
+def _module_quantization(model: Model) -> Quantization:
+    """One precision for the module's matrices and one for its experts, found under their own names."""
+    found = model.quantization
+    names = {w.name: "expert" if w.copies > 1 else "linear" for w in model.mtp if w.linear and len(w.shape) == 2}
+    kinds = {
+        kind: found.precision_of(name, linear=True, routed_expert=kind == "expert")
+        for name, kind in reversed(names.items())
+        if kind == "expert" or ".self_attn." in name
+    }
+    linear_precision = kinds.get("linear", found.base)
+    return replace(
+        found, linear=linear_precision, expert=kinds.get("expert"), rules=(), method=found.method or "module"
+    )
+
+
+def _with_projection(draft: Model) -> Model:
+    """An EAGLE layer takes embedding and hidden state: one more matrix from twice the hidden size."""
+    last = draft.layers[-1]
+    fc = linear("fc", draft.hidden_size, 2 * draft.hidden_size, Component.MLP)
+    return replace(draft, layers=(*draft.layers[:-1], Layer((*last.weights, *fc), last.mixer, last.moe)))

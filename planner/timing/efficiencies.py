@@ -1,0 +1,158 @@
+"""The efficiencies of one configuration: what each is called and means."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.hardware import GpuProfile, Quantity
+from planner.resources import data_dir
+from planner.timing.links import bus_bytes_per_s, latency_s
+from planner.units import KIB, MIB
+
+EfficiencyBasis = Literal["gpu", "architecture", "global"]
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of peaks (0 to 1) and fixed costs (seconds) of one configuration."""
+
+    # share of peak memory bandwidth, by the bits that a value is stored in
+    weight_bandwidth_16: float
+    weight_bandwidth_8: float
+    weight_bandwidth_4: float
+    expert_bandwidth_16: float
+    expert_bandwidth_8: float
+    expert_bandwidth_4: float
+    kv_bandwidth_16: float
+    kv_bandwidth_8: float
+    small_bandwidth: float  #: norms, activations, sampler
+    # share of dense peak FLOP/s, by the bits that are multiplied
+    gemm_flop_16: float
+    gemm_flop_8: float
+    gemm_flop_4: float
+    expert_flop_16: float
+    expert_flop_8: float
+    expert_flop_4: float
+    attention_flop: float  #: prefill attention, of the bf16 peak
+    decode_attention_flop: float
+    # seconds that a kernel takes however small it is, replayed from a graph
+    gemm_launch_s: float
+    expert_launch_s: float  #: of the two grouped GEMMs of one MoE layer together
+    expert_each_s: float  #: for each expert that they touch, beside its bytes
+    attention_launch_s: float
+    small_launch_s: float
+    eager_launch_s: float  #: that the host needs to launch one kernel without a graph
+    # exchanges
+    collective_s: float  #: of the smallest all-reduce between two ranks
+    link_share: float  #: of the links' peak bandwidth
+    # host
+    host_step_s: float  #: scheduling, input preparation and output of one step
+    host_seq_s: float  #: and of each sequence in it
+    request_s: float  #: from the client to the scheduler and back, once per request
+    frontend_s: float  #: that the front end works on each request of a burst before any of them goes on
+    # shapes
+    coverage_exponent: float  #: tokens are routed alike: as good as tokens^exponent independent ones
+    tile_tok: float  #: rows that a matrix multiplication of few rows is padded by
+    expert_tile_tok: float  #: and that of one expert
+    overlap: float  #: share of the shorter of compute and memory that is hidden behind the longer
+    basis: EfficiencyBasis = "global"  #: the nearest circumstance that was measured
+
+
+PARAMETERS: tuple[str, ...] = tuple(f.name for f in fields(Efficiency) if f.name != "basis")
+#: Shares of something: never above 1.
+SHARES: frozenset[str] = frozenset(
+    name
+    for name in PARAMETERS
+    if "bandwidth" in name or "flop" in name or name in ("link_share", "overlap", "coverage_exponent")
+)
+
+
+#: A target of its own: a factor on the GPU's time. It multiplies fixed costs and divides shares, which stop at 1.
+SLOWDOWN = "slowdown"
+_FIXED_COSTS = frozenset(
+    ("gemm_launch_s", "expert_launch_s", "expert_each_s", "attention_launch_s", "small_launch_s", "collective_s")
+)
+
+
+@lru_cache(maxsize=64)
+def targets(target: str) -> dict[str, int]:
+    """The parameters that a factor on ``target`` changes, and the power of the factor that multiplies each.
+
+    A target is a parameter, a group written as the common part of its members' names (``launch``, ``expert_flop``,
+    ``host``), or ``slowdown``.
+    """
+    if target == SLOWDOWN:
+        rates = (name for name in PARAMETERS if "bandwidth" in name or "flop" in name or name == "link_share")
+        return dict.fromkeys(rates, -1) | dict.fromkeys(_FIXED_COSTS, 1)
+    if target in PARAMETERS:
+        return {target: 1}
+    return {name: 1 for name in PARAMETERS if target in name}
+
+
+# --- What is believed of each efficiency before any run of vLLM: published kernel tables, and assumptions
+
+#: Share of PCIe that an all-reduce reaches where nobody measured it: without peer access every byte crosses host
+#: memory. 5 of 32 GB/s on RTX 4090 and 8 of 64 on a pair of H100 PCIe, read off serving runs; 0.06 to 0.59 on L40S.
+PCIE_LINK_SHARE = 0.2
+
+
+class Prior(BaseModel):
+    """What is believed of a parameter before any run of vLLM."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: float = Field(gt=0)
+    sd: float = Field(gt=0)  #: of its logarithm: 0.1 is about 10 %
+    source: str
+
+
+@lru_cache(maxsize=1)
+def load_priors() -> dict[str, Prior]:
+    """The priors that we ship, by parameter."""
+    path = data_dir("hardware") / "calibration" / "priors.toml"
+    return {name: Prior(**entry) for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def prior_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
+    """The value of each parameter before any fit: of the GPU's own kernel tables, else the global prior."""
+    return {name: prior.value for name, prior in load_priors().items()} | kernel_values(profile, ranks)
+
+
+def kernel_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
+    """What the profile's published kernel measurements say, as shares of its peaks and seconds."""
+    kernels, memory, compute = profile.kernels, profile.memory, profile.compute
+    shares = {
+        "weight_bandwidth_16": _share(kernels.gemv_bandwidth or memory.bandwidth_measured, memory.bandwidth),
+        "weight_bandwidth_8": _share(kernels.fp8_gemm_bandwidth, memory.bandwidth),
+        "weight_bandwidth_4": _share(kernels.fp4_gemm_bandwidth, memory.bandwidth),
+        "kv_bandwidth_16": _share(kernels.decode_attention_bandwidth, memory.bandwidth),
+        "kv_bandwidth_8": _share(kernels.fp8_kv_decode_attention_bandwidth, memory.bandwidth),
+        "gemm_flop_16": _share(kernels.bf16_sustained, compute.bf16),
+        "gemm_flop_8": _share(kernels.fp8_sustained, compute.fp8),
+        "gemm_flop_4": _share(kernels.fp4_sustained, compute.fp4),
+    }
+    return {name: min(share, 1.0) for name, share in shares.items() if share} | _exchange_values(profile, ranks)
+
+
+def _share(measured: Quantity | None, peak: Quantity | None) -> float:
+    return measured.base / peak.base if measured and peak else 0.0
+
+
+def _exchange_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
+    """Latency and bandwidth of the all-reduce that was measured between so many GPUs."""
+    curve = profile.interconnect.allreduce_curve(ranks) if ranks > 1 else None
+    if curve is None:
+        return {"link_share": PCIE_LINK_SHARE} if profile.interconnect.kind == "pcie" else {}
+    small_s = next((time for size, time in curve.points if size >= 8 * KIB), curve.points[-1][1])
+    values = {"collective_s": small_s / latency_s(profile, ranks, 1.0)}
+    large = [point for point in curve.points if 4 * MIB <= point[0] <= 16 * MIB]
+    if large:
+        size, time = large[-1]
+        bus = size * 2 * (ranks - 1) / ranks / max(time - small_s, 1e-9)
+        values["link_share"] = min(bus / bus_bytes_per_s(profile, ranks), 1.0)
+    return values

@@ -1,0 +1,475 @@
+"""The work of one engine step on one GPU: for each operator, its kernels, FLOP and bytes.
+
+The weights of the model are the only source. A matrix of shape (out, in) that n tokens pass through costs::
+
+    FLOP  = 2 x out x in x n                       per rank: divided as tensor parallelism divides the matrix
+    bytes = its stored bytes + (out + in) x 2 x n  read once per step, whatever n is
+
+Attention adds, for each pair of a query token and a cached token that it may see::
+
+    FLOP  = 2 x heads x (head_dim + v_head_dim)    4 x heads x head_dim where both are equal
+    bytes = KV elements of one rank x element size read once per sequence in decode
+
+Every quantity is linear in one driver (tokens, cached tokens, ...), so an operator is a handful of numbers
+worked out once, and a step is evaluated in microseconds. Left out: rotary embedding and residual FLOP (counted as
+kernels and bytes, not as FLOP), vision towers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, inf, prod
+
+from planner.engine import EngineConfig, Layout, LoraConfig, held_shape
+from planner.memory import adapted
+from planner.model import (
+    KV_ELEMENT_BYTES,
+    Attention,
+    Component,
+    CompressedAttention,
+    LatentAttention,
+    Layer,
+    Mixer,
+    Model,
+    Precision,
+    Shard,
+    SparseIndexer,
+    StateMixer,
+    Weight,
+)
+
+ACTIVATION_BYTES = 2  #: of one activation element: bf16 or fp16
+STATE_BYTES = 4  #: of one element of a recurrent state, kept in fp32
+STATE_CHUNK_TOK = 64  #: tokens that chunked linear attention works on at a time
+SMALL_KERNELS_PER_LAYER = 6  #: two norms, rotary embedding, KV write, activation, quantise or residual
+NORM_PASSES = (
+    8  #: times the norms of a layer read or write one hidden vector: each reads and writes it and the residual
+)
+#: Times the small kernel behind a projection reads or writes what came out of it: gate and up make one product;
+#: rotary embedding and KV write read and write.
+PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.ATTENTION: 2.0}
+ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
+SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
+SAMPLER_PASSES = 5  #: times the sampler reads or writes the logits
+FP32_BYTES = 4
+
+
+class OperatorKind(StrEnum):
+    """What limits an operator, beyond its FLOP and bytes: which efficiency applies."""
+
+    GEMM = "gemm"
+    EXPERTS = "experts"
+    ATTENTION = "attention"
+    PREFILL_ATTENTION = "prefill_attention"
+    STATE = "state"
+    SMALL = "small"
+
+
+class Driver(StrEnum):
+    """What the work of an operator grows with."""
+
+    TOKENS = "tokens"  # all tokens of the step
+    SAMPLED = "sampled"  # sequences that get a token
+    DECODES = "decodes"  # decoding sequences
+    PREFILL = "prefill"  # prompt tokens
+    CONTEXT = "context"  # cached tokens that decoding sequences attend to
+    PAIRS = "pairs"  # (query, key) pairs of the prompt tokens
+    EXPERTS = "experts"  # distinct experts that the tokens of the step are routed to
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """A driver and its limits."""
+
+    driver: Driver
+    span: float = inf  #: CONTEXT, PAIRS: rows that a query sees at most
+    ratio: int = 1  #: CONTEXT, PAIRS: tokens per cached row
+    num_experts: int = 0  #: EXPERTS: of the layer
+    top_k: int = 0  #: EXPERTS: per token
+    ranks: int = 1  #: EXPERTS: over which whole experts are spread
+    peers: int = 1  #: EXPERTS: replicas whose tokens meet at the experts
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a step, all layers together, on one rank."""
+
+    name: str
+    kind: OperatorKind
+    load: StepLoad
+    count: int  #: kernel launches (for experts: MoE layers)
+    flop_per_unit: float = 0.0  #: per unit of the driver; of experts: per row (a token at one of its experts)
+    fixed_bytes: float = 0.0  #: read whatever the driver is
+    bytes_per_unit: float = 0.0  #: per unit of the driver: of experts, of one expert
+    bytes_per_row: float = 0.0  #: of experts only: activations in and out
+    compute_dtype: str = "bf16"  #: of the matrix unit
+    storage: str = "bf16"  #: precision of the weights or of the cache, in the words of ``weight_dtype``
+
+
+TOKENS = StepLoad(Driver.TOKENS)
+SAMPLED = StepLoad(Driver.SAMPLED)
+
+
+def step_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
+    """The operators of one step of ``model`` on one rank of ``config``: all layers, collectives excluded.
+
+    With pipeline parallelism these are the operators of all stages together: what one token passes through.
+    """
+    layers = Counter(_distinct_layers(model))
+    found: list[Operator] = []
+    for (layer, precisions), times in layers.items():
+        found += _layer_operators(model, layer, precisions, times, config)
+    found += _outer_operators(model, config)
+    return _merged(found)
+
+
+def expert_ranks(config: EngineConfig) -> int:
+    """Ranks that share the experts of one layer, TP x DP: whole experts each with EP, slices of all without."""
+    return config.tensor_parallel_size * config.data_parallel_size
+
+
+def dense_kv_heads(attention: Attention, tensor_parallel_size: int) -> int:
+    """KV heads of one rank: beyond one rank per head, ranks hold replicas."""
+    return ceil(attention.num_kv_heads / min(tensor_parallel_size, attention.num_kv_heads))
+
+
+def _distinct_layers(model: Model) -> Iterator[tuple[Layer, tuple[Precision, ...]]]:
+    """Each layer with the precision of each of its weights: equal pairs do equal work."""
+    quantization = model.quantization
+    known: dict[object, tuple[Precision, ...]] = {}
+    for index, layer in enumerate(model.layers):
+        key = (id(layer), quantization.variant(index))
+        if key not in known:
+            known[key] = tuple(
+                quantization.precision_of(
+                    f"{model.layer_prefix}{index}.{weight.name}",
+                    linear=weight.linear,
+                    routed_expert=weight.component is Component.ROUTED_EXPERT,
+                )
+                for weight in layer.weights
+            )
+        yield layer, known[key]
+
+
+def _layer_operators(
+    model: Model, layer: Layer, precisions: tuple[Precision, ...], times: int, config: EngineConfig
+) -> Iterator[Operator]:
+    groups: dict[tuple[Component, bool, Precision], list[Weight]] = defaultdict(list)
+    for weight, precision in zip(layer.weights, precisions, strict=True):
+        if weight.linear:
+            groups[weight.component, _is_output(weight), precision].append(weight)
+    experts: dict[Precision, list[Weight]] = defaultdict(list)
+    elements = float(NORM_PASSES * model.hidden_size)  # that the small kernels read or write for each token
+    for (component, is_output, precision), weights in groups.items():
+        if component is Component.ROUTED_EXPERT:
+            experts[precision] += weights
+        else:
+            yield _gemm(_gemm_name(component, is_output), weights, precision, times, config)
+            if not is_output:
+                elements += PASSES_OF_OUTPUT.get(component, 0.0) * _outputs(weights, config.tensor_parallel_size)
+    for precision, weights in experts.items():
+        yield from _expert_operators(layer, weights, precision, times, config)
+    if layer.mixer is not None:
+        for operator in mixer_operators(layer.mixer, config):
+            yield _times(operator, times)
+    yield Operator(
+        "norms and activations", OperatorKind.SMALL, TOKENS, SMALL_KERNELS_PER_LAYER * times,
+        bytes_per_unit=times * elements * ACTIVATION_BYTES,
+    )  # fmt: skip
+
+
+def _outputs(weights: Iterable[Weight], tensor_parallel_size: int) -> float:
+    """Elements that come out of ``weights`` for one token on one rank: whole where the ranks add up their parts."""
+    return sum(
+        w.copies * prod(w.shape[:-1]) / (1 if _is_output(w) else w.shards(tensor_parallel_size)) for w in weights
+    )
+
+
+def _kernel_input(weight: Weight, tensor_parallel_size: int) -> tuple[object, float]:
+    """The kernel that ``weight`` is part of, and the elements that it reads of one token on one rank."""
+    elements = weight.copies * weight.shape[-1]
+    if _is_output(weight):
+        return weight.name, elements / weight.shards(tensor_parallel_size)
+    return (weight.shape[-1], weight.shard), elements
+
+
+def _is_output(weight: Weight) -> bool:
+    return weight.shard is Shard.ROW
+
+
+def _gemm_name(component: Component, is_output: bool) -> str:
+    if component is Component.ATTENTION:
+        return "attention output" if is_output else "qkv projection"
+    if component is Component.ROUTER:
+        return "router"
+    return f"{component.value.replace('_', ' ')} {'down' if is_output else 'up'}"
+
+
+def _gemm(
+    name: str,
+    weights: list[Weight],
+    precision: Precision,
+    times: int,
+    config: EngineConfig,
+    load: StepLoad = TOKENS,
+) -> Operator:
+    """Matrices that the same tokens are multiplied with; those that share input and split run as one kernel."""
+    tp = config.tensor_parallel_size
+    inputs = dict(_kernel_input(weight, tp) for weight in weights)
+    elements = sum(inputs.values()) + _outputs(weights, tp)
+    return Operator(
+        name, OperatorKind.GEMM, load, len(inputs) * times,
+        flop_per_unit=times * sum(2 * w.params / w.shards(tp) for w in weights),
+        fixed_bytes=times * sum(precision.stored_bytes(w.shape, w.copies) / w.shards(tp) for w in weights),
+        bytes_per_unit=times * elements * ACTIVATION_BYTES,
+        compute_dtype=precision.compute_dtype,
+        storage=precision.name,
+    )  # fmt: skip
+
+
+def _expert_operators(
+    layer: Layer, weights: list[Weight], precision: Precision, times: int, config: EngineConfig
+) -> Iterator[Operator]:
+    """Routed experts, and the kernels that route: one expert is cut by TP, or held whole by one rank of EP."""
+    if layer.moe is None:
+        return
+    moe, ep = layer.moe, expert_ranks(config) if config.enable_expert_parallel else 1
+    slices = 1 if config.enable_expert_parallel else expert_ranks(config)
+    one_bytes = sum(precision.stored_bytes(w.shape) for w in weights)
+    outer = weights[0].shape[-1]  # the hidden vector, or what it was projected to
+    inner = sum(w.shape[-1] + prod(w.shape[:-1]) - outer for w in weights)
+    load = StepLoad(Driver.EXPERTS, inf, 1, moe.num_experts, moe.top_k, ep, config.data_parallel_size)
+    yield Operator(
+        "experts", OperatorKind.EXPERTS, load, times,
+        flop_per_unit=times * sum(2 * w.params / w.copies for w in weights) / slices,
+        bytes_per_unit=times * one_bytes / slices,
+        bytes_per_row=times * (2 * outer + inner / slices) * ACTIVATION_BYTES,
+        compute_dtype=precision.compute_dtype,
+        storage=precision.name,
+    )  # fmt: skip
+    yield Operator(
+        "routing", OperatorKind.SMALL, TOKENS, ROUTING_KERNELS * times,
+        bytes_per_unit=times * moe.num_experts * FP32_BYTES * 3,
+    )  # fmt: skip
+
+
+def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
+    """Attention or state update of one layer on one rank: what is left of the mixer beside its projections."""
+    tp = config.tensor_parallel_size
+    kv_bytes = KV_ELEMENT_BYTES[config.kv_cache_dtype]
+    if isinstance(mixer, Attention):
+        kv_heads, heads = dense_kv_heads(mixer, tp), ceil(mixer.num_heads / tp)
+        row_bytes = kv_heads * (mixer.head_dim + mixer.v_head_dim) * kv_bytes
+        pair_flop = 2 * heads * (mixer.head_dim + mixer.v_head_dim)
+        span = mixer.span_tokens or inf
+        return _attention(row_bytes, pair_flop, pair_flop, StepLoad(Driver.CONTEXT, span), config)
+    if isinstance(mixer, LatentAttention):
+        return _latent(mixer, config, kv_bytes)
+    if isinstance(mixer, CompressedAttention):
+        return _compressed(mixer, config, kv_bytes)
+    return _state(mixer, tp)
+
+
+def _attention(
+    row_bytes: float,
+    decode_flop: float,
+    prefill_flop: float,
+    seen: StepLoad,
+    config: EngineConfig,
+    name: str = "attention",
+) -> list[Operator]:
+    """One attention layer: ``row_bytes`` of cache per token seen, FLOP per (query, key) pair."""
+    pairs = StepLoad(Driver.PAIRS, seen.span, seen.ratio)
+    return [
+        Operator(
+            f"{name} decode", OperatorKind.ATTENTION, seen, 1,
+            flop_per_unit=decode_flop, bytes_per_unit=row_bytes, storage=config.kv_cache_dtype,
+        ),
+        Operator(f"{name} prefill", OperatorKind.PREFILL_ATTENTION, pairs, 1, flop_per_unit=prefill_flop),
+    ]  # fmt: skip
+
+
+def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> list[Operator]:
+    """MLA. Decode multiplies in the latent space (weights absorbed), and every rank reads the whole latent cache.
+
+    A sparse indexer bounds what attention sees to ``top_k``, and itself scores every cached token; sparse
+    attention works in the latent space in prefill too.
+    """
+    heads = ceil(mixer.num_heads / config.tensor_parallel_size)
+    latent_flop = 2 * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
+    direct_flop = 2 * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
+    row_bytes = mixer.kv_elements_per_token * kv_bytes
+    if mixer.indexer is None:
+        return _attention(row_bytes, latent_flop, direct_flop, StepLoad(Driver.CONTEXT), config)
+    seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
+    return _attention(row_bytes, latent_flop, latent_flop, seen, config) + _indexer(mixer.indexer, 1, config)
+
+
+def _indexer(indexer: SparseIndexer, ratio: int, config: EngineConfig) -> list[Operator]:
+    """The scorer of sparse attention: fp8 keys with one fp32 scale per row, whole on every rank."""
+    flop = 2 * indexer.num_heads * indexer.head_dim
+    row_bytes = indexer.head_dim + FP32_BYTES
+    return _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, ratio=ratio), config, "indexer")
+
+
+def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: float) -> list[Operator]:
+    """A sliding window, and beyond it one compressed row per ``compress_ratio`` tokens, ``top_k`` of them at most."""
+    heads = ceil(mixer.num_heads / config.tensor_parallel_size)
+    row_bytes, flop = mixer.head_dim * kv_bytes, 4 * heads * mixer.head_dim
+    found = _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, mixer.window), config)
+    if not mixer.compress_ratio:
+        return found
+    span = mixer.indexer.top_k if mixer.indexer else inf
+    seen = StepLoad(Driver.CONTEXT, span, mixer.compress_ratio)
+    found += _attention(row_bytes, flop, flop, seen, config, "compressed attention")
+    return found + (_indexer(mixer.indexer, mixer.compress_ratio, config) if mixer.indexer else [])
+
+
+def _state(mixer: StateMixer, tensor_parallel_size: int) -> list[Operator]:
+    """Linear attention: the state is read and written once per decode token, once per chunk of prompt tokens."""
+    shards = min(tensor_parallel_size, mixer.num_heads or 1)
+    elements = mixer.recurrent_elements / shards
+    state_bytes = 2 * (elements * STATE_BYTES + mixer.conv_elements / shards * ACTIVATION_BYTES)
+    return [
+        Operator(
+            "state decode",
+            OperatorKind.STATE,
+            StepLoad(Driver.DECODES),
+            2,
+            flop_per_unit=6 * elements,
+            bytes_per_unit=state_bytes,
+        ),
+        Operator(
+            "state prefill", OperatorKind.STATE, StepLoad(Driver.PREFILL), 6,
+            flop_per_unit=8 * elements, bytes_per_unit=state_bytes / STATE_CHUNK_TOK,
+        ),
+    ]  # fmt: skip
+
+
+def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
+    """Embedding of every token; lm_head and sampler for the sequences that get a token."""
+    tp = config.tensor_parallel_size
+    yield Operator("embedding", OperatorKind.SMALL, TOKENS, 2, bytes_per_unit=2 * model.hidden_size * ACTIVATION_BYTES)
+    head = next((w for w in model.outer if w.component is Component.LM_HEAD and w.linear), None)
+    if head is None:  # tied: the embedding is the lm_head
+        head = next(w for w in model.outer if w.component is Component.EMBEDDING)
+    precision = model.quantization.precision_of(head.name, linear=head.component is Component.LM_HEAD)
+    yield _gemm("lm_head", [head], precision, 1, config, SAMPLED)
+    logits_bytes = model.vocab_size * FP32_BYTES
+    yield Operator(
+        "sampler", OperatorKind.SMALL, SAMPLED, SAMPLER_KERNELS, bytes_per_unit=SAMPLER_PASSES * logits_bytes
+    )
+    if tp > 1:
+        yield Operator("logits copy", OperatorKind.SMALL, SAMPLED, 1, bytes_per_unit=logits_bytes)
+
+
+def _times(operator: Operator, times: int) -> Operator:
+    """The same operator in ``times`` layers."""
+    return Operator(
+        operator.name, operator.kind, operator.load, operator.count * times,
+        operator.flop_per_unit * times, operator.fixed_bytes * times, operator.bytes_per_unit * times,
+        operator.bytes_per_row * times, operator.compute_dtype, operator.storage,
+    )  # fmt: skip
+
+
+def _merged(found: Iterable[Operator]) -> tuple[Operator, ...]:
+    """Operators that differ in nothing but their layers become one."""
+    merged: dict[tuple[object, ...], Operator] = {}
+    for op in found:
+        key = (op.name, op.kind, op.load, op.compute_dtype, op.storage)
+        old = merged.get(key)
+        merged[key] = op if old is None else Operator(
+            op.name, op.kind, op.load, old.count + op.count,
+            old.flop_per_unit + op.flop_per_unit, old.fixed_bytes + op.fixed_bytes,
+            old.bytes_per_unit + op.bytes_per_unit, old.bytes_per_row + op.bytes_per_row,
+            op.compute_dtype, op.storage,
+        )  # fmt: skip
+    return tuple(merged.values())
+
+
+# --- Work of LoRA adapters in a step: two thin matrix multiplications beside each of the model's
+#
+# ::
+#
+#     FLOP  = 2 x rank x (inputs + outputs)                     of each token and matrix
+#     bytes = adapters x rank x (inputs + outputs) x 2          read once per step
+#           + (inputs + outputs) x 2 + rank x 8 for each token  the product of the first is kept in 32 bits
+#
+# vLLM's Punica kernels shrink and then expand: two launches for each matrix, fused ones counted once (``lora/ops/
+# triton_ops`` of 0.27). How near they come to the peaks was published for no GPU here; they are given the shares of the
+# model's own matrices, and every adapter that has room is taken to be in use, which is the most that they can cost.
+
+KERNELS = 2  #: shrink and expand
+
+
+def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
+    """The operators that ``--enable-lora`` adds to a step, all layers together; none without it."""
+    if config.lora is None:
+        return ()
+    dense = _Sum()
+    experts: dict[StepLoad, _Sum] = {}
+    layers = {id(layer): layer for layer in model.layers}
+    for key, times in Counter(map(id, model.layers)).items():
+        layer = layers[key]
+        for weight in adapted(layer, config.lora):
+            expert = weight.component is Component.ROUTED_EXPERT
+            into = experts.setdefault(_experts(layer, config), _Sum()) if expert else dense
+            into.add(times, sum(held_shape(weight, Layout.of(config))[-2:]))
+        dense.kernels += times * KERNELS * _fused(layer, config.lora)
+        if any(found.component is Component.ROUTED_EXPERT for found in adapted(layer, config.lora)):
+            experts[_experts(layer, config)].kernels += times
+    found = [_operator("adapters", OperatorKind.GEMM, TOKENS, dense, config.lora)]
+    found += [
+        _operator("expert adapters", OperatorKind.EXPERTS, load, total, config.lora) for load, total in experts.items()
+    ]
+    return tuple(operator for operator in found if operator.count)
+
+
+class _Sum:
+    """What the adapters of many matrices add up to."""
+
+    def __init__(self) -> None:
+        self.kernels, self.matrices, self.sides = 0, 0, 0
+
+    def add(self, times: int, sides: int) -> None:
+        """Count ``times`` matrices whose inputs and outputs on a rank are ``sides``."""
+        self.matrices += times
+        self.sides += times * sides
+
+
+def _operator(name: str, kind: OperatorKind, load: StepLoad, total: _Sum, lora: LoraConfig) -> Operator:
+    """One operator for all; of experts the driver is experts touched, and a row is a token at one of them."""
+    read_bytes = lora.max_loras * lora.max_lora_rank * total.sides * ACTIVATION_BYTES
+    token_bytes = total.sides * ACTIVATION_BYTES + 2 * FP32_BYTES * lora.max_lora_rank * total.matrices
+    expert = kind is OperatorKind.EXPERTS
+    return Operator(
+        name, kind, load, total.kernels,
+        flop_per_unit=2 * lora.max_lora_rank * total.sides,
+        fixed_bytes=0 if expert else read_bytes,
+        bytes_per_unit=read_bytes if expert else token_bytes,
+        bytes_per_row=token_bytes if expert else 0,
+    )  # fmt: skip
+
+
+def _experts(layer: Layer, config: EngineConfig) -> StepLoad:
+    """The load of the experts' own operator."""
+    moe = layer.moe
+    if moe is None:
+        raise ValueError("a layer with routed experts says how it routes")
+    ranks = expert_ranks(config) if config.enable_expert_parallel else 1
+    return StepLoad(Driver.EXPERTS, float("inf"), 1, moe.num_experts, moe.top_k, ranks, config.data_parallel_size)
+
+
+def _fused(layer: Layer, lora: LoraConfig) -> int:
+    """Matrices that run, those that share their inputs as one."""
+    dense = (weight for weight in adapted(layer, lora) if weight.component is not Component.ROUTED_EXPERT)
+    return len({_runs_with(weight) for weight in dense})
+
+
+def _runs_with(weight: Weight) -> tuple[object, ...]:
+    if weight.shard is Shard.ROW:
+        return (weight.name,)
+    return (weight.component, weight.shape[-1], weight.shard)

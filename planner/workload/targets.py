@@ -1,0 +1,111 @@
+"""Latency targets (service level objectives): a metric, a limit, and the statistic that must keep it.
+
+>>> str(Slo("ttft", 2000, 99))
+'p99 TTFT of 2,000 ms'
+>>> [slo.key for slo in parse_slos({"ttft": 2000, "tpot": 50}, "mean")]
+['mean_ttft_ms', 'mean_tpot_ms']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, get_args
+
+from planner.errors import InputError
+
+Metric = Literal["ttft", "tpot", "itl", "e2el"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+#: Metrics that one request has by itself; a gap between tokens belongs to many. Those of vLLM's ``--goodput``.
+OF_A_REQUEST = ("ttft", "tpot", "e2el")
+DEFAULT_PERCENTILE = 99.0
+#: Runs were published with means, medians and 99th percentiles; below this a percentile takes the median's interval.
+UPPER_TAIL = 75.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """``metric`` must be at most ``limit_ms`` at ``percentile`` (None: on average).
+
+    Raises InputError, naming the flag, for a limit that is not positive and for a percentile outside (0, 100].
+    """
+
+    metric: Metric
+    limit_ms: float
+    percentile: float | None = DEFAULT_PERCENTILE
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise InputError(f"unknown target {self.metric!r}", hint=f"use one of {', '.join(METRICS)}, in ms")
+        if not (isfinite(self.limit_ms) and self.limit_ms > 0):
+            raise InputError(
+                f"--{self.metric} {self.limit_ms:g} is not a target in ms",
+                hint=f"give a positive number of milliseconds, such as --{self.metric} 500",
+            )
+        if self.percentile is not None and not 0 < self.percentile <= 100:
+            raise InputError(
+                f"--percentile {self.percentile:g} lies outside (0, 100]",
+                hint="for example 99, 95 or mean",
+            )
+
+    @property
+    def statistic(self) -> str:
+        """``mean``, or a percentile such as ``p99``."""
+        return "mean" if self.percentile is None else f"p{self.percentile:g}"
+
+    @property
+    def key(self) -> str:
+        """What the result file of ``vllm bench serve`` calls it."""
+        return f"{self.statistic}_{self.metric}_ms"
+
+    @property
+    def interval_key(self) -> str:
+        """The figure whose interval it takes: the mean, the median, or the 99th percentile for the upper tail."""
+        if self.percentile is None:
+            return self.key
+        return f"{'p99' if self.percentile > UPPER_TAIL else 'median'}_{self.metric}_ms"
+
+    def __str__(self) -> str:
+        return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.4g} ms".replace("e+", "e")
+
+
+def parse_percentile(text: str) -> float | None:
+    """``99``, ``p99`` or ``mean`` (None). Raises InputError for anything else."""
+    word = text.strip().lower()
+    if word == "mean":
+        return None
+    if word == "median":
+        return 50.0
+    try:
+        return float(word.removeprefix("p"))
+    except ValueError as error:
+        raise InputError(f"--percentile {text!r} is not a number", hint="for example 99, 95 or mean") from error
+
+
+def parse_slos(limits_ms: Mapping[str, float | None], percentile: str = "99") -> tuple[Slo, ...]:
+    """The targets that are given, all at one percentile, in the order of ``METRICS``.
+
+    Raises InputError for what is no target, and where a percentile does not parse.
+    """
+    at = parse_percentile(percentile)
+    for name in limits_ms:
+        if name not in METRICS:
+            raise InputError(f"unknown target {name!r}", hint=f"use one of {', '.join(METRICS)}, in ms")
+    found = [(metric, limits_ms.get(metric)) for metric in METRICS]
+    return tuple(Slo(metric, limit_ms, at) for metric, limit_ms in found if limit_ms is not None)
+
+
+def refuse_gaps_of_one_token(slos: Sequence[Slo], output_len: int) -> None:
+    """Raises InputError for a target on what lies between tokens where no answer has two of them."""
+    between = next((slo for slo in slos if slo.metric in ("tpot", "itl")), None)
+    if between and output_len == 1:
+        raise InputError(
+            f"--{between.metric} has nothing to hold: answers have one token",
+            hint="leave it out, or ask for two output tokens or more",
+        )
+
+
+def targets_in_words(slos: Sequence[Slo]) -> str:
+    """Targets in one phrase."""
+    return " and ".join(map(str, slos)) or "no target"

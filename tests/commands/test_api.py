@@ -1,0 +1,383 @@
+"""The library: the answers of the command line, as objects; light to import, typed, and stable."""
+
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, get_type_hints
+from xml.etree import ElementTree
+
+import pytest
+from command_line import run, start
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner
+from planner.api.check import check_command
+from planner.api.compare import compare_gpus
+from planner.api.fit import check_fit, list_fits, sweep_fit
+from planner.api.flags import ACCEPTANCE, EngineFlags
+from planner.api.fleet import size_fleet
+from planner.api.inputs import list_gpus, list_models, load_gpu, load_model
+from planner.api.measured import calibrate_from, evaluate_runs, validate_plan
+from planner.api.predict import predict_latency, predict_serve, predict_throughput
+from planner.api.recommend import recommend_plans, write_scripts
+from planner.cli.engine_flags import FLAGS
+from planner.engine.settings import EngineArgs
+from planner.errors import IllegalPlanError, InputError, PlannerError
+from planner.output.result import Result
+from planner.planning.fleet.demand import Demand
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
+LLAMA = "meta-llama/Llama-2-7b-hf"
+RUNS = ROOT / "docs" / "data" / "mi300x-vllm-0.9.1.csv"
+LINE = f"vllm serve {LLAMA} --max-num-seqs 16 --max-model-len 2048"
+SHORT = ("--num-prompts", "16", "--max-concurrency", "4")
+
+#: The same question, asked of the library and of the command line.
+SAME: list[tuple[Callable[[], Result], tuple[str, ...]]] = [
+    (
+        lambda: check_fit(LLAMA, "h100", tensor_parallel_size=2, gpu_memory_utilization=0.8),
+        ("fit", LLAMA, "--gpu", "h100", "-tp", "2", "--gpu-memory-utilization", "0.8"),
+    ),
+    (
+        lambda: check_fit("meta-llama/Llama-3.1-70B-Instruct", load_gpu("b200"), weight_dtype="fp8", explain=True),
+        ("fit", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", "b200", "--weight-dtype", "fp8", "--explain"),
+    ),
+    (
+        lambda: list_fits("meta-llama/Llama-3.1-70B-Instruct", ["mi300x-cpx", "b200"], tensor_parallel_size=2),
+        (*("fit", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", "mi300x-cpx", "--gpu", "b200"), "-tp", "2"),
+    ),
+    (lambda: sweep_fit(LLAMA, "h100"), ("fit", LLAMA, "--gpu", "h100", "--sweep")),
+    (
+        lambda: predict_serve(
+            LLAMA, "mi300x", input_len=512, num_prompts=16, max_concurrency=4, random_range_ratio=0.5, seed=3,
+            metric_percentiles=(50, 99.9), goodput={"ttft": 500}, enable_prefix_caching=False,
+        ),
+        ("predict", "serve", LLAMA, "--gpu", "mi300x", "--random-input-len", "512", *SHORT, "--random-range-ratio",
+         "0.5", "--seed", "3", "--metric-percentiles", "50,99.9", "--goodput", "ttft:500",
+         "--no-enable-prefix-caching"),
+    ),
+    (
+        lambda: predict_serve(LLAMA, "h100-mig-1g.10gb", num_prompts=16, max_concurrency=4),  # does not fit
+        ("predict", "serve", LLAMA, "--gpu", "h100-mig-1g.10gb", *SHORT),
+    ),
+    (
+        lambda: predict_throughput(load_model(LLAMA), "h100", input_len=128, output_len=32, num_prompts=16),
+        ("predict", "throughput", LLAMA, "--gpu", "h100", "--input-len", "128", "--output-len", "32",
+         "--num-prompts", "16"),
+    ),
+    (
+        lambda: predict_latency(LLAMA, "h100", batch_size=2),
+        ("predict", "latency", LLAMA, "--gpu", "h100", "--batch-size", "2"),
+    ),
+    (
+        lambda: recommend_plans(LLAMA, ["h100", "mi300x"], goal="min-latency", kv_cache_dtype="fp8", input_len=512),
+        ("recommend", LLAMA, "--gpu", "h100", "--gpu", "mi300x", "--goal", "min-latency", "--kv-cache-dtype", "fp8",
+         "--random-input-len", "512"),
+    ),
+    (
+        lambda: recommend_plans(LLAMA, ["h100", "mi300x"], tpot=80, request_rate=2, price={"h100": 1, "mi300x": 0.5}),
+        ("recommend", LLAMA, "--gpu", "h100", "--gpu", "mi300x", "--tpot", "80", "--request-rate", "2", "--price",
+         "h100=1", "--price", "mi300x=0.5"),
+    ),
+    (
+        lambda: compare_gpus(LLAMA, ["h100", "mi300x"], input_len=[256, 512], max_concurrency=8, price={"h100": 2.5}),
+        ("compare", LLAMA, "--gpu", "h100", "--gpu", "mi300x", "--random-input-len", "256,512", "--max-concurrency",
+         "8", "--price", "h100=2.5"),
+    ),
+    (
+        lambda: size_fleet(LLAMA, "h100", classes=[Demand("chat", 4, 256, 64)], tpot=100, n_plus=0, stock={"h100": 9}),
+        ("fleet", LLAMA, "--gpu", "h100", "--class", "chat=4:256:64", "--tpot", "100", "--n-plus", "0", "--stock",
+         "h100=9"),
+    ),
+    (
+        lambda: check_command(LINE, "h100", max_concurrency=4),
+        ("check", LINE, "--gpu", "h100", "--max-concurrency", "4"),
+    ),
+    (lambda: evaluate_runs("few.csv"), ("evaluate", "few.csv")),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_runs(offline: None) -> None:
+    """A table of a header and three runs in the folder of each test."""
+    Path("few.csv").write_text("".join(RUNS.read_text(encoding="utf-8").splitlines(keepends=True)[:4]), "utf-8")
+
+
+@pytest.mark.parametrize(("ask", "words"), SAME, ids=lambda value: value[0] if isinstance(value, tuple) else "")
+def test_the_library_says_what_the_command_prints(ask: Callable[[], Result], words: tuple[str, ...]) -> None:
+    answer, command = ask(), run(*words)
+    assert command.status == (0 if answer.ok else 1)
+    assert answer.to_text() == command.out
+    data = answer.to_dict()
+    assert json.dumps(data) == json.dumps(json.loads(run(*words, "--format", "json").out))
+    assert all(one["schema_version"] == 1 for one in (data if isinstance(data, list) else [data]))
+    assert all(len(row) == len(answer.rows()[0]) for row in answer.rows())
+    said = [note for note in answer.notes if "scripts with" not in note]  # what was typed is repeated there
+    assert all(note.split()[0] in command.err for note in said)
+
+
+def test_measurements_of_a_plan_and_what_they_teach(tmp_path: Path) -> None:
+    """Half the speed that was predicted: outside its bounds, and worth learning from."""
+    wanted = recommend_plans(LLAMA, "h100", max_concurrency=4, num_prompts=16)
+    assert "plan.json" in write_scripts(wanted, "plan")
+    with pytest.raises(InputError, match="exists"):
+        write_scripts(wanted, "plan")
+    plan = wanted.best
+    assert plan is not None
+    times = {key: 2 * value for key, value in plan.predicted.items() if key.endswith("_ms")}
+    result = {
+        "model_id": plan.model, "num_prompts": 16, "max_concurrency": 4, "request_rate": "inf", "completed": 16,
+        "failed": 0, "total_input_tokens": 16 * 1024, "total_output_tokens": 16 * 1024, **times,
+        "output_throughput": plan.predicted["output_throughput"] / 2,
+    }  # fmt: skip
+    (tmp_path / "plan" / "results").mkdir()
+    (tmp_path / "plan" / "results" / f"serve-{plan.digest}.json").write_text(json.dumps(result))
+    validation = validate_plan("plan")
+    command = run("validate", "plan", "--format", "json")
+    assert validation.to_dict() == json.loads(command.out)
+    assert command.status == (0 if validation.ok else 1)
+    learned = calibrate_from("plan", output="own.toml")
+    assert learned.ok and Path("own.toml").exists()
+    assert run("calibrate", "plan", "-o", "again.toml", "--format", "csv").out == learned.to_text("csv")
+
+
+def test_a_recommendation_names_the_command_that_asks_the_same() -> None:
+    answer = recommend_plans(
+        LLAMA, "h100", input_len=256, output_len=64, request_rate=2.0, tpot=60, percentile="mean", optimistic=True,
+        enable_prefix_caching=False, max_model_len=2048,
+    )  # fmt: skip
+    words = answer.command.split()
+    assert words[:2] == ["planner", "recommend"]
+    assert json.loads(run(*words[1:], "--format", "json").out) == answer.to_dict()
+
+
+# --- how it is shown -----------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """The tags of a page and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_notebook_shows_a_table_in_which_nothing_is_markup(tmp_path: Path) -> None:
+    """A folder may be called anything, and so the model in it."""
+    name = "<img src=x onerror=alert(1)>&amp;"
+    folder = tmp_path / name
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 512,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    allowed = {"p", "b", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "ul", "li"}
+    for answer in (check_fit(folder, "h100"), list_fits(str(folder), ["h100", "mi300x"])):
+        page = Tags(answer._repr_html_())
+        assert set(page.tags) <= allowed
+        assert "table" in page.tags
+        assert name in page.text
+
+
+def test_an_answer_shows_itself() -> None:
+    answer = check_fit(LLAMA, "h100")
+    assert f"{answer}" == repr(answer) == answer.to_text().removesuffix("\n")
+    assert f"{LLAMA} on h100-sxm" in str(answer)
+    assert json.loads(answer.to_json()) == answer.to_dict()
+    (row,) = answer.rows()
+    assert row["gpu"] == "h100-sxm"
+    assert answer.to_text("csv").splitlines()[0] == ",".join(row)
+
+
+def test_pictures_are_whole_files() -> None:
+    plans = recommend_plans(LLAMA, "h100", max_concurrency=4, num_prompts=8)
+    picture = ElementTree.fromstring(plans.to_svg())
+    assert picture.tag.endswith("svg")
+    assert "h100-sxm" in {word for text in picture.itertext() for word in text.split()}
+    nothing = recommend_plans("meta-llama/Llama-3.1-405B-Instruct", "h100-mig-1g.10gb")
+    assert not nothing.ok and nothing.best is None
+    with pytest.raises(InputError, match="nothing to draw"):
+        nothing.to_svg()
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    for ask, _ in SAME[:8]:
+        ask()
+    assert capfd.readouterr() == ("", "")
+
+
+# --- what is asked -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "cause", "hint"),
+    [
+        (lambda: check_fit(LLAMA, "h100", tensor_paralel_size=8), "keyword 'tensor_paralel_size'", "tensor_parallel"),
+        (lambda: predict_serve(LLAMA, "h100", max_concurency=8), "keyword 'max_concurency'", "max_concurrency"),
+        (lambda: check_fit(LLAMA, "h100", tensor_parallel_size="8"), "'8' is not a whole number", "tensor_parallel"),
+        (lambda: check_fit(LLAMA, "h100", tensor_parallel_size=True), "True is not a whole number", "tensor_parallel"),
+        (lambda: check_fit(LLAMA, "h100", max_num_seqs=0), "--max-num-seqs 0", "number"),
+        (lambda: check_fit(LLAMA, "h100", enforce_eager=1), "--enforce-eager 1 is not True", "enforce_eager"),
+        (lambda: check_fit(LLAMA, "h100", speculative_config={"method": {1}}), "--speculative-config", "mapping"),
+        (lambda: check_fit(LLAMA, "h1000"), "unknown GPU", "h100"),
+        (lambda: predict_serve(LLAMA, "h100", input_len="long"), "'long' is not a whole number", "input_len"),
+        (lambda: predict_serve(LLAMA, "h100", num_prompts=10**9), "--num-prompts", "send fewer"),
+        (lambda: predict_serve(LLAMA, "h100", goodput={"ttft": -1}), "--goodput ttft:-1", "ttft:500"),
+        (lambda: recommend_plans(LLAMA, "h100", tensor_parallel_size=2), "it is searched", "leave it out"),
+        (lambda: recommend_plans(LLAMA, "h100", goal="fast"), "unknown goal 'fast'", "recommend"),
+        (lambda: recommend_plans(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
+        (lambda: compare_gpus(LLAMA, "h100", per="rack"), "unknown unit 'rack'", "compare"),
+        (lambda: compare_gpus(LLAMA, "h100", input_len=[]), "--input-len", "for example"),
+        (lambda: size_fleet(LLAMA, "h100"), "no load is given", "--request-rate"),
+        (lambda: size_fleet(LLAMA, "h100", request_rate=1, minimise="money"), "unknown minimise", "fleet"),
+        (lambda: list_fits(LLAMA, []), "no GPU is named", "--gpu"),
+        (lambda: check_command(["ls"], "h100"), "'ls' is no vllm serve line", "vllm serve"),
+        (lambda: check_command("run.sh", "h100"), "run.sh: No such file", "script"),
+        (lambda: evaluate_runs("nothing.csv"), "nothing.csv", "CSV"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(ask: Callable[[], Result], cause: str, hint: str) -> None:
+    with pytest.raises(PlannerError) as error:
+        ask()
+    assert cause in error.value.cause
+    assert hint in error.value.hint
+
+
+def test_a_refusal_of_vllm_is_an_error_of_its_own() -> None:
+    with pytest.raises(IllegalPlanError):
+        check_fit(LLAMA, "h100", tensor_parallel_size=3)  # 32 heads
+    with pytest.raises(IllegalPlanError):
+        list_fits(LLAMA, ["h100", "mi300x"], tensor_parallel_size=3)
+    assert not check_fit("meta-llama/Llama-3.1-70B-Instruct", "mi300x-cpx").ok  # an answer: 140 GB do not fit in 24
+
+
+def test_numbers_of_other_libraries_are_taken() -> None:
+    import numpy as np
+
+    plain = check_fit(LLAMA, "h100", tensor_parallel_size=2, gpu_memory_utilization=0.5, max_model_len=1024)
+    other = check_fit(
+        LLAMA, "h100", tensor_parallel_size=np.int64(2), gpu_memory_utilization=np.float64(0.5),
+        max_model_len=np.int32(1024),
+    )  # fmt: skip
+    assert plain.to_dict() == other.to_dict()
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 2**40), st.floats(), st.text(max_size=5), st.just(("fp8",)),
+    st.sampled_from(["auto", "fp8", "bfloat16", "mtp"]),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FLAGS)), VALUES, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_any_value_of_any_flag_is_answered_or_refused(engine: dict[str, Any]) -> None:
+    try:
+        assert check_fit(LLAMA, "h100", calibration="none", **engine).verdict
+    except PlannerError as error:
+        assert error.cause and error.hint
+
+
+def test_drafts_are_said_in_three_ways() -> None:
+    drafts: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 2}
+    load = {"input_len": 64, "output_len": 32, "num_prompts": 8, "max_concurrency": 4}
+    one = predict_serve(LLAMA, "h100", **load, speculative_config=drafts, speculative_acceptance_rate=0.5)
+    two = predict_serve(
+        LLAMA, "h100", **load, speculative_config=json.dumps(drafts), speculative_acceptance_rate=[0.5, 0.25]
+    )
+    assert one.to_dict() == two.to_dict()
+    with pytest.raises(InputError, match="without --speculative-config"):
+        predict_serve(LLAMA, "h100", **load, speculative_acceptance_rate=0.5)
+
+
+def test_the_keywords_are_the_flags() -> None:
+    """One list for the library, one for the command line, one for the engine: the same names."""
+    keywords = set(get_type_hints(EngineFlags))
+    assert keywords == set(FLAGS)
+    assert keywords - {ACCEPTANCE} == set(get_type_hints(EngineArgs))
+
+
+# --- what is public ------------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_there_and_hides_no_module() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(planner.__path__)}
+    for name in planner.__all__:
+        assert getattr(planner, name).__name__ == name
+        assert name in dir(planner)
+        assert inspect.getdoc(getattr(planner, name))
+        assert name not in modules
+    assert sorted(planner.__all__) == sorted(name for names in planner._HOMES.values() for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = planner.nothing  # type: ignore[attr-defined]
+    assert "h100-sxm" in list_gpus() and LLAMA in list_models()
+
+
+def test_importing_imports_nothing() -> None:
+    program = "import sys; before = set(sys.modules); import planner; print(*sorted(set(sys.modules) - before))"
+    done = _python("-c", program)
+    assert set(done.split()) <= {"planner", "typing", "collections.abc", "functools", "operator", "re"} | _of_typing()
+    heavy = {"numpy", "scipy", "jinja2", "tabulate", "typer", "huggingface_hub", "yaml"}
+    program = f"import sys, planner; planner.check_fit({LLAMA!r}, 'h100').to_dict(); print(*sys.modules)"
+    assert not heavy & {name.partition(".")[0] for name in _python("-c", program).split()}
+
+
+def _of_typing() -> set[str]:
+    """What ``typing`` of this Python brings along."""
+    program = "import sys; before = set(sys.modules); import typing; print(*sorted(set(sys.modules) - before))"
+    return set(_python("-c", program).split())
+
+
+def test_a_program_of_a_user_runs() -> None:
+    lines = _python(str(Path(__file__).parents[1] / "library_use.py")).splitlines()
+    assert lines[0].startswith("{'h100': 1, 'mi300x': 1}")  # 13.5 GB of weights
+    assert lines[2] == "[True, True]"
+    assert lines[3].startswith("True nearest: h100")
+
+
+def _python(*words: str) -> str:
+    process = start(program=words)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def test_what_is_public_only_grows() -> None:
+    """``python tests/test_api.py`` writes what is new into the file; a line that went breaks somebody's script."""
+    promised, now = set(GOLDEN.read_text(encoding="utf-8").splitlines()), set(_signatures())
+    assert not promised - now
+    assert not now - promised
+
+
+def _signatures() -> Iterator[str]:
+    """Every public name; of functions each parameter, of answers each public attribute."""
+    for name in planner.__all__:
+        public = getattr(planner, name)
+        yield name
+        if inspect.isfunction(public):
+            for parameter in inspect.signature(public).parameters.values():
+                if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                    kind = "keyword " if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
+                    yield f"{name}: {kind}{parameter}"
+        elif public is EngineFlags:
+            yield from (f"{name}: {key}" for key in get_type_hints(public))
+        elif issubclass(public, Result):
+            yield from (f"{name}.{key}" for key in dir(public) if not key.startswith("_"))
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("".join(f"{line}\n" for line in _signatures()), encoding="utf-8")

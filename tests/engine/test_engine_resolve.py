@@ -1,0 +1,368 @@
+"""Settings that an engine runs with: defaults by version and GPU, and what vLLM refuses.
+
+The expected defaults were computed by vLLM's own ``EngineArgs`` of the version named, with the GPU's name and memory.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.engine.defaults import resolve
+from planner.engine.features import features_of, graph_batches, version_features
+from planner.engine.flags import table_versions
+from planner.engine.settings import EngineArgs, EngineConfig
+from planner.engine.version import parse_version
+from planner.errors import IllegalPlanError, InputError, PlannerError
+from planner.hardware.profiles import load_profile
+from planner.model.build import model_from_config
+from planner.model.resolve import resolve_model
+
+GPUS = ("mi300x", "mi300x-cpx", "mi355x", "h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm", "l40s", "cpu")
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+DENSE = model_from_config(LLAMA, model_id="example/llama-8b")
+MOE = resolve_model("Qwen/Qwen3-30B-A3B", network=False).model
+LATENT = resolve_model("deepseek-ai/DeepSeek-R1", network=False).model
+HYBRID = resolve_model("Qwen/Qwen3-Next-80B-A3B-Instruct", network=False).model
+VERSIONS = st.sampled_from(table_versions()).map(parse_version)
+
+
+def settings(version: str, gpu: str, model: Any = DENSE, *, usage: Any = "serve", **asked: Any) -> EngineConfig:
+    return resolve(EngineArgs(**asked), model, load_profile(gpu), parse_version(version), usage=usage)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "usage", "tokens", "seqs"),
+    [
+        # by name, every sequence count alike
+        ("0.8.0", "h100-sxm", "serve", 8192, 1024),
+        ("0.8.0", "h100-sxm", "offline", 16384, 1024),
+        ("0.8.0", "b200-sxm", "serve", 2048, 1024),
+        ("0.8.4", "b200-sxm", "serve", 2048, 256),
+        # by memory, 70 GiB and more
+        ("0.8.5", "a100-sxm-80gb", "serve", 8192, 1024),
+        ("0.8.5", "l40s", "serve", 2048, 256),
+        ("0.8.5", "l40s", "offline", 8192, 256),
+        # the A100 is an exception
+        ("0.9.0", "a100-sxm-80gb", "serve", 2048, 256),
+        ("0.9.0", "a100-sxm-80gb", "offline", 8192, 256),
+        ("0.33.0", "a100-sxm-80gb", "serve", 2048, 256),
+        ("0.11.0", "mi300x", "serve", 8192, 1024),
+        ("0.11.0", "mi300x-cpx", "serve", 2048, 256),
+        # 160 GiB and more
+        ("0.27.1", "mi300x", "serve", 8192, 1024),
+        ("0.28.0", "mi300x", "serve", 16384, 1024),
+        ("0.28.0", "b200-sxm", "serve", 16384, 1024),
+        ("0.28.0", "h200-sxm", "serve", 8192, 1024),
+        ("0.28.0", "h200-sxm", "offline", 16384, 1024),
+        ("0.32.0", "cpu", "serve", 2048, 128),
+        ("0.32.0", "cpu", "offline", 4096, 256),
+    ],
+)
+def test_batch_defaults(version: str, gpu: str, usage: str, tokens: int, seqs: int) -> None:
+    config = settings(version, gpu, usage=usage)
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (tokens, seqs)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "max_model_len", "tokens", "chunked"),
+    [
+        ("0.6.3", "h100-sxm", 8192, 8192, False),  # max(max_model_len, 2048)
+        ("0.6.3", "h100-sxm", 1024, 2048, False),
+        ("0.6.3", "h100-sxm", 131072, 512, True),  # above 32k
+        ("0.7.3", "h100-sxm", 131072, 2048, True),
+        ("0.7.3", "h100-sxm", 32768, 32768, False),
+        ("0.7.3", "mi300x", 131072, 131072, False),  # AMD's builds profile the whole context
+        ("0.8.5", "mi300x", 131072, 131072, False),
+    ],
+)
+def test_v0_takes_whole_prompts_unless_the_context_is_long(
+    version: str, gpu: str, max_model_len: int, tokens: int, chunked: bool
+) -> None:
+    config = settings(version, gpu, max_model_len=max_model_len)
+    assert (config.engine, config.max_num_seqs) == ("V0", 256)
+    assert (config.max_num_batched_tokens, config.enable_chunked_prefill) == (tokens, chunked)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "engine"),
+    [
+        ("0.7.3", "h100-sxm", "V0"),
+        ("0.8.0", "h100-sxm", "V1"),
+        ("0.8.5", "mi300x", "V0"),
+        ("0.9.1", "mi300x", "V1"),  # AMD's change log of 20250620: V1 on by default
+        ("0.9.2.dev364 (V0 engine)", "mi300x", "V0"),
+        ("0.11.0", "mi300x", "V1"),
+    ],
+)
+def test_which_engine_runs(version: str, gpu: str, engine: str) -> None:
+    assert settings(version, gpu).engine == engine
+
+
+def test_an_fp8_cache_falls_back_to_v0_where_v1_could_not_read_it() -> None:
+    assert settings("0.8.0", "h100-sxm", kv_cache_dtype="fp8").engine == "V0"
+    assert settings("0.8.5", "h100-sxm", kv_cache_dtype="fp8").engine == "V1"  # FlashAttention 3
+    assert settings("0.8.5", "a100-sxm-80gb", kv_cache_dtype="fp8").engine == "V0"
+    assert settings("0.9.2", "b200-sxm", kv_cache_dtype="fp8").engine == "V0"
+    assert settings("0.10.0", "b200-sxm", kv_cache_dtype="fp8").engine == "V1"
+
+
+BLOOM, MISTRAL = "bigscience/bloom", "mistralai/Mistral-7B-v0.1"
+VISION = "meta-llama/Llama-3.2-11B-Vision-Instruct"
+JAMBA, NEMOTRON = "ai21labs/Jamba-v0.1", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "gpu", "engine"),
+    [
+        # SupportsV0Only in vllm/model_executor/models of these releases
+        ("0.10.1", BLOOM, "h100-sxm", "V0"),
+        ("0.10.2", BLOOM, "h100-sxm", "V1"),
+        ("0.10.2", VISION, "h100-sxm", "V0"),
+        # get_sliding_window of the oracle in 0.9.2 to 0.11.0
+        ("0.9.1", MISTRAL, "cpu", "V1"),
+        ("0.9.2", MISTRAL, "cpu", "V0"),
+        ("0.10.2", MISTRAL, "h100-sxm", "V1"),
+        ("0.11.1", MISTRAL, "cpu", "V1"),
+        # not_cuda to 0.9.0.1, then x86 too
+        ("0.9.0", DENSE.id, "cpu", "V0"),
+        ("0.9.1", DENSE.id, "cpu", "V1"),
+        # "V1 mamba models are unoptimized" in 0.9.2 to 0.10.1
+        ("0.10.2", JAMBA, "h100-sxm", "V1"),
+        ("0.10.2", NEMOTRON, "h100-sxm", "V1"),
+    ],
+)
+def test_models_get_the_engine_that_serves_them(version: str, model: str, gpu: str, engine: str) -> None:
+    found = DENSE if model == DENSE.id else resolve_model(model, network=False).model
+    assert settings(version, gpu, found).engine == engine
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "gpu", "cause"),
+    [
+        ("0.6.6", JAMBA, "h100-sxm", "V0 engine, whose memory for states is not modelled"),
+        ("0.9.1", NEMOTRON, "h100-sxm", "V0 engine, whose memory for states is not modelled"),
+        ("0.10.1", NEMOTRON, "h100-sxm", "V0 engine, whose memory for states is not modelled"),
+        ("0.11.0", MISTRAL, "cpu", "would need the V0 engine on this device"),
+    ],
+)
+def test_what_the_old_engine_does_with_states_is_refused(version: str, model: str, gpu: str, cause: str) -> None:
+    with pytest.raises(IllegalPlanError, match=cause):
+        settings(version, gpu, resolve_model(model, network=False).model)
+
+
+def test_v1_can_be_asked_for_where_it_serves_the_model() -> None:
+    jamba, nemotron = (resolve_model(name, network=False).model for name in (JAMBA, NEMOTRON))
+    asked = replace(parse_version("0.9.2"), engine="V1")  # VLLM_USE_V1=1
+    assert resolve(EngineArgs(), nemotron, load_profile("h100-sxm"), asked).engine == "V1"
+    with pytest.raises(IllegalPlanError, match=r"the V1 engine of vLLM 0\.9\.2 does not serve Jamba"):
+        resolve(EngineArgs(), jamba, load_profile("h100-sxm"), asked)
+
+
+def test_memory_utilisation_moved_in_0_20() -> None:
+    assert settings("0.19.1", "h100-sxm").gpu_memory_utilization == 0.90
+    assert settings("0.20.0", "h100-sxm").gpu_memory_utilization == 0.92
+
+
+def test_async_scheduling_is_on_from_0_14_except_with_a_pipeline_then() -> None:
+    assert not settings("0.13.0", "h100-sxm").async_scheduling
+    assert settings("0.14.0", "h100-sxm").async_scheduling
+    assert not settings("0.14.0", "h100-sxm", pipeline_parallel_size=2).async_scheduling
+    assert settings("0.16.0", "h100-sxm", pipeline_parallel_size=2).async_scheduling
+    assert settings("0.10.0", "h100-sxm", async_scheduling=True).async_scheduling
+    assert not settings("0.32.0", "cpu").async_scheduling
+
+
+def test_prefix_caching_by_engine_and_model() -> None:
+    assert not settings("0.7.3", "h100-sxm").enable_prefix_caching
+    assert settings("0.8.0", "h100-sxm").enable_prefix_caching
+    assert not settings("0.27.1", "h100-sxm", HYBRID).enable_prefix_caching
+    assert settings("0.28.0", "h100-sxm", HYBRID).enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "size"),
+    [
+        ("0.11.0", "h200-sxm", 64),  # FlashMLA
+        ("0.11.0", "b200-sxm", 128),  # CUTLASS MLA
+        ("0.9.1", "mi300x", 1),  # AITER MLA: --block-size=1 in AMD's commands for DeepSeek
+        ("0.33.0", "mi300x", 16),
+        ("0.11.0", "l40s", 16),
+    ],
+)
+def test_blocks_of_latent_attention_follow_the_kernel(version: str, gpu: str, size: int) -> None:
+    assert settings(version, gpu, LATENT).block_size == size
+    assert settings(version, gpu, DENSE).block_size == 16
+
+
+def test_graphs_count_against_the_budget_from_0_20_and_on_amd_from_0_26() -> None:
+    h100, mi300x = load_profile("h100-sxm"), load_profile("mi300x")
+
+    def in_budget(version: str, profile: Any) -> bool:
+        return version_features(parse_version(version), profile).graphs_in_budget
+
+    assert [in_budget(v, h100) for v in ("0.17.0", "0.19.0", "0.20.0", "0.33.0")] == [False, False, True, True]
+    assert [in_budget(v, mi300x) for v in ("0.20.0", "0.25.1", "0.26.0", "0.33.0")] == [False, False, True, True]
+
+
+def test_printed_kv_tokens_and_sampler_by_version() -> None:
+    h100 = load_profile("h100-sxm")
+    assert version_features(parse_version("0.20.0"), h100).kv_tokens == "blocks"
+    assert version_features(parse_version("0.20.1"), h100).kv_tokens == "concurrency"
+    assert version_features(parse_version("0.16.0"), h100).sampler_factor == 9.7
+    assert version_features(parse_version("0.17.0"), h100).sampler_factor == 4.0
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "seqs", "largest", "count"),
+    [
+        # V0: 1, 2, 4, then eights up to the first size that holds 256 sequences: 3 + 32
+        ("0.7.3", "h100-sxm", 256, 256, 35),
+        # 1, 2, 4, then 64 eights up to 512
+        ("0.9.1", "h100-sxm", 64, 512, 67),
+        # at most twice the sequences: 1, 2, 4, then 16 eights up to 128
+        ("0.10.0", "h100-sxm", 64, 128, 19),
+        # 1, 2, 4, eights up to 248 (31), sixteens from 256 to 512 (17)
+        ("0.14.0", "h100-sxm", 1024, 512, 51),
+        # the same, on to 1024 (49)
+        ("0.28.0", "b200-sxm", 1024, 1024, 83),
+    ],
+)
+def test_batches_that_are_captured_as_graphs(version: str, gpu: str, seqs: int, largest: int, count: int) -> None:
+    config = settings(version, gpu, max_num_seqs=seqs, max_model_len=4096)
+    sizes = graph_batches(config, features_of(config, load_profile(gpu)))
+    assert (sizes[-1], len(sizes)) == (largest, count)
+    assert list(sizes) == sorted(set(sizes))
+
+
+def test_no_graphs_when_eager() -> None:
+    config = settings("0.33.0", "h100-sxm", enforce_eager=True)
+    assert graph_batches(config, features_of(config, load_profile("h100-sxm"))) == ()
+
+
+def test_types_follow_the_checkpoint() -> None:
+    config = settings("0.11.0", "h100-sxm")
+    assert (config.dtype, config.kv_cache_dtype, config.weight_dtype) == ("bf16", "bf16", "bf16")
+    fp32 = model_from_config({**LLAMA, "torch_dtype": "float32"}, model_id="example/fp32")
+    assert settings("0.9.0", "h100-sxm", fp32).dtype == "fp16"
+    assert settings("0.9.1", "h100-sxm", fp32).dtype == "bf16"
+    assert settings("0.11.0", "h100-sxm", dtype="half").kv_cache_dtype == "fp16"
+
+
+def test_fp8_at_load_time() -> None:
+    config = settings("0.11.0", "h100-sxm", quantization="fp8")
+    assert (config.weight_dtype, config.quantization, config.dtype) == ("fp8", "fp8", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "dtype"),
+    [
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "0.13.0", "bf16"),  # ModelOpt: its scales are used from 0.14.0 on
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "0.14.0", "fp8"),
+        ("amd/Llama-3.3-70B-Instruct-FP8-KV", "0.33.0", "bf16"),  # Quark: only when asked
+    ],
+)
+def test_auto_cache_type_of_checkpoints_with_scales(model: str, version: str, dtype: str) -> None:
+    found = resolve_model(model, network=False).model
+    assert settings(version, "h100-sxm", found).kv_cache_dtype == dtype
+    assert settings(version, "h100-sxm", found, kv_cache_dtype="fp8").kv_cache_dtype == "fp8"
+
+
+def test_defaults_that_were_taken_are_named() -> None:
+    taken = " ".join(settings("2025-10", "h100-sxm").defaults_taken)
+    for name in ("2025-10", "max_num_seqs 1024", "max_num_batched_tokens 8192", "gpu_memory_utilization 0.9"):
+        assert name in taken
+    asked = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.8, "max_model_len": 4096}
+    assert "max_" not in " ".join(settings("0.11.0", "h100-sxm", **asked).defaults_taken)
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[PlannerError], str]] = [
+    ("0.33.0", {"gpu_memory_utilization": 1.5}, InputError, "--gpu-memory-utilization"),
+    ("0.33.0", {"gpu_memory_utilization": 0.0}, InputError, "--gpu-memory-utilization"),
+    ("0.33.0", {"max_num_seqs": 0}, InputError, "--max-num-seqs"),
+    ("0.33.0", {"tensor_parallel_size": 0}, InputError, "--tensor-parallel-size"),
+    ("0.33.0", {"max_model_len": -1}, InputError, "--max-model-len"),
+    ("0.33.0", {"dtype": "int4"}, InputError, "--dtype"),
+    ("0.33.0", {"kv_cache_dtype": "int8"}, InputError, "--kv-cache-dtype"),
+    ("0.33.0", {"max_model_len": 200000}, IllegalPlanError, "--max-model-len"),
+    ("0.33.0", {"max_num_batched_tokens": 64, "max_num_seqs": 128}, IllegalPlanError, "--max-num-batched-tokens"),
+    ("0.10.2", {"kv_cache_dtype": "bfloat16", "dtype": "float16"}, IllegalPlanError, "--kv-cache-dtype"),
+    ("0.33.0", {"kv_cache_dtype": "bfloat16", "dtype": "float16"}, IllegalPlanError, "--kv-cache-dtype"),
+    ("0.33.0", {"kv_cache_dtype": "turboquant_4bit_nc"}, IllegalPlanError, "--kv-cache-dtype"),
+    ("0.11.0", {"kv_cache_dtype": "nvfp4"}, IllegalPlanError, "0.20.0"),
+    ("0.33.0", {"quantization": "marlin"}, IllegalPlanError, "0.10.2"),
+    ("0.33.0", {"quantization": "nope"}, IllegalPlanError, "--quantization"),
+    ("0.9.1", {"async_scheduling": True}, IllegalPlanError, "0.10.0"),
+    ("0.14.0", {"async_scheduling": True, "pipeline_parallel_size": 2}, IllegalPlanError, "--async-scheduling"),
+    ("0.9.1", {"enable_chunked_prefill": False}, IllegalPlanError, "--no-enable-chunked-prefill"),
+    ("0.33.0", {"enable_expert_parallel": True}, IllegalPlanError, "--enable-expert-parallel"),
+    ("0.7.3", {"data_parallel_size": 2}, IllegalPlanError, "--data-parallel-size"),
+    ("0.33.0", {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, IllegalPlanError, "--max-model-len"),
+]
+
+
+@pytest.mark.parametrize(("version", "asked", "error", "named"), REFUSED)
+def test_what_vllm_refuses_is_refused_by_the_name_of_its_flag(
+    version: str, asked: dict[str, Any], error: type[PlannerError], named: str
+) -> None:
+    with pytest.raises(error) as caught:
+        settings(version, "h100-sxm", **asked)
+    assert named in caught.value.cause
+    assert caught.value.hint
+    assert "\n" not in caught.value.cause + caught.value.hint
+
+
+def test_a_checkpoint_that_the_version_cannot_read() -> None:
+    gpt_oss = resolve_model("openai/gpt-oss-120b", network=False).model
+    with pytest.raises(IllegalPlanError, match=r"mxfp4.*0\.10\.1"):
+        settings("0.10.0", "h100-sxm", gpt_oss)
+    assert settings("0.10.1", "h100-sxm", gpt_oss).weight_dtype == "mxfp4"
+
+
+def test_amd_fp8_checkpoints_take_the_option_of_amds_own_commands() -> None:
+    fp8 = resolve_model("amd/Llama-3.1-70B-Instruct-FP8-KV", network=False).model
+    asked = {"quantization": "fp8", "kv_cache_dtype": "fp8", "dtype": "float16", "max_model_len": 8192}
+    config = settings("0.6.3", "mi300x", fp8, **asked)
+    assert (config.weight_dtype, config.kv_cache_dtype, config.dtype) == ("fp8", "fp8", "fp16")
+
+
+@given(
+    version=VERSIONS,
+    gpu=st.sampled_from(GPUS),
+    model=st.sampled_from([DENSE, MOE, LATENT, HYBRID]),
+    seqs=st.none() | st.integers(1, 4096),
+    tokens=st.none() | st.integers(1, 65536),
+    length=st.none() | st.integers(1, 40960),
+    usage=st.sampled_from(["serve", "offline"]),
+)
+def test_settings_are_legal_together_and_keep_what_was_asked(
+    version: Any, gpu: str, model: Any, seqs: int | None, tokens: int | None, length: int | None, usage: Any
+) -> None:
+    asked = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "max_model_len": length}
+    try:
+        config = resolve(EngineArgs(**asked), model, load_profile(gpu), version, usage=usage)
+    except IllegalPlanError as error:
+        old = f"vLLM {version} serves {model.id} by its V0 engine"
+        assert error.cause.startswith(("--max-num-batched-tokens", f"{model.id} is quantised", old))
+        return
+    for name, value in asked.items():
+        assert value is None or getattr(config, name) == value
+    assert config.max_num_batched_tokens >= config.max_num_seqs
+    assert config.enable_chunked_prefill or config.max_num_batched_tokens >= config.max_model_len
+    assert 0 < config.gpu_memory_utilization <= 1

@@ -1,0 +1,155 @@
+"""Predicted beside measured: nothing dropped, and the summary's arithmetic."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.api.measured import evaluate_runs
+from planner.evidence.evaluation import (
+    ASSUMED,
+    Evaluated,
+    PredictedFigure,
+    case_of,
+    evaluate,
+    evaluation_json,
+    resent,
+    run_workload,
+    statistics,
+    summary,
+)
+from planner.evidence.runs import MeasuredRun, read_runs
+
+RUN = MeasuredRun("a", "serve", "h100-sxm", "meta-llama/Llama-3.1-8B-Instruct", input_len=1024, output_len=128)
+
+
+def test_statistics_of_three_figures_by_hand() -> None:
+    # errors: +10 %, -30 %, +20 %: mean of absolute values 20 %, median 20 %, bias 0, two of three within 20 %
+    figures = [
+        PredictedFigure(100, 110, 90, 130),
+        PredictedFigure(100, 70, 60, 90),
+        PredictedFigure(100, 120, 100, 140),
+    ]
+    found = statistics(figures)
+    assert found["mape"] == pytest.approx(0.2)
+    assert found["median_ape"] == pytest.approx(0.2)
+    assert found["bias"] == pytest.approx(0.0)
+    assert found["within_20"] == pytest.approx(2 / 3)
+    assert found["coverage_90"] == pytest.approx(2 / 3)  # 100 is outside [60, 90]
+
+
+def test_a_row_that_cannot_be_predicted_is_counted_not_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "run_id,bench,gpu,model,input_len,output_len,max_concurrency,num_prompts,mean_tpot_ms\n"
+        "good,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,256,32,2,4,7\n"
+        "no-gpu,serve,h1000,meta-llama/Llama-3.1-8B-Instruct,256,32,2,4,7\n"
+        "no-model,serve,h100-sxm,nobody/nothing,256,32,2,4,7\n"
+        "no-load,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,256,32,,,7\n"
+        "too-big,serve,rtx-4090,meta-llama/Llama-3.1-405B-Instruct,256,32,2,4,7\n"
+    )
+    rows = {row["run_id"]: row for row in evaluation_json(evaluate(read_runs(path)))["rows"]}
+    assert list(rows) == ["good", "no-gpu", "no-model", "no-load", "too-big"]
+    assert rows["good"]["refused"] is None
+    assert rows["good"]["metrics"]["mean_tpot_ms"]["measured"] == 7
+    assert rows["good"]["metrics"]["mean_tpot_ms"]["predicted"] > 0
+    for name in ("no-gpu", "no-model", "no-load", "too-big"):
+        assert rows[name]["refused"] and rows[name]["metrics"] == {}
+
+
+def test_figures_of_two_units_are_named(tmp_path: Path) -> None:
+    # 175 ms + 255 tokens of 8.23 ms are 2.27 s; stated in seconds, the TPOT makes 0.18 s of it
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "run_id,bench,gpu,model,input_len,output_len,max_concurrency,num_prompts,mean_ttft_ms,mean_tpot_ms,mean_e2el_ms\n"
+        "good,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,1024,256,2,4,175,8.23,2274\n"
+        "mixed,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,1024,256,2,4,175,0.00823,2274\n"
+    )
+    answer = evaluate_runs(path)
+    assert len(answer.evaluated) == 2
+    assert [note.split(":")[0] for note in answer.notes if "are the units the same?" in note] == ["mixed"]
+
+
+def test_each_bench_reports_its_own_columns() -> None:
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    latency = MeasuredRun("l", "latency", "h100-sxm", model, input_len=64, output_len=16, batch_size=2,
+                  metrics={"avg_latency_s": 1.0, "output_throughput": 32.0})  # fmt: skip
+    offline = MeasuredRun("t", "throughput", "h100-sxm", model, input_len=64, output_len=16, num_prompts=4,
+                  metrics={"output_throughput": 1.0, "total_token_throughput": 5.0})  # fmt: skip
+    first, second = evaluate([latency, offline])
+    # two prompts of 16 tokens each: 32 tokens in avg_latency seconds
+    predicted = {name: figure.predicted for name, figure in first.figures.items()}
+    assert predicted["output_throughput"] * predicted["avg_latency_s"] == pytest.approx(32)
+    # input and output: (64 + 16) / 16 = 5 times the output tokens
+    predicted = {name: figure.predicted for name, figure in second.figures.items()}
+    assert predicted["total_token_throughput"] / predicted["output_throughput"] == pytest.approx(5)
+
+
+def test_what_a_closed_loop_leaves_open_is_ten_prompts_per_slot() -> None:
+    run = MeasuredRun(
+        "a", "serve", "h100-sxm", "m", input_len=10, output_len=10, max_concurrency=64, arrival="closed-loop"
+    )
+    fixed, uniform = run_workload(run), run_workload(replace(run, length_distribution="uniform-0.8-1"))
+    assert fixed.num_prompts == uniform.num_prompts == 640
+    assert fixed.range_ratio == 0.1  # fixed lengths and prompts not stated: not vllm bench
+
+
+def test_the_summary_groups_by_gpu_bench_and_metric() -> None:
+    rows = summary(
+        [
+            Evaluated(RUN, {"mean_tpot_ms": PredictedFigure(10, 11)}),
+            Evaluated(RUN, {"mean_tpot_ms": PredictedFigure(10, 9)}),
+        ]
+    )
+    assert [(row["gpu"], row["bench"], row["metric"], row["n"]) for row in rows] == [
+        ("h100-sxm", "serve", "mean_tpot_ms", 2)
+    ]
+    assert rows[0]["coverage_90"] is None
+
+
+def sweep(model: str = "meta-llama/Llama-3.1-8B-Instruct", **changes: object) -> list[MeasuredRun]:
+    """Three rates of the same conversations, as IOG-Foundation measured vLLM 0.8.5 on one H100 PCIe."""
+    one = MeasuredRun("", "serve", "h100-pcie", model, engine_version="0.8.5", input_len=206, output_len=212,
+              num_prompts=200, length_distribution="sharegpt", arrival="poisson",
+              metrics={"mean_ttft_ms": 20.5})  # fmt: skip
+    return [replace(one, run_id=f"{rate}", request_rate=rate, **changes) for rate in (32.0, 16.0, 1.0)]
+
+
+def test_a_sweep_of_rates_sends_its_prompts_again() -> None:
+    # 20.5 ms at 1 request/s and 42 at 32, which came first: computed, a prompt of 1,000 tokens alone takes 30 ms
+    first, *later = sweep()
+    assert resent([first, *later]) == {"16.0", "1.0"}
+    assert case_of(later[0], resent=True).workload.prefix_cache_hit_rate == 1
+    fresh, found = evaluate([later[1]]), evaluate([first, *later])
+    ttft_ms = [one.figures["mean_ttft_ms"].predicted for one in (*fresh, *found)]
+    assert ttft_ms[3] < 0.9 * ttft_ms[0]
+    assert ttft_ms[3] < ttft_ms[2] < ttft_ms[1]
+    # other lengths, or the same rate twice, are no sweep; nor are random prompts of one length known to return
+    assert not resent([first, replace(later[0], input_len=300)])
+    assert not resent([first, replace(first, run_id="again")])
+    assert not resent(sweep(length_distribution="fixed"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpu": "rtx-4090"},  # 24 GB: 16.1 of weights leave some 35,000 tokens, 200 x 418 = 83,600 were sent
+        {"engine_version": "0.6.3"},  # V0 keeps no prefixes unless told to
+        {"enable_prefix_caching": False},
+    ],
+)
+def test_prompts_return_only_to_a_cache_that_held_them(changes: dict[str, object]) -> None:
+    assert case_of(sweep(**changes)[1], resent=True).workload.prefix_cache_hit_rate == 0
+
+
+def test_what_is_assumed_is_documented_and_said(tmp_path: Path) -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    for unstated, taken in ASSUMED.items():
+        assert f"| {unstated} | {taken} |" in documented
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "run_id,bench,gpu,model,input_len,output_len,length_distribution,request_rate,num_prompts,mean_ttft_ms\n"
+        "fast,serve,h100-pcie,meta-llama/Llama-3.1-8B-Instruct,206,212,sharegpt,8,20,40\n"
+        "slow,serve,h100-pcie,meta-llama/Llama-3.1-8B-Instruct,206,212,sharegpt,1,20,20\n"
+    )
+    assert next(note for note in evaluate_runs(path).notes if "higher request_rate" in note).startswith("1 x ")

@@ -1,0 +1,64 @@
+"""Reading measured runs: strict about what a person gets wrong, lenient about what is not stated."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import InputError
+from planner.evidence.runs import read_runs
+
+HEADER = "run_id,bench,gpu,model,tensor_parallel_size,input_len,output_len,batch_size,num_prompts,max_concurrency"
+LATENCY = "a,latency,mi300x,amd/Llama-3.1-70B-Instruct-FP8-KV,8,128,2048,1,,"
+
+
+def table(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_run_states_what_it_states_and_nothing_else(tmp_path: Path) -> None:
+    (run,) = read_runs(table(tmp_path, f"{HEADER},avg_latency_s,remark", f"{LATENCY},17.236,whatever"))
+    assert (run.bench, run.gpu, run.tensor_parallel_size, run.batch_size) == ("latency", "mi300x", 8, 1)
+    assert run.metrics == {"avg_latency_s": 17.236}
+    assert run.max_concurrency is None and run.engine_version == ""
+
+
+def test_prompts_may_be_a_multiple_of_the_concurrency(tmp_path: Path) -> None:
+    line = "a,serve,mi355x,amd/x,1,1024,1024,,10x conc,64"
+    (run,) = read_runs(table(tmp_path, f"{HEADER},mean_tpot_ms", f"{line},20"))
+    assert run.num_prompts == 640
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (("bench,gpu,avg_latency_s", "latency,mi300x,1"), "column model missing"),
+        (("bench,gpu,model", "latency,mi300x,a/b"), "no column with a measurement"),
+        ((f"{HEADER},avg_latency_s",), "has no rows"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},fast"), "line 2, column avg_latency_s: 'fast' is not a number"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},nan"), "column avg_latency_s: nan is not a positive number"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},-3"), "column avg_latency_s: -3 is not a positive number"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},inf"), "column avg_latency_s: inf is not a positive number"),
+        ((f"{HEADER},avg_latency_s", LATENCY.replace(",8,", ",1.5,") + ",3"), "1.5 is not a whole number"),
+        ((f"{HEADER},avg_latency_s", LATENCY.replace("latency", "speed") + ",3"), "'speed' is not one of latency"),
+        ((f"{HEADER},avg_latency_s", LATENCY + ",3,4,5"), "more cells than the header has columns"),
+        ((f"{HEADER},median_ttft_ms,p99_ttft_ms", LATENCY + ",800,1.2"), "1.2 is below median_ttft_ms, 800"),
+        ((f"{HEADER},mean_ttft_ms,mean_e2el_ms", LATENCY + ",800,1.2"), "1.2 is below mean_ttft_ms"),
+        ((f"{HEADER},avg_latency_s,avg_latency_s", LATENCY + ",1,2"), "column avg_latency_s is there twice"),
+        ((f"{HEADER},mean_tpot_ms", "a,serve,mi300x,a/b,1,9,9,,10x conc,,3"), "a concurrency that is not stated"),
+    ],
+)
+def test_what_is_wrong_is_named_with_line_and_column(tmp_path: Path, lines: tuple[str, ...], named: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_runs(table(tmp_path, *lines))
+    assert named in refused.value.cause
+    assert refused.value.hint
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "runs.csv"
+    binary.write_bytes(b"\xff\xfe\x00bench")
+    for path in (tmp_path / "absent.csv", binary):
+        with pytest.raises(InputError):
+            read_runs(path)

@@ -1,0 +1,254 @@
+"""``--gpu local``: what the vendors' tools print, read into profiles.
+
+The outputs are written by hand after public ones: AMD SMI's documentation of the command line (6.4, 7.x: entries per
+logical GPU, ``vram.size`` in MiB called MB, from version 26 on an object with ``gpu_data``), rocm-smi's JSON in
+ROCm/rocm_smi_lib issue 159, NVIDIA's nvidia-smi manual and MIG user guide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from planner.cli.main import main
+from planner.errors import InputError
+from planner.hardware.machine import (
+    LocalGpu,
+    SilentTool,
+    amd_smi,
+    detect,
+    local_profile,
+    nvidia_smi,
+    rocm_smi,
+    run_tool,
+)
+from planner.hardware.profiles import load_all
+from planner.units import MIB
+
+MI300X_MIB = 196592  # 192 GiB less 16 MiB, as amd-smi shows it
+
+
+def amd_entry(
+    gpu: int, bdf: str, name: str = "AMD Instinct MI300X", pci: str = "0x74a1", **more: Any
+) -> dict[str, Any]:
+    return {
+        "gpu": gpu,
+        "asic": {"market_name": name, "vendor_id": "0x1002", "device_id": pci, "target_graphics_version": "gfx942"},
+        "bus": {"bdf": bdf, "max_pcie_width": 16},
+        "vram": {"type": "HBM3", "size": {"value": MI300X_MIB, "unit": "MB"}},
+        **more,
+    }
+
+
+def whole_node(count: int, mode: str = "SPX", memory: str = "NPS1") -> str:
+    """ROCm 6: a list, and the modes in it."""
+    partition = {"compute_partition": mode, "memory_partition": memory, "partition_id": 0}
+    return json.dumps([amd_entry(i, f"0000:{i:02x}:00.0", partition=partition) for i in range(count)])
+
+
+def cpx_node(packages: int) -> tuple[str, str]:
+    """ROCm 7: an object; eight entries for each package, whose modes stand with the first of them."""
+    rows = [
+        (package * 8 + part, f"0000:{package:02x}:00.{part}", part) for package in range(packages) for part in range(8)
+    ]
+    static = {"gpu_data": [amd_entry(gpu, bdf, **({} if part == 0 else {"vram": "N/A"})) for gpu, bdf, part in rows]}
+    current = [
+        {
+            "gpu_id": gpu,
+            "memory": "NPS4" if part == 0 else "N/A",
+            "accelerator_type": "CPX" if part == 0 else "N/A",
+            "accelerator_profile_index": 3 if part == 0 else "N/A",
+            "partition_id": str(part),
+        }
+        for gpu, _, part in rows
+    ]
+    return json.dumps(static), json.dumps({"current_partition": current})
+
+
+def test_amd_smi_of_rocm_6_tells_the_modes_itself() -> None:
+    found = tuple(amd_smi(whole_node(8)))
+    assert len(found) == 8
+    assert found[0] == LocalGpu("AMD Instinct MI300X", "0x74a1", MI300X_MIB * MIB, "SPX", "NPS1")
+
+
+def test_amd_smi_of_rocm_7_leaves_them_to_partition() -> None:
+    static = json.dumps({"gpu_data": [amd_entry(0, "0000:05:00.0")]})
+    partition = json.dumps({"current_partition": [{"gpu_id": 0, "memory": "NPS2", "accelerator_type": "DPX*"}]})
+    (found,) = amd_smi("WARNING: the user is in no group render\n" + static, partition)
+    assert (found.compute_mode, found.memory_mode) == ("DPX", "NPS2")
+
+
+def test_partitions_of_a_package_are_one_package_with_a_mode() -> None:
+    found = tuple(amd_smi(*cpx_node(packages=2)))
+    assert [(gpu.compute_mode, gpu.memory_mode) for gpu in found] == [("CPX", "NPS4")] * 2
+    here = local_profile(found)
+    assert here.profile.id == "mi300x-cpx-nps4" and here.profile.gpus_per_node == 16  # 2 packages x 8
+    assert "16 x AMD Instinct MI300X, CPX/NPS4 partition" in here.note
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        # ROCm 6.1 and later; and before, when the series was a code name and the model the PCI id
+        {"Device Name": "AMD Instinct MI300X", "Device ID": "0x74a1", "Card Series": "AMD Instinct MI300X",
+         "Card Model": "0x74a1", "Card SKU": "M3000100", "GFX Version": "gfx942"},
+        {"Card series": "Aqua Vanjaram [Instinct MI300X]", "Card model": "0x74a1", "Card SKU": "M3000100"},
+        {"Card Series": "AMD_Instinct_MI300X_OAM", "Card Model": "N/A"},
+    ],
+)  # fmt: skip
+def test_rocm_smi_names_the_card_by_its_series_or_its_id(card: dict[str, str]) -> None:
+    more = {
+        "PCI Bus": "0000:C5:00.0", "VRAM Total Memory (B)": str(MI300X_MIB * MIB), "Compute Partition": "SPX",
+        "Memory Partition": "NPS1",
+    }  # fmt: skip
+    printed = json.dumps({"card0": {**card, **more}, "system": {"Driver version": "6.8.5"}})
+    found = tuple(rocm_smi(printed))
+    assert [gpu.memory_bytes for gpu in found] == [MI300X_MIB * MIB]
+    assert local_profile(found).profile.id == "mi300x"
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def listing(*slices: Sequence[str], name: str = H100) -> str:
+    lines = []
+    for gpu, own in enumerate(slices):
+        lines.append(f"GPU {gpu}: {name} (UUID: GPU-{gpu}c958-aaaa)")
+        lines += [
+            f"  MIG {profile:<11} Device  {place}: (UUID: MIG-{place}4d1-bbbb)" for place, profile in enumerate(own)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def query(*rows: str) -> str:
+    return "\n".join(rows) + "\n"
+
+
+def test_nvidia_smi_counts_equal_gpus() -> None:
+    found = nvidia_smi(query(*[f"{H100}, 81559, Disabled"] * 4), listing([], [], [], []))
+    here = local_profile(found)
+    assert here.profile.id == "h100-sxm" and here.profile.gpus_per_node == 4
+    assert here.profile.memory_bytes == next(p for p in load_all() if p.id == "h100-sxm").memory_bytes
+    assert here.note == "--gpu local: this machine has 4 x NVIDIA H100 SXM 80GB (h100-sxm)"
+
+
+def test_mig_instances_are_the_gpus_of_a_gpu_that_is_cut() -> None:
+    cut = nvidia_smi(query(f"{H100}, 81559, Enabled"), listing(["3g.40gb", "3g.40gb"]))
+    assert cut[0].slices == ("3g.40gb", "3g.40gb")
+    here = local_profile(cut)
+    assert here.profile.id == "h100-mig-3g.40gb" and here.profile.gpus_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "slices", "cause"),
+    [
+        ([f"{H100}, 81559, Enabled"], [["3g.40gb", "1g.10gb"]], "1 x h100-mig-3g.40gb and 1 x h100-mig-1g.10gb"),
+        (
+            [f"{H100}, 81559, Enabled", f"{H100}, 81559, Disabled"],
+            [["3g.40gb"], []],
+            "h100-mig-3g.40gb and 1 x h100-sxm",
+        ),
+        ([f"{H100}, 81559, Disabled", "NVIDIA L4, 23034, [N/A]"], [[], []], "1 x h100-sxm and 1 x l4"),
+        ([f"{H100}, 81559, Enabled"], [[]], "MIG is on, and there are no instances"),
+        ([f"{H100}, 81559, Enabled"], [["1c.3g.40gb"]], "no profile of NVIDIA H100 SXM 80GB as MIG 1c.3g.40gb"),
+        (["Tesla T4, 15360, [N/A]"], [[]], "no profile of 'Tesla T4'"),
+        (["NVIDIA H200, 95000, Disabled"], [[]], "has 92.8 GiB here, and the profile h200-sxm 140.4 GiB"),
+    ],
+)
+def test_what_is_not_one_known_kind_is_refused(rows: list[str], slices: list[list[str]], cause: str) -> None:
+    with pytest.raises(InputError) as refused:
+        local_profile(nvidia_smi(query(*rows), listing(*slices)))
+    assert cause in refused.value.cause and refused.value.hint
+
+
+def test_a_mode_without_a_profile_is_refused() -> None:
+    with pytest.raises(InputError, match="MI300X as TPX/NPS1"):
+        local_profile(amd_smi(whole_node(1, mode="TPX")))
+
+
+def machine(**tools: str | Exception) -> Callable[[Sequence[str]], str]:
+    """A machine on which commands print ``tools``, by name and first argument; others are not installed."""
+
+    def run(command: Sequence[str]) -> str:
+        key = f"{command[0]} {command[1]}".replace("-", "_").replace(" ", "_").partition("=")[0]
+        answer = tools.get(key, SilentTool("not installed"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return run
+
+
+def test_rocm_smi_is_asked_where_amd_smi_shows_nothing() -> None:
+    card = {"Card Series": "AMD Instinct MI355X", "PCI Bus": "0000:05:00.0"}
+    run = machine(amd_smi_static=SilentTool("no driver"), rocm_smi___showproductname=json.dumps({"card0": card}))
+    assert [gpu.name for gpu in detect(run)] == ["AMD Instinct MI355X"]
+
+
+def test_an_older_amd_smi_without_partition_is_enough() -> None:
+    assert len(detect(machine(amd_smi_static=whole_node(2)))) == 2
+
+
+def test_a_machine_with_gpus_of_both_vendors_shows_both() -> None:
+    run = machine(
+        amd_smi_static=whole_node(1),
+        nvidia_smi___query_gpu=query("NVIDIA L4, 23034, [N/A]"),
+        nvidia_smi__L=listing([], name="NVIDIA L4"),
+    )
+    with pytest.raises(InputError, match="1 x mi300x and 1 x l4"):
+        local_profile(detect(run))
+
+
+def test_no_gpu_is_told_with_the_reason_of_each_tool() -> None:
+    run = machine(amd_smi_static="[]", nvidia_smi___query_gpu="No devices were found\n", nvidia_smi__L="")
+    with pytest.raises(InputError) as refused:
+        detect(run)
+    for reason in ("amd-smi: shows none", "rocm-smi: not installed", "nvidia-smi: prints what is not understood"):
+        assert reason in refused.value.cause
+    assert "\n" not in refused.value.cause and "--gpu" in refused.value.hint
+
+
+@pytest.mark.parametrize("printed", ["ERROR:root: no driver", '{"gpu_data": [{', "[1, 2]", '{"card0": 3}', "null"])
+def test_no_output_is_too_strange_to_be_refused(printed: str) -> None:
+    with pytest.raises(InputError, match="no GPU is found"):
+        detect(machine(amd_smi_static=printed, rocm_smi___showproductname=printed))
+
+
+def test_a_tool_that_fails_or_is_missing_says_why() -> None:
+    with pytest.raises(SilentTool, match="status 9: the driver is not loaded"):
+        run_tool(["sh", "-c", "echo the driver is not loaded >&2; exit 9"])
+    with pytest.raises(SilentTool, match="not installed"):
+        run_tool(["no-such-tool-of-any-vendor"])
+    assert run_tool(["echo", "fine"]) == "fine\n"
+
+
+def test_every_whole_gpu_has_a_name() -> None:
+    """A profile of a whole GPU that no name leads to could never be found."""
+    from planner.hardware.machine import _devices
+
+    whole = {profile.id for profile in load_all() if not profile.partition and profile.vendor != "cpu"}
+    assert set(_devices()) == whole
+    names = [name for entry in _devices().values() for name in entry["names"]]
+    assert len(names) == len(set(names))
+
+
+def test_the_command_line_takes_the_gpus_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import planner.hardware.machine as local
+
+    monkeypatch.setattr(local, "detect", lambda: nvidia_smi(query(*[f"{H100}, 81559, Disabled"] * 2), listing([], [])))
+    assert main(["hardware", "show", "local", "--format", "json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["id"] == "h100-sxm" and "2 x NVIDIA H100 SXM 80GB" in shown.err
+    assert main(["fit", "Qwen/Qwen3-8B", "--gpu", "local", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpu"]["id"] == "h100-sxm"
+    # two GPUs are here: eight-way tensor parallelism is not recommended, one or two are
+    assert main(["recommend", "Qwen/Qwen3-8B", "--gpu", "local", "--format", "json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert {plan["num_gpus"] for plan in plans} <= {1, 2} and plans[0]["gpus_per_node"] == 2
+    assert main(["workflow", "copies", "Qwen/Qwen3-8B", "--gpu", "local", "--format", "json"]) == 0
+    assert "2 x NVIDIA H100 SXM 80GB" in capsys.readouterr().err

@@ -1,0 +1,225 @@
+"""How the memory is divided, against parts that vLLM logged and against its own inequality."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_cases import budget, config, fitted, model, version
+
+from planner.engine.sharding import Layout
+from planner.hardware.profiles import load_profile
+from planner.memory.activations import encoder_bytes, forward_bytes, hidden_bytes, logits_bytes
+from planner.memory.overheads import Interval, Overheads, shipped, total
+from planner.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "activation_gib", "non_torch_gib"),
+    [  # start-ups of vLLM 0.11.0 on H100, 16,000 tokens of context: what its own log lines say
+        ("meta-llama/Llama-3.1-8B-Instruct", 1, 4.76, 0.13),
+        ("Qwen/Qwen3-32B", 1, 5.64, 0.14),
+        ("Qwen/Qwen3-32B", 2, 5.64, 0.54),
+        ("meta-llama/Llama-3.3-70B-Instruct", 2, 4.84, 0.55),
+        ("openai/gpt-oss-120b", 1, 7.38, 0.13),
+    ],
+)
+def test_parts_of_the_profile_run_are_what_vllm_logged(
+    name: str, size: int, activation_gib: float, non_torch_gib: float
+) -> None:
+    found = budget(name, "h100", "0.11.0", tensor_parallel_size=size, max_model_len=16_000).binding
+    assert found.activation.mid / GIB == pytest.approx(activation_gib, abs=0.06)
+    assert found.activation.low <= activation_gib * GIB <= found.activation.high
+    assert found.non_torch.low <= non_torch_gib * GIB <= found.non_torch.high
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "release", "flags", "tokens"),
+    [  # "GPU KV cache size" of published start-ups with everything stated
+        ("Qwen/Qwen3-4B", "h100", "0.10.2", {"gpu_memory_utilization": 0.9}, 422_672),
+        (
+            "meta-llama/Meta-Llama-3-8B-Instruct",
+            "h200",
+            "0.11.2",
+            {"max_model_len": 1024, "max_num_batched_tokens": 2048},
+            868_080,
+        ),
+        (
+            "Qwen/Qwen3-30B-A3B-Instruct-2507",
+            "rtx-pro-6000",
+            "0.12.0",
+            {"gpu_memory_utilization": 0.85, "max_model_len": 4096, "enforce_eager": True},
+            198_288,
+        ),
+        (
+            "Qwen/Qwen3-30B-A3B-Instruct-2507",
+            "h100",
+            "0.22.1",
+            {"quantization": "fp8", "max_model_len": 8192, "max_num_seqs": 64},
+            464_656,
+        ),
+        (
+            "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+            "rtx-pro-6000",
+            "0.27.0",
+            {
+                "tensor_parallel_size": 4,
+                "enable_expert_parallel": True,
+                "gpu_memory_utilization": 0.9,
+                "max_model_len": 32768,
+                "max_num_seqs": 32,
+            },
+            621_392,
+        ),
+    ],
+)
+def test_kv_cache_tokens_are_what_vllm_logged(
+    name: str, gpu: str, release: str, flags: dict[str, object], tokens: int
+) -> None:
+    result = fitted(name, gpu, release, **flags)
+    assert result.kv_cache_tokens == pytest.approx(tokens, rel=0.03)
+    found = result.to_json()
+    assert found["kv_cache_tokens_lo"] <= tokens <= found["kv_cache_tokens_hi"]
+
+
+def test_v0_started_with_the_blocks_that_it_logged() -> None:
+    """Llama-2-7B, fp16, TP 8 on MI300X, vLLM 0.6.3: 169,460 blocks of 16 tokens."""
+    found = budget("meta-llama/Llama-2-7b-chat-hf", "mi300x", "0.6.3", tensor_parallel_size=8)
+    assert found.num_blocks.mid == pytest.approx(169_460, rel=0.01)
+
+
+def test_the_budget_is_a_share_of_the_total_rounded_up() -> None:
+    found = budget("meta-llama/Llama-2-7b-hf", "h100", "0.11.0", gpu_memory_utilization=0.9)
+    assert found.binding.requested_bytes == ceil(load_profile("h100").memory_bytes * 0.9)
+
+
+def test_all_parts_add_up_to_the_budget() -> None:
+    stage = budget("meta-llama/Llama-3.1-8B", "h100", "0.33.0").binding
+    assert stage.graphs_in_budget
+    parts = stage.activation.mid + stage.non_torch.mid + stage.graphs.mid + stage.available.mid
+    assert stage.weights.loaded_bytes + parts == pytest.approx(stage.requested_bytes)
+
+
+def test_graphs_came_on_top_of_the_budget_until_0_20() -> None:
+    before = budget("meta-llama/Llama-3.1-8B", "h100", "0.19.1").binding
+    assert not before.graphs_in_budget
+    assert before.graphs.mid > 0
+    without = before.weights.loaded_bytes + before.activation.mid + before.non_torch.mid + before.available.mid
+    assert without == pytest.approx(before.requested_bytes)
+
+
+def test_eager_mode_has_no_graphs() -> None:
+    assert budget("meta-llama/Llama-3.1-8B", "h100", "0.33.0", enforce_eager=True).binding.graphs.high == 0
+
+
+def test_the_sampler_stopped_sorting_in_0_17() -> None:
+    before, after = (budget("Qwen/Qwen3-8B", "h100", v).binding.activation.mid for v in ("0.16.0", "0.17.0"))
+    assert before - after == pytest.approx((9.6 - 3.8) * 1024 * 151_936 * 4, rel=1e-6)
+
+
+def test_logits_are_rows_by_vocabulary_in_32_bits() -> None:
+    qwen = model("Qwen/Qwen3-8B")
+    assert logits_bytes(qwen, 1024, 8192) == 1024 * 151_936 * 4
+    assert logits_bytes(qwen, 1024, 512) == 512 * 151_936 * 4  # no more rows than tokens
+    assert hidden_bytes(qwen, 8192, 2) == 8192 * 4096 * 2
+
+
+def test_a_long_unchunked_profile_run_is_a_forward_pass() -> None:
+    """Llama-3.1-405B, TP 8, 131,072 tokens at once: 4 x 16,384 + 3 x 53,248 / 8 elements of 2 bytes per token."""
+    expected = 131_072 * 2 * (4 * 16_384 + 3 * 53_248 // 8)
+    assert forward_bytes(model("meta-llama/Llama-3.1-405B-Instruct"), Layout(8), 131_072, 2) == expected
+
+
+def test_expert_buffers_hold_every_token_top_k_times() -> None:
+    """Qwen3-30B-A3B, per token: 4 x 2,048 and 8 x (max(2 x 768, 2,048) + 768) elements of 2 bytes."""
+    expected = 1000 * 2 * (4 * 2048 + 8 * (2048 + 768))
+    assert forward_bytes(model("Qwen/Qwen3-30B-A3B"), Layout(), 1000, 2) == expected
+
+
+def test_the_vision_encoder_sees_a_full_budget_of_images() -> None:
+    """Gemma 3: 16 patches a token; per patch 4 x 1,152 and 2 x 4,304 elements of 2 bytes. Text models have none."""
+    expected = 8192 * 16 * 2 * (4 * 1152 + 2 * 4304)
+    assert encoder_bytes(model("google/gemma-3-27b-it"), 8192, 2) == expected
+    assert encoder_bytes(model("Qwen/Qwen3-8B"), 8192, 2) == 0
+
+
+def test_the_stage_with_the_fewest_blocks_binds() -> None:
+    found = budget("meta-llama/Llama-3.3-70B-Instruct", "h100", "0.33.0", pipeline_parallel_size=4)
+    assert len(found.stages) == 4
+    blocks = [stage.num_blocks(stage.available.mid) for stage in found.stages]
+    assert found.binding.num_blocks(found.binding.available.mid) == min(blocks)
+    assert found.num_blocks.mid == min(blocks)
+
+
+def overheads(release: str, size: int = 1, link: str = "nvswitch") -> Overheads:
+    """The shipped constants for NVIDIA GPUs."""
+    where = {"vendor": "nvidia", "link": link, "tensor_parallel_size": size}
+    return Overheads(shipped(), version(release).release, where)
+
+
+def test_memory_outside_torch_is_interpolated_between_known_sizes() -> None:
+    two, three, four = (overheads("0.11.0", n).non_torch_bytes for n in (2, 3, 4))
+    assert two.mid < three.mid < four.mid
+    assert overheads("0.11.0", 16).non_torch_bytes.mid >= four.mid
+
+
+def test_pcie_needs_smaller_buffers_than_nvlink() -> None:
+    pcie, nvlink = (overheads("0.22.0", 2, link).non_torch_bytes.mid for link in ("pcie", "nvswitch"))
+    assert pcie < nvlink
+
+
+def test_every_fitted_constant_has_an_interval_and_says_what_it_rests_on() -> None:
+    for fit in shipped().fits:
+        assert fit.interval.low <= fit.interval.mid <= fit.interval.high, fit
+        assert fit.logs or fit.note or fit.where.get("vendor") == "cpu" or fit.name == "start_up", fit
+
+
+def test_a_constant_that_is_not_there_is_named() -> None:
+    with pytest.raises(KeyError, match="no_such_thing"):
+        overheads("0.11.0")["no_such_thing"]
+
+
+def test_independent_parts_add_in_quadrature() -> None:
+    """3 and 4 above, 6 and 8 below: 5 and 10."""
+    found = total([Interval(10, 4, 13), Interval(20, 12, 24)])
+    assert (found.mid, found.low, found.high) == (30, 20, 35)
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"]),
+    gpu=st.sampled_from(["h100", "mi300x", "b200", "rtx-4090"]),
+    release=st.sampled_from(["0.11.0", "0.16.0", "0.20.0", "0.33.0"]),
+    share=st.floats(0.5, 0.97),
+    more=st.floats(0.0, 0.03),
+)
+def test_a_larger_share_never_leaves_less_for_the_cache(
+    name: str, gpu: str, release: str, share: float, more: float
+) -> None:
+    less, greater = (
+        budget(name, gpu, release, gpu_memory_utilization=s).binding.available.mid for s in (share, share + more)
+    )
+    assert greater >= less
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V2-Lite"]),
+    size=st.sampled_from([1, 2, 4]),
+    seqs=st.integers(1, 1024),
+)
+def test_intervals_hold_their_estimate_and_fewer_requests_never_need_more(name: str, size: int, seqs: int) -> None:
+    few, many = (
+        budget(name, "h200", "0.33.0", tensor_parallel_size=size, max_num_seqs=n, max_num_batched_tokens=8192)
+        for n in (seqs, 2 * seqs)
+    )
+    for found in (few, many):
+        part = found.binding.available
+        assert part.low <= part.mid <= part.high
+    assert few.num_blocks.mid >= many.num_blocks.mid
+
+
+def test_settings_come_from_the_engine() -> None:
+    assert config("meta-llama/Llama-3.1-8B", "h100", "0.33.0").gpu_memory_utilization == 0.92

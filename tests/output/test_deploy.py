@@ -1,0 +1,546 @@
+"""Deployables: valid for their platforms, exactly the plan, reachable from here only, without a secret."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from command_line import run
+from deployed import (
+    AMD_X16,
+    CASES,
+    MORE,
+    NVIDIA_X16,
+    Host,
+    composed,
+    container_of,
+    documents,
+    expanded,
+    files_of,
+    over_two_nodes,
+    run_container,
+    workload_of,
+)
+from jsonschema import Draft202012Validator
+from script_plans import GOLDEN, b200, emission, partition, plan
+
+from planner.engine.flags import flag_status
+from planner.engine.version import parse_version
+from planner.errors import IllegalPlanError, InputError, PlannerError
+from planner.output.deploy.deployable import PLACEMENT, Site
+from planner.output.deploy.targets import FILES, TARGETS, render_deployable
+from planner.output.deploy.yaml_text import dump
+from planner.output.scripts.files import write_folder
+from planner.planning.plan import PlanFile
+
+HERE = Path(__file__).parents[1]
+ALL = {**CASES, **MORE}
+BIN = Path(sys.executable).parent
+KUBERNETES = "1.33.0"
+#: Options of sbatch, of its manual page (Slurm 25.05).
+SBATCH = {
+    "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem-per-gpu", "exclusive", "output",
+}  # fmt: skip
+
+
+def cases(*targets: str) -> list[str]:
+    return [case for case, (_, target, _) in ALL.items() if target in targets]
+
+
+# --- golden files, and what platforms say of them
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_deployables(case: str) -> None:
+    """``python tests/golden/refresh_deploy.py`` writes them anew; read what changed."""
+    kept = {path.name: path.read_text() for path in (HERE / "golden" / "deploy" / case).iterdir()}
+    assert kept == files_of(case)
+    assert kept.keys() <= set(FILES), "--force removes what another plan left"
+
+
+def test_compose_files_follow_the_specification(tmp_path: Path) -> None:
+    paths = []
+    for case in cases("compose"):
+        paths.append(tmp_path / f"{case.replace('/', '-')}.yaml")
+        paths[-1].write_text(files_of(case)["compose.yaml"])
+    judged = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *paths]
+    done = subprocess.run(judged, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def pods_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods inside a custom resource, as pods of Kubernetes."""
+    if "decode" in document:
+        spec = dict(document["decode"])
+        for key in ("create", "replicas", "parallelism"):
+            spec.pop(key)
+        (container,) = spec["containers"]
+        extra = container["extraConfig"]
+        kept = {k: v for k, v in container.items() if k not in {"modelCommand", "mountModelVolume", "extraConfig"}}
+        specs = [{**spec, "containers": [{**kept, **extra}]}]
+    elif document["kind"] == "LeaderWorkerSet":
+        template = document["spec"]["leaderWorkerTemplate"]
+        specs = [template["leaderTemplate"]["spec"], template["workerTemplate"]["spec"]]
+    else:
+        predictor = document["spec"]["predictor"]
+        specs = [{k: v for k, v in predictor.items() if k not in {"minReplicas", "maxReplicas"}}]
+    return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec} for spec in specs]
+
+
+@pytest.mark.parametrize("case", cases("kubernetes", "lws", "kserve", "llm-d"))
+def test_objects_follow_the_definitions_of_their_platform(case: str) -> None:
+    """Those of Kubernetes by its own schemas, strictly; the others by ours and their pods by Kubernetes' again."""
+    (text,) = files_of(case).values()
+    schemas = {"LeaderWorkerSet": "leaderworkerset", "InferenceService": "inferenceservice", None: "llm-d-values"}
+    for document in documents(text):
+        schema = schemas.get(document.get("kind"))
+        if schema is None:
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+            continue
+        found = json.loads((HERE / "schemas" / f"{schema}.schema.json").read_text())
+        Draft202012Validator.check_schema(found)
+        Draft202012Validator(found).validate(document)
+        for pod in pods_of(document):
+            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+        names = {volume["name"] for volume in pods_of(document)[0]["spec"]["volumes"]}
+        assert {mount["name"] for mount in container_of(document)["volumeMounts"]} <= names
+
+
+def test_scripts_are_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
+    paths = []
+    for case in cases("slurm", "ray"):
+        write_folder(tmp_path / case, files_of(case), force=False)
+        paths += sorted((tmp_path / case).iterdir())
+    for case in cases("lws"):
+        container = container_of(workload_of(files_of(case)["lws.yaml"]))
+        paths.append(tmp_path / case / "node.sh")
+        paths[-1].parent.mkdir(parents=True)
+        paths[-1].write_text("#!/usr/bin/env bash\n" + expanded(container["command"][2], {}))
+    for path in paths:
+        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+    found = subprocess.run([BIN / "shellcheck", *paths], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("case", cases("slurm"))
+def test_batch_scripts_use_options_of_sbatch(case: str) -> None:
+    """They stand before the first command: sbatch reads no further."""
+    script = files_of(case)["server.sbatch"]
+    lines = script.splitlines()
+    asked = [line.removeprefix("#SBATCH --").partition("=")[0] for line in lines if line.startswith("#SBATCH")]
+    assert set(asked) <= SBATCH and len(asked) == len(set(asked))
+    first_command = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
+    assert max(n for n, line in enumerate(lines) if line.startswith("#SBATCH")) < first_command
+
+
+@pytest.mark.parametrize(
+    "template", sorted((HERE.parent / "templates" / "deploy").iterdir()), ids=lambda path: path.name
+)
+def test_templates_substitute_and_nothing_else(template: Path) -> None:
+    source = template.read_text()
+    assert all(
+        re.fullmatch(r"\{\{ [a-z_]+ \| (sh|argv|comment) \}\}", found) for found in re.findall(r"\{\{.*?\}\}", source)
+    )
+    statement = r'if [a-z_]+|else|endif|endfor|for \w+ in [a-z_]+|include "[\w.]+"'
+    assert all(re.fullmatch(statement, found) for found in re.findall(r"\{%\s*(.*?)\s*%\}", source))
+
+
+# --- what is started is the plan
+
+
+ADDED = {
+    "mp": [
+        "--distributed-executor-backend", "mp", "--nnodes", "2", "--node-rank", "0", "--master-addr", "head.svc",
+        "--master-port", "29501",
+    ],
+    "ray": ["--distributed-executor-backend", "ray"],
+}  # fmt: skip
+
+
+def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
+    """From ``plan.json`` on the disk, through the command, to the words that ``vllm`` gets on each platform."""
+    host = Host(tmp_path / "host", programs=("vllm", "ray", "python3", "srun", "apptainer", "docker", "curl", "chmod"))
+    host.program("docker", '[[ "$1" != ps ]] || echo 0123abcd')
+    host.program("curl", "[[ -e asked ]] || { : >asked; exit 1; }")
+    for made, executor in ((GOLDEN["mi355x"], ""), (GOLDEN["b200-x2"], ""), (AMD_X16, "ray"), (NVIDIA_X16, "mp")):
+        folder = tmp_path / made.file.plan.digest
+        write_folder(folder, {"plan.json": written(made)}, force=False)
+        planned = json.loads((folder / "plan.json").read_text())["serve_argv"]
+        own_network = [*without_host(planned), "--host", "127.0.0.1"]
+        for target in ("compose", "kubernetes", "kserve", "llm-d") if not executor else ("lws",):
+            text = run("deploy", str(folder), "--target", target).out
+            if target == "compose":
+                (service,) = documents(text)[0]["services"].values()
+                assert [composed(word) for word in (*service["entrypoint"], *service["command"])] == planned
+            elif executor:
+                env = {"LWS_WORKER_INDEX": "0", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "head.svc"}
+                started = run_container(host, container_of(workload_of(text)), **env)
+                assert started == planned + ADDED[executor]
+            else:
+                assert run_container(host, container_of(workload_of(text))) == planned
+        script = tmp_path / "host" / "server.sbatch"
+        script.write_text(run("deploy", str(folder), "--target", "slurm").out)
+        host.clean()
+        done = host.run("bash", str(script))
+        assert done.returncode == 0, done.stderr
+        (step,) = host.calls("srun")
+        assert step[step.index("vllm") :] == own_network
+        if executor:
+            out = tmp_path / f"ray-{executor}"
+            assert run("deploy", str(folder), "--target", "ray", "-o", str(out)).status == 0
+            (host.folder / "asked").unlink(missing_ok=True)
+            host.clean()
+            done = host.run("bash", str(out / "launch.sh"))
+            assert done.returncode == 0, done.stderr
+            (call,) = [call for call in host.calls("docker") if call[:2] == ["exec", "--detach"]]
+            assert call[call.index("vllm") :] == [*own_network, *ADDED["ray"]]
+
+
+def without_host(argv: list[str]) -> list[str]:
+    at = argv.index("--host")
+    return argv[:at] + argv[at + 2 :]
+
+
+def written(made: Any) -> str:
+    """``plan.json`` with the figures that the headers name."""
+    figures = {f"{how}_{name}_ms": 1.0 for how in ("mean", "p99") for name in ("ttft", "tpot", "itl", "e2el")}
+    predicted = {"output_throughput": 1000.0, "output_throughput_per_gpu": 500.0, **figures}
+    changed = made.file.plan.model_copy(
+        update={"predicted": predicted, "memory": {"checkpoint_bytes": made.checkpoint_bytes}}
+    )
+    return made.file.model_copy(update={"plan": changed}).to_json()
+
+
+@pytest.mark.parametrize(("made", "executor"), [(AMD_X16, "ray"), (NVIDIA_X16, "mp")])
+def test_what_joins_the_nodes_is_known_to_the_version(made: Any, executor: str) -> None:
+    version = parse_version(made.file.plan.engine_version)
+    for word in [*ADDED[executor], *(["--headless"] if executor == "mp" else [])]:
+        assert not word.startswith("--") or flag_status(version, word)
+
+
+def test_the_other_nodes_join_the_head(tmp_path: Path) -> None:
+    host = Host(tmp_path, programs=("vllm", "ray", "python3"))
+    env = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "head.svc", "VLLM_HOST_IP": "10.1.2.3"}
+    worker = workload_of(render_deployable(NVIDIA_X16, "lws")["lws.yaml"])["spec"]["leaderWorkerTemplate"][
+        "workerTemplate"
+    ]
+    (container,) = worker["spec"]["containers"]
+    started = run_container(host, container, **env)
+    at = started.index("--node-rank")
+    assert started[at : at + 2] == ["--node-rank", "1"] and started[-1] == "--headless"
+    worker = workload_of(render_deployable(AMD_X16, "lws")["lws.yaml"])["spec"]["leaderWorkerTemplate"][
+        "workerTemplate"
+    ]
+    (container,) = worker["spec"]["containers"]
+    variables = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+    host.clean()
+    done = host.run(*(expanded(w, {}) for w in (*container["command"], *container["args"])), **variables, **env)
+    assert done.returncode == 0, done.stderr
+    assert host.calls("ray") == [
+        ["start", "--address", "head.svc:6379", "--block", "--num-gpus", "8", "--disable-usage-stats",
+         "--node-ip-address", "10.1.2.3"],
+    ]  # fmt: skip
+    assert host.calls("vllm") == []
+
+
+@pytest.mark.parametrize("case", cases("compose", "kubernetes", "lws", "kserve", "llm-d"))
+def test_image_and_variables_are_the_plans(case: str) -> None:
+    """Which GPUs are used is the platform's to say; all else of ``env`` is there and unchanged."""
+    made = ALL[case][0].file.plan
+    text = next(content for name, content in files_of(case).items() if name.endswith(".yaml"))
+    planned = {name: value for name, value in made.env.items() if name not in PLACEMENT}
+    if "compose" in case:
+        services = {k: v for k, v in documents(text)[0]["services"].items() if k != "balancer"}
+        variables = [
+            (s["image"], {k: v for k, v in s["environment"].items() if v is not None}) for s in services.values()
+        ]
+    else:
+        container = container_of(workload_of(text))
+        variables = [(container["image"], {v["name"]: v["value"] for v in container["env"] if "value" in v})]
+    for image, given in variables:
+        assert image == made.image
+        ours = {"HF_HOME", *PLACEMENT, "HEAD_PORT", "NODE_GPUS", "START_TIMEOUT_S"}
+        assert {k: v for k, v in given.items() if k not in ours} == planned
+
+
+# --- GPUs
+
+
+@pytest.mark.parametrize(
+    ("case", "resource", "count"),
+    [
+        ("mi355x/kubernetes", "amd.com/gpu", 1),
+        ("b200-x2/kubernetes", "nvidia.com/gpu", 2),
+        ("mi355x-x16/lws", "amd.com/gpu", 8),
+        ("b200-x16/lws", "nvidia.com/gpu", 8),
+        ("cpx/kubernetes", "amd.com/cpx_nps4", 1),  # as AMD's device plugin prints it, strategy mixed
+        ("mig/kubernetes", "nvidia.com/mig-3g.40gb", 1),  # as NVIDIA's does
+        ("mi355x/kserve", "amd.com/gpu", 1),
+        ("b200-x2/llm-d", None, None),
+    ],
+)
+def test_gpus_are_asked_for_by_the_names_of_the_device_plugins(case: str, resource: str, count: int) -> None:
+    (text,) = files_of(case).values()
+    document = workload_of(text)
+    limits = container_of(document)["resources"]["limits"]
+    if resource is None:
+        assert limits == {"nvidia.com/gpu": 2} and document["accelerator"]["resources"] == {"nvidia": "nvidia.com/gpu"}
+    else:
+        assert limits == {resource: count}
+
+
+def test_a_cluster_may_call_them_otherwise() -> None:
+    text = render_deployable(GOLDEN["h100-mig"], "kubernetes", Site(gpu_resource="nvidia.com/gpu"))["kubernetes.yaml"]
+    assert container_of(workload_of(text))["resources"]["limits"] == {"nvidia.com/gpu": 1}
+
+
+def test_copies_under_compose_share_no_gpu() -> None:
+    services = documents(files_of("cpx/compose")["compose.yaml"])[0]["services"]
+    assert [services[f"vllm-{n}"]["environment"]["HIP_VISIBLE_DEVICES"] for n in range(64)] == list(map(str, range(64)))
+    services = documents(files_of("b200-x2/compose-x4")["compose.yaml"])[0]["services"]
+    ids = [services[f"vllm-{n}"]["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for n in range(4)]
+    assert ids == [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"]]
+    services = documents(files_of("mig/compose")["compose.yaml"])[0]["services"]
+    (first,) = services["vllm-0"]["deploy"]["resources"]["reservations"]["devices"]
+    assert first["device_ids"] == ["${MIG_0_0:?UUID of a MIG instance, see nvidia-smi -L}"]
+
+
+def test_the_balancer_knows_every_copy() -> None:
+    files = files_of("mi355x/compose-x8")
+    servers = re.findall(r"^ +server (\S+) max_fails", files["nginx.conf"], re.MULTILINE)
+    document = documents(files["compose.yaml"])[0]["services"]
+    assert servers == [f"vllm-{n}:8000" for n in range(8)]
+    assert set(document["balancer"]["depends_on"]) == {f"vllm-{n}" for n in range(8)}
+    assert [name for name, service in document.items() if "ports" in service] == ["balancer"]
+
+
+# --- safety
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_nothing_is_privileged_public_or_secret(case: str) -> None:
+    _, target, site = ALL[case]
+    files = files_of(case)
+    text = "".join(files.values())
+    assert "privileged: true" not in text and "--privileged" not in text and "hostNetwork" not in text
+    if site.host == "127.0.0.1":
+        composed_files = documents(files["compose.yaml"]) if "compose.yaml" in files else []
+        services = [service for document in composed_files for service in document["services"].values()]
+        published = [port for service in services for port in service.get("ports", ())]
+        assert all(port["host_ip"] == "127.0.0.1" for port in published)
+        if target in {"slurm", "ray"}:
+            assert "--host 0.0.0.0" not in text and "--host 127.0.0.1" in text
+    for line in text.splitlines():
+        if "HF_TOKEN" in line and not line.startswith("#"):
+            assert not re.search(r"HF_TOKEN=(?!FILE)", line), line
+
+
+@pytest.mark.parametrize("case", cases("kubernetes", "kserve", "lws"))
+def test_the_token_is_a_reference(case: str) -> None:
+    container = container_of(workload_of(*files_of(case).values()))
+    (token,) = [v for v in container["env"] if v["name"] == "HF_TOKEN"] or [None]
+    if not ALL[case][2].hf_secret:
+        assert token is None
+        return
+    assert set(token) == {"name", "valueFrom"}
+    reference = token["valueFrom"]["secretKeyRef"]
+    assert reference["name"] == "hf-token" and reference["optional"] is (ALL[case][0].file.plan.gated is not True)
+
+
+def test_a_token_in_the_plan_is_refused() -> None:
+    leak = emission(plan(env={"HF_TOKEN": "hf_" + "a" * 30}))
+    for target in ("compose", "kubernetes", "slurm"):
+        with pytest.raises(InputError, match="token"):
+            render_deployable(leak, target)
+
+
+def test_what_the_plan_asks_of_docker_is_asked_for_elsewhere() -> None:
+    args = ("--gpus", "2", "--privileged", "--cap-add=SYS_PTRACE", "--security-opt", "seccomp=unconfined", "--ipc=host")
+    made = emission(b200().model_copy(update={"docker_args": args}))
+    security = container_of(workload_of(render_deployable(made, "kubernetes")["kubernetes.yaml"]))["securityContext"]
+    assert security["privileged"] and security["capabilities"]["add"] == ["SYS_PTRACE"]
+    assert security["seccompProfile"] == {"type": "Unconfined"}
+    (service,) = documents(render_deployable(made, "compose")["compose.yaml"])[0]["services"].values()
+    assert service["privileged"] and service["cap_add"] == ["SYS_PTRACE"] and service["ipc"] == "host"
+
+
+def test_start_up_time_follows_the_weights() -> None:
+    """900 s, and 10 s for each GB: 72.6 GB take 1626 s, in whole minutes 1680; 13.5 GB take 1035, that is 1080."""
+    for name, seconds in (("mi355x", 1680), ("mi300x-cpx-nps4", 1080)):
+        probe = container_of(workload_of(render_deployable(GOLDEN[name], "kubernetes")["kubernetes.yaml"]))[
+            "startupProbe"
+        ]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
+        (service,) = documents(render_deployable(GOLDEN[name], "compose")["compose.yaml"])[0]["services"].values()
+        assert service["healthcheck"]["start_period"] == f"{seconds}s"
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_every_file_says_what_it_is(case: str) -> None:
+    made = ALL[case][0]
+    for name, text in files_of(case).items():
+        if name != "nginx.conf":
+            for said in (made.file.plan.digest, "planner 0.0.0", "planner deploy DIR", *made.predicted_lines):
+                assert f"{said}" in text[:3000], (name, said)
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("made", "target", "site", "said"),
+    [
+        (GOLDEN["mi355x"], "nomad", Site(), "unknown target"),
+        (GOLDEN["mi355x"], "lws", Site(), "on one node"),
+        (GOLDEN["mi355x"], "ray", Site(), "on one node"),
+        (GOLDEN["mi355x"], "compose", Site(replicas=9), "room for 8"),
+        (GOLDEN["mi355x"], "compose", Site(namespace="llm"), "--namespace means nothing"),
+        (GOLDEN["mi355x"], "kserve", Site(host="0.0.0.0"), "--host means nothing"),
+        (GOLDEN["mi355x"], "slurm", Site(nodes=3), "--nodes 3"),
+        (GOLDEN["mi355x"], "slurm", Site(tolerations=("a",)), "--toleration means nothing"),
+        (AMD_X16, "compose", Site(), "spread over 2"),
+        (AMD_X16, "kubernetes", Site(), "spread over 2"),
+        (AMD_X16, "kserve", Site(), "spread over 2"),
+        (AMD_X16, "slurm", Site(nodes=1), "a node has 8 GPUs"),
+        (AMD_X16, "ray", Site(nodes=16, name="a"), None),
+        (over_two_nodes(plan(), data_parallel_size=2), "lws", Site(), "--data-parallel-size"),
+        (emission(plan(docker_args=("--mount", "a"))), "compose", Site(), "--mount"),
+        (emission(plan(docker_args=("--network", "host"))), "kubernetes", Site(), "--network host"),
+        (emission(plan(image="a b")), "compose", Site(), "name of an image"),
+        (emission(plan(env={"A B": "1"})), "compose", Site(), "name of a variable"),
+        (emission(plan(gpu="cpu", platform="cpu", image="", docker_args=())), "compose", Site(), "no container image"),
+        (emission(plan(model="/a:b", serve_argv=("vllm", "serve", "/a:b"))), "slurm", Site(), "colon"),
+        (emission(plan(model="/a:b", serve_argv=("vllm", "serve", "/a:b"))), "kubernetes", Site(), "colon"),
+        (emission(plan(model="/a", serve_argv=("vllm", "serve", "/a"))), "llm-d", Site(), "model of the hub"),
+        (emission(partition(num_gpus=2)), "slurm", Site(nodes=2), "partitions"),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused(made: Any, target: str, site: Site, said: str | None) -> None:
+    if said is None:
+        assert render_deployable(made, target, site)
+        return
+    with pytest.raises(PlannerError, match=re.escape(said)) as refused:
+        render_deployable(made, target, site)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "Upper"}, {"name": "a" * 51}, {"namespace": "a.b"}, {"replicas": 0}, {"port": 0}, {"port": 65536},
+        {"host": "localhost"}, {"host": "127.0.0.1:80"}, {"hf_secret": "A"}, {"cache": "disk"}, {"cache": "claim/"},
+        {"gpu_resource": "a b"}, {"tolerations": ("a:Never",)}, {"tolerations": ("a b",)}, {"node_selector": ("a",)},
+        {"name": "a\nb: c"},
+    ],
+)  # fmt: skip
+def test_a_site_is_refused_before_anything_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as refused:
+        Site(**wrong)
+    assert refused.value.cause.startswith("--") and refused.value.hint
+
+
+def test_tolerations_and_labels_are_those_of_kubernetes() -> None:
+    site = Site(tolerations=("a.b/c", "team=llm", "k=v:NoSchedule", "x:NoExecute"), node_selector=("a.b/c=d", "e="))
+    assert list(site.taints()) == [
+        {"key": "a.b/c", "operator": "Exists"},
+        {"key": "team", "operator": "Equal", "value": "llm"},
+        {"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"},
+        {"key": "x", "operator": "Exists", "effect": "NoExecute"},
+    ]
+    assert site.selected() == {"a.b/c": "d", "e": ""}
+
+
+# --- the command
+
+
+def folder_of(tmp_path: Path, name: str = "mi355x") -> Path:
+    write_folder(tmp_path / "plan", {"plan.json": written(GOLDEN[name])}, force=False)
+    return tmp_path / "plan"
+
+
+def test_a_single_file_is_printed_and_several_are_written(tmp_path: Path) -> None:
+    plan_folder, out = folder_of(tmp_path), tmp_path / "out"
+    printed = run("deploy", str(plan_folder), "--target", "kubernetes", "--replicas", "3")
+    assert printed.status == 0 and workload_of(printed.out)["spec"]["replicas"] == 3
+    refused = run("deploy", str(plan_folder), "--target", "compose", "--replicas", "8")
+    assert refused.status == 2 and "-o OUT" in refused.err and not refused.out
+    both = ("deploy", str(plan_folder), "--target", "compose", "--target", "slurm", "-o", str(out))
+    assert run(*both).status == 0
+    assert {str(p.relative_to(out)) for p in out.rglob("*.*")} == {"compose/compose.yaml", "slurm/server.sbatch"}
+    assert run(*both).status == 2
+    assert run(*both, "--force").status == 0
+
+
+def test_the_folder_of_a_plan_stays_as_it_is(tmp_path: Path) -> None:
+    plan_folder = folder_of(tmp_path)
+    refused = run("deploy", str(plan_folder), "--target", "compose", "-o", str(plan_folder), "--force")
+    assert refused.status == 2 and "folder of a plan" in refused.err
+    assert [p.name for p in plan_folder.iterdir()] == ["plan.json"]
+
+
+def test_bad_input_has_a_cause_and_a_hint(tmp_path: Path) -> None:
+    plan_folder = folder_of(tmp_path)
+    for words in (
+        (str(tmp_path / "none"), "--target", "compose"),
+        (str(plan_folder), "--target", "compose", "--namespace", "a"),
+        (str(plan_folder), "--target", "kubernetes", "--name", "A"),
+    ):
+        done = run("deploy", *words)
+        assert done.status == 2 and "hint:" in done.err and not done.out
+    assert run("deploy", str(plan_folder), "--target", "nomad").status == 2
+    changed = plan_folder / "plan.json"
+    as_it_was = changed.read_text()
+    for broken, cause in (
+        (
+            as_it_was.replace('"output_throughput": ', '"output_throughput": "fast", "was": '),
+            "predicted.output_throughput is 'fast', not a number",
+        ),
+        ('{"a": 1}', "it does not say planner_version"),
+    ):
+        assert broken != as_it_was
+        changed.write_text(broken)
+        done = run("deploy", str(plan_folder), "--target", "compose")
+        assert done.status == 2 and cause in done.err and "pydantic" not in done.err
+    changed.write_text(as_it_was)
+    changed.write_text(changed.read_text().replace('"--max-num-seqs",\n    "64"', '"--max-num-seqs",\n    "65"'))
+    done = run("deploy", str(plan_folder), "--target", "compose")
+    assert done.status == 2 and "digest" in done.err
+
+
+def test_plans_are_read_as_they_were_written() -> None:
+    file = GOLDEN["mi355x"].file
+    assert PlanFile.from_json(file.to_json()) == file
+
+
+# --- YAML
+
+
+@pytest.mark.parametrize(
+    "word", ["1e3", "0o7", "0x1F", "no", "Y", "n", "null", "~", "12:30", "1_000", ".inf", "=", "<<", ""]
+)
+def test_words_that_readers_take_for_something_else_are_quoted(word: str) -> None:
+    (line,) = dump([word]).splitlines()
+    assert line == f'- "{word}"'
+
+
+def test_yaml_is_dumped_for_every_kind_of_value() -> None:
+    value = {"a": [1, True, None, "x", {"b": []}], "c": {"d": {}}}
+    assert yaml.safe_load(dump(value)) == value
+
+
+def test_summaries_name_every_target() -> None:
+    assert list(TARGETS) == ["compose", "kubernetes", "lws", "kserve", "llm-d", "slurm", "ray"]
+    assert all(target.summary for target in TARGETS.values())
+
+
+def test_an_illegal_port_of_the_plan_is_refused() -> None:
+    made = emission(plan(serve_argv=("vllm", "serve", "m", "--host", "0.0.0.0", "--port", "80 80")))
+    with pytest.raises(IllegalPlanError, match="port"):
+        render_deployable(made, "compose")

@@ -1,0 +1,355 @@
+"""The emitted scripts at work: real bash on a machine whose docker, GPUs and driver are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from script_machine import Machine, files_below, prepared, values_of, variables_of
+from script_plans import GOLDEN, MATRIX
+
+from planner.output.scripts.emission import Emission, container_name, result_name
+
+MakeMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> MakeMachine:
+    """A machine for one of the plans."""
+    return partial(prepared, tmp_path)
+
+
+def result_of(made: Emission, machine: Machine) -> Path:
+    return machine.plan / "results" / result_name(made.file)
+
+
+# --- launch ---
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_launch_runs_exactly_the_plan(machine: MakeMachine, tmp_path: Path, name: str) -> None:
+    here, saved = machine(name), MATRIX[name].file.plan
+    done = here.run("launch.sh", HF_TOKEN="secret-token", HF_HOME=f"{tmp_path}/with space/hf")
+    assert done.returncode == 0, done.stderr
+    (run,) = here.docker("run")
+    at = run.index(saved.image)
+    assert (run[run.index("--entrypoint") + 1], *run[at + 1 :]) == saved.serve_argv
+    assert "HF_TOKEN" in variables_of(run)
+    assert not any("secret-token" in word for word in run)
+    chosen_at_start = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}
+    for variable, value in saved.env.items():
+        assert f"{variable}={value}" in variables_of(run) or variable in chosen_at_start
+    # the cache of the host is the cache in the container
+    assert variables_of(run)[-1] == "HF_HOME=/huggingface"
+    assert f"{tmp_path}/with space/hf:/huggingface" in run
+    assert f"{here.plan}/results:/results" in run
+    assert "ready: http://127.0.0.1:8000/v1" in done.stdout
+
+
+def test_each_platform_gets_its_devices(machine: MakeMachine) -> None:
+    here = machine("mi300x-cpx-nps4")
+    here.run("launch.sh")
+    here.run("launch.sh")
+    assert len(here.docker("run")) == 1, "what runs already is not started again"
+    (run,) = here.docker("run")
+    assert {"/dev/kfd", "/dev/dri", "video"} <= set(run)
+    assert "HIP_VISIBLE_DEVICES=0" in variables_of(run)
+
+
+def test_a_partition_can_be_chosen(machine: MakeMachine) -> None:
+    here = machine("mi300x-cpx-nps4")
+    here.run("launch.sh", DEVICE="7", PORT="8007")
+    (run,) = here.docker("run")
+    assert [word for word in variables_of(run) if word.startswith("HIP_")] == ["HIP_VISIBLE_DEVICES=7"]
+    assert run[run.index("--publish") + 1] == "127.0.0.1:8007:8000"
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "devices"),
+    [
+        ("b200-x2", {}, ["2"]),  # docker takes the first two
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": "2,3"}, ['"device=2,3"']),
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ['"device=4,5"']),  # as CUDA would
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": "4,5", "DEVICE": "GPU-1a,GPU-2b"}, ['"device=GPU-1a,GPU-2b"']),
+        ("b200-x2", {"CUDA_VISIBLE_DEVICES": ""}, ["2"]),
+        ("mi355x", {}, ["HIP_VISIBLE_DEVICES=0"]),
+        ("mi355x", {"HIP_VISIBLE_DEVICES": "5,6"}, ["HIP_VISIBLE_DEVICES=5"]),
+        ("mi355x", {"CUDA_VISIBLE_DEVICES": "3"}, ["HIP_VISIBLE_DEVICES=3"]),  # ROCm reads it too
+        ("mi355x", {"ROCR_VISIBLE_DEVICES": "6"}, ["HIP_VISIBLE_DEVICES=0"]),  # HIP counts from there
+        ("mi355x", {"DEVICE": "2", "HIP_VISIBLE_DEVICES": "5"}, ["HIP_VISIBLE_DEVICES=2"]),
+        ("mi300x-cpx-nps4", {"HIP_VISIBLE_DEVICES": "9"}, ["HIP_VISIBLE_DEVICES=9"]),
+        ("h100-mig", {"CUDA_VISIBLE_DEVICES": "MIG-ab,MIG-cd"}, ["device=MIG-ab"]),
+        ("h100-mig", {"CUDA_VISIBLE_DEVICES": "0"}, ["device=MIG-0-0"]),  # the GPU that is cut is no instance
+    ],
+)
+def test_the_gpus_that_somebody_chose_are_taken(
+    machine: MakeMachine, name: str, variables: dict[str, str], devices: list[str]
+) -> None:
+    here = machine(name)
+    done = here.run("launch.sh", **variables)
+    assert done.returncode == 0, done.stderr
+    (run,) = here.docker("run")
+    given = values_of(run, "--gpus") or [word for word in variables_of(run) if word.startswith("HIP_")]
+    assert given == devices
+    assert ("ROCR_VISIBLE_DEVICES" in variables_of(run)) is (name.startswith("mi"))  # by name: where it is set
+
+
+@pytest.mark.parametrize("variable", ["DEVICE", "CUDA_VISIBLE_DEVICES"])
+def test_fewer_gpus_than_the_plan_takes_are_refused(machine: MakeMachine, variable: str) -> None:
+    here = machine("b200-x2")
+    done = here.run("launch.sh", **{variable: "3"})
+    assert done.returncode == 1 and "the plan takes 2 GPUs, and 3 is all" in done.stderr
+    assert here.docker("run") == []
+    checked = here.run("preflight.sh", **{variable: "3"})
+    assert checked.returncode == 1 and "names 3, 2 GPUs needed" in checked.stdout
+
+
+def test_a_mig_instance_is_given_to_docker_not_to_vllm(machine: MakeMachine) -> None:
+    """vLLM reads CUDA_VISIBLE_DEVICES as integers and fails on the UUID of an instance (its issue 41848)."""
+    here = machine("h100-mig")
+    here.run("launch.sh")
+    (run,) = here.docker("run")
+    assert values_of(run, "--gpus") == ["device=MIG-0-0"]
+    assert not any("CUDA_VISIBLE_DEVICES" in word for word in run)
+    here.set_nvidia("list", ["GPU 0: whole (UUID: GPU-0)"])
+    (here.state / "running").unlink()
+    none = here.run("launch.sh")
+    assert none.returncode == 1 and "partition.sh --apply" in none.stderr
+
+
+def test_a_local_model_is_mounted_read_only(machine: MakeMachine) -> None:
+    here = machine("local-folder")
+    here.run("launch.sh")
+    (run,) = here.docker("run")
+    assert "/models/my llama:/models/my llama:ro" in run
+    assert run[run.index("--publish") + 1] == "127.0.0.1:8000:9000"
+
+
+def test_a_relative_model_cache_is_mounted_by_its_full_path(machine: MakeMachine) -> None:
+    """docker takes a relative path for the name of a volume."""
+    here = machine()
+    here.run("launch.sh", HF_HOME="models")
+    (run,) = here.docker("run")
+    assert f"{here.home}/models:/huggingface" in run
+
+
+def test_a_server_that_dies_is_reported_with_its_log(machine: MakeMachine) -> None:
+    here = machine()
+    here.set(dies="")
+    failed = here.run("launch.sh")
+    assert failed.returncode == 1
+    assert "stopped before it answered" in failed.stderr and "a line of the server's log" in failed.stderr
+    assert here.docker("stop") == [["0123abcd-full"]], "what this run created, by its id"
+
+
+def test_a_server_that_never_answers_is_stopped_only_by_who_started_it(machine: MakeMachine) -> None:
+    here = machine()
+    here.set(unhealthy="")
+    failed = here.run("launch.sh", START_TIMEOUT_S="0")
+    assert failed.returncode == 1 and "START_TIMEOUT_S" in failed.stderr
+    assert here.docker("stop") == [["0123abcd-full"]]
+    here.forget()
+    here.set(running="")  # somebody else's, or an earlier launch's
+    assert here.run("launch.sh", START_TIMEOUT_S="0").returncode == 1
+    assert here.docker("stop") == []
+
+
+def test_a_container_that_does_not_start_leaves_nothing_running(machine: MakeMachine) -> None:
+    here = machine()
+    here.set(run_fails="")
+    failed = here.run("launch.sh")
+    assert failed.returncode == 125 and "port is already allocated" in failed.stderr
+    (here.state / "run_fails").unlink()
+    assert here.run("launch.sh").returncode == 0, "the same command goes on"
+
+
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_launch_stops_its_container(machine: MakeMachine, how: signal.Signals, status: int) -> None:
+    here = machine()
+    here.set(unhealthy="")
+    # with the stand-in for sleep the script polls without a pause, so the signal meets it between two commands
+    returned, _ = here.interrupt("launch.sh", "running", how)
+    assert returned == status
+    assert here.docker("stop") == [["0123abcd-full"]] and not (here.state / "running").exists()
+
+
+# --- benchmark ---
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_benchmark_sends_exactly_the_planned_load(machine: MakeMachine, name: str) -> None:
+    here, made = machine(name), MATRIX[name]
+    assert here.run("benchmark.sh").returncode == 1, "no server, no measurement"
+    assert here.docker("exec") == []
+    here.run("launch.sh")
+    assert here.run("benchmark.sh").returncode == 0
+    warm_up, sent = here.docker("exec")
+    assert container_name(made.file) in sent
+    start = sent.index("sh") + 5  # sh -c '...' sh PID_FILE
+    words = sent[start:]
+    assert values_of(warm_up, "--num-prompts") == ["8"] and "--save-result" not in warm_up
+    assert tuple(words[: len(made.file.plan.bench_argv)]) == made.file.plan.bench_argv
+    assert json.loads(result_of(made, here).read_text())["completed"] == made.file.plan.workload.num_prompts
+    assert [p.name for p in (here.plan / "results").iterdir()] == [result_name(made.file)]
+
+
+def test_the_log_of_the_load_lies_beside_its_result(machine: MakeMachine) -> None:
+    """``launch.sh`` kept the start-up only; preemptions and hits in the cache come under the load."""
+    here = machine()
+    here.run("launch.sh")
+    (here.plan / "logs" / "server.log").unlink()
+    assert here.run("benchmark.sh").returncode == 0
+    assert "a line of the server's log" in (here.plan / "logs" / "server.log").read_text()
+
+
+def test_a_result_is_kept_unless_forced(machine: MakeMachine) -> None:
+    here = machine()
+    here.run("launch.sh")
+    here.run("benchmark.sh")
+    again = here.run("benchmark.sh")
+    assert again.returncode == 0 and "already measured" in again.stdout and len(here.docker("exec")) == 2
+    assert here.run("benchmark.sh", FORCE="1").returncode == 0 and len(here.docker("exec")) == 4
+
+
+def test_a_server_is_never_measured_with_prompts_that_it_has_seen(machine: MakeMachine) -> None:
+    """Its prefix cache would answer for it. A repetition, after an interruption too, takes the next seed."""
+    here = machine()
+
+    def measured() -> list[str]:
+        assert here.run("benchmark.sh", FORCE="1").returncode == 0
+        return values_of(here.docker("exec")[-1], "--seed")[-1:]
+
+    here.run("launch.sh")
+    assert [measured(), measured(), measured()] == [["0"], ["1"], ["2"]]
+    here.run("launch.sh")
+    assert measured() == ["3"], "the same server"
+    (here.state / "running").unlink()
+    here.run("launch.sh")
+    assert measured() == ["0"], "a new server has seen nothing"
+
+
+@pytest.mark.parametrize(
+    ("broken", "status", "said"),
+    [({"bench_fails": ""}, 7, "ended with status 7"), ({"completed": 319}, 1, "319 of 320 requests completed")],
+)
+def test_a_failed_measurement_leaves_no_result(
+    machine: MakeMachine, broken: dict[str, object], status: int, said: str
+) -> None:
+    here = machine()
+    here.run("launch.sh")
+    here.set(**broken)
+    failed = here.run("benchmark.sh")
+    assert failed.returncode == status and said in failed.stderr
+    assert not result_of(MATRIX["mi355x"], here).exists()
+    assert (here.state / "running").exists(), "the server is not the benchmark's to stop"
+
+
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_measurement_stops_its_client_and_can_be_repeated(
+    machine: MakeMachine, how: signal.Signals, status: int
+) -> None:
+    here = machine()
+    here.run("launch.sh")
+    here.set(slow="")
+    returned, said = here.interrupt("benchmark.sh", "benchmarking", how)
+    assert returned == status and "same command" in said
+    # docker exec passes no signal on, so the client inside is ended through its process id
+    *_, ending = here.docker("exec")
+    assert ending[-1] == "/results/.client.pid" and "kill" in ending[-3]
+    assert here.docker("stop") == []
+    assert not result_of(MATRIX["mi355x"], here).exists()
+    (here.state / "slow").unlink()
+    assert here.run("benchmark.sh").returncode == 0
+
+
+# --- accuracy ---
+
+
+def test_accuracy_asks_the_server_of_the_plan(machine: MakeMachine) -> None:
+    here = machine()
+    here.run("launch.sh", PORT="8123")
+    here.set(lm_eval_fails="")
+    assert here.run("accuracy.sh").returncode != 0
+    assert not list((here.plan / "results").glob("accuracy-*[!l]")), "a failed run leaves no result"
+    (here.state / "lm_eval_fails").unlink()
+    done = here.run("accuracy.sh")
+    assert done.returncode == 0 and "0.9052" in done.stdout
+    assert len(here.calls("pip")) == 1, "installed once"
+    called = here.calls("lm_eval")[-1]
+    assert called[called.index("--tasks") + 1] == "gsm8k"
+    arguments = json.loads(called[called.index("--model_args") + 1])
+    assert arguments["model"] == "amd/Llama-3.3-70B-Instruct-FP8-KV"
+    assert arguments["base_url"] == "http://127.0.0.1:8123/v1/completions"
+    here.forget()
+    assert "already measured" in here.run("accuracy.sh").stdout and here.calls("lm_eval") == []
+
+
+def test_accuracy_says_when_the_context_is_too_short(machine: MakeMachine) -> None:
+    here = machine("short-context")
+    here.run("launch.sh")
+    done = here.run("accuracy.sh")
+    assert done.returncode == 1 and "1024 tokens is too short for gsm8k" in done.stderr
+
+
+# --- validate ---
+
+
+def test_validate_starts_measures_and_stops(machine: MakeMachine) -> None:
+    here = machine()
+    done = here.run("validate.sh")
+    assert done.returncode == 0, done.stderr
+    assert result_of(MATRIX["mi355x"], here).exists() and str(here.plan / "plan.json") in done.stdout
+    assert len(here.docker("run")) == len(here.docker("stop")) == 1
+    here.forget()
+    assert here.run("validate.sh").returncode == 0 and here.docker("run") == [], "what is done is not done twice"
+
+
+def test_validate_leaves_a_server_that_it_has_not_started(machine: MakeMachine) -> None:
+    here = machine()
+    here.run("launch.sh")
+    here.forget()
+    assert here.run("validate.sh").returncode == 0
+    assert here.docker("run") == here.docker("stop") == []
+    assert here.run("validate.sh", FORCE="1", KEEP="1").returncode == 0
+
+
+def test_validate_keeps_its_server_when_asked_to(machine: MakeMachine) -> None:
+    here = machine()
+    assert here.run("validate.sh", KEEP="1").returncode == 0
+    assert len(here.docker("run")) == 1 and here.docker("stop") == []
+
+
+def test_validate_stops_at_the_first_failure(machine: MakeMachine) -> None:
+    here = machine()
+    (here.fake_root / "dev/kfd").unlink()
+    assert here.run("validate.sh").returncode == 1
+    assert here.docker("run") == []
+    (here.fake_root / "dev/kfd").touch()
+    here.set(bench_fails="")
+    assert here.run("validate.sh").returncode == 7
+    assert len(here.docker("stop")) == 1, "a failed measurement does not leave the server behind"
+
+
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_validation_stops_what_it_started(
+    machine: MakeMachine, how: signal.Signals, status: int
+) -> None:
+    here = machine()
+    here.set(slow="")
+    returned, _ = here.interrupt("validate.sh", "benchmarking", how)
+    assert returned == status
+    assert len(here.docker("stop")) == 1 and not (here.state / "running").exists()
+    assert [call[-1] for call in here.docker("exec") if "kill" in call[-3]] == ["/results/.client.pid"]
+
+
+def test_nothing_is_written_outside_the_plan_and_the_model_cache(machine: MakeMachine) -> None:
+    here = machine()
+    before = files_below(here.home)
+    for script in ("preflight.sh", "validate.sh", "launch.sh", "benchmark.sh", "accuracy.sh"):
+        assert here.run(script, HF_TOKEN="secret-token").returncode == 0
+    assert files_below(here.home) == before
+    assert not any(b"secret-token" in content for content in files_below(here.plan).values())

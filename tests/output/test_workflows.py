@@ -1,0 +1,474 @@
+"""The workflows of the published recipes as text: what they hold, against what the documents and the hubs say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from workflow_cases import NAMES, commands_in, files_of, in_container, points_of, saved_plan, value_of
+
+from planner.cli.main import main
+from planner.engine.parse import find_flag_problems, split_command
+from planner.engine.version import parse_version
+from planner.errors import IllegalPlanError, InputError
+from planner.hardware.profiles import load_profile
+from planner.output.scripts.emission import ALL_FILES, Emission
+from planner.output.scripts.render import render_scripts
+from planner.output.workflows.catalog import builds, find_workflow
+from planner.output.workflows.render import needed_by, purpose_of
+from planner.planning.plan import PlanFile
+from planner.resources import data_dir
+
+TEMPLATES = sorted((data_dir("templates") / "workflows").glob("*.j2"))
+
+
+# --- templates and scripts as such ---
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_templates_substitute_filter_and_nothing_else(template: Path) -> None:
+    source = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", template.read_text())
+    kind = template.name.split(".")[-2]
+    filters = {"md": "text|cell|fenced", "conf": "endpoint|comment"}.get(kind, "sh|argv|comment")
+    loose = [found for found in re.findall(r"\{\{.*?\}\}", source, re.DOTALL)
+             if not re.fullmatch(rf"\{{\{{ [a-z_]+(\.[a-z_]+)* \| ({filters}) \}}\}}", found)]  # fmt: skip
+    assert not loose, "every value goes through one filter"
+    statement = (
+        r"(if|elif) (not )?[a-z_.]+|else|endif|endfor|for \w+(, \w+)? in [a-z_.]+"
+        r'|include "[\w.]+"|set title = "[^"]*"'
+    )
+    odd = [found for found in re.findall(r"\{%\s*(.*?)\s*%\}", source) if not re.fullmatch(statement, found)]
+    assert not odd, "templates neither compute nor choose defaults"
+
+
+def test_every_script_is_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
+    others = ({"gpu": "h200-sxm", "model": "Qwen/Qwen3-8B"}, {"gpu": "h100-mig-3g.40gb", "model": "Qwen/Qwen3-0.6B"})
+    made = [files_of(name) for name in NAMES]
+    made += [files_of(name, **other) for name in ("latency", "copies", "sweep", "online") for other in others]
+    # those of every plan are judged with the plans
+    texts = {text for files in made for path, text in files.items() if path.endswith(".sh") and purpose_of(path)}
+    paths = []
+    for number, text in enumerate(sorted(texts)):
+        paths.append(tmp_path / f"{number}.sh")
+        paths[-1].write_text(text)
+        assert subprocess.run(["bash", "-n", paths[-1]], check=False).returncode == 0, text[:200]
+        assert "set -euo pipefail" in text
+    found = subprocess.run(
+        [Path(sys.executable).parent / "shellcheck", *paths], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_vllm_command_is_one_of_its_version(name: str) -> None:
+    judged = 0
+    files = files_of(name)
+    for path, content in files.items():
+        folder = path.rpartition("/")[0]
+        if not path.endswith(".sh") or f"{folder}/plan.json".lstrip("/") not in files:
+            continue
+        plan = json.loads(files[f"{folder}/plan.json".lstrip("/")])
+        version = parse_version(str(plan["engine_version"]))
+        for words in map(in_container, commands_in(content)):
+            if split_command(words)[0] is not None:
+                judged += 1
+                assert find_flag_problems(words, version, platform=str(plan["platform"])) == [], (path, words)
+        for variable in plan["env"]:
+            assert find_flag_problems([f"{variable}=1"], version, platform=str(plan["platform"])) == []
+    assert judged >= 2, "launch.sh serves and benchmark.sh measures, at least"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_exposed_and_no_privilege_is_taken(name: str) -> None:
+    for script, content in files_of(name).items():
+        # what is said about the document may name them
+        code = "\n".join(line for line in content.splitlines() if not line.lstrip().startswith(("#", "- ", "*")))
+        if script.endswith(".md"):
+            continue
+        assert "--privileged" not in code and "/dev/mem" not in code and "CAP_SYS_ADMIN" not in code
+        assert "trust-remote-code" not in code.replace("--no_trust_remote_code", "")
+        if not script.endswith("shell.sh"):
+            assert "SYS_PTRACE" not in code
+        for words in commands_in(code):
+            for flag, value in pairwise(words):
+                if flag in {"--publish", "-p"} and "docker" in words:
+                    assert value.startswith("127.0.0.1:"), script
+                if flag == "--network":  # the client of instances.sh, which listens to nothing
+                    assert script.endswith("instances.sh") and any("client" in word for word in words)
+        assert not re.search(r"HF_TOKEN=(?!\.\.\.)|hf_[A-Za-z0-9]{20}", code)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_has_a_purpose_and_is_known(name: str) -> None:
+    files = files_of(name)
+    assert {path.rpartition("/")[2] for path in files} <= set(ALL_FILES), "--force removes what another plan left"
+    for script in find_workflow(name).scripts:
+        assert purpose_of(script) and script in files["WORKFLOW.md"].replace("\\_", "_")
+
+
+# --- the documents' own figures ---
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("mi355x-fp8", ("0.9052 ± 0.0081", "0.8575 ± 0.0096")),
+        ("mi355x-mxfp4", ("0.8954 ± 0.0084", "0.8317 ± 0.0103")),
+        ("blackwell-fp4", ("0.9272 ± 0.0072", "0.6293 ± 0.0133")),
+        ("mmlu-pro", ("0.848 ± 0.0134", "0.8466 ± 0.0135")),
+    ],
+)
+def test_accuracy_is_measured_beside_the_published_scores(name: str, lines: tuple[str, ...]) -> None:
+    script = files_of(name)["accuracy.sh"]
+    assert all(line in script for line in lines)
+    task = "mmlu_pro_biology" if name == "mmlu-pro" else "gsm8k"
+    assert f"task={task}\n" in script
+
+
+def test_mmlu_pro_has_room_for_five_examples_and_its_long_answers() -> None:
+    """Five worked examples are about 4,000 tokens, and the task generates up to 2,048."""
+    script = files_of("mmlu-pro")["accuracy.sh"]
+    assert "needed_len=6144" in script and "max_model_len=8192" in script
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "mi355x-fp8",
+            {"cudagraph_mode": "FULL_AND_PIECEWISE", "custom_ops": ["-rms_norm", "-quant_fp8", "-silu_and_mul"]},
+        ),
+        ("mi355x-mxfp4", {"cudagraph_mode": "FULL_AND_PIECEWISE"}),
+    ],
+)
+def test_mi355x_is_launched_as_in_amds_recipe(name: str, expected: dict[str, object]) -> None:
+    plan = saved_plan(name)
+    argv = plan["serve_argv"]
+    assert isinstance(argv, list) and json.loads(value_of(argv, "--compilation-config")) == expected
+    for flag, value in {
+        "--tensor-parallel-size": "1", "--max-num-batched-tokens": "32768", "--kv-cache-dtype": "fp8",
+        "--gpu-memory-utilization": "0.9", "--load-format": "safetensors",
+    }.items():  # fmt: skip
+        assert value_of(argv, flag) == value
+    assert {"--async-scheduling", "--no-enable-prefix-caching"} <= set(argv)
+    env = plan["env"]
+    assert isinstance(env, dict) and env["VLLM_ROCM_USE_AITER"] == "1" and env["SAFETENSORS_FAST_GPU"] == "1"
+    assert ("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM" in env) == (name == "mi355x-mxfp4")
+    bench = plan["bench_argv"]
+    assert isinstance(bench, list)
+    assert [value_of(bench, f"--random-{side}-len") for side in ("input", "output")] == ["8192", "1024"]
+    assert value_of(bench, "--max-concurrency") == "64" and value_of(bench, "--seed") == "123"
+    assert int(value_of(bench, "--num-prompts")) == 5 * 64
+
+
+def test_blackwell_and_hopper_differ_by_capability() -> None:
+    blackwell, hopper = saved_plan("nvidia-source"), saved_plan("hopper-fp8")
+    argv = blackwell["serve_argv"]
+    assert isinstance(argv, list) and isinstance(hopper["serve_argv"], list)
+    config = json.loads(value_of(argv, "--compilation-config"))
+    # the document's own words, but for a sum over one GPU; full_cuda_graph became a mode in 0.10.1
+    assert config["pass_config"] == {"enable_noop": True}
+    assert config["custom_ops"] == ["+quant_fp8", "+rms_norm"]
+    assert blackwell["env"] == {
+        "VLLM_ATTENTION_BACKEND": "FLASHINFER", "VLLM_USE_TRTLLM_ATTENTION": "1", "VLLM_USE_V1": "1",
+    }  # fmt: skip
+    assert "--compilation-config" not in hopper["serve_argv"]
+    for plan in (argv, hopper["serve_argv"]):
+        assert value_of(plan, "--max-num-seqs") == "512" and value_of(plan, "--max-num-batched-tokens") == "8192"
+        assert value_of(plan, "--max-model-len") == "9216"
+    assert "capability=10.0" in files_of("blackwell-fp4")["preflight.sh"]
+    assert "capability=9.0" in files_of("hopper-fp8")["preflight.sh"]
+
+
+def test_fp8_cache_switches_aiter_off_on_mi300x_in_the_0_9_1_image_only() -> None:
+    """The known issue of AMD's document of 0.9.1; the recipe for MI355X has both."""
+    for name, value in {"online": "0", "mi355x-fp8": "1"}.items():
+        plan = saved_plan(name)
+        assert isinstance(plan["env"], dict) and plan["env"]["VLLM_ROCM_USE_AITER"] == value
+        assert plan["kv_cache_dtype"] == "fp8"
+    newer = saved_plan("online", engine_version="0.27.1")
+    assert isinstance(newer["env"], dict) and newer["env"]["VLLM_ROCM_USE_AITER"] == "1"
+
+
+def test_latency_measures_the_rows_of_the_published_table() -> None:
+    points = points_of("latency", "latency.sh")
+    assert len(points) == 16
+    for words in points:
+        batch, length = value_of(words, "--batch-size"), value_of(words, "--input-len")
+        assert length in {"128", "2048"} and value_of(words, "--output-len") == "2048"
+        assert int(value_of(words, "--max-model-len")) >= int(length) + 2048
+        assert int(value_of(words, "--max-num-seqs")) >= int(batch)
+        # the same prompts are repeated: with a prefix cache the first token would cost nothing
+        assert "--no-enable-prefix-caching" in words
+        assert value_of(words, "--num-iters-warmup") == "3" and value_of(words, "--num-iters") == "5"
+    assert len({value_of(words, "--max-num-seqs") for words in points}) == 1, "one set of graphs for all points"
+    assert "published 125.471 s" in points[-1][3]
+    assert all("published" not in words[3] for words in points_of("latency", "latency.sh", engine_version="0.10.0"))
+
+
+def test_published_throughput_stands_in_the_unit_of_the_result() -> None:
+    """The result counts input and output: 12,638.9 output tokens/s x (128 + 2048) / 2048 = 13,428.8."""
+    first = points_of("throughput", "throughput.sh")[0]
+    assert first[2] == "tokens_per_second" and "published 13,428.8 tokens/s (12,638.9 of them output)" in first[3]
+
+
+def test_ttft_is_one_token_without_graphs() -> None:
+    for words in points_of("ttft", "ttft.sh"):
+        assert value_of(words, "--output-len") == "1" and "--enforce-eager" in words
+
+
+def test_prompts_are_a_multiple_of_places() -> None:
+    for name in ("throughput", "deepseek", "cpx", "build-rocm-0.6.3"):
+        for words in points_of(name, "throughput.sh"):
+            assert int(value_of(words, "--num-prompts")) % int(value_of(words, "--max-num-seqs")) == 0, name
+
+
+def test_deepseek_keeps_the_limits_of_the_document() -> None:
+    scripts = files_of("deepseek")
+    every = [json.loads(scripts["plan.json"])["serve_argv"], *points_of("deepseek", "latency.sh")]
+    for words in [*every, *points_of("deepseek", "throughput.sh")]:
+        assert value_of(words, "--block-size") == "1"
+        assert int(value_of(words, "--max-model-len")) <= 32768
+    r1 = saved_plan("deepseek", model="deepseek-ai/DeepSeek-R1")
+    assert r1["model"] == "deepseek-ai/DeepSeek-R1" and r1["block_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "engine"),
+    [
+        ("0.7.3", ["--speculative-model", "--num-speculative-tokens"], None),
+        ("0.8.3", ["--speculative-config"], "0"),
+        ("0.9.1", ["--speculative-config"], "0"),
+        ("0.27.1", ["--speculative-config"], None),
+    ],
+)
+def test_drafting_is_said_in_the_words_of_the_version(version: str, flags: list[str], engine: str | None) -> None:
+    without, with_draft = points_of("speculative", "speculative.sh", engine_version=version)
+    assert [word for word in with_draft if "specul" in word and word.startswith("--")] == flags
+    assert not any("specul" in word for word in without[4:])
+    draft = "amd/Llama-3.1-8B-Instruct-FP8-KV"
+    assert draft in value_of(with_draft, flags[0])
+    for words in (without, with_draft):
+        assert (f"VLLM_USE_V1={engine}" in words) == (engine is not None), "both runs use the same engine"
+
+
+@pytest.mark.parametrize("version", ["0.8.2", "0.14.0", "0.15.0"])
+def test_another_model_is_drafted_for_by_the_model_that_is_named(version: str) -> None:
+    """0.8.2 takes the old options and drafts in V0; between 0.10.0 and 0.14.1 no release drafts with a model."""
+    choice = {"gpu": "h100-sxm", "model": "meta-llama/Llama-3.1-8B-Instruct", "engine_version": version}
+    with pytest.raises(IllegalPlanError, match="drafts for"):
+        files_of("speculative", **choice)
+    choice["draft"] = "meta-llama/Llama-3.2-1B-Instruct"
+    if version == "0.14.0":
+        with pytest.raises(IllegalPlanError, match="does not draft with a model"):
+            files_of("speculative", **choice)
+        return
+    _, with_draft = points_of("speculative", "speculative.sh", **choice)
+    flag = "--speculative-model" if version == "0.8.2" else "--speculative-config"
+    assert "meta-llama/Llama-3.2-1B-Instruct" in value_of(with_draft, flag)
+    assert ("VLLM_USE_V1=0" in with_draft) == (version == "0.8.2")
+
+
+def test_quick_reduce_is_measured_in_every_mode_of_the_document() -> None:
+    modes = [words[words.index("--env") + 1] for words in points_of("quick-reduce", "quick_reduce.sh")]
+    prefix = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION="
+    assert modes == [prefix + mode for mode in ("NONE", "FP", "INT8", "INT6", "INT4")]
+
+
+def test_aiter_is_measured_with_the_switches_of_the_document() -> None:
+    with_aiter, without = points_of("aiter", "aiter.sh")
+    for switch in ("VLLM_ROCM_USE_AITER=1", "VLLM_ROCM_USE_AITER_MHA=0", "VLLM_ROCM_USE_AITER_RMSNORM=0"):
+        assert switch in with_aiter
+    assert "VLLM_ROCM_USE_AITER=0" in without
+    assert value_of(with_aiter, "--batch-size") == "256"
+
+
+@pytest.mark.parametrize(
+    ("name", "commit", "dockerfile", "arguments"),
+    [
+        ("nvidia-source", "dc5e4a653c859573dfcca99f1b0141c2db9f94cc", "docker/Dockerfile",
+         {"CUDA_VERSION=12.8.1", "nvcc_threads=2", "RUN_WHEEL_CHECK=false", "torch_cuda_arch_list=9.0+PTX 10.0+PTX"}),
+        ("build-rocm-0.6.3", "2c60adc83981ada77a77b2adda78ef109d2e2e2b", "Dockerfile.rocm",
+         {"BUILD_HIPBLASLT=1", "USE_CYTHON=1"}),
+        ("build-rocm-0.9.1", "b432b7a285aa0dcb9677380936ffa74931bb6d6f", "docker/Dockerfile.rocm", set()),
+        ("build-rocm-aiter", "913dbc298a50aaa6dd4d5562ffd32562bbad7098", "Dockerfile.rocm", {"USE_CYTHON=1"}),
+    ],
+)  # fmt: skip
+def test_images_are_built_at_the_documents_commit(name: str, commit: str, dockerfile: str, arguments: set[str]) -> None:
+    script = files_of(name)["build_image.sh"]
+    assert f"commit={commit}\n" in script and f"dockerfile={dockerfile}\n" in script
+    (build,) = [words for words in commands_in(script) if words[:2] == ["DOCKER_BUILDKIT=1", "docker"]]
+    given = {after for word, after in pairwise(build) if word == "--build-arg"}
+    assert given == arguments
+    assert saved_plan(name)["image"] == next(b.image for b in builds().values() if b.commit == commit)
+
+
+@pytest.mark.parametrize(("name", "asked"), [("nvidia-source", "0.27.1"), ("build-rocm-0.9.1", "0.8.5")])
+def test_a_commit_takes_the_options_of_one_version(name: str, asked: str) -> None:
+    with pytest.raises(IllegalPlanError, match="takes the options of vLLM 0"):
+        files_of(name, engine_version=asked)
+
+
+def test_the_documents_commit_is_launched_in_its_own_words() -> None:
+    """The document gives the commit full_cuda_graph; on another GPU it is the same commit."""
+    config = json.loads(value_of(saved_plan("nvidia-source")["serve_argv"], "--compilation-config"))
+    assert config["full_cuda_graph"] is True and "cudagraph_mode" not in config
+    assert saved_plan("nvidia-source", gpu="h200-sxm")["engine_version"] == "0.10.1"
+
+
+def test_a_version_without_an_image_is_built() -> None:
+    plan = saved_plan("latency", engine_version="0.6.3")
+    assert plan["image"] == "planner/vllm-rocm:0.6.3-2c60adc83981"
+    assert plan["engine_version"] == "0.6.4", "the options that this commit takes"
+    assert "is built, not pulled" in files_of("latency", engine_version="0.6.3")["pull_image.sh"]
+
+
+def test_mad_is_run_with_the_words_of_its_script_and_old_versions_only() -> None:
+    script = files_of("mad")["mad.sh"]
+    assert './vllm_benchmark_report.sh -s all -m "$1" -g "$2" -d "$3"' in script and "dtype=float16" in script
+    assert saved_plan("mad")["image"] == "rocm/vllm:rocm6.3.1_instinct_vllm0.7.3_20250325"
+    with pytest.raises(IllegalPlanError, match="num-scheduler-steps"):
+        files_of("mad", engine_version="0.10.1")
+
+
+# --- several servers ---
+
+
+def test_each_partition_has_its_server_its_device_and_its_port() -> None:
+    files = files_of("cpx")
+    assert "copies=64\n" in files["instances.sh"]
+    ports = [int(port) for port in re.findall(r"server 127\.0\.0\.1:(\d+) ", files["nginx.conf"])]
+    assert ports == list(range(8001, 8065))
+    assert "listen 127.0.0.1:8000;" in files["nginx.conf"]
+    assert '--env "HIP_VISIBLE_DEVICES=${devices[$1]}"' in files["instances.sh"]
+    assert "HIP_VISIBLE_DEVICES=0" not in files["instances.sh"]
+    assert "compute=CPX" in files["partition.sh"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "copies"),
+    [("mi300x", "meta-llama/Llama-3.1-8B-Instruct", 8), ("mi300x-cpx", "meta-llama/Llama-3.2-1B-Instruct", 64)],
+)
+def test_recommend_writes_them_where_a_node_holds_several(tmp_path: Path, gpu: str, model: str, copies: int) -> None:
+    assert main(["recommend", model, "--gpu", gpu, "--goal", "max-throughput", "-o", str(tmp_path / "plan")]) == 0
+    script = (tmp_path / "plan" / "instances.sh").read_text()
+    assert f"copies={copies}\n" in script
+    assert (tmp_path / "plan" / "instances.sh").stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runbook_names_scripts_that_are_there_only(name: str) -> None:
+    """Of mi355x-fp8, say: a node holds eight such servers, and its runbook starts them with instances.sh."""
+    files = files_of(name)
+    for runbook in (path for path in files if path.endswith("RUNBOOK.md")):
+        named = set(re.findall(r"([a-z_]+\.sh)", files[runbook].replace("\\_", "_")))
+        assert {"launch.sh", "benchmark.sh"} <= named
+        assert {runbook.replace("RUNBOOK.md", script) for script in named} <= set(files)
+
+
+def test_a_plan_that_fills_its_node_needs_no_balancer() -> None:
+    files = files_of("online")
+    file = PlanFile.from_json(files["plan.json"])
+    emission = Emission(file, load_profile("mi300x"), 1, ("x",))
+    assert file.plan.num_gpus == 8 and needed_by(emission) == {}
+    assert "instances.sh" not in render_scripts(emission)
+
+
+def test_two_gpus_for_each_copy() -> None:
+    file = PlanFile.from_json(files_of("online")["plan.json"])
+    plan = file.plan.model_copy(update={"num_gpus": 2, "tensor_parallel_size": 2})
+    made = needed_by(Emission(file.model_copy(update={"plan": plan}), load_profile("mi300x"), 1, ("x",)))
+    assert "<<<'0,1\n2,3\n4,5\n6,7'" in made["instances.sh"]
+
+
+def test_whole_gpus_and_partitions_are_compared_at_the_same_load() -> None:
+    files = files_of("compare-partitions")
+    table = [line for line in files["COMPARISON.md"].splitlines() if line.startswith(("| SPX", "| CPX"))]
+    assert len(table) == 4
+    plans = {path.split("/")[0]: json.loads(text) for path, text in files.items() if path.endswith("/plan.json")}
+    servers = {"mi300x-tp1": 8, "mi300x-tp8": 1, "mi300x-cpx": 64, "mi300x-cpx-nps4": 64}
+    assert set(plans) == set(servers)
+    for folder, plan in plans.items():
+        assert plan["workload"]["max_concurrency"] * servers[folder] == 512
+        assert f"layout {folder} results/node-{plan['digest']}.json" in files["compare.sh"]
+        assert f"{folder}/instances.sh" in files
+    # whole GPUs first: the mode is changed as rarely as possible
+    order = re.findall(r"^layout (\S+)", files["compare.sh"], re.MULTILINE)
+    assert order == ["mi300x-tp1", "mi300x-tp8", "mi300x-cpx", "mi300x-cpx-nps4"]
+
+
+def test_a_model_too_large_for_a_partition_is_compared_on_whole_gpus_and_said_so() -> None:
+    text = files_of("compare-partitions", model="meta-llama/Llama-3.3-70B-Instruct")["COMPARISON.md"]
+    assert "Not possible" in text and "mi300x-cpx" in text.partition("Not possible")[2]
+
+
+# --- loads ---
+
+
+def test_a_sweep_sends_five_prompts_for_each_request_in_flight() -> None:
+    script = files_of("sweep")["sweep.sh"]
+    loads = [words for words in commands_in(script) if words[:1] == ["point"]]
+    closed = [words for words in loads if words[1].startswith("concurrency")]
+    assert [int(value_of(words, "--max-concurrency")) for words in closed] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    for words in loads:
+        assert value_of(words, "--percentile-metrics") == "ttft,tpot,itl,e2el"
+        assert words[2] == value_of(words, "--num-prompts")
+    for words in closed:
+        assert int(words[2]) == 5 * int(value_of(words, "--max-concurrency"))
+    rates = [float(value_of(words, "--request-rate")) for words in loads if words[1].startswith("rate")]
+    assert len(rates) == 6 and rates == sorted(rates) and rates[-1] / rates[0] > 4
+    digest = saved_plan("sweep")["digest"]
+    assert f"digest={digest}\n" in script and "sweep-$load-$digest.json" in script
+
+
+def test_guidellm_is_told_what_the_sweep_sends() -> None:
+    script = files_of("sweep")["guidellm.sh"]
+    assert re.findall(r"^streams (\d+) (\d+) \d+$", script, re.MULTILINE)[-1] == ("256", "1280")
+    (line,) = [line for line in script.splitlines() if line.startswith("data=")]
+    assert json.loads(shlex.split(line)[0].removeprefix("data=")) == {
+        "kind": "synthetic_text", "prompt_tokens": 1024, "output_tokens": 1024,
+    }  # fmt: skip
+
+
+# --- choosing ---
+
+
+def test_another_model_or_gpu_is_planned_as_recommend_plans() -> None:
+    plan = saved_plan("latency", model="Qwen/Qwen3-8B", gpu="h200-sxm")
+    assert plan["gpu"] == "h200-sxm" and plan["platform"] == "cuda"
+    assert isinstance(plan["why"], list) and "recommended settings" in plan["why"][0]
+    for words in points_of("latency", "latency.sh", model="Qwen/Qwen3-8B", gpu="h200-sxm"):
+        assert "published" not in words[3] and value_of(words, "--model") == "Qwen/Qwen3-8B"
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(IllegalPlanError, match="not a workflow for"):
+        files_of("quick-reduce", gpu="h100-sxm")
+    with pytest.raises(IllegalPlanError, match="whole AMD GPU"):
+        files_of("compare-partitions", gpu="mi300x-cpx")
+    with pytest.raises(IllegalPlanError, match="no plan of"):
+        files_of("sweep", model="meta-llama/Llama-3.1-405B-Instruct", gpu="rtx-4090")
+    with pytest.raises(InputError) as unknown:
+        find_workflow("latencies")
+    assert "latency" in unknown.value.hint
+
+
+def test_the_command_line_lists_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workflow", "list", "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in listed] == list(NAMES) and all(row["scripts"] for row in listed)
+    target = tmp_path / "plan"
+    assert main(["workflow", "sweep", "--max-concurrency", "32", "-o", str(target)]) == 0
+    assert (target / "sweep.sh").stat().st_mode & 0o100
+    assert json.loads((target / "plan.json").read_text())["workload"]["max_concurrency"] == 32
+    capsys.readouterr()
+    assert main(["workflow", "sweep", "-o", str(target)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["workflow", "sweeping"]) == 2
+    assert "hint:" in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""The largest load of a server: at the edge of its targets, and monotone where physics is."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.engine.images import default_version
+from planner.engine.settings import EngineArgs
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.planning.capacity import (
+    By,
+    ServedLoad,
+    at_load,
+    bisected,
+    largest_load,
+    margin,
+    measure,
+    paced,
+    steady_rate,
+)
+from planner.planning.predict import Deployment, estimate, interval, resolve_deployment
+from planner.workload.requests import Requests, Workload
+from planner.workload.targets import Slo, parse_slos
+
+LOAD = Workload(512, 128, 1)
+TIGHT = parse_slos({"ttft": 400.0, "tpot": 40.0})
+
+
+@cache
+def server(gpu: str = "h100", tensor_parallel_size: int = 1) -> Deployment:
+    profile = load_profile(gpu)
+    args = EngineArgs(max_model_len=1024, max_num_seqs=128, tensor_parallel_size=tensor_parallel_size)
+    return resolve_deployment(
+        resolve_model("meta-llama/Llama-3.1-8B-Instruct").model, profile, args, default_version(profile)
+    )
+
+
+def at(value: float, slos: tuple[Slo, ...], by: By) -> ServedLoad:
+    return measure(server(), at_load(server(), LOAD, slos, by, value), slos)
+
+
+@pytest.mark.parametrize("by", ["rate", "concurrency"])
+def test_the_largest_load_keeps_the_targets_and_a_larger_one_breaks_them(by: By) -> None:
+    found = largest_load(server(), LOAD, TIGHT, by=by)
+    assert found is not None and found.meets and found.bound_by
+    again = at(found.value, TIGHT, by)
+    assert [reading.expected_ms for reading in again.readings] == [r.expected_ms for r in found.readings]
+    larger = found.value * 1.1 if by == "rate" else max(found.value + 2, round(found.value * 1.1))
+    assert not at(larger, TIGHT, by).meets
+
+
+def test_a_concurrency_found_by_bisection_is_the_one_that_trying_all_finds() -> None:
+    slos = parse_slos({"tpot": 25.0}, "mean")
+    found = largest_load(server(), LOAD, slos, by="concurrency")
+    tried = [n for n in range(1, 129) if at(n, slos, "concurrency").meets]
+    assert found is not None and tried
+    assert max(tried) * 0.96 <= found.value <= max(tried)
+
+
+def test_what_is_expected_lies_at_the_end_of_the_interval_that_is_asked_for() -> None:
+    (slo,) = parse_slos({"ttft": 400.0})
+    bounds = interval(server(), "p99_ttft_ms")
+    assert bounds is not None
+    assert (margin(server(), slo, pessimistic=False), margin(server(), slo)) == bounds
+    (reading,) = at(4, (slo,), "concurrency").readings
+    assert reading.expected_ms == pytest.approx(reading.predicted_ms * bounds[1])
+
+
+def test_the_optimistic_end_and_looser_targets_allow_more() -> None:
+    pessimistic = largest_load(server(), LOAD, TIGHT)
+    optimistic = largest_load(server(), LOAD, TIGHT, pessimistic=False)
+    loose = largest_load(server(), LOAD, parse_slos({"ttft": 800.0, "tpot": 80.0}))
+    assert pessimistic and optimistic and loose
+    assert optimistic.value > pessimistic.value
+    assert loose.value >= pessimistic.value
+
+
+def test_a_target_below_a_step_is_never_met() -> None:
+    # 16 GB of weights at 3.35 TB/s take 4.8 ms
+    assert largest_load(server(), LOAD, parse_slos({"tpot": 4.0})) is None
+
+
+def test_without_targets_the_rate_is_what_full_batches_serve() -> None:
+    found = largest_load(server(), LOAD, ())
+    steady = estimate(server(), 512, 128, 128)  # the closed form at max_num_seqs
+    bounds = interval(server(), "output_throughput")
+    assert found is not None and bounds is not None
+    assert found.value == pytest.approx(steady.output_tok_per_s / 128 * bounds[0], rel=0.03)
+    assert found.value <= steady_rate(server(), LOAD) * 1.000001
+    assert not at(found.value * 1.1, (), "rate").stable
+
+
+def test_goodput_counts_the_requests_that_keep_every_target() -> None:
+    load = at(64, TIGHT, "concurrency")
+    factors = {slo.metric: margin(server(), slo) for slo in TIGHT}
+    good = (load.replay.ttft_s * factors["ttft"] <= 0.4) & (load.replay.tpot_s * factors["tpot"] <= 0.04)
+    assert load.goodput_per_s == pytest.approx(good.sum() / load.replay.duration_s)
+    assert load.goodput_per_s < load.request_per_s
+
+
+def test_enough_requests_are_sent_for_a_high_percentile() -> None:
+    (slo,) = parse_slos({"ttft": 400.0}, "99.9")
+    assert at_load(server(), LOAD, (slo,), "concurrency", 1).num_prompts >= 1000
+
+
+def test_a_trace_keeps_its_rhythm_at_another_rate() -> None:
+    requests = Requests(np.array([5, 6, 7]), np.array([1, 1, 1]), np.array([10.0, 11.0, 16.0]))
+    sent = paced(requests, replace(LOAD, num_prompts=3, request_rate=1.0))
+    assert sent is not None
+    assert sent.arrival_s.tolist() == [0.0, 0.5, 3.0]  # three requests over three seconds
+    together = paced(requests, replace(LOAD, num_prompts=2))
+    assert together is not None and together.arrival_s.tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 400), st.floats(1, 400), st.integers(0, 450))
+def test_bisection_finds_the_edge_wherever_it_begins(most: int, guess: float, edge: int) -> None:
+    template = at(1, (), "concurrency")
+
+    def probe(value: float) -> ServedLoad:
+        return replace(template, value=value, stable=value <= edge)
+
+    found = bisected(probe, guess, 1, most, whole=True)
+    best = min(edge, most)
+    if best < 1:
+        assert found is None
+    else:
+        assert found is not None and best - max(1, 0.04 * best) <= found.value <= best

@@ -1,0 +1,357 @@
+"""Comparisons: equal hardware and load, what limits, who leads. Against arithmetic by hand and published runs."""
+
+import csv
+import io
+import json
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from command_line import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.engine.settings import EngineArgs
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.planning.compare.comparison import Comparison, compare_machines, flips, order_in_words, standings
+from planner.planning.compare.machine import Machine, Question, RefusedMachine, machines
+from planner.planning.compare.point import ComparedPoint, dealt, figures
+from planner.planning.cost import Span
+from planner.planning.predict import resolve_deployment, simulate_serve
+from planner.workload.requests import Workload
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def question(per: str = "package", model: str = LLAMA, **settings: Any) -> Question:
+    return Question(resolve_model(model).model, EngineArgs(), per, **settings)  # type: ignore[arg-type]
+
+
+@cache
+def compared(*gpus: str, concurrency: tuple[int, ...] = (8,), per: str = "package", model: str = LLAMA) -> Comparison:
+    workloads = [Workload(1024, 1024, 1, max_concurrency=places) for places in concurrency]
+    return compare_machines(question(per, model), [load_profile(gpu) for gpu in gpus], workloads)
+
+
+def point(comparison: Comparison, gpu: str, load: float) -> ComparedPoint:
+    (found,) = (p for p in comparison.points if p.gpu == gpu and p.load == load)
+    return found
+
+
+def machine(gpu: str, units: int = 1) -> Machine:
+    found = machines(question(sizes=(1,)), load_profile(gpu), units, 2048)
+    assert not isinstance(found, RefusedMachine)
+    return found[0]
+
+
+# ---------------------------------------------------------------------------------------------- equal hardware
+
+
+def test_a_package_equals_a_package() -> None:
+    """One MI300X in SPX mode against all eight of its CPX partitions, each a server of its own."""
+    comparison = compared("mi300x", "mi300x-cpx", "h100-mig-1g.20gb")
+    shapes = {p.gpu: (p.machine.units, p.machine.servers, p.machine.gpus) for p in comparison.points}
+    assert shapes == {"mi300x": (1, 1, 1.0), "mi300x-cpx": (8, 8, 1.0), "h100-mig-1g.20gb": (4, 4, 1.0)}
+
+
+def test_a_node_equals_a_node() -> None:
+    comparison = compared("mi300x", "mi300x-cpx", per="node")
+    assert {p.gpu: p.machine.units for p in comparison.points} == {"mi300x": 8, "mi300x-cpx": 64}
+
+
+def test_a_partition_may_stand_for_itself() -> None:
+    comparison = compared("mi300x", "mi300x-cpx", per="gpu")
+    assert {p.gpu: (p.machine.units, p.machine.gpus) for p in comparison.points} == {
+        "mi300x": (1, 1),
+        "mi300x-cpx": (1, 1),
+    }
+
+
+def test_all_get_the_fewest_packages_on_which_the_model_fits_everywhere() -> None:
+    """70 billion parameters in bf16 are 141 GB: one MI300X (192 GiB) would do, an H100 (80 GB) takes two."""
+    comparison = compared("mi300x", "h100-sxm", model="meta-llama/Llama-3.3-70B-Instruct")
+    assert comparison.share == 2
+    assert {p.machine.units for p in comparison.points} == {2}
+
+
+def test_what_cannot_hold_the_model_says_why_and_stops_nobody() -> None:
+    comparison = compared("mi300x-cpx", "mi300x", model="meta-llama/Llama-3.3-70B-Instruct")
+    assert [refused.gpu for refused in comparison.refused] == ["mi300x-cpx"]
+    assert "GiB of weights" in comparison.refused[0].reason
+    assert comparison.share == 1
+
+
+# -------------------------------------------------------------------------------------------------- equal load
+
+
+@given(st.integers(1, 300), st.integers(1, 64))
+@settings(max_examples=60)
+def test_requests_are_dealt_evenly_and_all_of_them(places: int, servers: int) -> None:
+    shares = dealt(machine("h100-sxm").deployment, Workload(8, 8, 1, max_concurrency=places), servers)
+    sizes = [share.workload.max_concurrency or 0 for share in shares]
+    assert sum(size * share.servers for size, share in zip(sizes, shares, strict=True)) == places
+    assert sum(share.servers for share in shares) == min(servers, places)
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_one_server_is_predicted_as_predict_serve_does() -> None:
+    found = point(compared("h100-sxm"), "h100-sxm", 8)
+    profile, asked = load_profile("h100-sxm"), question()
+    deployment = resolve_deployment(asked.model, profile, EngineArgs(), asked.version_for(profile))
+    expected = simulate_serve(deployment, found.shares[0].workload).result
+    row = figures(found)
+    for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms"):
+        for ending in ("", "_lo", "_hi"):
+            assert row[key + ending] == pytest.approx(expected[key + ending]), key + ending
+
+
+def test_two_servers_of_half_the_load_put_out_twice_what_one_does() -> None:
+    half = dealt(machine("h100-sxm").deployment, Workload(1024, 1024, 1, max_concurrency=8), 1)[0].workload
+    two = point(compare_machines(question(sizes=(1,), share=2), [load_profile("h100")], [_closed(16)]), "h100-sxm", 16)
+    alone = simulate_serve(machine("h100-sxm").deployment, half).result
+    assert two.tok_per_s.mid == pytest.approx(2 * alone["output_throughput"])
+    assert two.tok_per_s_per_user and two.tok_per_s_per_user.mid == pytest.approx(alone["output_throughput"] / 8)
+
+
+def _closed(places: int, input_len: int = 1024, output_len: int = 1024) -> Workload:
+    return Workload(input_len, output_len, 1, max_concurrency=places)
+
+
+def test_cost_and_power_by_hand() -> None:
+    """H100 at 3 USD/h and 700 W: the dollars and joules of its own tokens per second."""
+    comparison = compare_machines(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 3.0})
+    row = figures(comparison.points[0])
+    rate = row["output_throughput"]
+    assert row["usd_per_hour"] == 3.0 and row["power_w"] == 700.0
+    assert row["usd_per_million_output_tokens"] == pytest.approx(3.0 / (rate * 3600) * 1e6)
+    assert row["output_tokens_per_joule"] == pytest.approx(rate / 700)
+
+
+def test_at_a_price_of_zero_nothing_is_divided_by_it() -> None:
+    row = figures(compare_machines(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 0.0}).points[0])
+    assert row["usd_per_hour"] == 0.0
+    assert row["output_tokens_per_usd"] is None and row["usd_per_million_output_tokens"] is None
+    assert row["output_throughput"] > 0
+
+
+# ------------------------------------------------------------------------------------ against published comparisons
+
+
+def test_eight_cpx_servers_lose_to_one_spx_server() -> None:
+    """dstack, July 2025: Llama-3.1-8B on 8 CPX partitions was slower than on the whole MI300X, more so under load:
+    16 GB of weights in each 24 GB leave little KV cache."""
+    comparison = compared("mi300x", "mi300x-cpx-nps4", concurrency=(8, 64, 512))
+    for load in (8, 64, 512):
+        assert (
+            point(comparison, "mi300x-cpx-nps4", load).tok_per_s.mid < point(comparison, "mi300x", load).tok_per_s.mid
+        )
+    assert "KV capacity" in point(comparison, "mi300x-cpx-nps4", 512).bound_by
+
+
+def test_two_dpx_servers_win_only_where_latency_is_long() -> None:
+    """ROCm blog, January 2026: two servers on DPX/NPS2 gave about 1.2x at high latency, SPX was better below ~4 s."""
+    comparison = compared("mi300x", "mi300x-dpx-nps2", concurrency=(8, 64, 512))
+    gain = {
+        load: point(comparison, "mi300x-dpx-nps2", load).tok_per_s.mid / point(comparison, "mi300x", load).tok_per_s.mid
+        for load in (8, 64, 512)
+    }
+    assert gain[8] < gain[64] < 1 < gain[512] < 1.3
+
+
+# ------------------------------------------------------------------------------------------------ what limits
+
+
+def bound(workload: Workload, gpu: str = "h100-sxm") -> str:
+    return compare_machines(question(), [load_profile(gpu)], [workload]).points[0].bound_by
+
+
+def test_a_single_request_waits_for_weights() -> None:
+    """16 GB of weights are read for each token of one request, and 0.1 GB of cache."""
+    assert bound(_closed(1, 128, 512)).startswith("weights bandwidth")
+
+
+def test_many_long_contexts_wait_for_the_cache() -> None:
+    """64 requests of 6,144 tokens on average x 131,072 bytes are 52 GB of cache against 16 GB of weights."""
+    assert bound(_closed(64, 2048, 8192), "mi300x").startswith("KV bandwidth")
+
+
+def test_prompts_without_answers_wait_for_arithmetic() -> None:
+    assert bound(_closed(16, 4096, 1)).startswith("compute")
+
+
+def test_more_requests_than_the_cache_holds_wait_for_its_capacity() -> None:
+    """An H100 has about 50 GB for the cache: 24 requests of 2.1 GB, not 100."""
+    assert bound(_closed(100, 16000, 512)).startswith("KV capacity: holds 2")
+
+
+def test_what_arrives_faster_than_it_is_served_queues_without_end() -> None:
+    found = compare_machines(question(), [load_profile("h100")], [Workload(1024, 1024, 1, request_rate=1000.0)]).points[
+        0
+    ]
+    assert not found.keeps_up
+    assert found.bound_by.startswith("queueing")
+    assert found.latency_ms("mean_ttft_ms") is None and found.tok_per_s_per_user is None
+
+
+# -------------------------------------------------------------------------------------------------- who leads
+
+
+def stub(gpu: str, load: float, low: float, mid: float, high: float, keeps_up: bool = True) -> ComparedPoint:
+    return cast("ComparedPoint", SimpleNamespace(gpu=gpu, load=load, span=Span(low, mid, high), keeps_up=keeps_up))
+
+
+def _at(p: Any) -> float:
+    return float(p.load)
+
+
+def _figure(p: Any) -> Span:
+    return cast("Span", p.span)
+
+
+CROSSING = [
+    stub("a", 8, 9, 10, 11), stub("b", 8, 4, 5, 6),
+    stub("a", 32, 18, 20, 22), stub("b", 32, 15, 19, 23),
+    stub("a", 128, 28, 30, 32), stub("b", 128, 55, 60, 65),
+]  # fmt: skip
+
+
+def test_where_the_order_flips() -> None:
+    (flip,) = flips(CROSSING, _at, _figure)
+    assert (flip.before, flip.after, flip.until, flip.since) == ("a", "b", 32, 128)
+    assert not flip.certain  # 18-22 and 15-23 overlap
+
+
+def test_the_order_in_words_says_where_it_is_not_certain() -> None:
+    words = order_in_words("tokens/s per user", "concurrency", standings(CROSSING, _at, _figure))
+    assert words == (
+        "tokens/s per user: a up to concurrency 32, b from 128 on; "
+        "not certain at concurrency 32: the intervals of first and second overlap"
+    )
+
+
+def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
+    close = [stub("a", 1, 90, 100, 110), stub("b", 1, 90, 100.5, 110), stub("a", 2, 1, 2, 3), stub("b", 2, 4, 5, 6)]
+    assert standings(close, _at, _figure)[0].tied
+    tied = [standing for standing in standings(close, _at, _figure) if standing.tied]
+    assert order_in_words("tokens/s", "concurrency", tied) == "tokens/s: b and a alike lead"
+    assert not list(flips(close, _at, _figure))
+
+
+def test_who_does_not_keep_up_has_no_place() -> None:
+    points = [stub("a", 1, 1, 1, 1), stub("b", 1, 9, 9, 9, keeps_up=False)]
+    assert standings(points, _at, _figure)[0].order == ("a",)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.floats(1, 100)), min_size=1, unique_by=lambda t: t[:2]
+    )
+)
+def test_a_flip_joins_two_places_with_opposite_order(drawn: list[tuple[str, int, float]]) -> None:
+    points = [stub(gpu, load, value, value, value) for gpu, load, value in drawn]
+    value = {(gpu, load): figure for gpu, load, figure in drawn}
+    for flip in flips(points, _at, _figure):
+        assert value[flip.before, int(flip.until)] > value[flip.after, int(flip.until)]
+        assert value[flip.before, int(flip.since)] < value[flip.after, int(flip.since)]
+
+
+def test_lengths_are_an_axis_of_their_own() -> None:
+    workloads = [_closed(places, length) for length in (512, 8192) for places in (4, 32)]
+    comparison = compare_machines(question(), [load_profile("h100"), load_profile("mi300x")], workloads)
+    axes = {(order.axis.name, order.axis.fixed) for order in comparison.orders()}
+    assert axes == {
+        ("concurrency", "512 in / 1,024 out"),
+        ("concurrency", "8,192 in / 1,024 out"),
+        ("input length", "concurrency 4"),
+        ("input length", "concurrency 32"),
+    }
+    for order in comparison.orders():
+        assert [standing.at for standing in order.standings] in ([4, 32], [512, 8192])
+
+
+# ---------------------------------------------------------------------------------------------- command line
+
+
+def test_gpus_that_are_paid_for_and_idle_are_told() -> None:
+    """A 70B in bf16 takes two H100: of three one is left over, of four none."""
+    words = ("compare", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--max-concurrency", "8")
+    three, four = run(*words, "--packages", "3"), run(*words, "--packages", "4")
+    assert "h100-sxm: 1 of 3 GPUs stays idle and is paid for beside servers of 2" in " ".join(three.err.split())
+    assert "idle" not in four.err
+    (row,) = json.loads(run(*words, "--packages", "3", "--format", "json").out)["rows"]
+    assert (row["num_gpus"], row["servers"], row["tensor_parallel_size"], row["idle_gpus"]) == (3, 1, 2, 1)
+
+
+def test_the_table_names_whose_fits_predicted() -> None:
+    from planner.output.tables.comparison import calibration_remarks
+
+    outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8")
+    assert "calibration: shipped" in outcome.err
+    mixed = [("h100-sxm", "shipped"), ("mi300x", "mine.toml"), ("b200-sxm", "shipped"), ("h100-sxm", "shipped")]
+    assert list(calibration_remarks(mixed)) == ["calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"]
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown"])
+def test_rows_for_other_programs(form: str) -> None:
+    outcome = run("compare", LLAMA, "--gpu", "h100", "--max-concurrency", "1,2", "--format", form)
+    assert outcome.status == 0
+    assert len(outcome.out.splitlines()) == {"csv": 3, "markdown": 4}[form]
+    assert "usd_per_million_output_tokens_hi" in outcome.out.splitlines()[0]
+
+
+def test_json_carries_rows_orders_and_prices() -> None:
+    outcome = run(
+        "compare", LLAMA, "--gpu", "mi300x", "--gpu", "mi355x", "--max-concurrency", "1,64", "--format", "json"
+    )  # fmt: skip
+    assert outcome.status == 0
+    answer = json.loads(outcome.out)
+    assert answer["schema_version"] == 1
+    assert [(row["gpu"], row["max_concurrency"]) for row in answer["rows"]] == [
+        ("mi300x", 1), ("mi300x", 64), ("mi355x", 1), ("mi355x", 64),
+    ]  # fmt: skip
+    assert {order["metric"] for order in answer["orders"]} == {
+        "tokens/s per user", "tokens/s per GPU", "tokens per joule",  # one price alone orders nothing
+    }  # fmt: skip
+    assert {price["gpu"]: price["usd_per_gpu_hour"] for price in answer["prices"]} == {"mi300x": 1.99, "mi355x": None}
+
+
+def test_lengths_are_pairs_in_which_one_may_come_again() -> None:
+    words = ("--input-len", "100,200,100", "--output-len", "16,16,32", "--max-concurrency", "2,2", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(run("compare", LLAMA, "--gpu", "h100", *words).out)))
+    pairs = [(row["input_len"], row["output_len"], row["max_concurrency"]) for row in rows]
+    assert pairs == [("100", "16", "2"), ("200", "16", "2"), ("100", "32", "2")]
+
+
+def test_the_table_names_the_price_that_is_missing() -> None:
+    outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8")
+    assert outcome.status == 0
+    assert "no price is known for mi355x: give one with --price GPU=USD" in outcome.err
+
+
+def test_a_model_that_nobody_holds_is_an_honest_no() -> None:
+    outcome = run("compare", "meta-llama/Llama-3.1-405B-Instruct", "--gpu", "l4")
+    assert outcome.status == 1
+    assert "l4 is left out" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("--max-concurrency", "8,x"), "--max-concurrency '8,x' is not a list of positive numbers"),
+        (("--max-concurrency", "1.5"), "--max-concurrency '1.5' is not a list of whole numbers"),
+        (("--request-rate", "0"), "--request-rate '0' is not a list of positive numbers"),
+        (("--request-rate", "1", "--max-concurrency", "1"), "--max-concurrency and --request-rate name two loads"),
+        (("--input-len", "1,2,3", "--output-len", "1,2"), "--random-input-len names 3 lengths, --random-output-len 2"),
+        (("--input-len", "200000"), "--input-len 200000"),
+        (("--price", "mi300x=1"), "mi300x is not among the GPUs"),
+        (("--gpu", "h10"), "unknown GPU 'h10'"),
+    ],
+)
+def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
+    outcome = run("compare", LLAMA, "--gpu", "h100", *words)
+    assert outcome.status == 2
+    assert cause in outcome.err and "hint:" in outcome.err
+    assert not outcome.out

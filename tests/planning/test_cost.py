@@ -1,0 +1,123 @@
+"""Dollars and watts of tokens, against arithmetic by hand; prices and power of the profiles."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.errors import InputError
+from planner.hardware.profile import DollarsPerHour, GpuProfile, ListPrice, Quantity
+from planner.hardware.profiles import load_all, load_profile
+from planner.planning.cost import Span, parse_prices, power_w, price_of, tok_per_joule, tok_per_usd, usd_per_million_tok
+
+POSITIVE = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
+PARTITIONS = [profile for profile in load_all() if profile.partition]
+
+
+def by_id(profile: GpuProfile) -> str:
+    return profile.id
+
+
+# -------------------------------------------------------------------------------------------------- arithmetic
+
+
+def test_a_million_tokens_by_hand() -> None:
+    """8 GPUs at 2.50 USD are 20 USD/h; 4,000 tokens/s are 14.4 million an hour: 20 / 14.4 = 1.3889 USD."""
+    cost = usd_per_million_tok(Span.of(20.0), Span.of(4000.0))
+    assert cost.mid == pytest.approx(1.388889, rel=1e-6)
+    assert cost.low == cost.mid == cost.high
+
+
+def test_the_cheapest_offer_and_the_fastest_end_make_the_low_end() -> None:
+    """1 USD/h at 2,000 tokens/s: 1 / 7.2 = 0.1389; 6 USD/h at 500: 6 / 1.8 = 3.3333."""
+    cost = usd_per_million_tok(Span(1.0, 2.0, 6.0), Span(500.0, 1000.0, 2000.0))
+    assert cost.low == pytest.approx(0.138889, rel=1e-5)
+    assert cost.mid == pytest.approx(2 / 3.6, rel=1e-9)
+    assert cost.high == pytest.approx(3.333333, rel=1e-5)
+
+
+def test_tokens_for_a_joule_by_hand() -> None:
+    """5,250 tokens/s on a board of 750 W: 7 tokens for each joule."""
+    assert tok_per_joule(750.0, Span.of(5250.0)).mid == pytest.approx(7.0)
+
+
+def test_what_costs_nothing_buys_no_number_of_tokens() -> None:
+    assert tok_per_usd(Span.of(0.0), Span.of(1000.0)) is None
+
+
+@given(POSITIVE, POSITIVE)
+def test_tokens_per_dollar_is_the_inverse_of_dollars_per_million(usd: float, rate: float) -> None:
+    per_dollar = tok_per_usd(Span.of(usd), Span.of(rate))
+    assert per_dollar is not None
+    assert per_dollar.mid * usd_per_million_tok(Span.of(usd), Span.of(rate)).mid == pytest.approx(1e6, rel=1e-9)
+
+
+@given(st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted), st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted))
+def test_costs_ascend(usd: list[float], rate: list[float]) -> None:
+    cost = usd_per_million_tok(Span(*usd), Span(*rate))
+    assert cost.low <= cost.mid <= cost.high
+
+
+# ------------------------------------------------------------------------------------------------------ prices
+
+
+def test_an_mi300x_costs_what_the_aggregators_say() -> None:
+    """TensorWave 1.50, AMD Developer Cloud 1.99, Azure and OCI about 6.00; May 2026."""
+    price = price_of(load_profile("mi300x"))
+    assert price is not None
+    assert price.usd_per_h == Span(1.5, 1.99, 6.0)
+    assert price.origin == "2026-05"
+
+
+@pytest.mark.parametrize("gpu", ["mi350x", "mi355x", "mi355x-cpx", "gh200-96gb", "gb200", "gb300", "rtx-4090"])
+def test_a_price_that_nobody_published_stays_unknown(gpu: str) -> None:
+    assert price_of(load_profile(gpu)) is None
+
+
+def test_an_eighth_of_a_package_costs_an_eighth() -> None:
+    """16 USD/h for the package: 2 for each of 8 CPX partitions; the price of a partition itself goes before."""
+    cpx = load_profile("mi355x-cpx")
+    of_the_package, of_the_part = price_of(cpx, {"mi355x": 16.0}), price_of(cpx, {"mi355x": 16.0, "mi355x-cpx": 3.0})
+    assert of_the_package and of_the_package.usd_per_h == Span.of(2.0)
+    assert of_the_part and of_the_part.usd_per_h == Span.of(3.0)
+
+
+@pytest.mark.parametrize("profile", PARTITIONS, ids=by_id)
+def test_partitions_share_price_and_power_of_the_package(profile: GpuProfile) -> None:
+    """MIG's own prices are rounded to four digits, so a ten-thousandth is allowed."""
+    whole = load_profile(profile.whole)
+    price, whole_price = price_of(profile), price_of(whole)
+    assert (price is None) == (whole_price is None)
+    if price and whole_price:
+        for part, package in zip(_three(price.usd_per_h), _three(whole_price.usd_per_h), strict=True):
+            assert part * profile.parts == pytest.approx(package, rel=2e-4)
+    watts, whole_watts = power_w(profile), power_w(whole)
+    assert watts and whole_watts
+    assert watts * profile.parts == pytest.approx(whole_watts, rel=1e-4)
+
+
+def _three(span: Span) -> tuple[float, float, float]:
+    return span.low, span.mid, span.high
+
+
+def test_prices_of_the_command_line() -> None:
+    profiles = [load_profile("mi355x-cpx"), load_profile("h100")]
+    assert parse_prices(["mi355x=2.5", "h100=0"], profiles) == {"mi355x": 2.5, "h100-sxm": 0.0}
+
+
+@pytest.mark.parametrize("word", ["h100", "h100=", "h100=-1", "h100=nan", "h100=inf", "h100=cheap", "=2", "l4=1"])
+def test_what_is_no_price_is_refused_by_the_name_of_its_flag(word: str) -> None:
+    with pytest.raises(InputError, match=r"--price|unknown GPU"):
+        parse_prices([word], [load_profile("h100")])
+
+
+def test_two_prices_of_one_gpu_are_refused() -> None:
+    with pytest.raises(InputError, match="--price of h100-sxm is given twice"):
+        parse_prices(["h100=2", "h100-sxm=3"], [load_profile("h100")])
+
+
+def test_prices_of_a_profile_ascend() -> None:
+    def usd(value: float) -> DollarsPerHour:
+        return Quantity(value=value, unit="USD/h", source="mine", kind="measured")
+
+    with pytest.raises(ValueError, match="must ascend"):
+        ListPrice(low=usd(3.0), typical=usd(2.0), date="2026-05")

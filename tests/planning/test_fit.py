@@ -1,0 +1,264 @@
+"""Does it fit: the documents' examples, vLLM's own refusals, and ways out that are really checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from command_line import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_cases import fitted, model, version
+
+from planner.engine.settings import EngineArgs
+from planner.errors import IllegalPlanError, InputError
+from planner.hardware.profiles import load_profile
+from planner.model.quantization import as_quantized
+from planner.planning.fit.answer import fit_model, sweep_settings
+from planner.planning.fit.check import check_start
+from planner.planning.fit.explain import explain
+from planner.planning.fit.result import FitResult
+
+CONTRACT = {
+    "schema_version", "fits", "verdict", "model", "gpu", "engine_version", "tensor_parallel_size", "weight_dtype",
+    "kv_cache_dtype", "max_model_len", "gpu_memory_utilization", "weights_bytes", "activation_bytes",
+    "cuda_graph_bytes", "non_torch_bytes", "kv_cache_bytes", "kv_bytes_per_token", "kv_cache_tokens",
+    "max_concurrency", "min_tensor_parallel_size", "options", "notes",
+}  # fmt: skip
+
+
+def test_llama_2_13b_does_not_fit_a_cpx_partition() -> None:
+    """The document's example: 26.03 GB of fp16 weights against 24 GiB (25.77 GB); 819,200 B of KV per token."""
+    result = fitted("meta-llama/Llama-2-13b-hf", "mi300x-cpx", "0.11.0")
+    found = result.to_json()
+    assert (found["fits"], found["verdict"]) == (False, "does not fit")
+    assert found["weights_bytes"] == 26_031_728_640
+    assert found["kv_bytes_per_token"] == 819_200
+    assert found["min_tensor_parallel_size"] is None  # TP 1 only, and it does not fit
+    assert "out of memory while loading" in result.reason
+    assert found["options"]
+
+
+def test_llama_2_7b_fits_a_cpx_partition() -> None:
+    result = fitted("meta-llama/Llama-2-7b-hf", "mi300x-cpx", "0.11.0")
+    found = result.to_json()
+    assert (found["fits"], found["verdict"], found["reason"]) == (True, "fits", "")
+    assert found["weights_bytes"] == 13_476_831_232
+    assert found["kv_bytes_per_token"] == 524_288
+    assert found["min_tensor_parallel_size"] == 1
+    assert found["max_concurrency"] >= 1
+
+
+def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
+    """Not at its full context of 131,072 tokens; too close to call at 9,216."""
+    fp8, gpu, newest = as_quantized(model("meta-llama/Llama-3.3-70B-Instruct"), "fp8"), load_profile("h100"), "0.33.0"
+    full = fit_model(fp8, gpu, EngineArgs(), version(newest))
+    assert full.verdict == "does not fit"
+    assert full.min_tensor_parallel_size == 2
+    assert "max seq len (131072)" in full.reason
+    short = fit_model(fp8, gpu, EngineArgs(max_model_len=9216), version(newest))
+    assert short.verdict == "too close to call"
+    assert 0 < short.largest_max_model_len < 131_072
+
+
+def test_json_has_the_contracts_keys() -> None:
+    found = fitted("meta-llama/Llama-3.1-8B", "h100", "0.33.0").to_json()
+    assert found.keys() >= CONTRACT
+    assert found["model"]["total_params"] == 8_030_261_248
+    assert found["gpu"] == {"id": "h100-sxm", "memory_bytes": load_profile("h100").memory_bytes}
+    assert (found["engine_version"], found["gpu_memory_utilization"]) == ("0.33.0", 0.92)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "flags", "condition", "words"),
+    [
+        ("meta-llama/Llama-3.1-8B", "h100", {"gpu_memory_utilization": 1.0}, "free memory below budget", "Free memory"),
+        ("Qwen/Qwen3-32B", "h100", {"gpu_memory_utilization": 0.5}, "weights exceed budget", "No available memory"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "h100", {}, "weights exceed memory", "out of memory"),
+        ("Qwen/Qwen3-14B", "l40s", {"gpu_memory_utilization": 0.75}, "max_model_len larger than cache", "max seq len"),
+    ],
+)  # fmt: skip
+def test_why_it_does_not_start_is_said_in_vllms_terms(
+    name: str, gpu: str, flags: dict[str, Any], condition: str, words: str
+) -> None:
+    result = fitted(name, gpu, "0.33.0", **flags)
+    assert not result.fits
+    assert result.binding_condition.name == condition
+    assert words in result.reason
+
+
+def test_a_refused_layout_is_an_error_not_an_answer() -> None:
+    with pytest.raises(IllegalPlanError, match="tensor parallel size 1 only"):
+        fitted("meta-llama/Llama-2-13b-hf", "mi300x-cpx", "0.11.0", tensor_parallel_size=2)
+    with pytest.raises(InputError, match="--gpu-memory-utilization"):
+        fitted("meta-llama/Llama-2-7b-hf", "h100", "0.11.0", gpu_memory_utilization=1.5)
+
+
+def asked_again(result: FitResult, name: str, gpu: str, release: str, args: EngineArgs) -> list[str]:
+    """The verdicts of a result's options, worked out from their settings alone."""
+    verdicts = []
+    for option in result.options:
+        changes = dict(option.settings)
+        found, profile = model(name), load_profile(str(changes.pop("gpu", gpu)))
+        dtype = changes.pop("weight_dtype", None)
+        if dtype:
+            found = as_quantized(found, str(dtype))
+        verdicts.append(check_start(found, profile, replace(args, **changes), version(release)).verdict)  # type: ignore[arg-type]
+    return verdicts
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "release", "flags"),
+    [
+        ("meta-llama/Llama-2-13b-hf", "mi300x-cpx", "0.11.0", {}),
+        ("meta-llama/Llama-2-13b-hf", "mi300x-cpx", "0.33.0", {}),
+        ("meta-llama/Llama-3.3-70B-Instruct", "h100", "0.33.0", {}),
+        ("Qwen/Qwen3-32B", "rtx-4090", "0.16.0", {"max_model_len": 8192}),
+        ("Qwen/Qwen3-8B", "rtx-4090", "0.33.0", {"gpu_memory_utilization": 0.8}),
+    ],
+)
+def test_every_option_fits_when_it_is_asked_for(name: str, gpu: str, release: str, flags: dict[str, Any]) -> None:
+    result = fitted(name, gpu, release, **flags)
+    assert result.verdict != "fits"
+    assert result.options
+    assert set(asked_again(result, name, gpu, release, EngineArgs(**flags))) == {"fits"}
+
+
+KIND_OF = {"gpu": "GPU", "weight_dtype": "precision", "quantization": "precision", "tensor_parallel_size": "GPUs"}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "flags", "kinds"),
+    [
+        # 65.7 GiB of weights and a cache of 131,072 tokens: a shorter context, more GPUs, or a larger one
+        ("meta-llama/Llama-3.3-70B-Instruct", "h100", {"quantization": "fp8"}, ["settings", "GPUs", "GPU"]),
+        ("meta-llama/Llama-2-13b-hf", "mi300x-cpx", {}, ["precision", "GPU"]),
+    ],
+)
+def test_the_first_ways_out_are_of_different_kinds(
+    name: str, gpu: str, flags: dict[str, Any], kinds: list[str]
+) -> None:
+    options = fitted(name, gpu, "0.33.0", **flags).options
+    assert [KIND_OF.get(next(iter(o.settings)), "settings") for o in options[: len(kinds)]] == kinds
+
+
+def test_people_are_shown_three_ways_out_and_programs_all() -> None:
+    asked = ("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--weight-dtype", "fp8")
+    shown = [line for line in run(*asked).out.splitlines() if line.startswith("    fits, ")]
+    assert len(shown) == 3
+    assert len(json.loads(run(*asked, "--format", "json").out)["options"]) > 3
+
+
+def test_online_quantisation_needed_room_for_the_16_bit_model_before_0_15() -> None:
+    """26 GB pass through a partition of 25.77 GB only where vLLM quantises each layer as it is read."""
+    before, after = (
+        {flag for option in fitted("meta-llama/Llama-2-13b-hf", "mi300x-cpx", v).options for flag in option.flags}
+        for v in ("0.11.0", "0.33.0")
+    )
+    assert "--quantization fp8" not in before
+    assert "--quantization fp8" in after
+    assert "--weight-dtype fp8" in before
+
+
+def test_a_partition_is_offered_a_larger_mode() -> None:
+    gpus = [
+        option.settings.get("gpu") for option in fitted("meta-llama/Llama-2-13b-hf", "mi300x-cpx", "0.11.0").options
+    ]
+    larger = [load_profile(str(gpu)) for gpu in gpus if gpu]
+    assert any(p.partition and p.partition.of == "mi300x" for p in larger)
+
+
+def test_limits_are_the_last_values_that_fit() -> None:
+    name, gpu, release = "Qwen/Qwen3-32B", "h100", "0.33.0"
+    result = fitted(name, gpu, release, max_model_len=4096)
+    share, seqs = result.smallest_gpu_memory_utilization, result.largest_max_num_seqs
+    assert result.fits
+    assert share is not None
+    assert fitted(name, gpu, release, max_model_len=4096, gpu_memory_utilization=share).fits
+    assert not fitted(name, gpu, release, max_model_len=4096, gpu_memory_utilization=round(share - 0.01, 2)).fits
+    assert fitted(name, gpu, release, max_model_len=4096, max_num_seqs=seqs, max_num_batched_tokens=8192).fits
+    longest = result.largest_max_model_len
+    assert fitted(name, gpu, release, max_model_len=longest, max_num_seqs=1024, max_num_batched_tokens=8192).fits
+
+
+def test_the_rule_of_thumb_is_shown_where_it_is_wrong() -> None:
+    lines = [str(line) for line in explain(fitted("meta-llama/Llama-3.1-8B", "h100", "0.33.0"))]
+    text = "\n".join(lines)
+    assert "524,288 B" in text  # 2 x 32 layers x 4,096 x 2 B
+    # 32 x 8 x (128 + 128) x 2 B
+    assert any("131,072 B" in line and "32 layers x 8 KV heads on the rank x 256 x bf16" in line for line in lines)
+    assert "grouped queries: 8 KV heads for 32 query heads" in text
+
+
+def test_the_documents_slip_is_pointed_out() -> None:
+    """4,096 x 819,200 B are 3.36 GB; the document says 3.6."""
+    text = "\n".join(str(line) for line in explain(fitted("meta-llama/Llama-2-13b-hf", "mi300x-cpx", "0.11.0")))
+    assert 4096 * 819_200 == 3_355_443_200
+    assert "3.36 GB by its own formula" in text
+    assert "26.03 GB" in text
+
+
+def test_sweep_covers_tp_precision_and_kv_dtype() -> None:
+    results = sweep_settings(
+        model("meta-llama/Llama-3.1-8B"),
+        load_profile("h100"),
+        EngineArgs(),
+        version("0.33.0"),
+        weight_dtypes=("bf16", "fp8"),
+    )
+    seen = {(r.config.tensor_parallel_size, r.config.weight_dtype, r.config.kv_cache_dtype) for r in results}
+    assert seen == {(t, w, k) for t in (1, 2, 4, 8) for w in ("bf16", "fp8") for k in ("bf16", "fp8")}
+
+
+def test_sweep_leaves_out_what_vllm_refuses() -> None:
+    results = sweep_settings(
+        model("meta-llama/Llama-2-7b-hf"), load_profile("mi300x-cpx"), EngineArgs(), version("0.11.0")
+    )
+    assert {r.config.tensor_parallel_size for r in results} == {1}
+
+
+def test_stages_of_a_pipeline_bind_one_by_one() -> None:
+    found = fitted("meta-llama/Llama-3.3-70B-Instruct", "h100", "0.33.0", pipeline_parallel_size=4, max_model_len=8192)
+    assert found.fits
+    assert any("pipeline stages" in note for note in found.notes)
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(
+        [
+            "meta-llama/Llama-3.1-8B",
+            "Qwen/Qwen3-32B",
+            "Qwen/Qwen3-30B-A3B",
+            "openai/gpt-oss-120b",
+            "deepseek-ai/DeepSeek-V3",
+            "Qwen/Qwen3-Next-80B-A3B-Instruct",
+            "google/gemma-3-27b-it",
+        ]
+    ),
+    gpu=st.sampled_from(["h100", "h200", "mi300x", "mi355x", "b200", "l40s"]),
+    release=st.sampled_from(["0.11.2", "0.16.0", "0.19.1", "0.22.0", "0.30.0", "0.33.0"]),
+    size=st.sampled_from([1, 2, 4, 8]),
+    length=st.sampled_from([1024, 8192, 32768]),
+    share=st.sampled_from([0.5, 0.8, 0.9, 0.95]),
+)
+def test_what_is_accepted_satisfies_vllms_own_inequality(
+    name: str, gpu: str, release: str, size: int, length: int, share: float
+) -> None:
+    args = EngineArgs(tensor_parallel_size=size, max_model_len=length, gpu_memory_utilization=share)
+    result = fit_model(model(name), load_profile(gpu), args, version(release), look_for_options=False)
+    stage, blocks = result.stage, result.budget.num_blocks
+    needed = result.budget.pool.blocks_per_request(length) * stage.block_bytes
+    taken = stage.weights.loaded_bytes + stage.activation.mid + stage.non_torch.mid
+    taken += stage.graphs.mid if stage.graphs_in_budget else 0
+    if result.fits:
+        assert taken + needed <= stage.requested_bytes <= result.budget.memory_bytes
+        assert result.max_concurrency >= 1
+        assert result.largest_max_model_len >= length
+    else:
+        assert result.reason
+    assert blocks.low <= blocks.mid <= blocks.high
+    assert (result.verdict == "fits") <= result.fits
+    assert (result.verdict == "does not fit") <= (not result.fits)

@@ -1,0 +1,406 @@
+"""Fleets: the programme against brute force, sizes and cost by hand, what must be monotone."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from functools import cache
+from math import ceil, inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from command_line import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import InputError
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.planning.cost import Span
+from planner.planning.fleet.demand import Demand, of_trace, parse_class, together
+from planner.planning.fleet.disaggregated import (
+    Disaggregated,
+    Side,
+    best_division,
+    disaggregate,
+    prompt_kv_bytes,
+    transfer_rate,
+)
+from planner.planning.fleet.kinds import FleetRequest, ServerKind, server_kinds, servers_for
+from planner.planning.fleet.plan import Fleets, Mix, Offer, Rent, cheapest_mix, fleets_of, plan_fleets
+from planner.workload.targets import Slo
+from planner.workload.trace import read_trace
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+TARGETS = (Slo("ttft", 2000), Slo("tpot", 60))
+
+
+def asked(*gpus: str, rate: float = 20.0, slos: tuple[Slo, ...] = TARGETS, **settings: Any) -> FleetRequest:
+    demands = settings.pop("demands", (Demand("all", rate, 1024, 256),))
+    return FleetRequest(resolve_model(LLAMA), tuple(map(load_profile, gpus)), demands, slos, **settings)
+
+
+@cache
+def kinds(gpu: str, tpot_ms: float = 60.0) -> Sequence[ServerKind]:
+    found, _ = server_kinds(asked(gpu, slos=(Slo("ttft", 2000), Slo("tpot", tpot_ms))))
+    return found
+
+
+def planned(*gpus: str, tpot_ms: float = 60.0, **settings: Any) -> Fleets:
+    """Fleets of kinds of servers that are searched for once: they do not depend on the rate, nor on prices."""
+    question = asked(*gpus, slos=(Slo("ttft", 2000), Slo("tpot", tpot_ms)), **settings)
+    return fleets_of(question, [kind for gpu in gpus for kind in kinds(gpu, tpot_ms)])
+
+
+# ------------------------------------------------------------------------------------------- the programme
+
+
+def brute_force(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence[Rent], spares: int) -> float:
+    """The least price over every number of servers that could make sense; infinite where nothing does."""
+    counts = [
+        range(ceil(load / offer.capacity[c]) + 1) if offer.capacity[c] > 0 else range(1)
+        for c, load in enumerate(loads)
+        for offer in offers
+    ]
+    best = inf
+    for numbers in itertools.product(*counts):
+        rows = [numbers[c * len(offers) : (c + 1) * len(offers)] for c in range(len(loads))]
+        carried = [sum(n * o.capacity[c] for n, o in zip(row, offers, strict=True)) for c, row in enumerate(rows)]
+        if any(have < load * (1 - 1e-9) for have, load in zip(carried, loads, strict=True)):
+            continue
+        gpus = [0] * len(rents)
+        for k, offer in enumerate(offers):
+            servers = sum(row[k] for row in rows)
+            gpus[offer.gpu] += offer.gpus * (servers + spares * (servers > 0))
+        units = [ceil(count / rent.gpus) for count, rent in zip(gpus, rents, strict=True)]
+        if all(count <= rent.stock for count, rent in zip(units, rents, strict=True)):
+            best = min(best, sum(count * rent.price for count, rent in zip(units, rents, strict=True)))
+    return best
+
+
+CAPACITY = st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.0, 4.5])
+OFFER = st.builds(Offer, st.integers(0, 1), st.sampled_from([1, 2]), st.tuples(CAPACITY, CAPACITY))
+RENT = st.builds(Rent, st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1, 2, 4]), st.sampled_from([3.0, inf]))
+
+
+@given(
+    st.tuples(st.sampled_from([1.0, 2.0, 5.0]), st.sampled_from([1.0, 4.0])),
+    st.lists(OFFER, min_size=1, max_size=3),
+    st.tuples(RENT, RENT),
+    st.integers(0, 1),
+)
+@settings(max_examples=30, deadline=None)
+def test_no_mix_is_cheaper(loads: tuple[float, ...], offers: list[Offer], rents: tuple[Rent, ...], spares: int) -> None:
+    mix = cheapest_mix(loads, offers, rents, spares)
+    expected = brute_force(loads, offers, rents, spares)
+    if mix is None:
+        assert expected == inf
+        return
+    assert mix.price == pytest.approx(expected)
+    for c, load in enumerate(loads):
+        assert sum(n * o.capacity[c] for n, o in zip(mix.servers[c], offers, strict=True)) >= load * (1 - 1e-6)
+
+
+def only(mix: Mix | None) -> Mix:
+    assert mix is not None
+    return mix
+
+
+def test_one_class_and_equal_capacity_takes_the_cheapest() -> None:
+    """7 requests/s over servers of 2: four of them, and one spare, at 3 instead of 4."""
+    mix = only(cheapest_mix([7.0], [Offer(0, 1, (2.0,)), Offer(1, 1, (2.0,))], [Rent(4.0), Rent(3.0)], spares=1))
+    assert mix.servers == ((0, 4),) and mix.spares == (0, 1)
+    assert mix.price == 15.0
+
+
+def test_a_small_server_carries_what_is_left_over() -> None:
+    """11 over servers of 10 for 8 USD and of 2 for 2 USD: one of each for 10, not two large ones for 16."""
+    mix = only(cheapest_mix([11.0], [Offer(0, 1, (10.0,)), Offer(1, 1, (2.0,))], [Rent(8.0), Rent(2.0)]))
+    assert mix.servers == ((1, 1),) and mix.price == 10.0
+
+
+def test_classes_go_where_they_are_cheap() -> None:
+    """Long requests on the large GPU (4 a server, not 1), short ones on the small (10 for 2 USD, not 12 for 6)."""
+    offers = [Offer(0, 1, (12.0, 4.0)), Offer(1, 1, (10.0, 1.0))]
+    mix = only(cheapest_mix([20.0, 8.0], offers, [Rent(6.0), Rent(2.0)]))
+    assert mix.price == 2 * 2.0 + 2 * 6.0
+    assert mix.servers == ((0, 2), (2, 0))
+
+
+def test_what_is_not_in_stock_cannot_be_rented() -> None:
+    offers = [Offer(0, 1, (2.0,)), Offer(1, 1, (2.0,))]
+    mix = only(cheapest_mix([6.0], offers, [Rent(1.0, stock=2), Rent(5.0)]))
+    assert mix.units == (2, 1)
+    assert cheapest_mix([6.0], offers[:1], [Rent(1.0, stock=2)]) is None
+
+
+# ------------------------------------------------------------------------------------------------------- sizes
+
+
+def test_servers_for_a_load_by_hand() -> None:
+    """20 requests/s and 20 % headroom are 24; servers of 14.1 carry 28.2 in twos. 3 x 0.1 needs 3 of 0.1, not 4."""
+    assert servers_for(20 * 1.2, 14.1) == 2
+    assert servers_for(0.1 + 0.2, 0.1) == 3
+
+
+def test_gpus_dollars_and_watts_add_up_by_hand() -> None:
+    fleets = planned("h100", prices={"h100-sxm": 2.0})
+    (fleet,) = fleets.single
+    (pool,) = fleet.pools
+    servers = ceil(24 / pool.load.value) + 1  # 20 % headroom, N+1
+    gpus = servers * pool.kind.num_gpus
+    assert fleet.servers == servers and fleet.gpus == gpus and fleet.nodes == ceil(gpus / 8)
+    assert fleet.usd_per_h and fleet.usd_per_h.mid == pytest.approx(2.0 * gpus)
+    assert fleet.power_w == pytest.approx(700.0 * gpus)
+    # 20 requests/s of 256 tokens are 18.432 million an hour
+    assert fleet.usd_per_million_tok
+    assert fleet.usd_per_million_tok.mid == pytest.approx(2.0 * gpus / 18.432)
+    assert fleet.usd_per_million_tok.low <= fleet.usd_per_million_tok.mid <= fleet.usd_per_million_tok.high
+    assert fleet.utilisation(pool.demand) == pytest.approx(20 / ((servers - 1) * pool.load.value))
+
+
+def test_a_price_of_zero_plans_but_divides_nothing() -> None:
+    (fleet,) = planned("h100", prices={"h100-sxm": 0.0}).single
+    assert fleet.usd_per_h == Span.of(0.0)
+    assert fleet.usd_per_million_tok is None
+    assert fleet.gpus > 0
+
+
+def test_without_any_price_gpus_are_counted() -> None:
+    fleets = planned("mi355x", "mi350x")
+    assert fleets.objective == "gpus"
+    assert [fleet.gpus for fleet in fleets.single] == sorted(fleet.gpus for fleet in fleets.single)
+    assert all(fleet.usd_per_h is None for fleet in fleets.single)
+
+
+def test_partitions_are_rented_by_the_package_and_gpus_by_the_node_where_asked() -> None:
+    (dpx,) = planned("mi300x-dpx").single
+    assert dpx.gpus == ceil(dpx.servers / 2)
+    assert planned("h100", rented_by="node").single[0].gpus % 8 == 0
+
+
+def test_a_spare_is_one_server_more() -> None:
+    with_spare, without = planned("h100").single[0], planned("h100", n_plus=0).single[0]
+    assert with_spare.servers == without.servers + 1
+
+
+@pytest.mark.parametrize("gpu", ["h100", "mi300x"])
+def test_more_load_never_needs_less(gpu: str) -> None:
+    gpus = [planned(gpu, rate=rate).single[0].gpus for rate in (1.0, 5.0, 20.0, 90.0)]
+    assert gpus == sorted(gpus)
+
+
+def test_tighter_targets_are_never_cheaper() -> None:
+    usd = []
+    for tpot_ms in (200.0, 60.0, 30.0):
+        (fleet,) = planned("h100", tpot_ms=tpot_ms).single
+        usd.append(fleet.weight("usd"))
+    assert usd == sorted(usd)
+
+
+def test_the_mix_is_never_dearer_than_one_type() -> None:
+    demands = (Demand("chat", 20, 256, 32), Demand("documents", 2, 2048, 64))
+    fleets = plan_fleets(asked("h100", "b200", demands=demands))
+    assert fleets.best
+    best = fleets.best.weight("usd")
+    assert all(best <= fleet.weight("usd") * (1 + 1e-9) for fleet in fleets.single)
+    for demand in fleets.best.asked.demands:
+        pools = [pool for pool in fleets.best.pools if pool.demand is demand]
+        assert sum(pool.servers * pool.load.value for pool in pools) >= demand.request_rate * 1.2 * (1 - 1e-6)
+
+
+def test_classes_together_are_all_of_them_in_the_order_of_arrival() -> None:
+    """20 and 5 requests/s: four of five requests are short, and as many tokens in the mean."""
+    mixed = together((Demand("short", 20, 100, 10), Demand("long", 5, 1000, 100)))
+    assert mixed.request_rate == 25 and mixed.requests is not None
+    assert mixed.input_len == 280 and mixed.output_len == 28  # (4 x 100 + 1000) / 5, (4 x 10 + 100) / 5
+    assert mixed.longest_len == 1100
+    assert bool(np.all(np.diff(mixed.requests.arrival_s) >= 0))
+    assert len(mixed.requests.arrival_s) / mixed.requests.arrival_s[-1] == pytest.approx(25, rel=0.01)
+
+
+def test_a_little_of_each_class_shares_its_servers() -> None:
+    """Three classes of 0.1 requests/s do not take three servers: one carries them all, and one is spare."""
+    demands = tuple(Demand(name, 0.1, length, 32) for name, length in (("a", 128), ("b", 256), ("c", 512)))
+    (fleet,) = plan_fleets(asked("h100", demands=demands)).single
+    assert fleet.servers == 2
+
+
+def test_targets_that_nothing_keeps_leave_no_fleet_and_a_reason() -> None:
+    fleets = plan_fleets(asked("h100", slos=(Slo("tpot", 0.5),)))
+    assert fleets.best is None
+    assert "TPOT" in fleets.refused[0].reason
+
+
+# ------------------------------------------------------------------------------------------------ classes
+
+
+def test_a_class_of_requests_by_its_words() -> None:
+    demand = parse_class("chat=2.5:1024:256")
+    assert (demand.name, demand.request_rate, demand.input_len, demand.output_len) == ("chat", 2.5, 1024, 256)
+    assert parse_class("q=1:rag").input_len == 4096
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "chat", "chat=", "chat=1", "chat=1:2", "chat=x:1:1", "chat=1:1:1:1", "chat=0:1:1", "chat=nan:1:1",
+        "chat=inf:rag", "chat=1:0:1", "chat=1:1:-1", "=1:1:1",
+    ],
+)  # fmt: skip
+def test_what_is_no_class_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=f"--class '{text}'") as refused:
+        parse_class(text)
+    assert "chat=20:1024:256" in refused.value.hint
+
+
+def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
+    """60 short requests of 110 tokens and 6 of 1,100 each second: as many tokens in each of two classes."""
+    rows = [(second + i / 66, *((1000, 100) if i % 11 == 0 else (100, 10))) for second in range(20) for i in range(66)]
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,input_len,output_len\n" + "\n".join(f"{t},{i},{o}" for t, i, o in rows) + "\n")
+    trace = read_trace(file)
+    short, long = of_trace(trace, buckets=2)
+    assert (short.input_len, short.output_len) == (100, 10) and (long.input_len, long.output_len) == (1000, 100)
+    assert short.request_rate + long.request_rate == pytest.approx(trace.busiest_rate)
+    assert short.request_rate == pytest.approx(10 * long.request_rate)
+    assert short.requests is not None and bool(np.all(np.diff(short.requests.arrival_s) >= 0))
+    fast = of_trace(trace, rate=132.0, buckets=2)
+    assert sum(demand.request_rate for demand in fast) == pytest.approx(132.0)
+
+
+def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,input_len,output_len\n" + "".join(f"{second},500,200\n" for second in range(100)))
+    (only,) = of_trace(read_trace(file))
+    assert only.name == "700 tokens" and only.request_rate == pytest.approx(100 / 99)
+
+
+# ------------------------------------------------------------------------------------- prefill and decode apart
+
+
+@cache
+def divided(gpu: str = "h100", tpot_ms: float = 60.0, bytes_per_s: float | None = None) -> Disaggregated:
+    question = asked(gpu, slos=(Slo("ttft", 2000), Slo("tpot", tpot_ms)))
+    found = disaggregate(question, kinds(gpu, tpot_ms)[0], bytes_per_s)
+    assert isinstance(found, Disaggregated)
+    return found
+
+
+def test_the_cache_of_a_prompt_by_hand() -> None:
+    """32 layers x 8 KV heads x 128 x 2 (keys, values): 65,536 bytes a token in fp8, 131,072 in bf16; 1,024 tokens."""
+    plan = divided()
+    each = {"fp8": 65_536, "bf16": 131_072}[plan.decode.deployment.config.kv_cache_dtype]
+    share = min(plan.prefill.num_gpus, plan.decode.num_gpus)
+    assert prompt_kv_bytes(plan.decode.deployment, 1024) * plan.decode.num_gpus == 1024 * each
+    assert plan.transfer.kv_bytes == 1024 * each / share
+
+
+def test_the_transfer_adds_to_the_first_token_and_to_nothing_else() -> None:
+    fast, slow = divided(bytes_per_s=50e9), divided(bytes_per_s=0.5e9)
+    assert slow.transfer.time_s == pytest.approx(100 * fast.transfer.time_s)
+    assert slow.transfer.time_s == pytest.approx(slow.transfer.kv_bytes / 0.5e9)
+    assert slow.tpot_ms == fast.tpot_ms
+    assert slow.prefill.load.value <= min(fast.prefill.load.value, 1 / slow.transfer.time_s)
+
+
+def test_a_divided_plan_keeps_the_targets_and_carries_the_load() -> None:
+    plan = divided(tpot_ms=30.0)
+    assert plan.ttft_ms <= 2000 and plan.tpot_ms <= 30
+    assert plan.prefill_servers * plan.prefill.load.value >= 24 * (1 - 1e-9)
+    assert plan.decode_servers * plan.decode.load.value >= 24 * (1 - 1e-9)
+
+
+def test_decode_alone_steps_no_slower_than_with_prompts_in_between() -> None:
+    """With TPOT the target, a decode server carries at least what one carries that prefills besides."""
+    plan = divided(tpot_ms=30.0)
+    together = plan.aggregated_rate / plan.aggregated_gpus
+    assert plan.decode.rate_per_gpu >= together
+
+
+def side(gpus: int, rate: float) -> Side:
+    return cast("Side", SimpleNamespace(num_gpus=gpus, load=SimpleNamespace(value=rate)))
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.floats(0.5, 9), st.floats(0.5, 9), st.integers(1, 24))
+def test_no_division_of_the_gpus_carries_more(p: int, d: int, p_rate: float, d_rate: float, gpus: int) -> None:
+    every = (min(i * p_rate, j * d_rate) for i in range(gpus + 1) for j in range(gpus + 1) if i * p + j * d <= gpus)
+    assert best_division(side(p, p_rate), side(d, d_rate), gpus)[2] == pytest.approx(max(every))
+
+
+def test_rates_of_links_and_networks() -> None:
+    """A pair of MI300X shares one link of 64 GB/s; H100s reach each other at 450; 400 Gbit/s are 50 GB/s."""
+    mi300x, h100 = load_profile("mi300x"), load_profile("h100")
+    assert transfer_rate(mi300x, True, None)[0] == 64e9
+    assert transfer_rate(h100, True, None)[0] == 450e9
+    assert transfer_rate(mi300x, False, None) == (50e9, "network")
+    assert transfer_rate(h100, False, 12e9)[0] == 12e9
+    with pytest.raises(InputError, match="network between nodes is not known"):
+        transfer_rate(load_profile("l40s"), False, None)
+
+
+@pytest.mark.parametrize("slos", [(), (Slo("ttft", 2000),), (*TARGETS, Slo("e2el", 20_000))])
+def test_prefill_and_decode_have_one_target_each(slos: tuple[Slo, ...]) -> None:
+    with pytest.raises(InputError, match="--ttft and --tpot"):
+        disaggregate(asked("h100", slos=slos), kinds("h100")[0])
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+
+def test_the_table_names_whose_fits_predicted() -> None:
+    outcome = run("fleet", LLAMA, "--gpu", "mi300x", "--request-rate", "2", "--workload", "chat")
+    assert outcome.status == 0 and "calibration: shipped" in outcome.err
+
+
+def test_json_has_the_best_fleet_first() -> None:
+    outcome = run(
+        "fleet", LLAMA, "--gpu", "mi300x", "--gpu", "h100", "--request-rate", "20", "--workload", "chat",
+        "--ttft", "2000", "--tpot", "60", "--price", "h100=9", "--disaggregated", "--format", "json",
+    )  # fmt: skip
+    assert outcome.status == 0
+    answer = json.loads(outcome.out)
+    assert answer["schema_version"] == 1
+    first, second = answer["fleets"]
+    assert (first["gpu"], second["gpu"]) == ("mi300x", "h100-sxm")
+    assert first["usd_per_hour"] == pytest.approx(1.99 * first["gpus"])
+    assert second["usd_per_hour"] == pytest.approx(9.0 * second["gpus"])
+    assert {plan["gpu"] for plan in answer["disaggregated"]} == {"mi300x", "h100-sxm"}
+
+
+def test_no_fleet_is_an_honest_no() -> None:
+    outcome = run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "1", "--tpot", "0.5")
+    assert outcome.status == 1
+    assert "h100-sxm is left out" in outcome.err and "TPOT" in outcome.err
+    assert "order" not in outcome.err  # there is nothing to order
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ((), "no load is given"),
+        (("--request-rate", "0"), "--request-rate 0 is no rate"),
+        (("--request-rate", "1", "--class", "a=1:1:1"), "--request-rate and --class both say how many requests come"),
+        (("--class", "a=1:9:9", "--class", "a=2:9:9"), "--class a is given twice"),
+        (("--class", "a=1:9:9", "--input-len", "5"), "--class and --random-input-len or its like both say"),
+        (("--class", "a=1:9"), "--class 'a=1:9' is not NAME=RATE:INPUT:OUTPUT"),
+        (("--request-rate", "1", "--headroom", "-1"), "--headroom -1 is no share of the load"),
+        (("--request-rate", "1", "--headroom", "20"), "--headroom 20 is no share of the load"),  # meant: 20 %
+        (("--class", "a=0:9:9"), "--class 'a=0:9:9': rate and lengths must be positive"),
+        (("--request-rate", "1", "--stock", "h100=1", "--stock", "h100=2"), "--stock of h100-sxm is given twice"),
+        (("--request-rate", "1", "--stock", "h100=x"), "--stock 'h100=x' is not GPU=N"),
+        (("--request-rate", "1", "--price", "h100=-2"), "--price 'h100=-2' is not GPU=USD"),
+        (("--request-rate", "1", "--kv-transfer-gb-per-s", "5"), "--kv-transfer-gb-per-s has nothing to go with"),
+        (("--class", "a=1:9:1", "--tpot", "50"), "--tpot has nothing to hold: answers have one token"),
+        (("--request-rate", "1", "--ttft", "-5"), "--ttft -5 is not a target in ms"),
+        (("--trace", "nowhere.csv"), "--trace nowhere.csv"),
+        (("--request-rate", "1", "--input-len", "200000"), "--input-len 200000"),
+    ],
+)
+def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
+    outcome = run("fleet", LLAMA, "--gpu", "h100", *words)
+    assert outcome.status == 2
+    assert cause in outcome.err and "hint:" in outcome.err
+    assert not outcome.out

@@ -1,0 +1,96 @@
+"""Predictions: the replay and the closed form agree where both hold, and both are monotone."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.engine.settings import EngineArgs
+from planner.engine.version import parse_version
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.planning.predict import (
+    Deployment,
+    estimate,
+    resolve_deployment,
+    simulate_latency,
+    simulate_serve,
+    simulate_throughput,
+    typical_steps,
+)
+from planner.workload.requests import Workload
+
+
+@cache
+def deployed(gpu: str = "h100-sxm", tensor_parallel_size: int = 1, max_num_seqs: int = 64) -> Deployment:
+    model = resolve_model("meta-llama/Llama-3.1-8B-Instruct").model
+    args = EngineArgs(
+        tensor_parallel_size=tensor_parallel_size, max_model_len=8192, max_num_seqs=max_num_seqs,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    return resolve_deployment(model, load_profile(gpu), args, parse_version("0.22.0"))
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 16, 64])
+def test_the_closed_form_is_the_steady_state_of_the_replay(concurrency: int) -> None:
+    # twenty rounds of requests: the opening burst weighs little
+    load = Workload(1024, 256, 20 * concurrency, max_concurrency=concurrency)
+    replayed = simulate_serve(deployed(), load).result
+    quick = estimate(deployed(), 1024, 256, concurrency)
+    assert quick.output_tok_per_s == pytest.approx(replayed["output_throughput"], rel=0.10)
+    assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)
+
+
+def test_one_request_alone_is_its_prefill_and_its_decode_steps() -> None:
+    result = simulate_latency(deployed(), Workload(128, 2, 1)).result
+    twice = simulate_latency(deployed(), Workload(128, 3, 1)).result
+    # the third token costs one more decode step of one sequence
+    from planner.timing.step import Batch
+
+    step_s = deployed().timer.step_s(Batch(decode_seqs=1, decode_context_tok=130))
+    assert twice["avg_latency"] - result["avg_latency"] == pytest.approx(step_s, rel=0.01)
+
+
+def test_latency_of_a_batch_is_the_duration_of_the_same_prompts_offline() -> None:
+    load = Workload(256, 64, 8)
+    latency = simulate_latency(deployed(), load).result["avg_latency"]
+    assert latency == pytest.approx(simulate_throughput(deployed(), load).result["elapsed_time"])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(16, 2048), st.integers(2, 256), st.integers(1, 32))
+def test_a_longer_prompt_never_has_a_shorter_ttft(input_len: int, output_len: int, concurrency: int) -> None:
+    short, long = (
+        simulate_serve(deployed(), Workload(length, output_len, concurrency, max_concurrency=concurrency)).result
+        for length in (input_len, 2 * input_len)
+    )
+    assert long["mean_ttft_ms"] >= short["mean_ttft_ms"] * 0.999999
+
+
+def test_more_bandwidth_and_compute_are_never_slower() -> None:
+    load = Workload(1024, 128, 32, max_concurrency=8)
+    slow, fast = (simulate_serve(deployed(gpu), load).result for gpu in ("a100-sxm-80gb", "h100-sxm"))
+    assert fast["output_throughput"] > slow["output_throughput"]
+
+
+def test_the_breakdown_adds_up_to_the_step() -> None:
+    served = simulate_serve(deployed(), Workload(1024, 128, 32, max_concurrency=8))
+    for step in typical_steps(deployed(), served.replay).values():
+        on_gpu = sum(part.time_s for part in step.parts if part.name != "host")
+        assert on_gpu == pytest.approx(step.gpu_s)
+        assert step.total_s >= step.gpu_s
+
+
+def test_requests_held_are_those_that_the_memory_budget_gives() -> None:
+    # uniform attention: blocks x 16 tokens, 2048 tokens a request
+    held = deployed().requests_held(2048)
+    assert held == pytest.approx(deployed().budget.num_blocks.mid * 16 / 2048, rel=0.001)
+
+
+@pytest.mark.parametrize(("release", "reserves"), [("0.18.1", False), ("0.19.0", True)])
+def test_prompts_are_admitted_whole_from_0_19_on(release: str, reserves: bool) -> None:
+    """``--scheduler-reserve-full-isl`` appeared in 0.19.0, switched on."""
+    model = resolve_model("meta-llama/Llama-3.1-8B", network=False).model
+    found = resolve_deployment(model, load_profile("h100"), EngineArgs(), parse_version(release))
+    assert found.limits(2048).scheduler_reserve_full_isl is reserves

@@ -1,0 +1,230 @@
+"""Plans: the shape of the published recipe, nothing that does not fit, and reasons for what lost."""
+
+from dataclasses import replace
+from functools import cache
+from math import log, sqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.engine.settings import EngineArgs
+from planner.engine.version import parse_version
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.planning.fit.check import check_start
+from planner.planning.plan import Goal, PlanFile
+from planner.planning.recommend.assemble import assemble, rank
+from planner.planning.recommend.candidates import MAX_NUM_SEQS, deployed, largest_batch
+from planner.planning.recommend.goals import merits, pareto
+from planner.planning.recommend.request import Candidate, Ranking, Request
+
+LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def request(goal: Goal, *gpus: str, model: str = LLAMA, **asked: object) -> Request:
+    profiles = tuple(load_profile(gpu) for gpu in gpus)
+    return Request(resolve_model(model), profiles, goal, 1024, 1024, **asked)  # type: ignore[arg-type]
+
+
+@cache
+def ranked(goal: Goal, gpu: str, model: str = LLAMA) -> Ranking:
+    (ranking,) = rank(request(goal, gpu, model=model))
+    return ranking
+
+
+class TestTheRecipeForB200:
+    """NVIDIA's recipe for Llama-3.3-70B on B200: TP 1 and the largest batch for throughput, TP 4 or 8 and a small
+    batch for latency, TP 2 and a batch of 128 between them."""
+
+    def test_throughput_takes_one_gpu_and_the_largest_batch(self) -> None:
+        best = ranked("max-throughput", "b200-sxm").best
+        assert best is not None
+        assert best.config.tensor_parallel_size == 1
+        assert best.config.weight_dtype == "nvfp4" and best.config.kv_cache_dtype == "fp8"
+        assert best.config.max_num_seqs == int(best.deployment.requests_held(2048, pessimistic=True))
+
+    def test_latency_takes_many_gpus_and_a_small_batch(self) -> None:
+        best = ranked("min-latency", "b200-sxm").best
+        assert best is not None
+        assert best.config.tensor_parallel_size in (4, 8)
+        assert best.config.max_num_seqs == 8
+
+    def test_balanced_lies_between(self) -> None:
+        throughput, balanced, latency = (
+            ranked(goal, "b200-sxm").best for goal in ("max-throughput", "balanced", "min-latency")
+        )
+        assert throughput and balanced and latency
+        sizes = [best.config.tensor_parallel_size for best in (throughput, balanced, latency)]
+        batches = [best.config.max_num_seqs for best in (throughput, balanced, latency)]
+        assert sizes[0] < sizes[1] < sizes[2]
+        assert batches[0] > batches[1] > batches[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "engine", "length"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx", "0.11.0", 2048),  # at 1024 rows nothing is left
+        ("meta-llama/Llama-3.1-8B-Instruct", "cpu", "0.11.0", 3072),
+        ("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", "0.10.0", 2048),
+        ("Qwen/Qwen3-30B-A3B", "h100-sxm", "0.9.1", 2048),
+        ("meta-llama/Llama-3.1-8B-Instruct", "l4", "0.11.0", 16),  # a row of logits takes more than a request
+        ("meta-llama/Llama-3.1-405B-Instruct", "h100-sxm", "0.11.0", 2048),
+    ],
+)
+def test_the_largest_batch_is_the_largest_that_is_held(model: str, gpu: str, engine: str, length: int) -> None:
+    profile, version = load_profile(gpu), parse_version(engine)
+    asked = Request(resolve_model(model), (profile,), "max-throughput", length // 2, length // 2)
+    args = EngineArgs(max_model_len=length)
+
+    def held(batch: int) -> bool:
+        deployment = deployed(asked, asked.model.model, profile, replace(args, max_num_seqs=batch), version)
+        return deployment.requests_held(length, pessimistic=True) >= batch
+
+    largest = largest_batch(asked, asked.model.model, profile, args, version)
+    assert largest == 0 or held(largest)
+    assert not any(map(held, (largest + 1, *range(largest + 2, MAX_NUM_SEQS, 64))))
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi355x", "b200-sxm", "h100-sxm", "mi300x-cpx"])
+@pytest.mark.parametrize("goal", ["min-latency", "max-throughput", "balanced"])
+def test_whatever_is_recommended_starts(goal: Goal, gpu: str) -> None:
+    model = "meta-llama/Llama-3.1-8B-Instruct" if gpu == "mi300x-cpx" else LLAMA
+    for candidate in ranked(goal, gpu, model).candidates:
+        config = candidate.config
+        args = EngineArgs(
+            tensor_parallel_size=config.tensor_parallel_size,
+            kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+        )
+        deployment = candidate.deployment
+        assert check_start(deployment.model, deployment.profile, args, config.version).fits
+
+
+def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:
+    asked = request("max-throughput", "mi300x-cpx", model="meta-llama/Llama-3.1-8B-Instruct")
+    (ranking,) = rank(asked)
+    assert ranking.best is not None
+    assert {candidate.config.tensor_parallel_size for candidate in ranking.candidates} == {1}
+    plan = assemble(asked, ranking, ranking.best)
+    assert any("share its memory bandwidth" in warning for warning in plan.warnings)
+    assert plan.env["HIP_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("version", "length", "warned"), [("0.9.1", 65536, 1), ("0.9.1", 32768, 0), ("0.19.0", 65536, 0)]
+)
+def test_what_amd_says_does_not_work_is_said_of_a_plan_that_was_asked_for_it(
+    version: str, length: int, warned: int
+) -> None:
+    """DeepSeek-V3 in AMD's 0.9.1 image: "--max-model-len cannot be greater than 32768"."""
+    asked = request("min-latency", "mi300x", model="deepseek-ai/DeepSeek-V3", version=parse_version(version),
+                    args=EngineArgs(max_model_len=length))  # fmt: skip
+    (ranking,) = rank(asked)
+    assert ranking.best is not None
+    plan = assemble(asked, ranking, ranking.best)
+    assert sum(warning.startswith("--max-model-len: 65,536") for warning in plan.warnings) == warned
+
+
+def test_a_model_that_fits_nowhere_has_no_plan_and_a_reason_for_each_size() -> None:
+    (ranking,) = rank(request("balanced", "l4", model="meta-llama/Llama-3.1-405B-Instruct"))
+    assert ranking.best is None
+    sizes = {rejected.tensor_parallel_size for rejected in ranking.rejected if rejected.tensor_parallel_size}
+    assert sizes == {1, 2, 4, 8}
+    assert all(rejected.reason for rejected in ranking.rejected)
+
+
+def test_emulated_and_foreign_checkpoints_are_turned_down_by_name() -> None:
+    reasons = {rejected.model: rejected.reason for rejected in ranked("balanced", "mi300x").rejected}
+    assert "published for nvidia GPUs" in reasons["nvidia/Llama-3.3-70B-Instruct-FP8"]
+    assert "bf16" in reasons["amd/Llama-3.3-70B-Instruct-MXFP4-Preview"]
+
+
+def test_a_quantised_checkpoint_is_planned_as_it_is() -> None:
+    ranking = ranked("balanced", "h100-sxm", "nvidia/Llama-3.3-70B-Instruct-FP8")
+    assert {candidate.resolved.resolved for candidate in ranking.candidates} == {"nvidia/Llama-3.3-70B-Instruct-FP8"}
+
+
+def test_what_the_user_gives_is_not_searched() -> None:
+    asked = request("max-throughput", "b200-sxm", args=EngineArgs(max_num_seqs=16, max_num_batched_tokens=4096))
+    (ranking,) = rank(asked)
+    assert {candidate.config.max_num_seqs for candidate in ranking.candidates} == {16}
+    assert {candidate.config.max_num_batched_tokens for candidate in ranking.candidates} == {4096}
+
+
+def test_fewer_gpus_in_a_node_mean_smaller_sizes() -> None:
+    (ranking,) = rank(request("min-latency", "b200-sxm", gpus_per_node=2))
+    assert max(candidate.config.tensor_parallel_size for candidate in ranking.candidates) == 2
+
+
+def test_no_point_of_the_front_is_beaten_in_both_rates() -> None:
+    candidates = ranked("balanced", "mi355x").candidates
+    front = pareto(candidates)
+    assert front
+    for point in front:
+        assert not any(
+            other.tok_per_s_per_gpu > point.tok_per_s_per_gpu and other.tok_per_s_per_user > point.tok_per_s_per_user
+            for other in candidates
+        )
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(64, 8192), st.integers(16, 2048), st.sampled_from(["min-latency", "max-throughput", "balanced"]))
+def test_the_winner_is_the_best_of_all_by_its_own_measure(input_len: int, output_len: int, goal: Goal) -> None:
+    asked = replace(request(goal, "h200-sxm"), input_len=input_len, output_len=output_len)
+    (ranking,) = rank(asked)
+    assert ranking.best is not None
+    merit = merits(ranking.candidates, goal)
+    assert merit[id(ranking.best)] == max(merit.values())
+
+
+def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:
+    candidates = ranked("balanced", "b200-sxm").candidates
+    front = pareto(candidates)
+    best = ranked("balanced", "b200-sxm").best
+    assert best in front
+
+    # distance from the chord between the ends, axes logarithmic, each scaled to the length of the front
+    def height(c: Candidate) -> float:
+        x = log(c.tok_per_s_per_user / front[-1].tok_per_s_per_user) / log(
+            front[0].tok_per_s_per_user / front[-1].tok_per_s_per_user
+        )
+        y = log(c.tok_per_s_per_gpu / front[0].tok_per_s_per_gpu) / log(
+            front[-1].tok_per_s_per_gpu / front[0].tok_per_s_per_gpu
+        )
+        return (x + y - 1) / sqrt(2)
+
+    assert best == max(front, key=height)
+
+
+def test_a_plan_says_everything_that_was_simulated_in_its_command() -> None:
+    asked = request("min-latency", "mi300x", version=parse_version("0.9.1"))
+    (ranking,) = rank(asked)
+    assert ranking.best is not None
+    plan = assemble(asked, ranking, ranking.best)
+    words = list(plan.serve_argv)
+
+    def value(flag: str) -> str:
+        return words[words.index(flag) + 1]
+
+    assert value("--tensor-parallel-size") == str(plan.tensor_parallel_size)
+    assert value("--max-model-len") == str(plan.max_model_len)
+    assert value("--max-num-seqs") == str(plan.max_num_seqs)
+    assert value("--max-num-batched-tokens") == str(plan.max_num_batched_tokens)
+    assert float(value("--gpu-memory-utilization")) == plan.gpu_memory_utilization
+    assert words[:3] == ["vllm", "serve", plan.model]
+    sent = list(plan.bench_argv)
+    assert sent[sent.index("--max-concurrency") + 1] == str(plan.max_num_seqs)
+    assert int(sent[sent.index("--num-prompts") + 1]) >= 5 * plan.max_num_seqs  # as both recipes advise
+
+
+def test_a_plan_file_reads_back_as_it_was_written() -> None:
+    asked = request("min-latency", "h100-sxm")
+    (ranking,) = rank(asked)
+    assert ranking.best is not None
+    plan = assemble(asked, ranking, ranking.best)
+    file = PlanFile(planner_version="0.1.0", command="planner recommend", goal="min-latency", plan=plan)
+    assert PlanFile.from_json(file.to_json()) == file

@@ -1,0 +1,456 @@
+"""Plans under targets: the cheapest of all there are, bounds that hold, and honest answers where nothing meets them."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from command_line import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.engine.images import default_version
+from planner.engine.settings import EngineArgs
+from planner.engine.sharding import Layout
+from planner.engine.version import parse_version
+from planner.errors import PlannerError
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+from planner.planning.capacity import ServedLoad
+from planner.planning.plan import Plan, PlanFile
+from planner.planning.predict import Deployment, resolve_deployment
+from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
+from planner.planning.recommend.candidates import TOKEN_BUDGETS, layouts
+from planner.planning.recommend.request import Ranking, Request, Targets
+from planner.planning.recommend.service import largest
+from planner.planning.recommend.targets import BATCHES, decode_bound, fewest_servers, share_of
+from planner.timing.step import Batch
+from planner.workload.requests import Requests
+from planner.workload.targets import parse_slos
+
+SMALL = "nvidia/Llama-3.1-8B-Instruct-FP8"
+LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def request(targets: Targets, *gpus: str, model: str = SMALL, **asked: Any) -> Request:
+    asked = {"input_len": 512, "output_len": 128, "goal": "balanced", **asked}
+    return Request(resolve_model(model), tuple(map(load_profile, gpus)), targets=targets, **asked)
+
+
+def ranked(asked: Request) -> Ranking:
+    (ranking,) = rank(asked)
+    return ranking
+
+
+# --- the search finds what trying everything finds ---------------------------------------------------------------
+
+
+def cheapest_of_all(asked: Request) -> float:
+    """GPUs of the cheapest plan, by trying every engine with 1, 2, 3, ... servers."""
+    (profile,), targets, best = asked.gpus, asked.targets, inf
+    assert targets is not None and targets.value is not None
+    version = default_version(profile)
+    for size, budget in product((1, 2), (None, *TOKEN_BUDGETS)):
+        args = replace(asked.args, tensor_parallel_size=size, max_num_batched_tokens=budget, max_model_len=768)
+        holds = resolve_deployment(asked.model.model, profile, replace(args, max_num_seqs=1024), version)
+        assert holds.requests_held(640, pessimistic=True) >= 1024
+        for batch in (*BATCHES, 1024):
+            try:
+                deployment = resolve_deployment(asked.model.model, profile, replace(args, max_num_seqs=batch), version)
+            except PlannerError:
+                continue
+            servers = 1
+            while servers * size < best:
+                if share_of(deployment, asked, targets, servers).meets:
+                    best = servers * size
+                servers += 1
+    return best
+
+
+@pytest.mark.parametrize(
+    ("limits_ms", "value", "pessimistic"),
+    [
+        ({"ttft": 300.0, "tpot": 25.0}, 60.0, True),
+        ({"tpot": 16.0}, 40.0, True),
+        ({"e2el": 3000.0}, 400.0, False),
+        ({}, 150.0, True),
+    ],
+)
+def test_the_search_finds_the_cheapest_plan_of_all(
+    limits_ms: dict[str, float], value: float, pessimistic: bool
+) -> None:
+    targets = Targets(parse_slos(limits_ms), "rate", value, pessimistic=pessimistic)
+    asked = request(targets, "h100", gpus_per_node=2, args=EngineArgs(kv_cache_dtype="fp8"))
+    best = ranked(asked).best
+    expected = cheapest_of_all(asked)
+    assert 1 < expected < inf and best is not None
+    assert best.num_gpus == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 600), st.booleans())
+def test_the_fewest_servers_are_found_from_any_start(total: int, start: int, edge: int, capped: bool) -> None:
+    """A load of ``total`` in flight, of which one server takes ``edge``."""
+    tried: list[int] = []
+
+    def probe(servers: int) -> ServedLoad:
+        tried.append(servers)
+        share = -(-total // servers)
+        return cast(
+            ServedLoad, SimpleNamespace(by="concurrency", value=share, meets=share <= edge, stable=True, readings=())
+        )
+
+    expected = -(-total // edge)
+    cap = 2 * expected if capped else inf
+    count, load, _ = fewest_servers(probe, 1, min(start, int(min(cap, 1e9))), cap)
+    assert count is not None and load is not None
+    assert -(-total // count) <= edge and (count == 1 or -(-total // (count - 1)) > edge)
+    assert count <= expected
+    assert len(tried) <= 25
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Steps:
+    """A clock whose steps take any time that grows with the batch."""
+
+    growth_s: list[float]
+
+    def step_s(self, batch: Batch) -> float:
+        return sum(self.growth_s[: batch.decode_seqs])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.0001, 0.1), min_size=64, max_size=64), st.lists(st.integers(1, 64), min_size=1))
+def test_no_schedule_of_steps_decodes_faster_than_the_bound(growth_s: list[float], batches: list[int]) -> None:
+    timer = Steps(growth_s)
+    times_s = [timer.step_s(Batch(batch)) for batch in batches]
+    # what the requests see: each step counts once for each of them
+    seen_s = sum(b * t for b, t in zip(batches, times_s, strict=True)) / sum(batches)
+    engine = SimpleNamespace(timer=timer, config=SimpleNamespace(max_num_seqs=64, data_parallel_size=1))
+    bound = decode_bound(cast(Deployment, engine), 1, seen_s)
+    assert sum(batches) / sum(times_s) <= bound * (1 + 1e-9)
+
+
+# --- what is considered -------------------------------------------------------------------------------------------
+
+
+def axes(model: str, gpu: str, version: str = "0.19.0") -> set[Layout]:
+    asked = request(Targets(), gpu, model=model)
+    return set(layouts(asked, resolve_model(model).model, load_profile(gpu), parse_version(version)))
+
+
+def test_experts_stay_whole_only_where_there_are_experts() -> None:
+    assert not any(layout.enable_expert_parallel for layout in axes(LLAMA, "h200"))
+    assert Layout(8, enable_expert_parallel=True) in axes("Qwen/Qwen3-235B-A22B", "h200")
+
+
+def test_attention_by_copies_is_for_latent_attention_and_releases_that_have_it() -> None:
+    latent = "deepseek-ai/DeepSeek-V3"
+    assert Layout(1, 1, 8, True) in axes(latent, "h200") and Layout(2, 1, 4, True) in axes(latent, "h200")
+    assert all(layout.data_parallel_size == 1 for layout in axes("Qwen/Qwen3-235B-A22B", "h200"))
+    assert all(layout.data_parallel_size == 1 for layout in axes(latent, "h200", "0.8.5"))
+
+
+def test_stages_reach_gpus_that_heads_cannot_be_cut_for() -> None:
+    # 28 heads: TP 4 at most among powers of two, so the other four GPUs of a node take a second stage
+    found = axes("Qwen/Qwen2.5-7B-Instruct", "h100")
+    assert Layout(4, 2) in found and Layout(8) not in found
+    assert all(layout.pipeline_parallel_size == 1 for layout in axes(LLAMA, "h100"))
+
+
+def test_a_partition_is_served_alone() -> None:
+    assert axes("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx") == {Layout(1)}
+
+
+def test_a_plan_with_copies_of_attention_says_so_on_its_command_line() -> None:
+    targets = Targets(parse_slos({"tpot": 200.0}, "mean"), "rate", 1.0)
+    given = EngineArgs(max_num_seqs=128, max_num_batched_tokens=8192, kv_cache_dtype="fp8")
+    asked = request(targets, "b200", model="deepseek-ai/DeepSeek-V3", input_len=512, output_len=32, args=given)
+    ranking = ranked(asked)
+    spread = [c for c in ranking.candidates if c.config.data_parallel_size > 1]
+    assert spread
+    plan = assemble(asked, ranking, spread[0])
+    words = list(plan.serve_argv)
+    assert words[words.index("--data-parallel-size") + 1] == str(plan.data_parallel_size)
+    assert "--enable-expert-parallel" in words and plan.num_gpus == plan.tensor_parallel_size * plan.data_parallel_size
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+@cache
+def plan_for_twenty() -> tuple[Request, Ranking]:
+    asked = request(Targets(parse_slos({"ttft": 2000.0, "tpot": 100.0}), "rate", 20.0), "b200", model=LLAMA)
+    return asked, ranked(asked)
+
+
+def test_the_benchmark_sends_the_share_of_one_server() -> None:
+    asked, ranking = plan_for_twenty()
+    assert ranking.best is not None
+    plan = assemble(asked, ranking, ranking.best)
+    assert plan.service is not None and plan.service.request_rate == 20
+    assert plan.workload.request_rate == pytest.approx(20 / plan.service.replicas)
+    words = list(plan.bench_argv)
+    assert float(words[words.index("--request-rate") + 1]) == plan.workload.request_rate
+    assert int(words[words.index("--num-prompts") + 1]) == plan.workload.num_prompts
+    assert "--max-concurrency" not in words
+    # what is predicted for the benchmark is what the targets were held against
+    for target in plan.service.targets:
+        assert target.met and plan.predicted[target.metric] == pytest.approx(target.predicted_ms)
+    assert plan.service.total_gpus == plan.service.replicas * plan.num_gpus
+
+
+def test_a_plan_with_targets_reads_back_as_it_was_written() -> None:
+    asked, ranking = plan_for_twenty()
+    assert ranking.best is not None
+    plan = assemble(asked, ranking, ranking.best)
+    file = PlanFile(planner_version="0", command="planner recommend", goal="balanced", plan=plan)
+    assert PlanFile.from_json(file.to_json()) == file
+    assert plan.model_copy(update={"service": None}).digest == plan.digest  # nothing else is launched or sent
+
+
+def test_every_candidate_keeps_the_targets_and_the_cheapest_is_first() -> None:
+    _, ranking = plan_for_twenty()
+    assert all(candidate.load and candidate.load.meets for candidate in ranking.candidates)
+    gpus = [candidate.num_gpus for candidate in ranking.candidates]
+    assert gpus == sorted(gpus)
+
+
+def test_without_a_load_the_plan_carries_most_per_gpu() -> None:
+    slos = parse_slos({"ttft": 2000.0, "tpot": 100.0})
+    best = ranked(request(Targets(slos), "b200", model=LLAMA)).best
+    _, twenty = plan_for_twenty()
+    assert best is not None and best.load is not None and twenty.best is not None and twenty.best.load is not None
+    # no more servers than that are needed for the same load
+    assert 20 / best.load.value * best.config.num_gpus <= twenty.best.num_gpus * 1.05
+
+
+def test_parts_are_rented_by_the_package() -> None:
+    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 9.0), "h100-mig-3g.40gb")
+    ranking = ranked(asked)
+    assert ranking.best is not None
+    service = assemble(asked, ranking, replace(ranking.best, replicas=7)).service
+    assert service is not None
+    # two slices of 3g make up one GPU of 2.95 USD/h (2026-05): seven slices are four GPUs
+    assert service.packages == 4
+    assert service.usd_per_hour == pytest.approx(4 * 2.95)
+
+
+def test_the_burst_that_opens_a_closed_loop_is_not_held_against_the_targets() -> None:
+    asked = request(Targets(parse_slos({"ttft": 2000.0}), "concurrency", 64.0), "b200")
+    ranking = ranked(asked)
+    assert ranking.best is not None and ranking.best.load is not None
+    load = ranking.best.load
+    opening, rest = np.split(load.replay.ttft_s * 1000, [int(load.value)])
+    assert load.readings[0].predicted_ms <= rest.max() < opening.max()  # all at once wait for more prompts
+    assert any("open the loop together" in line for line in assemble(asked, ranking, ranking.best).why)
+
+
+def test_plans_are_put_in_the_order_of_their_price() -> None:
+    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 50.0), "h100", "b200")
+    plans = [assemble(asked, ranking, ranking.candidates[0]) for ranking in rank(asked)]
+    services = [plan.service for plan in plans]
+    assert all(service is not None and service.usd_per_hour for service in services)
+    first, second = (plan.service for plan in plans_best_first(plans, "balanced"))
+    assert first is not None and second is not None
+    assert (first.usd_per_hour or 0) <= (second.usd_per_hour or 0)
+
+
+def test_own_prices_decide_the_order() -> None:
+    """By hand: each plan costs its packages times the price that is given for its GPU; a partition's is its whole's."""
+    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "mi355x", "h100", "mi300x-cpx")
+    own = replace(asked, prices={"mi355x": 0.5, "h100-sxm": 9.0, "mi300x": 2.4})
+    plans = [assemble(own, ranking, ranking.candidates[0]) for ranking in rank(own)]
+    costs = {plan.gpu: (plan.service.packages, plan.service.usd_per_hour) for plan in plans if plan.service}
+    for gpu, each in (("mi355x", 0.5), ("h100-sxm", 9.0), ("mi300x-cpx", 2.4)):
+        packages, usd = costs[gpu]
+        assert usd == pytest.approx(each * packages)
+    assert [plan.gpu for plan in plans_best_first(plans, "balanced")] == sorted(
+        costs, key=lambda gpu: costs[gpu][1] or 0
+    )
+    assert plans_best_first(plans, "balanced")[0].gpu == "mi355x"  # without a price of its own it would be the last
+
+
+def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
+    """By hand: 9 USD/h, 3 USD/h, and two without a price on 2 and 1 whole GPUs."""
+    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "h100")
+    ranking = ranked(asked)
+    plan = assemble(asked, ranking, ranking.candidates[0])
+    assert plan.service is not None
+
+    def costing(name: str, usd: float | None, packages: float, rate: float) -> Plan:
+        known = {"usd_per_hour": usd, "packages": packages, "output_throughput_per_gpu": rate}
+        assert plan.service is not None
+        return plan.model_copy(update={"gpu": name, "service": plan.service.model_copy(update=known)})
+
+    plans = [
+        costing("two", None, 2, 50.0), costing("dear", 9.0, 1, 400.0), costing("one", None, 1, 70.0),
+        costing("cheap", 3.0, 5, 100.0),
+    ]  # fmt: skip
+    assert [p.gpu for p in plans_best_first(plans, "balanced")] == ["cheap", "dear", "one", "two"]
+    assert [p.gpu for p in plans_best_first(plans, "max-throughput")] == ["dear", "cheap", "one", "two"]
+    assert order_words(plans, "balanced").endswith("no price is known for two, one: behind, by whole GPUs")
+    free = [plans[0], plans[2]]
+    assert [p.gpu for p in plans_best_first(free, "balanced")] == ["one", "two"]
+    assert order_words(free, "balanced") == "whole GPUs, the fewest first; no price is known"
+    assert "no price" not in order_words(plans[1::2], "balanced")
+
+
+def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most() -> None:
+    targets = Targets(parse_slos({"tpot": 80.0}), "rate", 2.0)
+    rates: dict[str, float] = {}
+    for goal in ("balanced", "max-throughput"):
+        asked = request(targets, "h100", model=LLAMA, goal=goal)
+        ranking = ranked(asked)
+        best = ranking.best
+        assert best is not None
+        most = largest(asked, best)
+        assert most is not None
+        rates[goal] = most.output_tok_per_s / best.config.num_gpus
+        service = assemble(asked, ranking, best).service
+        assert service is not None and service.output_throughput_per_gpu == pytest.approx(rates[goal])
+    assert rates["max-throughput"] > rates["balanced"]
+
+
+def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:
+    arrival_s = np.arange(4000) / 100  # one hundred a second
+    requests = Requests(np.full(4000, 512), np.full(4000, 128), arrival_s)
+    targets = Targets(parse_slos({"tpot": 40.0}), "rate", 100.0, requests)
+    best = ranked(request(targets, "h100", gpus_per_node=1)).best
+    assert best is not None and best.load is not None
+    assert best.load.value == pytest.approx(100 / best.replicas)
+    assert np.diff(best.load.replay.arrival_s) == pytest.approx(best.replicas / 100)
+
+
+def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() -> None:
+    ranking = ranked(request(Targets(parse_slos({"ttft": 1.0, "tpot": 50.0})), "h100", model=LLAMA))
+    assert ranking.best is None and ranking.closest is not None and ranking.closest.load is not None
+    ttft, tpot = ranking.closest.load.readings
+    assert not ttft.met and tpot.met
+
+
+# --- the command line ---------------------------------------------------------------------------------------------
+
+TARGETS = ("--ttft", "2000", "--tpot", "100")
+
+
+def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("recommend", SMALL, "--gpu", "h100", *TARGETS, "--request-rate", "30", "--workload", "chat")
+    outcome = run(*words, "-o", "plan", "--format", "json")
+    assert outcome.status == 0
+    printed, saved = json.loads(outcome.out), json.loads((tmp_path / "plan/plan.json").read_text())
+    assert printed["workload"]["request_rate"] == 30 and printed["workload"]["name"] == "chat"
+    assert [limit["metric"] for limit in printed["targets"]["limits"]] == ["p99_ttft_ms", "p99_tpot_ms"]
+    service = printed["plans"][0]["service"]
+    assert saved["service"] == service and service["interval"] == "pessimistic" and service["workload"] == "chat"
+    assert service["node_load"] == pytest.approx(8 * service["largest_load"])
+    sent = saved["bench_argv"]
+    assert sent[sent.index("--random-range-ratio") + 1] == "0.5"
+    assert "30 requests/s" in run(*words).out
+
+
+def test_of_many_gpus_the_best_is_explained_and_those_without_a_plan_are_named() -> None:
+    slices = ("a100-mig-1g.10gb", "a100-mig-2g.20gb", "h100-mig-1g.10gb", "h100-mig-2g.20gb", "h200-mig-1g.18gb")
+    gpus = [word for gpu in (*slices, "b200-mig-1g.23gb", "mi300x-cpx", "b200", "h200") for word in ("--gpu", gpu)]
+    outcome = run("recommend", LLAMA, *gpus, *TARGETS, "--request-rate", "20")
+    assert outcome.status == 0
+    heading, _, first, second, *_ = outcome.out.splitlines()
+    assert heading.split()[:2] == ["gpu", "gpus"]
+    assert int(first.split()[1]) < int(second.split()[1])  # the cheapest first
+    assert "no plan: a100-mig-1g.10gb, a100-mig-2g.20gb" in outcome.out
+    assert outcome.out.count("$ ") == 1
+
+
+def test_no_plan_is_an_honest_no(tmp_path: Path) -> None:
+    outcome = run("recommend", SMALL, "--gpu", "h100", "--ttft", "1")
+    assert outcome.status == 1
+    assert "no plan meets the targets" in outcome.out and "breaks p99 TTFT of 1 ms" in outcome.out
+    assert "what binds: p99 TTFT of 1 ms; the prefill steps behind it are bound by" in outcome.out
+    data = json.loads(run("recommend", SMALL, "--gpu", "h100", "--ttft", "1", "--format", "json").out)
+    assert data["plans"] == [] and data["closest"][0]["targets"][0]["met"] is False
+    keys = {frozenset(rejected) for rejected in data["rejected"]}
+    assert len(keys) == 1  # every row says the same things, unknown or not
+
+
+def test_a_trace_is_planned_for_and_the_benchmark_says_what_it_cannot(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{i / 10},{400 + i % 200},{100 + i % 50}\n" for i in range(1000)]
+    path.write_text("arrival_s,input_len,output_len\n" + "".join(rows))
+    outcome = run("recommend", SMALL, "--gpu", "h100", *TARGETS, "--trace", str(path), "--format", "json")
+    assert outcome.status == 0
+    data = json.loads(outcome.out)
+    assert data["workload"]["trace"]["requests"] == 1000
+    plan = data["plans"][0]
+    assert plan["service"]["trace"]["sha256"] == data["workload"]["trace"]["sha256"]
+    assert any("cannot send a trace" in warning for warning in plan["warnings"])
+    assert plan["workload"]["input_len"] == 500  # the mean of 400 to 599, rounded
+    assert plan["max_model_len"] >= 599 + 149
+
+
+WRONG = {
+    "no time at all": ((*TARGETS[:1], "0"), "--ttft 0"),
+    "a negative target": (("--tpot", "-5"), "--tpot -5"),
+    "no number": (("--e2el", "nan"), "--e2el nan"),
+    "percentile of nothing": ((*TARGETS, "--percentile", "0"), "--percentile 0"),
+    "percentile above all": ((*TARGETS, "--percentile", "101"), "--percentile 101"),
+    "percentile of words": ((*TARGETS, "--percentile", "high"), "--percentile 'high'"),
+    "percentile without target": (("--percentile", "99"), "--percentile has no target"),
+    "the better end of nothing": (("--optimistic",), "--optimistic has no target"),
+    "gaps of one token": (("--tpot", "20", "--output-len", "1"), "--tpot has nothing to hold"),
+    "no requests": ((*TARGETS, "--request-rate", "0"), "--request-rate must be a positive"),
+    "endless requests": ((*TARGETS, "--request-rate", "inf"), "--request-rate must be a positive"),
+    "two loads": ((*TARGETS, "--request-rate", "5", "--max-concurrency", "5"), "--request-rate and --max-concurrency"),
+    "a trace that is not there": (("--trace", "none.csv"), "--trace none.csv"),
+    "a trace and lengths": (("--trace", "none.csv", "--input-len", "5"), "--trace and --random-input-len"),
+    "a name and lengths": (("--workload", "chat", "--random-output-len", "5"), "--workload and --random-output-len"),
+    "an unknown name": (("--workload", "games"), "--workload"),
+    "no folder": (("-o", ""), "-o names no folder"),
+    "the flag that was typed": (("--random-input-len", "0"), "--random-input-len must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_targets_and_loads_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, cause = WRONG[name]
+    outcome = run("recommend", SMALL, "--gpu", "h100", *words)
+    assert outcome.status == 2 and cause in outcome.err and "hint:" in outcome.err and not outcome.out
+
+
+def test_a_wrong_gpu_of_the_defaults_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planner.toml").write_text('[recommend]\ngpu = "h1000"\n')
+    outcome = run("recommend", SMALL)
+    assert outcome.status == 2 and "planner.toml" in outcome.err and "h1000" in outcome.err
+
+
+def test_a_link_to_nothing_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plans").symlink_to("nowhere")
+    outcome = run("recommend", SMALL, "--gpu", "h100", "--goal", "min-latency", "-o", "plans", "--force")
+    assert outcome.status == 2 and "link to nothing" in outcome.err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_force_leaves_no_plan_of_another_shape_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = ("recommend", SMALL, "--goal", "min-latency", "-o", "plans", "--force", "--gpu", "h100")
+    assert run(*one).status == 0
+    (tmp_path / "plans/results").mkdir()
+    assert run(*one, "--gpu", "h200").status == 0
+    assert not list((tmp_path / "plans").glob("*.sh")) and not (tmp_path / "plans/plan.json").exists()
+    assert sorted(path.parent.name for path in (tmp_path / "plans").glob("*/plan.json")) == ["h100-sxm", "h200-sxm"]
+    assert (tmp_path / "plans/results").is_dir()
+    assert run(*one).status == 0
+    assert (tmp_path / "plans/plan.json").is_file()
+    assert not list((tmp_path / "plans").glob("*/plan.json"))

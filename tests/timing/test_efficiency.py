@@ -1,0 +1,205 @@
+"""Efficiencies: priors from kernel tables, files of fits, what is familiar, and intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, quantity
+
+from planner.engine.version import known_version
+from planner.errors import InputError
+from planner.hardware.profile import AllReduceCurve, Kernels
+from planner.hardware.profiles import load_profile
+from planner.model.architecture import SparseIndexer
+from planner.timing.covariates import attention_class, covariates_of, generation, graphs
+from planner.timing.efficiencies import PARAMETERS, SHARES, kernel_values, load_priors, prior_values
+from planner.timing.fits import Calibration, Combination, Effect, Spread, efficiency_for, load_calibration, to_text
+
+HERE = {"gpu": "a", "architecture": "x", "shape": "s", "weights": "fp8", "tp": "1", "release": "0.11", "era": "v1-full"}
+
+
+def measured(gpu_id: str, shape: str, weights: str) -> Combination:
+    return Combination(gpu=gpu_id, architecture="x", shape=shape, weights=weights, tp="1", release="0.11")
+
+
+def test_every_parameter_has_a_prior_with_a_source_and_shares_are_shares() -> None:
+    priors = load_priors()
+    assert tuple(priors) == PARAMETERS
+    assert all(prior.source for prior in priors.values())
+    assert all(0 < priors[name].value <= 1 for name in SHARES)
+
+
+def test_kernel_tables_of_the_gpu_come_before_the_global_prior() -> None:
+    # 3129 of 3350 GB/s, as NVIDIA's vLLM tables have it for H100
+    profile = gpu().model_copy(update={"kernels": Kernels(gemv_bandwidth=quantity(3129, "GB/s"))})
+    assert prior_values(profile, 1)["weight_bandwidth_16"] == pytest.approx(3129 / 3350)
+    assert prior_values(gpu(), 1)["weight_bandwidth_16"] == load_priors()["weight_bandwidth_16"].value
+
+
+def test_a_measured_all_reduce_gives_latency_and_bandwidth() -> None:
+    # H100, 8 GPUs: 5.1 us at 8 KiB, 50.7 us at 8 MiB: 8 MiB x 14/8 / 45.6 us = 322 of 450 GB/s
+    curve = AllReduceCurve(
+        gpus=8,
+        method="",
+        size_unit="KiB",
+        sizes=(8, 8192),
+        time_unit="us",
+        times=(5.1, 50.7),
+        source="spec",
+        kind="measured",
+    )
+    links = gpu().interconnect.model_copy(update={"allreduce": (curve,)})
+    values = kernel_values(gpu().model_copy(update={"interconnect": links}), 8)
+    assert values["link_share"] == pytest.approx(322 / 450, rel=0.01)
+    # 8 ranks take 1.18 times what two take
+    assert values["collective_s"] == pytest.approx(5.1e-6 / 1.18, rel=0.01)
+
+
+def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> None:
+    effects = (
+        Effect(target="gemm_flop_16", when={"architecture": "sm_90"}, factor=0.5, sd=0.1),
+        Effect(target="gemm_flop_16", when={"gpu": "other-gpu"}, factor=0.1, sd=0.1),
+    )
+    calibration = Calibration(name="test", fitted_on="", effects=effects)
+    found = efficiency_for(llama_8b(), gpu(), engine(), calibration)
+    assert found.gemm_flop_16 == 0.5 * load_priors()["gemm_flop_16"].value
+    assert found.basis == "architecture"
+
+
+def test_what_was_measured_decides_what_is_familiar() -> None:
+    known = (measured("a", "s", "fp8"), measured("a", "t", "bf16"), measured("b", "u", "fp8"))
+    calibration = Calibration(name="test", fitted_on="", combinations=known)
+    assert calibration.familiarity(HERE) == "setting"
+    assert calibration.familiarity(HERE | {"tp": "8"}) == "combination"
+    assert calibration.familiarity(HERE | {"release": "0.12"}) == "combination"
+    assert calibration.familiarity(HERE | {"weights": "bf16"}) == "parts"
+    assert calibration.familiarity(HERE | {"shape": "u"}) == "parts"
+    assert calibration.familiarity(HERE | {"shape": "new"}) == "gpu"
+    assert calibration.familiarity(HERE | {"gpu": "new"}) == "architecture"
+    assert calibration.familiarity(HERE | {"gpu": "new", "architecture": "new"}) == "nothing"
+
+
+def test_a_part_of_a_gpu_is_not_the_gpu_that_was_measured() -> None:
+    calibration = load_calibration()
+    whole, part = (covariates_of(llama_8b(), load_profile(name), engine()) for name in ("mi300x", "mi300x-cpx"))
+    assert calibration.familiarity(part) == "architecture"
+    assert calibration.efficiency(whole, prior_values(load_profile("mi300x"), 1)).basis == "gpu"
+    assert calibration.efficiency(part, prior_values(load_profile("mi300x-cpx"), 1)).basis == "architecture"
+    wide, narrow = (calibration.interval("mean_tpot_ms", where) for where in (part, whole))
+    assert wide and narrow and wide[0] <= narrow[0] and wide[1] >= narrow[1]
+
+
+def test_b300_takes_what_was_fitted_for_b200() -> None:
+    found = efficiency_for(llama_8b(), load_profile("b300-sxm"), engine())
+    assert found.basis == "architecture"
+
+
+def test_intervals_never_narrow_where_less_is_known() -> None:
+    spreads = (
+        Spread(metric="mean_tpot_ms", familiarity="combination", lo=0.9, hi=1.2, rows=50),
+        Spread(metric="mean_tpot_ms", familiarity="gpu", lo=0.8, hi=1.1, rows=50),
+    )
+    calibration = Calibration(name="test", fitted_on="", spreads=spreads, combinations=(measured("a", "s", "fp8"),))
+    here = HERE | {"tp": "8"}
+    assert calibration.interval("mean_tpot_ms", here) == (0.9, 1.2)
+    assert calibration.interval("mean_tpot_ms", here | {"shape": "new"}) == (0.8, 1.2)
+    assert calibration.interval("mean_itl_ms", here) == (0.9, 1.2)
+    assert calibration.interval("mean_ttft_ms", here) is None
+
+
+def test_the_interval_of_like_runs_comes_before_that_of_all() -> None:
+    of_all, of_like, of_others = (
+        Spread(metric="mean_tpot_ms", familiarity="setting", when=when, lo=lo, hi=1.5, rows=50)
+        for when, lo in (({}, 0.5), ({"era": "v1-full"}, 0.7), ({"era": "v0"}, 0.1))
+    )
+    known = (measured("a", "s", "fp8"),)
+    calibration = Calibration(name="", fitted_on="", spreads=(of_like, of_all, of_others), combinations=known)
+    assert calibration.interval("mean_tpot_ms", HERE) == (0.7, 1.5)
+    assert calibration.interval("mean_tpot_ms", HERE | {"era": "v1"}) == (0.5, 1.5)
+
+
+def test_what_we_ship_is_readable_physical_and_has_intervals_for_every_metric() -> None:
+    calibration = load_calibration()
+    profile = load_profile("mi300x")
+    found = calibration.efficiency(covariates_of(llama_8b(), profile, engine()), prior_values(profile, 1))
+    assert all(0 < getattr(found, name) <= 1 for name in SHARES)
+    assert all(getattr(found, name) > 0 for name in PARAMETERS)
+    for metric in ("avg_latency", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms"):
+        lo, hi = calibration.interval(metric, {}) or (0.0, 0.0)
+        # a queue that nobody expected multiplies the 99th percentile of TTFT, on hardware that nobody measured
+        assert 0.05 < lo < 1 < hi < (30 if metric == "p99_ttft_ms" else 20), metric
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ("{", "is not JSON"),
+        ('{"name": "x"}', "fitted_on"),
+        (
+            '{"name": "x", "fitted_on": "", "effects": [{"target": "launch", "when": {}, "factor": 0, "sd": 1}]}',
+            "factor",
+        ),
+        ('{"name": "x", "fitted_on": "", "effects": [{"target": "luck", "when": {}, "factor": 1, "sd": 1}]}', "luck"),
+    ],
+)
+def test_a_broken_file_is_refused_by_field(tmp_path: Path, content: str, cause: str) -> None:
+    path = tmp_path / "fit.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=cause):
+        load_calibration(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        load_calibration(tmp_path / "none.json")
+
+
+def test_a_calibration_survives_being_written(tmp_path: Path) -> None:
+    effect = Effect(target="launch", when={"gpu": "a"}, factor=1.1, sd=0.1, rows=3)
+    before = Calibration(name="test", fitted_on="three runs", effects=(effect,))
+    path = tmp_path / "fit.json"
+    path.write_text(to_text(before))
+    assert load_calibration(path) == before
+
+
+def test_attention_classes() -> None:
+    assert attention_class(llama_8b()) == "mha"
+    assert attention_class(llama_8b(window=4096)) == "window"
+    assert attention_class(mla_model()) == "mla"
+    assert attention_class(mla_model(SparseIndexer(64, 128, 2048))) == "sparse"
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [("0.6.3", "v0"), ("0.10.0", "v1"), ("0.11.0", "v1-full"), ("0.14.0", "v1-async")]
+)
+def test_eras(version: str, name: str) -> None:
+    config = engine(version=known_version(version), engine="V0" if name == "v0" else "V1")
+    assert generation(config, gpu()) == name
+
+
+def test_atom_is_an_engine_of_its_own() -> None:
+    version = replace(known_version("0.19.0"), build="vllm+atom-plugin")
+    assert generation(engine(version=version), gpu()) == "atom"
+
+
+def test_v0_replays_decode_steps_only_and_v1_any_small_step() -> None:
+    old, new = graphs(engine(engine="V0", version=known_version("0.7.3")), gpu()), graphs(engine(), gpu())
+    assert old.holds(8, 8 * 1000, 0) and new.holds(8, 8 * 1000, 0)
+    assert not old.holds(8, 8 * 1000, 100) and new.holds(8, 8 * 1000, 100)
+    assert not new.holds(8, 8 * 1000, 4000)
+    assert not graphs(engine(enforce_eager=True), gpu()).holds(1, 100, 0)
+
+
+def test_the_first_v0_releases_ran_long_contexts_without_graphs() -> None:
+    early = graphs(engine(engine="V0", version=known_version("0.4.2")), gpu())
+    assert early.holds(2, 2 * 8000, 0)
+    assert not early.holds(2, 2 * 9000, 0)
+
+
+def test_a_shape_is_one_architecture_at_one_size_whoever_trained_it() -> None:
+    base, tuned = llama_8b(), replace(llama_8b(), id="somebody/else")
+    shapes = {covariates_of(model, gpu(), engine())["shape"] for model in (base, tuned)}
+    assert len(shapes) == 1
+    assert covariates_of(moe_model(), gpu(), engine())["shape"] not in shapes

@@ -1,0 +1,147 @@
+"""The step: roofline limits by hand, and what must hold for any batch."""
+
+from __future__ import annotations
+
+import timeit
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, perfect
+
+from planner.timing.efficiencies import Efficiency, prior_values
+from planner.timing.fits import load_calibration
+from planner.timing.step import Batch, StepModel, distinct_experts, hottest_rows
+
+PRIOR = load_calibration().efficiency({}, prior_values(gpu(), 1))
+MODELS = {"dense": llama_8b(), "moe": moe_model(), "mla": mla_model()}
+batches = st.builds(
+    Batch,
+    decode_seqs=st.integers(0, 512),
+    decode_context_tok=st.floats(0, 1e6),
+    prefill_seqs=st.integers(0, 16),
+    prefill_tok=st.integers(0, 16384),
+    prefill_pair_tok=st.floats(0, 1e9),
+    prefill_finishing=st.integers(0, 16),
+)
+models = st.sampled_from(sorted(MODELS))
+tensor_parallel = st.sampled_from([1, 2, 8])
+
+
+def step(name: str = "dense", tp: int = 1, efficiency: Efficiency = PRIOR, bandwidth: float = 3350) -> StepModel:
+    return StepModel(MODELS[name], gpu(bandwidth), engine(tp), efficiency)
+
+
+def test_one_decode_step_at_the_roofline_streams_the_weights_once() -> None:
+    # (8,030,261,248 - embedding 525,336,576 - norms 266,240) x 2 bytes / 3.35 TB/s = 4.48 ms, and the logits
+    weights_s = 2 * (8_030_261_248 - 525_336_576 - 65 * 4096) / 3.35e12
+    assert step(efficiency=perfect()).step_s(Batch(1, 1)) == pytest.approx(weights_s, rel=1e-2)
+
+
+def test_long_context_reads_the_cache() -> None:
+    # 64 sequences of 4096 tokens: 128 KiB each, 34.4 GB more, 10.3 ms more
+    at = step(efficiency=perfect())
+    more = at.step_s(Batch(64, 64 * 4096)) - at.step_s(Batch(64, 0))
+    assert more == pytest.approx(64 * 4096 * 131_072 / 3.35e12)
+
+
+def test_a_long_prompt_is_bound_by_arithmetic() -> None:
+    # 8192 tokens x 2 x 6.98e9 matrix parameters (lm_head works on one row), and 4 x 4096 x 32 x 8192 x 8193 / 2
+    matrices = 8_030_261_248 - 2 * 525_336_576 - 65 * 4096
+    flop = 8192 * 2 * matrices + 4 * 4096 * 32 * 8192 * 8193 / 2
+    prompt = Batch(prefill_seqs=1, prefill_tok=8192, prefill_pair_tok=8192 * 8193 / 2, prefill_finishing=1)
+    parts = step(efficiency=perfect()).breakdown(prompt).parts
+    assert sum(part.time_s for part in parts if part.bound == "compute") == pytest.approx(flop / 989e12, rel=1e-3)
+
+
+def test_host_time_is_added_or_hidden() -> None:
+    slow_host = perfect(host_step_s=1e-3, host_seq_s=10e-6)
+    batch = Batch(100, 100)
+    gpu_s = StepModel(llama_8b(), gpu(), engine(), perfect()).step_s(batch)
+    in_turn = StepModel(llama_8b(), gpu(), engine(), slow_host).step_s(batch)
+    beside = StepModel(llama_8b(), gpu(), engine(async_scheduling=True), slow_host).step_s(batch)
+    assert in_turn == pytest.approx(gpu_s + 2e-3)
+    assert gpu_s < beside < gpu_s + 0.5e-3
+
+
+def test_launching_kernel_by_kernel_bounds_a_small_step_without_graphs() -> None:
+    slow = perfect(eager_launch_s=20e-6)
+    graphed, eager = (StepModel(llama_8b(), gpu(), engine(enforce_eager=e), slow) for e in (False, True))
+    assert graphed.step_s(Batch(1, 100)) < eager.step_s(Batch(1, 100))
+    # at least 32 layers x (4 GEMMs + attention + small kernels) launches of 20 us
+    assert eager.step_s(Batch(1, 100)) > 32 * 6 * 20e-6
+
+
+def test_an_empty_step_takes_no_time() -> None:
+    assert step().step_s(Batch()) == 0
+
+
+@pytest.mark.parametrize(("experts", "k", "tokens", "touched"), [(128, 8, 1, 8), (8, 2, 2, 3.5), (4, 4, 9, 4)])
+def test_distinct_experts_by_hand(experts: int, k: int, tokens: float, touched: float) -> None:
+    # 8 experts, 2 per token, 2 tokens: 8 x (1 - (6/8)^2) = 3.5
+    assert distinct_experts(experts, k, tokens) == pytest.approx(touched)
+
+
+@given(st.integers(1, 10_000), st.floats(0.3, 1))
+def test_distinct_experts_are_bounded_and_similar_tokens_touch_fewer(tokens: int, exponent: float) -> None:
+    touched = distinct_experts(256, 8, tokens, exponent)
+    assert touched + 1e-9 >= 8
+    assert touched <= min(256, 8 * tokens) + 1e-9
+    assert touched <= distinct_experts(256, 8, tokens) + 1e-9
+
+
+@given(st.floats(0, 1e6), st.sampled_from([1, 2, 8, 64]))
+def test_the_busiest_rank_has_at_least_the_mean(rows: float, ranks: int) -> None:
+    assert hottest_rows(rows, ranks) >= rows / ranks
+
+
+@given(
+    batches,
+    models,
+    tensor_parallel,
+    st.sampled_from([f.name for f in fields(Batch) if f.name != "peer_tok"]),
+    st.integers(1, 1000),
+)
+def test_more_load_is_never_faster(batch: Batch, name: str, tp: int, field: str, more: int) -> None:
+    at = step(name, tp)
+    assert at.step_s(replace(batch, **{field: getattr(batch, field) + more})) >= at.step_s(batch)
+
+
+@given(batches, models, tensor_parallel, st.floats(1, 10))
+def test_more_bandwidth_is_never_slower(batch: Batch, name: str, tp: int, factor: float) -> None:
+    assert step(name, tp, bandwidth=3350 * factor).step_s(batch) <= step(name, tp).step_s(batch)
+
+
+@given(batches, models, tensor_parallel)
+def test_nothing_beats_the_roofline(batch: Batch, name: str, tp: int) -> None:
+    assert step(name, tp).step_s(batch) >= step(name, tp, perfect()).step_s(batch)
+
+
+@given(batches, models, tensor_parallel)
+def test_the_breakdown_adds_up(batch: Batch, name: str, tp: int) -> None:
+    at = step(name, tp)
+    parts = at.breakdown(batch)
+    assert parts.total_s == pytest.approx(at.step_s(batch))
+    assert sum(p.time_s for p in parts.parts) == pytest.approx(parts.gpu_s + parts.host_s)
+
+
+@given(models, st.integers(1, 256), st.floats(1e3, 1e6))
+def test_between_kinks_time_is_linear_in_context(name: str, seqs: int, context: float) -> None:
+    """Replays jump runs of decode steps by the trapezoid rule."""
+    at = step(name)
+    low, middle, high = (at.step_s(Batch(seqs, context + d)) for d in (0, seqs * 32, seqs * 64))
+    assert middle == pytest.approx((low + high) / 2, rel=1e-3)
+
+
+def test_pipeline_stages_share_the_batch() -> None:
+    """Twice the stages with half the batch each: weights are streamed as often, the rest is shared."""
+    one = StepModel(llama_8b(), gpu(), engine(), perfect())
+    two = StepModel(llama_8b(), gpu(), engine(pipeline_parallel_size=2), perfect())
+    batch, half = Batch(64, 64 * 2048), Batch(32, 32 * 2048)
+    assert two.step_s(batch) == pytest.approx(one.step_s(half), rel=0.01)
+
+
+def test_a_step_is_evaluated_in_microseconds() -> None:
+    at, batch = step("moe", 8), Batch(128, 128 * 2048)
+    assert min(timeit.repeat(lambda: at.step_s(batch), number=200, repeat=5)) / 200 < 100e-6
