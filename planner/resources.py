@@ -1,6 +1,10 @@
-"""Where data lives: packaged data beside the package in a wheel, at the top level in a checkout; a user's own data in
-the folder that the platform has for it."""
+"""Where data lies, and how a file is replaced.
 
+Packaged data lies beside the package in a wheel, at the top level in a checkout. A user's own data lies in the folder
+that the platform has for it.
+"""
+
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -25,3 +29,16 @@ def user_data_dir() -> Path:
     from platformdirs import user_data_path  # only runs that look at local fits need it
 
     return user_data_path("planner", appauthor=False)
+
+
+def write_then_rename(path: Path, content: bytes) -> None:
+    """Write ``content`` beside ``path``, then rename it: whoever reads ``path`` meanwhile sees the old file or the new.
+
+    Raises OSError where that is not possible; the old file is then as it was.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from planner.api.load import LoadFlags, asked_load
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
-from planner.workload import METRICS
+from planner.workload import LATENCIES
 
 if TYPE_CHECKING:
     from planner.api.load import AskedLoad
@@ -104,7 +104,7 @@ def recommend_plans(
     args = engine_args(engine, own=OWN)
     profiles, remarks = found_gpus(DEFAULT_GPUS if gpu is None else gpu)
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
-    flags |= {"limits_ms": {name: given.get(name) for name in METRICS}, "optimistic": optimistic}
+    flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "optimistic": optimistic}
     load = asked_load(LoadFlags(**flags))
     from planner.planning import parse_prices
 
@@ -191,7 +191,7 @@ def write_scripts(
 
 
 COUNTS = ("gpus", "input_len", "output_len", "max_concurrency", "num_prompts", "pick")
-NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *METRICS)
+NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *LATENCIES)
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from planner.evidence.fitting import SIGMA, EfficiencyFit, FitProblem
 from planner.evidence.folder import Measured
 from planner.evidence.local_factors import MEANINGS, Factor, Miss, factors_of, local_spreads, problem_of, solve
 from planner.evidence.observe import observe
-from planner.evidence.runs import EXACT, METRICS, MeasuredRun, runs_of
+from planner.evidence.runs import EXACT, MEASUREMENTS, MeasuredRun, runs_of
 from planner.evidence.sources import Sources
 from planner.hardware import load_profile
 from planner.memory import Basis, FittedConstant, shipped
@@ -72,7 +72,7 @@ class CalibrationOutcome:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that were measured, in the order of the benchmark."""
-        return tuple(name for name in METRICS if any(name in one.figures for one in self.after))
+        return tuple(name for name in MEASUREMENTS if any(name in one.figures for one in self.after))
 
     def save(self) -> Path:
         """Write the file: its factors and runs are replaced, its constants of memory added to."""

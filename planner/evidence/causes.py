@@ -18,6 +18,7 @@ from planner.evidence.folder import Measured, Setting
 from planner.memory import StartupLog
 from planner.planning import Plan
 from planner.units import GIB
+from planner.workload import METRICS
 
 Verdict = Literal["inside", "above", "below"]
 
@@ -31,7 +32,6 @@ MEMORY_TOLERANCES = {
     "kv_cache_bytes": 0.05,
     "kv_cache_tokens": 0.05,
 }
-STATISTICS = ("mean", "median", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,12 @@ def compare_lines(measured: Measured) -> tuple[ComparedLine, ...]:
 
 def compare_figures(predicted: Mapping[str, Any], result: Mapping[str, Any]) -> list[ComparedLine]:
     """Every rate and latency that is in both results of ``vllm bench serve``."""
-    return [line for key, unit, share in _metrics() for line in _line(key, unit, share, predicted, result)]
-
-
-def _metrics() -> Iterator[tuple[str, str, float]]:
-    """Key, unit and tolerance of each figure of the benchmark, in its own order."""
-    rate = TOLERANCES["throughput"]
-    yield "request_throughput", "requests/s", rate
-    yield "output_throughput", "tokens/s", rate
-    yield "total_token_throughput", "tokens/s", rate
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        for statistic in STATISTICS:
-            yield f"{statistic}_{name}_ms", "ms", TOLERANCES[name] * (TAIL if statistic.startswith("p") else 1)
+    lines: list[ComparedLine] = []
+    for key, metric in METRICS.items():
+        if metric.of in TOLERANCES:
+            share = TOLERANCES[metric.of] * (TAIL if key.startswith("p") else 1)
+            lines += _line(key, metric.unit, share, predicted, result)
+    return lines
 
 
 def _line(

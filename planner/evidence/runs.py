@@ -1,7 +1,7 @@
 """Measured runs of vLLM: a table with one row per run, read strictly.
 
-Columns are those of ``RUN_COLUMNS`` (what was run) and ``METRICS`` (what came out); others are ignored, empty cells
-mean "not stated". Whatever a person could have got wrong is refused with its line and column.
+Columns are those of ``RUN_COLUMNS`` (what was run) and ``MEASUREMENTS`` (what came out). Other columns are ignored. An
+empty cell means "not stated". A mistake in the table is refused with its line and column.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from typing import Any, Literal
 
 from planner.errors import InputError
 from planner.units import MS
+from planner.workload import METRICS
 
 Bench = Literal["latency", "throughput", "serve"]
 BENCHES = ("latency", "throughput", "serve")
 ARRIVALS = ("offline", "all-at-once", "closed-loop", "poisson")
 LENGTHS = ("fixed", "uniform-0.8-1", "sharegpt")
 
-#: What ``vllm bench`` reports, in the units of the columns: tokens/s, s, ms.
-METRICS = (
-    "output_throughput", "total_token_throughput", "avg_latency_s",
-    "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms",
-    "mean_itl_ms", "median_itl_ms", "p99_itl_ms", "mean_e2el_ms", "median_e2el_ms", "p99_e2el_ms",
-)  # fmt: skip
+#: Columns with measurements, in the units that their names say: no fit uses the other metrics.
+MEASUREMENTS = tuple(key for key in METRICS if key != "request_throughput" and not key.startswith("p90"))
 REQUIRED = ("bench", "gpu", "model")
 RUN_COLUMNS = (
     "run_id", *REQUIRED, "num_gpus", "base_model", "weight_dtype", "kv_cache_dtype", "tensor_parallel_size",
@@ -111,13 +108,13 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
     if missing:
         raise InputError(
             f"{path}: column{'s' if len(missing) > 1 else ''} {', '.join(missing)} missing",
-            hint=f"known columns: {', '.join((*RUN_COLUMNS, *METRICS))}",
+            hint=f"known columns: {', '.join((*RUN_COLUMNS, *MEASUREMENTS))}",
         )
     twice = [name for name, times in Counter(columns).items() if name and times > 1]
     if twice:
         raise InputError(f"{path}: column {twice[0]} is there twice", hint="keep one of them")
-    if not any(metric in columns for metric in METRICS):
-        raise InputError(f"{path}: no column with a measurement", hint=f"one of: {', '.join(METRICS)}")
+    if not any(metric in columns for metric in MEASUREMENTS):
+        raise InputError(f"{path}: no column with a measurement", hint=f"one of: {', '.join(MEASUREMENTS)}")
     seen = False
     for row in table:
         seen = True
@@ -200,14 +197,14 @@ class _Row:
             raise self._wrong("", "more cells than the header has columns")
 
     def _metrics(self) -> Iterable[tuple[str, float]]:
-        for name in METRICS:
+        for name in MEASUREMENTS:
             value = self.number(name)
             if value is not None:
                 yield name, value
         self._refuse_mixed_units()
 
     def _refuse_mixed_units(self) -> None:
-        for low, high in disorder({name: self.number(name) for name in METRICS}):
+        for low, high in disorder({name: self.number(name) for name in MEASUREMENTS}):
             what = f"{self.number(high):g} is below {low}, {self.number(low):g}: are the units the same?"
             raise self._wrong(high, what)
 

@@ -19,7 +19,7 @@ from planner.engine import EngineArgs
 from planner.errors import InputError
 from planner.evidence.causes import findings
 from planner.evidence.folder import Measured, read_folder, read_server_log
-from planner.evidence.runs import METRICS, MeasuredRun, check_result, check_run, read_runs
+from planner.evidence.runs import MEASUREMENTS, MeasuredRun, check_result, check_run, read_runs
 from planner.evidence.validation import FURTHER
 from planner.planning import Plan, read_plan
 
@@ -201,7 +201,7 @@ def _serve(path: Path, content: Mapping[str, Any], common: Mapping[str, Any], *,
         burstiness=_number(path, content, "burstiness") if paced and content.get("burstiness") else None,
         random_range_ratio=0.0,
         seed=seed,
-        metrics={name: _number(path, content, name) for name in METRICS if content.get(name) is not None},
+        metrics={name: _number(path, content, name) for name in MEASUREMENTS if content.get(name) is not None},
     )
 
 

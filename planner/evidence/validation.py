@@ -20,7 +20,8 @@ from planner.workload import Workload
 
 #: Results in a plan's folder that are of one server of the plan, beside that of its own load.
 FURTHER = "sweep-*-{digest}.json"
-METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+#: Metrics that are compared at other loads than the plan's own.
+HEADLINE = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 SAME = 0.005  #: share by which the replay of the plan's own load may differ from the plan
 
 
@@ -66,7 +67,7 @@ def _further(path: Path, plan: Plan, deployment: Deployment) -> FurtherLoad:
         request_rate=inf if rate in (None, "inf") else read_number(path, result, "request_rate"),
     )
     predicted = simulate_serve(deployment, load, percentiles=(50, 99)).result
-    lines = tuple(line for line in compare_figures(predicted, result) if line.metric in METRICS)
+    lines = tuple(line for line in compare_figures(predicted, result) if line.metric in HEADLINE)
     return FurtherLoad(_name(path), path.name, lines)
 
 

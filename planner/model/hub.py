@@ -26,6 +26,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from planner.errors import HubError, InputError
+from planner.resources import write_then_rename
 
 CONFIG = "config.json"
 SIDECAR = "hf_quant_config.json"  #: where NVIDIA's modelopt checkpoints keep their quantisation
@@ -212,9 +213,7 @@ def _remember(memo: Path, total: dict[str, int]) -> None:
     """Keep an answer for next time. A cache that cannot be written is no reason to fail."""
     try:
         memo.parent.mkdir(parents=True, exist_ok=True)
-        part = memo.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(total), encoding="utf-8")
-        part.replace(memo)
+        write_then_rename(memo, json.dumps(total).encode())
     except OSError:
         return
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
+from planner.resources import write_then_rename
 
 SCHEMA_VERSION = 1
 WIDTH = 120  #: of text for people where no terminal says otherwise
@@ -238,12 +238,7 @@ def write_file(path: Path, content: bytes, *, flag: str = "-o") -> None:
             raise InputError(f"{flag} {path} is a folder", hint="name a file in it")
         if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
             raise InputError(f"{flag} {path} is no file", hint="name one that may be replaced")
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            beside.write_bytes(content)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_then_rename(path, content)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         cause = getattr(error, "strerror", None) or str(error)
         raise InputError(

@@ -13,7 +13,6 @@ GPU, the minor version of vLLM and the TP size; a later log of it replaces what 
 from __future__ import annotations
 
 import json
-import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError
 from planner.memory import Constants, FittedConstant, parse_constants, shipped
-from planner.resources import user_data_dir
+from planner.resources import user_data_dir, write_then_rename
 from planner.units import FACTORS
 
 if TYPE_CHECKING:
@@ -146,25 +145,14 @@ def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = 
     ordered = sorted(fits.values(), key=lambda fit: (fit.name, "model" not in fit.where))
     text = _text(replace(known, memory=tuple(ordered), efficiency=efficiency or known.efficiency))
     try:
-        _replace(path, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_then_rename(path, text.encode())
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error.strerror}",
             hint="name another file, or set XDG_DATA_HOME to a folder of your own",
         ) from error
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}-"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=prefix, delete=False, encoding="utf-8") as new:
-        new.write(text)
-    try:
-        Path(new.name).replace(path)
-    except OSError:
-        Path(new.name).unlink()
-        raise
 
 
 def _key(fit: FittedConstant) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import InputError
-from planner.workload import Metric, Slo, Workload, parse_percentile
+from planner.workload import Latency, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
 
@@ -68,7 +68,7 @@ class PlannedTarget(_Record):
     def slo(self) -> Slo:
         """The target itself."""
         statistic, metric, _ = self.metric.split("_")
-        return Slo(cast(Metric, metric), self.limit_ms, parse_percentile(statistic))
+        return Slo(cast(Latency, metric), self.limit_ms, parse_percentile(statistic))
 
 
 class PlannedTrace(_Record):

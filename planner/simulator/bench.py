@@ -17,18 +17,11 @@ import numpy as np
 from planner.errors import InputError
 from planner.simulator.record import Replay
 from planner.units import MS
-from planner.workload import Slo, Workload
+from planner.workload import LATENCIES, Slo, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Metrics of a request, in the order of the table: name, abbreviation, heading.
-METRICS = (
-    ("ttft", "TTFT", "Time to First Token"),
-    ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
-    ("itl", "ITL", "Inter-token Latency"),
-    ("e2el", "E2EL", "End-to-end Latency"),
-)
 #: Lines about drafts: label, key, digits.
 DRAFTS = (
     ("Acceptance rate (%):", "acceptance_rate", 2),
@@ -247,10 +240,10 @@ def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) 
     if wide:
         lines.append(f"{'':<40} {'predicted':<10} {'low':<10} {'high':<10}".rstrip())
     lines += [_row(result, label, key, digits) for label, key, digits in _totals(result, release)]
-    for name, short, heading in METRICS:
+    for name, heading in LATENCIES.items():
         if f"mean_{name}_ms" in result:
             lines.append(f"{heading:-^{width}}")
-            lines += [_row(result, f"{label} {short} (ms):", key, 2) for label, key in _moments(result, name)]
+            lines += [_row(result, f"{label} {name.upper()} (ms):", key, 2) for label, key in _moments(result, name)]
     if "spec_decode_num_drafts" in result:
         lines.append(f"{'Speculative Decoding':-^{width}}")
         lines += [_row(result, label, f"spec_decode_{key}", digits) for label, key, digits in DRAFTS]

@@ -1,11 +1,12 @@
+from .metrics import LATENCIES as LATENCIES
+from .metrics import METRICS as METRICS
+from .metrics import OF_A_REQUEST as OF_A_REQUEST
+from .metrics import Latency as Latency
 from .requests import NAMED as NAMED
 from .requests import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
 from .requests import Requests as Requests
 from .requests import Workload as Workload
 from .targets import DEFAULT_PERCENTILE as DEFAULT_PERCENTILE
-from .targets import METRICS as METRICS
-from .targets import OF_A_REQUEST as OF_A_REQUEST
-from .targets import Metric as Metric
 from .targets import Slo as Slo
 from .targets import parse_percentile as parse_percentile
 from .targets import parse_slos as parse_slos

@@ -11,14 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, get_args
 
 from planner.errors import InputError
+from planner.workload.metrics import LATENCIES, Latency
 
-Metric = Literal["ttft", "tpot", "itl", "e2el"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-#: Metrics that one request has by itself; a gap between tokens belongs to many. Those of vLLM's ``--goodput``.
-OF_A_REQUEST = ("ttft", "tpot", "e2el")
 DEFAULT_PERCENTILE = 99.0
 #: Runs were published with means, medians and 99th percentiles; below this a percentile takes the median's interval.
 UPPER_TAIL = 75.0
@@ -31,13 +27,13 @@ class Slo:
     Raises InputError, naming the flag, for a limit that is not positive and for a percentile outside (0, 100].
     """
 
-    metric: Metric
+    metric: Latency
     limit_ms: float
     percentile: float | None = DEFAULT_PERCENTILE
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise InputError(f"unknown target {self.metric!r}", hint=f"use one of {', '.join(METRICS)}, in ms")
+        if self.metric not in LATENCIES:
+            raise InputError(f"unknown target {self.metric!r}", hint=f"use one of {', '.join(LATENCIES)}, in ms")
         if not (isfinite(self.limit_ms) and self.limit_ms > 0):
             raise InputError(
                 f"--{self.metric} {self.limit_ms:g} is not a target in ms",
@@ -84,15 +80,15 @@ def parse_percentile(text: str) -> float | None:
 
 
 def parse_slos(limits_ms: Mapping[str, float | None], percentile: str = "99") -> tuple[Slo, ...]:
-    """The targets that are given, all at one percentile, in the order of ``METRICS``.
+    """The targets that are given, all at one percentile, in the order of ``LATENCIES``.
 
     Raises InputError for what is no target, and where a percentile does not parse.
     """
     at = parse_percentile(percentile)
     for name in limits_ms:
-        if name not in METRICS:
-            raise InputError(f"unknown target {name!r}", hint=f"use one of {', '.join(METRICS)}, in ms")
-    found = [(metric, limits_ms.get(metric)) for metric in METRICS]
+        if name not in LATENCIES:
+            raise InputError(f"unknown target {name!r}", hint=f"use one of {', '.join(LATENCIES)}, in ms")
+    found = [(metric, limits_ms.get(metric)) for metric in LATENCIES]
     return tuple(Slo(metric, limit_ms, at) for metric, limit_ms in found if limit_ms is not None)
 
 

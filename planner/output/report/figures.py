@@ -10,6 +10,7 @@ from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, 
 from planner.planning import LoadPoint, Plan, Sweep
 from planner.timing import OperatorTime, StepBreakdown
 from planner.units import GFLOP, GIB, MB, MS, US
+from planner.workload import OF_A_REQUEST
 
 #: Key in the plan's ``memory``, what people call it, its colour.
 PIECES = (
@@ -22,7 +23,6 @@ PIECES = (
 FREE = "not used"
 BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
 SHOWN_OPERATORS = 11
-METRICS = ("ttft", "tpot", "e2el")
 GPU_RATE, USER_RATE = "output_throughput_per_gpu", "output_throughput_per_user"
 MARKERS = "osD^vP"
 
@@ -175,8 +175,8 @@ def latency_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
     axis = "requests/s" if swept.by == "rate" else "requests in flight"
     most_in_flight = entry.plan.max_num_seqs * entry.plan.data_parallel_size
     planned = next((point.load for point in swept.points if point.planned), None)
-    panels = tuple(_latency_panel(metric, axis, planned, entry, swept) for metric in METRICS)
-    keys = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in ("median", "p99")]
+    panels = tuple(_latency_panel(metric, axis, planned, entry, swept) for metric in OF_A_REQUEST)
+    keys = [f"{statistic}_{metric}_ms" for metric in OF_A_REQUEST for statistic in ("median", "p99")]
     headings = (axis, *(f"{key.split('_')[0]} {key.split('_')[1].upper()}, ms" for key in keys))
     rows = tuple(
         (_load_words(point), *(f"{number(point.figures[key])} ({interval_of(point.figures, key)})" for key in keys))
@@ -205,7 +205,7 @@ def _latency_panel(metric: str, axis: str, planned: float | None, entry: PlanFol
             lines.append(
                 Series(f"measured {statistic}", (planned,), (float(value),), line.color, "points", "D", strong=True)
             )
-    marks = [Mark("plan" if metric == METRICS[0] else "", x=planned)] if planned is not None else []
+    marks = [Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
     targets = entry.plan.service.targets if entry.plan.service else ()
     marks += [Mark("target", y=target.limit_ms) for target in targets if target.metric.endswith(f"_{metric}_ms")]
     return LinePanel(
