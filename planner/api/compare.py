@@ -7,7 +7,6 @@ from math import isfinite
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from planner.api.defaults import DEFAULT_CONCURRENCY, DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL, MOST_LOADS
 from planner.api.flags import EngineFlags, engine_args, flag_of, typed
 from planner.api.inputs import (
     GpuName,
@@ -21,6 +20,7 @@ from planner.api.inputs import (
     workload_of,
 )
 from planner.errors import InputError, UnknownNameError
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.output import ComparisonAnswer
@@ -35,13 +35,13 @@ OWN = (
 
 
 def compare_gpus(
-    model: ModelName = DEFAULT_MODEL,
-    gpu: GpuName | Iterable[GpuName] = DEFAULT_GPUS,
+    model: ModelName = defaults.MODEL,
+    gpu: GpuName | Iterable[GpuName] = defaults.GPUS,
     *,
     per: Per = "package",
     packages: int | None = None,
-    input_len: int | Sequence[int] = DEFAULT_LEN,
-    output_len: int | Sequence[int] = DEFAULT_LEN,
+    input_len: int | Sequence[int] = defaults.LEN,
+    output_len: int | Sequence[int] = defaults.LEN,
     max_concurrency: int | Sequence[int] | None = None,
     request_rate: float | Sequence[float] | None = None,
     burstiness: float = 1.0,
@@ -116,7 +116,7 @@ def _workloads(
     if request_rate is not None:
         loads = [{"request_rate": rate, **rhythm} for rate in _numbers("request_rate", request_rate, float)]
     else:
-        in_flight = DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency
+        in_flight = defaults.COMPARED_CONCURRENCY if max_concurrency is None else max_concurrency
         closed = {name: value for name, value in rhythm.items() if name != "burstiness"}
         loads = [{"max_concurrency": places, **closed} for places in _numbers("max_concurrency", in_flight, int)]
     lengths = _pairs(_numbers("input_len", input_len, int), _numbers("output_len", output_len, int))
@@ -126,9 +126,9 @@ def _workloads(
         for load in loads
     )
     found = list(every)  # each once
-    if len(found) > MOST_LOADS:
+    if len(found) > defaults.MOST_LOADS:
         raise InputError(
-            f"{len(found)} loads are more than {MOST_LOADS}", hint="compare fewer lengths or loads at once"
+            f"{len(found)} loads are more than {defaults.MOST_LOADS}", hint="compare fewer lengths or loads at once"
         )
     return found
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from planner.api.compare import words_of
-from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL
 from planner.api.flags import EngineFlags, engine_args, flag_of, typed
 from planner.api.inputs import (
     GpuName,
@@ -23,6 +22,7 @@ from planner.api.inputs import (
     path_text,
 )
 from planner.errors import InputError, UnknownNameError
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.hardware import GpuProfile
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Minimise = Literal["usd", "gpus", "watts"]
 Rent = Literal["gpu", "node"]
 CHOICES = {"minimise": ("usd", "gpus", "watts"), "rent": ("gpu", "node")}
-MOST_CLASSES = 16
 OWN = (
     "request_rate", "input_len", "output_len", "random_range_ratio", "workload", "classes", "trace", "ttft", "tpot",
     "e2el", "percentile", "optimistic", "headroom", "n_plus", "minimise", "rent", "stock", "price", "disaggregated",
@@ -41,8 +40,8 @@ OWN = (
 
 
 def size_fleet(
-    model: ModelName = DEFAULT_MODEL,
-    gpu: GpuName | Iterable[GpuName] = DEFAULT_GPUS,
+    model: ModelName = defaults.MODEL,
+    gpu: GpuName | Iterable[GpuName] = defaults.GPUS,
     *,
     request_rate: float | None = None,
     input_len: int | None = None,
@@ -155,8 +154,10 @@ def _demands(
     if classes:
         if request_rate is not None:
             raise InputError("--request-rate and --class both say how many requests come", hint="give one of them")
-        if len(classes) > MOST_CLASSES:
-            raise InputError(f"--class is given {len(classes)} times", hint=f"plan {MOST_CLASSES} classes at most")
+        if len(classes) > defaults.MOST_CLASSES:
+            raise InputError(
+                f"--class is given {len(classes)} times", hint=f"plan {defaults.MOST_CLASSES} classes at most"
+            )
         check_names(classes)
         return tuple(replace(one, request_rate=float(one.request_rate)) for one in classes), ()
     rate = None if request_rate is None else typed("request_rate", request_rate, float)
@@ -169,8 +170,8 @@ def _demands(
         if typed("workload", workload, str) not in NAMED:
             raise UnknownNameError("workload", workload, NAMED, see="docs/library.md")
         return (named("", rate, workload),), ()
-    input_tok = DEFAULT_LEN if input_len is None else typed("input_len", input_len, int)
-    output_tok = DEFAULT_LEN if output_len is None else typed("output_len", output_len, int)
+    input_tok = defaults.LEN if input_len is None else typed("input_len", input_len, int)
+    output_tok = defaults.LEN if output_len is None else typed("output_len", output_len, int)
     ratio = 0.0 if range_ratio is None else typed("random_range_ratio", range_ratio, float)
     return (Demand(f"{input_tok}/{output_tok}", rate, input_tok, output_tok, ratio),), ()
 

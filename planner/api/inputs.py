@@ -7,12 +7,12 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from planner.api.defaults import MOST_PROMPTS
 from planner.api.flags import flag_of, typed
 from planner.engine import EngineVersion, parse_version
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_all, load_profile
 from planner.model import Model, ResolvedModel, resolve_model
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.engine import EngineArgs
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 ModelName = str | PathLike[str] | ResolvedModel
 #: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
 GpuName = str | PathLike[str] | GpuProfile
-LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
 
 
 def load_model(
@@ -174,14 +173,14 @@ def check_context(workload: Workload, max_model_len: int, model: str, *, longest
 
 def check_load(workload: Workload) -> None:
     """Raises InputError for more requests, or more seconds of arrivals, than a replay can follow."""
-    if workload.num_prompts > MOST_PROMPTS:
+    if workload.num_prompts > defaults.MOST_PROMPTS:
         raise InputError(
-            f"--num-prompts must be {MOST_PROMPTS:,} at most, got {workload.num_prompts:,}",
+            f"--num-prompts must be {defaults.MOST_PROMPTS:,} at most, got {workload.num_prompts:,}",
             hint="send fewer: percentiles no longer change",
         )
     arrivals_s = workload.num_prompts / workload.request_rate
-    if arrivals_s > LONGEST_REPLAY_S:
+    if arrivals_s > defaults.LONGEST_REPLAY_S:
         raise InputError(
             f"--request-rate {workload.request_rate:g}: {workload.num_prompts} requests arrive over {arrivals_s:.3g} s",
-            hint=f"raise the rate or send fewer prompts: a replay covers {LONGEST_REPLAY_S:,} s",
+            hint=f"raise the rate or send fewer prompts: a replay covers {defaults.LONGEST_REPLAY_S:,} s",
         )

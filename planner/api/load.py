@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.api.defaults import DEFAULT_LEN
 from planner.errors import InputError, UnknownNameError
+from planner.planning import defaults
 from planner.workload import DEFAULT_PERCENTILE, NAMED, parse_slos, refuse_gaps_of_one_token
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ OF_A_TRACE = {
     "workload": "--workload",
 }
 #: Requests per second that are planned for: one in a quarter of an hour, a million.
-LEAST_RATE, MOST_RATE = 1e-3, 1e6
 OF_A_NAME = ("input_len", "output_len", "random_range_ratio")
 
 
@@ -72,7 +71,7 @@ def asked_load(given: LoadFlags) -> AskedLoad:
         raise InputError(f"{lonely} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
     if given.trace is not None:
         return _of_trace(given.trace, slos, optimistic=given.optimistic)
-    lengths = (given.input_len or DEFAULT_LEN, given.output_len or DEFAULT_LEN, given.random_range_ratio or 0.0)
+    lengths = (given.input_len or defaults.LEN, given.output_len or defaults.LEN, given.random_range_ratio or 0.0)
     if given.workload:
         if given.workload not in NAMED:
             raise UnknownNameError("workload", given.workload, NAMED, see="docs/library.md")
@@ -88,9 +87,10 @@ def _targets(given: LoadFlags, slos: tuple[Slo, ...]) -> Targets:
     from planner.planning import Targets
 
     rate, flying = given.request_rate, given.max_concurrency
-    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+    if rate is not None and not defaults.LEAST_RATE <= rate <= defaults.MOST_RATE:
         raise InputError(
-            f"--request-rate must be a positive number from {LEAST_RATE:g} to {MOST_RATE:,.0f}, got {rate:g}",
+            f"--request-rate must be a positive number from {defaults.LEAST_RATE:g} to {defaults.MOST_RATE:,.0f}, "
+            f"got {rate:g}",
             hint="requests per second of all servers together; leave it out for the most that one server carries",
         )
     if flying is not None:

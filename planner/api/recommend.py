@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from planner.api.compare import words_of
-from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL, GPUS_PER_NODE
 from planner.api.flags import EngineFlags, engine_args, flag_of, typed
 from planner.api.inputs import (
     GpuName,
@@ -27,6 +26,7 @@ from planner.api.load import LoadFlags, asked_load
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
+from planner.planning import defaults
 from planner.workload import LATENCIES
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from planner.output import Recommendation
     from planner.planning import Goal, Plan, Ranking, Request
 
-DEFAULT_GOAL: Goal = "balanced"
-LATENCY_CONCURRENCY = 8  #: of the goal min-latency
 OWN = (
     "goal", "gpus", "input_len", "output_len", "random_range_ratio", "random_prefix_len", "workload", "max_concurrency",
     "request_rate", "burstiness", "trace", "seed", "num_prompts", "ttft", "tpot", "itl", "e2el", "percentile",
@@ -102,7 +100,7 @@ def recommend_plans(
     given = _checked({name: value for name, value in locals().items() if name not in ("model", "gpu", "engine")})
     _refuse_searched(engine)
     args = engine_args(engine, own=OWN)
-    profiles, remarks = found_gpus(DEFAULT_GPUS if gpu is None else gpu)
+    profiles, remarks = found_gpus(defaults.GPUS if gpu is None else gpu)
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
     flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "optimistic": optimistic}
     load = asked_load(LoadFlags(**flags))
@@ -114,7 +112,7 @@ def recommend_plans(
             "--price without targets and without a load: plans are then in the order of the goal, not of USD",
             hint="add a target such as --tpot 100, or --request-rate; or ask planner compare",
         )
-    resolved = load_model(DEFAULT_MODEL if model is None else model, revision=revision, refresh=refresh)
+    resolved = load_model(defaults.MODEL if model is None else model, revision=revision, refresh=refresh)
     own_context = resolved.model.max_position_embeddings
     sent = workload_of(
         input_len=load.input_len, output_len=load.output_len, num_prompts=given.get("num_prompts", 1),
@@ -132,12 +130,12 @@ def recommend_plans(
     request = Request(
         model=resolved,
         gpus=profiles,
-        goal=goal or DEFAULT_GOAL,
+        goal=goal or defaults.GOAL,
         input_len=load.input_len,
         output_len=load.output_len,
         max_concurrency=None if load.targets else sent.max_concurrency,
         num_prompts=given.get("num_prompts"),
-        gpus_per_node=given.get("gpus", GPUS_PER_NODE),
+        gpus_per_node=given.get("gpus", defaults.GPUS_PER_NODE),
         version=asked_version(engine_version),
         basis=Basis(local.constants, draft_of(args)),
         calibration=local.calibration,
@@ -215,7 +213,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = words_of(value)
         if name in COUNTS and found[name] < 1:
             raise InputError(f"{flag_of(name)} must be at least 1, got {value}", hint="give a positive number")
-    if found.get("goal", DEFAULT_GOAL) not in get_args(Goal):
+    if found.get("goal", defaults.GOAL) not in get_args(Goal):
         raise UnknownNameError("goal", str(found["goal"]), get_args(Goal), see="planner recommend --help")
     return found
 
@@ -247,13 +245,13 @@ def _defaults_taken(stated: Mapping[str, Any], load: AskedLoad) -> dict[str, Any
 
     latency = stated.get("goal") == "min-latency"
     taken: dict[str, Any] = {
-        "model": DEFAULT_MODEL,
-        "goal": DEFAULT_GOAL,
-        "gpu": list(DEFAULT_GPUS),
-        "gpus": GPUS_PER_NODE,
-        "input_len": DEFAULT_LEN,
-        "output_len": DEFAULT_LEN,
-        "max_concurrency": LATENCY_CONCURRENCY if latency else "searched",
+        "model": defaults.MODEL,
+        "goal": defaults.GOAL,
+        "gpu": list(defaults.GPUS),
+        "gpus": defaults.GPUS_PER_NODE,
+        "input_len": defaults.LEN,
+        "output_len": defaults.LEN,
+        "max_concurrency": defaults.LATENCY_CONCURRENCY if latency else "searched",
         "num_prompts": "5 x the concurrency",
     }
     if load.targets is not None:

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.api.defaults import DEFAULT_CONCURRENCY, DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL
 from planner.cli import options as flag
 from planner.cli.defaults import source_of
 from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import LOAD, Format
 from planner.cli.streams import show
 from planner.errors import InputError
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.engine import EngineArgs
 
-_CONCURRENCY = ",".join(map(str, DEFAULT_CONCURRENCY))
+_CONCURRENCY = ",".join(map(str, defaults.COMPARED_CONCURRENCY))
 
 
 class Per(StrEnum):
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def compare(
     *,
     context: typer.Context,
-    model: flag.ModelOrDefault = DEFAULT_MODEL,
+    model: flag.ModelOrDefault = defaults.MODEL,
     gpu: flag.GpusOrDefault = None,
     per: Annotated[
         Per,
@@ -54,7 +54,7 @@ def compare(
         typer.Option(
             "--random-input-len", "--input-len", metavar="N,N", rich_help_panel=LOAD, help="Prompt tokens, several too."
         ),
-    ] = str(DEFAULT_LEN),
+    ] = str(defaults.LEN),
     output_len: Annotated[
         str,
         typer.Option(
@@ -64,7 +64,7 @@ def compare(
             rich_help_panel=LOAD,
             help="Output tokens; as many as input lengths, or one.",
         ),
-    ] = str(DEFAULT_LEN),
+    ] = str(defaults.LEN),
     max_concurrency: Annotated[
         str | None,
         typer.Option(
@@ -103,7 +103,7 @@ def compare(
         del engine["tensor_parallel_size"]  # it is searched
     answer = compare_gpus(
         model,
-        gpu or DEFAULT_GPUS,
+        gpu or defaults.GPUS,
         per=per.value,
         packages=packages,
         input_len=_integers("--random-input-len", input_len),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.api.defaults import DEFAULT_GPUS, DEFAULT_LEN, DEFAULT_MODEL
 from planner.cli import options as flag
 from planner.cli.defaults import source_of
 from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import LOAD, TARGETS, Format
 from planner.cli.streams import show
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.engine import EngineArgs
@@ -52,11 +52,11 @@ def register(app: typer.Typer) -> None:
 def fleet(
     *,
     context: typer.Context,
-    model: flag.ModelOrDefault = DEFAULT_MODEL,
+    model: flag.ModelOrDefault = defaults.MODEL,
     gpu: flag.GpusOrDefault = None,
     request_rate: flag.FleetRate = None,
-    input_len: flag.RandomInputLen = DEFAULT_LEN,
-    output_len: flag.RandomOutputLen = DEFAULT_LEN,
+    input_len: flag.RandomInputLen = defaults.LEN,
+    output_len: flag.RandomOutputLen = defaults.LEN,
     range_ratio: flag.RangeRatio = 0.0,
     workload: flag.Workload = None,
     classes: Annotated[
@@ -136,7 +136,7 @@ def fleet(
 
     answer = size_fleet(
         model,
-        gpu or DEFAULT_GPUS,
+        gpu or defaults.GPUS,
         request_rate=request_rate,
         input_len=input_len if stated("input_len") else None,
         output_len=output_len if stated("output_len") else None,

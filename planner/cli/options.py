@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.api.defaults import DEFAULT_GPUS, MOST_PROMPTS
+from planner.planning import defaults
 
 
 class Format(StrEnum):
@@ -57,7 +57,9 @@ Gpus = Annotated[
 GpusOrDefault = Annotated[
     list[str] | None,
     typer.Option(
-        "--gpu", metavar="GPU", help=f"Profile id, alias or file; repeatable; 'all'. Default: {' '.join(DEFAULT_GPUS)}."
+        "--gpu",
+        metavar="GPU",
+        help=f"Profile id, alias or file; repeatable; 'all'. Default: {' '.join(defaults.GPUS)}.",
     ),
 ]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the data.")]
@@ -103,10 +105,13 @@ PrefixCacheHitRate = Annotated[
     ),
 ]
 NumPrompts = Annotated[
-    int, typer.Option("--num-prompts", min=1, max=MOST_PROMPTS, rich_help_panel=LOAD, help="Requests.")
+    int, typer.Option("--num-prompts", min=1, max=defaults.MOST_PROMPTS, rich_help_panel=LOAD, help="Requests.")
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", min=1, max=MOST_PROMPTS, rich_help_panel=LOAD, help="Prompts of the one batch.")
+    int,
+    typer.Option(
+        "--batch-size", min=1, max=defaults.MOST_PROMPTS, rich_help_panel=LOAD, help="Prompts of the one batch."
+    ),
 ]
 MaxConcurrency = Annotated[
     int | None, typer.Option("--max-concurrency", min=1, rich_help_panel=LOAD, help="Most requests in flight.")

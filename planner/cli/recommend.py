@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.api.defaults import DEFAULT_LEN, DEFAULT_MODEL, GPUS_PER_NODE, MOST_PROMPTS
 from planner.cli import options as flag
 from planner.cli.defaults import source_of
 from planner.cli.engine_flags import takes_engine_flags
 from planner.cli.options import LOAD, TARGETS, Format, Goal
 from planner.cli.streams import show
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.engine import EngineArgs
@@ -47,12 +47,12 @@ def register(app: typer.Typer) -> None:
 def recommend(
     *,
     context: typer.Context,
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"Default: {DEFAULT_MODEL}.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"Default: {defaults.MODEL}.")] = None,
     goal: Annotated[Goal, typer.Option("--goal", help="What is best.")] = Goal.balanced,
     gpu: flag.GpusOrDefault = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that one node has.")] = GPUS_PER_NODE,
-    input_len: flag.RandomInputLen = DEFAULT_LEN,
-    output_len: flag.RandomOutputLen = DEFAULT_LEN,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that one node has.")] = defaults.GPUS_PER_NODE,
+    input_len: flag.RandomInputLen = defaults.LEN,
+    output_len: flag.RandomOutputLen = defaults.LEN,
     range_ratio: flag.RangeRatio = 0.0,
     prefix_len: flag.RandomPrefixLen = 0,
     workload: flag.Workload = None,
@@ -71,7 +71,7 @@ def recommend(
         typer.Option(
             "--num-prompts",
             min=1,
-            max=MOST_PROMPTS,
+            max=defaults.MOST_PROMPTS,
             rich_help_panel=LOAD,
             help="Requests. Default: 5 x the concurrency.",
         ),

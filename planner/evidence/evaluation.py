@@ -45,15 +45,16 @@ ASSUMED = {
     "prefix cache, where the engine keeps one that holds them all",
     "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), else the default",
 }
-PROMPTS_PER_SLOT = 10
+#: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
+PUBLISHED_PROMPTS_PER_SLOT = 10
+PUBLISHED_PROMPTS = 1000
+LEAST_PUBLISHED_PROMPTS, MOST_PUBLISHED_PROMPTS = 20, 5120
 #: A closed loop of fixed lengths that does not state its prompts was not run by ``vllm bench``: lengths of other
 #: clients scatter, so that requests which start together do not end together.
 OTHER_RANGE_RATIO = 0.1
 V0_SCHEDULER_STEPS = 10
 #: Published runs of such weights that do not state their cache hold more requests than a 16-bit one has room for.
 NARROW_WEIGHTS = frozenset({"fp8", "mxfp8", "nvfp4", "mxfp4", "fp4-experts+fp8"})
-PROMPTS = 1000
-LEAST_PROMPTS, MOST_PROMPTS = 20, 5120
 CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
 #: The longest request that most published servers allowed: vLLM refuses to start where one such does not fit.
 SERVED_CONTEXT = 32768
@@ -287,16 +288,16 @@ def run_workload(run: MeasuredRun) -> Workload:
             raise InputError(f"{run.run_id}: batch_size is not stated", hint="fill it in")
         return replace(one, num_prompts=batch)
     if run.bench == "throughput" or run.arrival in ("offline", "all-at-once"):
-        return replace(one, num_prompts=run.num_prompts or PROMPTS)
+        return replace(one, num_prompts=run.num_prompts or PUBLISHED_PROMPTS)
     if run.arrival == "poisson" or (run.request_rate and not run.max_concurrency):
-        rate = run.request_rate or inf
-        concurrency = run.max_concurrency
-        return replace(one, num_prompts=run.num_prompts or PROMPTS, max_concurrency=concurrency, request_rate=rate)
+        rate, prompts = run.request_rate or inf, run.num_prompts or PUBLISHED_PROMPTS
+        return replace(one, num_prompts=prompts, max_concurrency=run.max_concurrency, request_rate=rate)
     if not run.max_concurrency:
         raise InputError(f"{run.run_id}: neither max_concurrency nor request_rate is stated", hint="fill in one")
     stated = run.num_prompts is not None or run.random_range_ratio is not None
     other = not stated and run.length_distribution == "fixed"
-    prompts = min(max(PROMPTS_PER_SLOT * run.max_concurrency, LEAST_PROMPTS), MOST_PROMPTS)
+    prompts = PUBLISHED_PROMPTS_PER_SLOT * run.max_concurrency
+    prompts = min(max(prompts, LEAST_PUBLISHED_PROMPTS), MOST_PUBLISHED_PROMPTS)
     return replace(
         one,
         num_prompts=run.num_prompts or prompts,

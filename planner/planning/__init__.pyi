@@ -1,10 +1,10 @@
+from . import defaults as defaults
 from .calibration import SHIPPED as SHIPPED
 from .calibration import Local as Local
 from .calibration import local_for as local_for
 from .calibration import local_path as local_path
 from .calibration import read_local as read_local
 from .calibration import save as save
-from .capacity import PROMPTS_PER_SLOT as PROMPTS_PER_SLOT
 from .check import LineRequest as LineRequest
 from .check import LineVerdict as LineVerdict
 from .check import Served as Served
@@ -71,7 +71,7 @@ from .recommend.assemble import order_words as order_words
 from .recommend.assemble import plans_best_first as plans_best_first
 from .recommend.assemble import rank as rank
 from .recommend.assemble import recipe_of as recipe_of
-from .recommend.candidates import CONTEXT_STEP as CONTEXT_STEP
+from .recommend.candidates import round_context as round_context
 from .recommend.goals import pareto as pareto
 from .recommend.goals import wanted_batch as wanted_batch
 from .recommend.request import Candidate as Candidate

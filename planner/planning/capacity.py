@@ -18,6 +18,7 @@ from functools import cached_property
 from math import ceil, inf
 from typing import Literal
 
+from planner.planning import defaults
 from planner.planning.predict import Deployment, Estimate, estimate, interval
 from planner.simulator import Replay, good_requests, statistic_ms
 from planner.units import MS
@@ -26,10 +27,6 @@ from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Wo
 By = Literal["rate", "concurrency"]
 #: Neighbouring loads that are told apart: a replay of so many requests does not know better.
 TOLERANCE = 0.03
-PROMPTS_PER_SLOT = 5  #: the recipes: at least five times the concurrency, to see the steady state
-PROMPTS_PER_FLYING = 3  #: of an open loop, which opens without a burst
-PROMPTS_BEYOND = 2  #: requests that a replay has above the percentile: two beyond the 99th make 200
-LEAST_PROMPTS, MOST_PROMPTS = 200, 10_000
 ROUNDING = 1e-9
 THROUGHPUT = "the throughput of full batches"
 #: Largest share of the time that an almost idle server is busy; what does not meet the targets here never does.
@@ -176,12 +173,12 @@ def at_load(deployment: Deployment, workload: Workload, slos: Sequence[Slo], by:
     Several for each that is in flight, and enough beyond the highest percentile.
     """
     percentile = max((DEFAULT_PERCENTILE if slo.percentile is None else slo.percentile for slo in slos), default=50.0)
-    tail = PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100)
+    tail = defaults.PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100)
     if by == "concurrency":
-        lasting = PROMPTS_PER_SLOT * value
+        lasting = defaults.PROMPTS_PER_SLOT * value
     else:
-        lasting = PROMPTS_PER_FLYING * in_flight(deployment, workload, value)
-    prompts = ceil(min(max(LEAST_PROMPTS, tail, lasting), MOST_PROMPTS))
+        lasting = defaults.PROMPTS_PER_FLYING * in_flight(deployment, workload, value)
+    prompts = ceil(min(max(defaults.LEAST_SEARCH_PROMPTS, tail, lasting), defaults.MOST_SEARCH_PROMPTS))
     if by == "concurrency":
         return replace(workload, num_prompts=max(prompts, ceil(value)), max_concurrency=round(value), request_rate=inf)
     return replace(workload, num_prompts=prompts, max_concurrency=None, request_rate=value)

@@ -28,8 +28,8 @@ from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis, unset_kv_cache_space
 from planner.model import Model, ResolvedModel, resolve_model
+from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
-from planner.planning.capacity import PROMPTS_PER_SLOT
 from planner.planning.fit.answer import fit_model
 from planner.planning.fit.result import FitResult
 from planner.planning.plan import Goal, Plan
@@ -38,7 +38,6 @@ from planner.planning.recommend.assemble import rank, recipe_of, standing
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.workload import Slo, Workload
 
-DEFAULT_LEN = 1024  #: tokens, of prompt and of answer
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines differ by more
 
 #: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
@@ -89,7 +88,7 @@ class LineRequest:
 
     def closed(self, load: Workload, concurrency: int) -> Workload:
         """``load`` with so many in flight, and as many requests as show it where no number is asked for."""
-        prompts = self.num_prompts or PROMPTS_PER_SLOT * concurrency
+        prompts = self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
         return replace(load, max_concurrency=concurrency, num_prompts=prompts)
 
     def targets(self, load: Workload) -> Targets | None:
@@ -222,13 +221,13 @@ def check_line(
         line = _with_cache_space(line, profile, version)
         args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
-        return _with_plan(replace(answer, refusal=error), asked, DEFAULT_LEN)
+        return _with_plan(replace(answer, refusal=error), asked, defaults.LEN)
     line = _fallen_back(line, result.config, profile, answer.version)
     issues = known_issues(result.config, line.env, resolved.model, profile)
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
     room = result.config.max_model_len // 2
     if not result.fits:
-        return _with_plan(answer, asked, min(DEFAULT_LEN, room))
+        return _with_plan(answer, asked, min(defaults.LEN, room))
     drafts = args.speculative_config
     if drafts and not drafts.acceptance_rates:  # a line does not say how many are accepted: timed without drafts
         args = replace(args, speculative_config=None)
@@ -237,7 +236,7 @@ def check_line(
     if deployment.config.engine == "V0" and profile.platform != "cpu":  # on CPUs vLLM takes one step at a time
         config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
         deployment = replace(deployment, config=config)
-    workload = _workload(asked, deployment, min(DEFAULT_LEN, room))
+    workload = _workload(asked, deployment, min(defaults.LEN, room))
     served = _serve(resolved.resolved, deployment, workload)
     answer = replace(answer, workload=workload, served=served)
     return replace(answer, ranking=_ranking(answer, asked, workload))
@@ -364,7 +363,7 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
 
 
 def _serve(model: str, deployment: Deployment, workload: Workload) -> Served:
-    return Served(model, deployment, simulate_serve(deployment, workload, percentiles=(50, 90, 99)))
+    return Served(model, deployment, simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES))
 
 
 def line_settings(config: EngineConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
 from planner.planning.check import redeploy
 from planner.planning.plan import Plan
@@ -22,8 +23,6 @@ from planner.workload import Workload
 
 BEYOND = (1.25, 1.5, 2.0)  #: loads above the plan's own, to see what happens there
 BELOW = (0.2, 0.4, 0.6, 0.8)  #: rates below it; of a closed loop the powers of two
-PERCENTILES = (50, 99)
-PROMPTS_PER_SLOT, LEAST_PROMPTS, MOST_PROMPTS = 5, 100, 4000
 SAME = 0.005  #: share by which the replay at the plan's own load may differ from the plan
 
 
@@ -55,7 +54,7 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
         workload = plan.workload.sent
         by = "concurrency" if workload.request_rate == inf else "rate"
         points = tuple(_points(deployment, workload, by))
-        planned = simulate_serve(deployment, workload, percentiles=PERCENTILES)
+        planned = simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES)
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")
     return Sweep(
@@ -71,7 +70,7 @@ def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[Loa
     for load in _loads(workload, by):
         planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
         sent = workload if planned else _at(workload, by, load)
-        result = simulate_serve(deployment, sent, percentiles=PERCENTILES)
+        result = simulate_serve(deployment, sent, percentiles=defaults.PERCENTILES)
         rates = with_intervals(deployment, compared_rates(deployment, result))
         yield LoadPoint(load, {**result.result, **rates}, planned)
 
@@ -87,7 +86,8 @@ def _loads(workload: Workload, by: str) -> list[float]:
 def _at(workload: Workload, by: str, load: float) -> Workload:
     if by == "rate":
         return replace(workload, request_rate=load)
-    prompts = min(max(PROMPTS_PER_SLOT * int(load), LEAST_PROMPTS), max(MOST_PROMPTS, int(load)))
+    steady = max(defaults.PROMPTS_PER_SLOT * int(load), defaults.LEAST_SWEEP_PROMPTS)
+    prompts = min(steady, max(defaults.MOST_SWEEP_PROMPTS, int(load)))
     return replace(workload, max_concurrency=int(load), num_prompts=prompts)
 
 

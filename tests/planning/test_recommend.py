@@ -12,10 +12,11 @@ from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
+from planner.planning import defaults
 from planner.planning.fit.check import check_start
 from planner.planning.plan import Goal, PlanFile
 from planner.planning.recommend.assemble import assemble, rank
-from planner.planning.recommend.candidates import MAX_NUM_SEQS, deployed, largest_batch
+from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.goals import merits, pareto
 from planner.planning.recommend.request import Candidate, Ranking, Request
 
@@ -83,7 +84,7 @@ def test_the_largest_batch_is_the_largest_that_is_held(model: str, gpu: str, eng
 
     largest = largest_batch(asked, asked.model.model, profile, args, version)
     assert largest == 0 or held(largest)
-    assert not any(map(held, (largest + 1, *range(largest + 2, MAX_NUM_SEQS, 64))))
+    assert not any(map(held, (largest + 1, *range(largest + 2, defaults.MAX_NUM_SEQS, 64))))
 
 
 @pytest.mark.parametrize("gpu", ["mi300x", "mi355x", "b200-sxm", "h100-sxm", "mi300x-cpx"])

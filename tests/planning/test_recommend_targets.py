@@ -22,14 +22,15 @@ from planner.engine.version import parse_version
 from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
+from planner.planning import defaults
 from planner.planning.capacity import ServedLoad
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import Deployment, resolve_deployment
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
-from planner.planning.recommend.candidates import TOKEN_BUDGETS, layouts
+from planner.planning.recommend.candidates import layouts
 from planner.planning.recommend.request import Ranking, Request, Targets
 from planner.planning.recommend.service import largest
-from planner.planning.recommend.targets import BATCHES, decode_bound, fewest_servers, share_of
+from planner.planning.recommend.targets import decode_bound, fewest_servers, share_of
 from planner.timing.step import Batch
 from planner.workload.requests import Requests
 from planner.workload.targets import parse_slos
@@ -56,11 +57,11 @@ def cheapest_of_all(asked: Request) -> float:
     (profile,), targets, best = asked.gpus, asked.targets, inf
     assert targets is not None and targets.value is not None
     version = default_version(profile)
-    for size, budget in product((1, 2), (None, *TOKEN_BUDGETS)):
+    for size, budget in product((1, 2), (None, *defaults.TOKEN_BUDGETS)):
         args = replace(asked.args, tensor_parallel_size=size, max_num_batched_tokens=budget, max_model_len=768)
         holds = resolve_deployment(asked.model.model, profile, replace(args, max_num_seqs=1024), version)
         assert holds.requests_held(640, pessimistic=True) >= 1024
-        for batch in (*BATCHES, 1024):
+        for batch in (*defaults.TARGET_BATCHES, 1024):
             try:
                 deployment = resolve_deployment(asked.model.model, profile, replace(args, max_num_seqs=batch), version)
             except PlannerError:

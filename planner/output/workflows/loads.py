@@ -20,9 +20,9 @@ from planner.output.scripts.emission import SEED_STEP
 from planner.output.workflows.catalog import Measure, PublishedRow, Variant
 from planner.output.workflows.subject import Subject, bench_command, context_for
 from planner.planning import (
-    PROMPTS_PER_SLOT,
     Deployment,
     Plan,
+    defaults,
     resolve_deployment,
     simulate_latency,
     simulate_serve,
@@ -252,7 +252,11 @@ def node_load(plan: Plan, copies: int) -> Workload:
 def _closed(plan: Plan, concurrency: int) -> Workload:
     load = plan.workload
     return Workload(
-        load.input_len, load.output_len, PROMPTS_PER_SLOT * concurrency, max_concurrency=concurrency, seed=load.seed
+        load.input_len,
+        load.output_len,
+        defaults.PROMPTS_PER_SLOT * concurrency,
+        max_concurrency=concurrency,
+        seed=load.seed,
     )
 
 

@@ -30,8 +30,6 @@ from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
 from planner.output.workflows.catalog import ImageBuild, Workflow, builds
 from planner.planning import (
-    CONTEXT_STEP,
-    PROMPTS_PER_SLOT,
     SHIPPED,
     Candidate,
     Deployment,
@@ -40,10 +38,12 @@ from planner.planning import (
     Ranking,
     Request,
     assemble,
+    defaults,
     estimate,
     rank,
     recipe_of,
     resolve_deployment,
+    round_context,
 )
 from planner.workload import Workload
 
@@ -299,7 +299,7 @@ def _request(
 
 def context_for(total_len: int) -> int:
     """``max_model_len`` for requests of ``total_len`` tokens: rounded up, so that no odd value is launched."""
-    return -(-total_len // CONTEXT_STEP) * CONTEXT_STEP
+    return round_context(total_len)
 
 
 def _load(workflow: Workflow, choice: Choice) -> Workload:
@@ -307,7 +307,10 @@ def _load(workflow: Workflow, choice: Choice) -> Workload:
     load = dict(workflow.load)
     load |= {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
     if choice.max_concurrency is not None:
-        load |= {"max_concurrency": choice.max_concurrency, "num_prompts": PROMPTS_PER_SLOT * choice.max_concurrency}
+        load |= {
+            "max_concurrency": choice.max_concurrency,
+            "num_prompts": defaults.PROMPTS_PER_SLOT * choice.max_concurrency,
+        }
         load.pop("request_rate", None)
     return Workload(**load)
 

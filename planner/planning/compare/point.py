@@ -9,7 +9,8 @@ from functools import cached_property
 from math import ceil, inf, isinf
 from typing import Any
 
-from planner.planning.capacity import LEAST_PROMPTS, PROMPTS_PER_SLOT, TOLERANCE, in_flight, most_in_flight
+from planner.planning import defaults
+from planner.planning.capacity import TOLERANCE, in_flight, most_in_flight
 from planner.planning.compare.machine import Machine
 from planner.planning.cost import Price, Span, power_w, span_figures, tok_per_joule, tok_per_usd, usd_per_million_tok
 from planner.planning.predict import Deployment, Prediction, estimate, simulate_serve, typical_steps
@@ -74,7 +75,6 @@ def _cause(kind: OperatorKind | None, bound: str) -> str:
 
 # --- One machine under one load: what it delivers, what that costs, what limits it
 
-FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, the best by the closed form
 LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 
 
@@ -191,7 +191,9 @@ class ComparedPoint:
 
 def best_point(machines: Sequence[Machine], workload: Workload, price: Price | None) -> ComparedPoint:
     """The machine that serves the load with the least mean E2EL; where none keeps up, the one that serves most."""
-    finalists = sorted(machines, key=lambda machine: _closed_form_e2el_s(machine, workload))[:FINALISTS]
+    finalists = sorted(machines, key=lambda machine: _closed_form_e2el_s(machine, workload))[
+        : defaults.COMPARED_FINALISTS
+    ]
     points = [_point(machine, workload, price) for machine in finalists]
     return min(points, key=lambda point: (not point.keeps_up, _mean_e2el_ms(point), -point.tok_per_s.mid))
 
@@ -281,7 +283,7 @@ def _prompts(workload: Workload, servers: int, flying: float) -> int:
     """Requests for one server: its share of those asked for (more than 1), else enough for a steady state."""
     if workload.num_prompts > 1:
         return max(round(workload.num_prompts / servers), 1)
-    return max(LEAST_PROMPTS, round(PROMPTS_PER_SLOT * flying))
+    return max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
 
 
 def _mean_e2el_ms(point: ComparedPoint) -> float:

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from planner.errors import InputError
+from planner.planning import defaults
 from planner.workload import NAMED, Requests, Trace, Workload
-
-BUCKETS = 3  #: classes that a trace is cut into
-MIXED_REQUESTS = 4000  #: drawn of all classes together
 
 
 @dataclass(frozen=True, eq=False)  # requests of a trace are arrays: a class is itself and no other
@@ -72,7 +70,7 @@ def named(name: str, rate: float, workload: str) -> Demand:
     return Demand(name or workload, rate, lengths.input_len, lengths.output_len, lengths.range_ratio)
 
 
-def of_trace(trace: Trace, rate: float | None = None, buckets: int = BUCKETS) -> tuple[Demand, ...]:
+def of_trace(trace: Trace, rate: float | None = None, buckets: int = defaults.TRACE_CLASSES) -> tuple[Demand, ...]:
     """Classes by the length of a request: ``buckets`` of about as many tokens each, the short ones first.
 
     ``rate``: requests per second of all of them; None: as fast as the busiest stretch of the trace.
@@ -109,7 +107,7 @@ def together(demands: Sequence[Demand]) -> Demand:
         demand.requests
         or replace(
             demand.workload,
-            num_prompts=max(round(MIXED_REQUESTS * demand.request_rate / rate), 1),
+            num_prompts=max(round(defaults.MIXED_PROMPTS * demand.request_rate / rate), 1),
             request_rate=demand.request_rate,
         ).sample()
         for demand in demands

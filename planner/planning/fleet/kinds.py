@@ -17,6 +17,7 @@ from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
+from planner.planning import defaults
 from planner.planning.capacity import ServedLoad, largest_load
 from planner.planning.fleet.demand import Demand
 from planner.planning.predict import Deployment
@@ -29,8 +30,6 @@ from planner.workload import Slo
 Objective = Literal["usd", "gpus", "watts"]
 #: What can be rented: single GPUs (whole packages of partitions), or nodes.
 RentedBy = Literal["gpu", "node"]
-MOST_HEADROOM = 10.0  #: ten times the load; who writes 20 means 20 %
-FEW_GPUS = 8  #: types of GPUs for which smaller engines are tried as well; among more, the best engine of each does
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class FleetRequest:
     args: EngineArgs = field(default_factory=EngineArgs)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.headroom <= MOST_HEADROOM:
+        if not 0 <= self.headroom <= defaults.MOST_HEADROOM:
             raise InputError(f"--headroom {self.headroom:g} is no share of the load", hint="0.2 leaves room for 20 %")
 
     @property
@@ -131,7 +130,7 @@ def server_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]
                 _, known = engines.setdefault(best.config, (best, {}))
                 if demand.requests is None:  # else the search knows mean lengths only
                     known[demand] = best.load
-                if len(asked.gpus) <= FEW_GPUS:
+                if len(asked.gpus) <= defaults.FEW_GPUS:  # among more, the best engine of each will do
                     for smaller in _smaller(asked, demand, best):
                         engines.setdefault(smaller.config, (smaller, {}))
         found = [_kind(asked, candidate, known) for candidate, known in engines.values()]

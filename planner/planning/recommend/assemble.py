@@ -20,10 +20,11 @@ from planner.engine import (
 )
 from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
+from planner.planning import defaults
 from planner.planning.plan import Goal, Plan, PlannedWorkload
 from planner.planning.predict import Deployment
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.goals import PERCENTILES, figure, predicted, rank_by_goal, wanted_batch
+from planner.planning.recommend.goals import figure, predicted, rank_by_goal, wanted_batch
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
 from planner.planning.recommend.targets import rank_by_targets
@@ -85,7 +86,9 @@ def assemble(
         docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
         bench_argv=tuple(
-            bench_serve_argv(workload, model, config.version, percentiles=PERCENTILES, platform=profile.platform)
+            bench_serve_argv(
+                workload, model, config.version, percentiles=defaults.PERCENTILES, platform=profile.platform
+            )
         ),
         workload=PlannedWorkload.of(workload),
         service=service,

@@ -17,6 +17,7 @@ from planner.engine import (
 )
 from planner.hardware import GpuProfile
 from planner.model import Model, ResolvedModel, catalog, resolve_model
+from planner.planning import defaults
 from planner.planning.predict import Deployment, resolve_deployment
 from planner.planning.recommend.request import Rejected, Request
 from planner.units import GIB
@@ -67,11 +68,6 @@ def _not_for(checkpoint: catalog.Checkpoint, profile: GpuProfile) -> str | None:
 
 # --- The engines that there are to choose from, and the batches that their memory holds
 
-MAX_NUM_SEQS = 1024  #: vLLM's own default on large GPUs; larger batches are not searched
-CONTEXT_STEP = 256  #: max_model_len is the request's length rounded up to this, so that no odd value is launched
-#: Budgets of a step that are searched beside the one that recipes and vLLM itself would take. Small ones keep the
-#: gaps between tokens short while prompts come in, large ones get prompts done sooner.
-TOKEN_BUDGETS = (2048, 16384)
 GUESSES = 2  #: of the largest batch, before the range that is left is halved
 #: DP attention with EP has been in ``vllm serve`` since this release (``--data-parallel-size``: 0.8.3 offline, 0.9.0).
 DATA_PARALLEL_SINCE = (0, 9)
@@ -90,10 +86,15 @@ def node_size(request: Request, profile: GpuProfile) -> int:
     return min((request.gpus_per_node or profile.gpus_per_node) * parts, profile.gpus_per_node)
 
 
+def round_context(total_len: int) -> int:
+    """The ``max_model_len`` that is launched for requests of ``total_len`` tokens."""
+    return -(-total_len // defaults.CONTEXT_STEP) * defaults.CONTEXT_STEP
+
+
 def context_of(request: Request, model: Model) -> int:
     """``max_model_len`` for the request's lengths: rounded up, never above the model's own context."""
     total = request.longest_len or request.total_len
-    return max(min(-(-total // CONTEXT_STEP) * CONTEXT_STEP, model.max_position_embeddings), total)
+    return max(min(round_context(total), model.max_position_embeddings), total)
 
 
 def engines(
@@ -183,7 +184,7 @@ def largest_batch(request: Request, model: Model, profile: GpuProfile, args: Eng
     The profile run samples for ``max_num_seqs`` rows, so that a larger batch leaves a smaller cache. What the cache of
     one batch holds is nearly always the answer, or one less, and is tried first; then halves.
     """
-    batch = args.max_num_seqs or max(MAX_NUM_SEQS, request.max_concurrency or 0)
+    batch = args.max_num_seqs or max(defaults.MAX_NUM_SEQS, request.max_concurrency or 0)
     if args.max_num_batched_tokens and not args.max_num_seqs:
         batch = min(batch, args.max_num_batched_tokens)
     low, high = 0, batch  # low is held, more than high is not

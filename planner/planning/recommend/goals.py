@@ -24,19 +24,13 @@ from planner.engine import EngineArgs, EngineVersion
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
-from planner.planning.capacity import PROMPTS_PER_SLOT
+from planner.planning import defaults
 from planner.planning.plan import Goal
 from planner.planning.predict import Deployment, compared_rates, estimate, simulate_serve, with_intervals
-from planner.planning.recommend.candidates import MAX_NUM_SEQS, checkpoints, deployed, engines, largest_batch, why_not
+from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, why_not
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, turned_down, turned_down_args
 from planner.simulator import Replay
 from planner.workload import Workload
-
-DEFAULT_CONCURRENCY = 8  #: of min-latency, where none is given
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_NUM_SEQS)
-FINALISTS = 6  #: engines of each GPU whose best batches are replayed
-FINALISTS_PER_ENGINE = 2
-PERCENTILES = (50, 90, 99)
 
 
 def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) -> Ranking:
@@ -60,7 +54,7 @@ def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) 
 
 def goal_workload(request: Request, concurrency: int) -> Workload:
     """What the benchmark of a plan sends."""
-    prompts = request.num_prompts or PROMPTS_PER_SLOT * concurrency
+    prompts = request.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
     return replace(request.workload, num_prompts=prompts, max_concurrency=concurrency)
 
 
@@ -69,7 +63,7 @@ def predicted(deployment: Deployment, workload: Workload, served: Replay | None 
 
     ``served`` is the replay of ``workload``, where it is at hand.
     """
-    prediction = simulate_serve(deployment, workload, served=served, percentiles=PERCENTILES)
+    prediction = simulate_serve(deployment, workload, served=served, percentiles=defaults.PERCENTILES)
     rates = with_intervals(deployment, compared_rates(deployment, prediction))
     return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
 
@@ -108,14 +102,14 @@ def wanted_batch(request: Request) -> int | None:
     """The concurrency that every engine is compared at; None where it is searched."""
     if request.args.max_num_seqs or request.max_concurrency:
         return request.args.max_num_seqs or request.max_concurrency
-    return DEFAULT_CONCURRENCY if request.goal == "min-latency" else None
+    return defaults.LATENCY_CONCURRENCY if request.goal == "min-latency" else None
 
 
 def _worth_trying(request: Request, largest: int) -> Sequence[int]:
     if wanted := wanted_batch(request):
         return (wanted,) if wanted <= largest else ()
-    least = DEFAULT_CONCURRENCY if request.goal == "balanced" else 1
-    return sorted({batch for batch in BATCHES if least <= batch < largest} | {largest})
+    least = defaults.LATENCY_CONCURRENCY if request.goal == "balanced" else 1
+    return sorted({batch for batch in defaults.GOAL_BATCHES if least <= batch < largest} | {largest})
 
 
 # --- what won, what lost -----------------------------------------------------------------------------------------
@@ -129,8 +123,8 @@ def candidates_best_first(candidates: Sequence[Candidate], goal: Goal) -> list[C
 
 def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The best candidates of the best engines with their replay, the others as they are."""
-    engines = list(dict.fromkeys(map(_engine, candidates)))[:FINALISTS]
-    left = dict.fromkeys(engines, FINALISTS_PER_ENGINE)
+    engines = list(dict.fromkeys(map(_engine, candidates)))[: defaults.GOAL_FINALISTS]
+    left = dict.fromkeys(engines, defaults.FINALISTS_PER_ENGINE)
     found: list[Candidate] = []
     for candidate in candidates:
         engine = _engine(candidate)

@@ -10,16 +10,13 @@ from planner.engine import EngineArgs, EngineConfig, EngineVersion
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
+from planner.planning import defaults
 from planner.planning.capacity import By, ServedLoad
 from planner.planning.plan import Goal, PlannedTrace
 from planner.planning.predict import Deployment, Estimate
 from planner.timing import Calibration
 from planner.units import MS
 from planner.workload import Requests, Slo, Workload
-
-#: Types; among more each is searched more coarsely under targets: vLLM's own token budget, an fp8 KV cache only with
-#: scales, copies of attention only over whole nodes, and the first of the cheapest will do.
-FEW_GPUS = 8
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,12 @@ class Request:
 
     @property
     def coarse(self) -> bool:
-        """Whether there are so many GPUs that each is searched coarsely."""
-        return len(self.gpus) > FEW_GPUS
+        """Whether there are so many types of GPUs that each is searched coarsely under targets.
+
+        Coarse: vLLM's own token budget, an fp8 KV cache only with scales, copies of attention only over whole nodes,
+        and the first of the cheapest engines.
+        """
+        return len(self.gpus) > defaults.FEW_GPUS
 
     @property
     def total_len(self) -> int:

@@ -24,6 +24,7 @@ from planner.engine import EngineArgs, EngineVersion
 from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
+from planner.planning import defaults
 from planner.planning.capacity import (
     TOLERANCE,
     ServedLoad,
@@ -38,7 +39,6 @@ from planner.planning.capacity import (
 )
 from planner.planning.predict import Deployment, estimate
 from planner.planning.recommend.candidates import (
-    TOKEN_BUDGETS,
     checkpoints,
     deployed,
     kv_cache_dtypes,
@@ -158,10 +158,6 @@ def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
 # Which of several plans of the same cost is best, the load's slack says; with ``min-latency`` the mean E2EL, and with
 # ``max-throughput`` the output tokens/s per GPU at the largest load under the targets.
 
-BATCHES = (32, 128)  #: searched beside the largest that the memory holds; small batches keep steps short
-REPLAYED_REQUESTS = 2000  #: of a trace, on each server
-ALTERNATIVES = 2  #: engines of the same cost that are replayed besides the first, to find the one with most slack
-
 
 @dataclass(frozen=True)
 class RankedEngine:
@@ -206,7 +202,7 @@ class _Search:
         self.targets: Targets = request.targets
         self.found: list[Candidate] = []
         self.rejected: list[Rejected] = []
-        self.alternatives = 0 if request.coarse else ALTERNATIVES
+        self.alternatives = 0 if request.coarse else defaults.TARGET_ALTERNATIVES
         self.hopeless: list[tuple[ServedLoad, RankedEngine]] = []  # break targets even when requests are alone
 
     @property
@@ -319,7 +315,7 @@ class _Search:
             except PlannerError:
                 continue  # a budget that this engine does not take
             asked = self.request.args.max_num_seqs
-            fewer = [] if self.request.coarse else [batch for batch in BATCHES if batch < largest]
+            fewer = [] if self.request.coarse else [batch for batch in defaults.TARGET_BATCHES if batch < largest]
             batches = {asked} if asked else {largest, *fewer}
             for batch in sorted(batches, reverse=True):
                 if 1 <= batch <= largest and (budget is None or budget >= batch):
@@ -330,7 +326,7 @@ class _Search:
         if self.request.args.max_num_batched_tokens:
             return [self.request.args.max_num_batched_tokens]
         own = args.max_num_batched_tokens
-        return [own] if self.request.coarse else list(dict.fromkeys((own, *TOKEN_BUDGETS)))
+        return [own] if self.request.coarse else list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
 
     def _engine(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine:
         deployment = deployed(self.request, resolved.model, self.profile, args, self.version)
@@ -432,7 +428,7 @@ def share_of(deployment: Deployment, request: Request, targets: Targets, servers
     assert targets.value is not None  # noqa: S101
     requests = targets.requests
     if requests is not None:
-        requests = requests.dealt(servers, REPLAYED_REQUESTS)
+        requests = requests.dealt(servers, defaults.TRACE_PROMPTS)
         rate = targets.value / servers
         sent = replace(request.workload, num_prompts=len(requests.arrival_s), request_rate=rate)
     else:

@@ -1,0 +1,52 @@
+"""What is taken where nobody says otherwise, and how far replays and searches go.
+
+Every number of this kind stands here once, for commands, searches and replays alike.
+"""
+
+from typing import Final, Literal
+
+# --- What a command plans for
+
+MODEL = "meta-llama/Llama-3.3-70B-Instruct"
+GPUS = ("mi300x", "mi355x", "b200-sxm", "h100-sxm")
+GPUS_PER_NODE = 8
+GOAL: Final[Literal["balanced"]] = "balanced"
+LEN = 1024  #: tokens of a prompt, and of an answer
+COMPARED_CONCURRENCY = (8, 32, 128)  #: requests in flight at which GPUs are compared
+LATENCY_CONCURRENCY = 8  #: requests in flight of ``min-latency``; ``balanced`` searches from here on
+PERCENTILES = (50, 90, 99)  #: of latencies, in a plan and in its benchmark
+
+# --- How much may be asked for
+
+MOST_PROMPTS = 100_000  #: of one replay, which then takes seconds; no benchmark sends more
+LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
+LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
+MOST_LOADS = 64  #: of one comparison; nobody reads more
+MOST_CLASSES = 16  #: of one fleet
+MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
+
+# --- How many requests a replay sends
+
+PROMPTS_PER_SLOT = 5  #: of a closed loop: the recipes send at least five times the concurrency, for a steady state
+PROMPTS_PER_FLYING = 3  #: of an open loop, which does not begin with a burst: this many for each request in flight
+PROMPTS_BEYOND = 2  #: above the percentile that a target names: two beyond the 99th make 200
+LEAST_SEARCH_PROMPTS, MOST_SEARCH_PROMPTS = 200, 10_000  #: where the largest load is searched
+LEAST_SWEEP_PROMPTS, MOST_SWEEP_PROMPTS = 100, 4000  #: at each load of a chart
+TRACE_PROMPTS = 2000  #: of a trace, on each server
+MIXED_PROMPTS = 4000  #: of all classes of a fleet together
+
+# --- How far a search goes
+
+FEW_GPUS = 8  #: types of GPUs up to which each is searched finely
+MAX_NUM_SEQS = 1024  #: vLLM's own default on large GPUs; larger batches are not searched
+GOAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_NUM_SEQS)
+TARGET_BATCHES = (32, 128)  #: beside the largest that the memory holds: small batches keep steps short
+#: Token budgets beside the one that recipes or vLLM would take. A small one keeps the gaps between tokens short while
+#: prompts come in, a large one finishes prompts sooner.
+TOKEN_BUDGETS = (2048, 16384)
+CONTEXT_STEP = 256  #: ``max_model_len`` is a multiple of this, so that no odd value is launched
+GOAL_FINALISTS = 6  #: engines of each GPU whose best batches are replayed
+FINALISTS_PER_ENGINE = 2
+TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack
+COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, the best by the closed form
+TRACE_CLASSES = 3  #: that a trace is cut into
