@@ -39,11 +39,10 @@ from .settings import EngineConfig as EngineConfig
 from .settings import LoraConfig as LoraConfig
 from .settings import SpeculativeConfig as SpeculativeConfig
 from .sharding import Layout as Layout
+from .sharding import Piece as Piece
 from .sharding import check_layout as check_layout
-from .sharding import cut_axis as cut_axis
-from .sharding import held_copies as held_copies
-from .sharding import held_kv_heads as held_kv_heads
-from .sharding import held_shape as held_shape
+from .sharding import held_heads as held_heads
+from .sharding import held_piece as held_piece
 from .sharding import legal_tensor_parallel_sizes as legal_tensor_parallel_sizes
 from .sharding import stage_sizes as stage_sizes
 from .shell import Found as Found

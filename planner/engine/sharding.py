@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
 
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.errors import IllegalPlanError
@@ -103,52 +103,68 @@ def padded_vocab(vocab_size: int) -> int:
     return -(-vocab_size // VOCAB_PADDING) * VOCAB_PADDING
 
 
-def cut_axis(weight: Weight, layout: Layout) -> int | None:
-    """The axis of ``weight.shape`` that the layout cuts: 0 for output features, -1 for input features, None: none.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What the rank that holds most of a weight holds of it. Memory and time both count from here."""
 
-    Slices of an expert follow the expert's own projections: columns of gate and up, rows of down.
+    copies: int
+    shape: tuple[int, ...]  #: of one copy, vocabulary padding included
+    cut_axis: int | None  #: 0 for output features, -1 for input features, None: each copy is whole
+    count: int  #: into how many pieces each copy is cut; ranks beyond that hold replicas
+
+    @property
+    def params(self) -> int:
+        """Number of parameters, all copies."""
+        return self.copies * prod(self.shape)
+
+    @property
+    def inputs(self) -> int:
+        """Elements that one copy reads of each token."""
+        return self.shape[-1]
+
+    @property
+    def outputs(self) -> int:
+        """Elements that one copy makes of each token."""
+        return prod(self.shape[:-1])
+
+    def stored_bytes(self, precision: Precision) -> int:
+        """Bytes in memory, and bytes that a step reads when it uses all copies."""
+        return precision.stored_bytes(self.shape, self.copies)
+
+
+def held_piece(weight: Weight, layout: Layout) -> Piece:
+    """The piece of ``weight`` on the rank that holds most.
+
+    TP cuts each copy. Slices of an expert are cut over all ranks that share the experts; with EP the experts stay
+    whole, and the first ranks hold those that are left over. A weight of KV heads is cut no further than its heads.
     """
-    if weight.shard in (Shard.COLUMN, Shard.VOCAB):
-        return 0
-    if weight.shard is Shard.ROW:
-        return -1
-    if weight.shard is Shard.EXPERT and not layout.enable_expert_parallel:
-        down = "down" in weight.name or weight.name.rpartition(".")[2] in ("w2", "fc2", "output_linear")
-        if len(weight.shape) < 2:
-            return None if down else 0
-        return -1 if down else -2
-    return None
-
-
-def pieces(weight: Weight, layout: Layout) -> int:
-    """Into how many pieces the layout cuts each copy of ``weight``; ranks beyond that hold replicas."""
-    if cut_axis(weight, layout) is None:
-        return 1
-    ranks = layout.expert_ranks if weight.shard is Shard.EXPERT else layout.tensor_parallel_size
-    return min(ranks, weight.max_shards or ranks)
-
-
-def held_copies(weight: Weight, layout: Layout) -> int:
-    """Copies of ``weight`` on the rank that holds most: EP deals out whole experts, the first ranks get the rest."""
-    if weight.shard is Shard.EXPERT and layout.enable_expert_parallel:
-        return -(-weight.copies // layout.expert_ranks)
-    return weight.copies
-
-
-def held_shape(weight: Weight, layout: Layout) -> tuple[int, ...]:
-    """Shape of one rank's piece of one copy of ``weight``, vocabulary padding included."""
-    axis, cut = cut_axis(weight, layout), pieces(weight, layout)
-    shape = list(weight.shape)
+    axis, shape, copies = _cut_axis(weight, layout), list(weight.shape), weight.copies
+    ranks = layout.tensor_parallel_size
+    if weight.shard.of_experts:
+        ranks = layout.expert_ranks
+        if layout.enable_expert_parallel:
+            copies = -(-copies // ranks)
     if weight.shard is Shard.VOCAB:
         shape[0] = padded_vocab(shape[0])
-    if axis is not None:
-        shape[axis] = -(-shape[axis] // cut)
-    return tuple(shape)
+    if axis is None:
+        return Piece(copies, tuple(shape), None, 1)
+    count = min(ranks, weight.max_shards or ranks)
+    shape[axis] = -(-shape[axis] // count)
+    return Piece(copies, tuple(shape), axis, count)
 
 
-def held_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:
-    """KV heads on each rank; one where there are fewer heads than ranks."""
-    return max(1, num_kv_heads // tensor_parallel_size)
+def held_heads(num_heads: int, tensor_parallel_size: int) -> int:
+    """Query, KV or state heads on each rank. Ranks beyond the number of heads hold replicas."""
+    return -(-num_heads // min(num_heads, tensor_parallel_size))
+
+
+def _cut_axis(weight: Weight, layout: Layout) -> int | None:
+    """The axis of ``weight.shape`` that the layout cuts."""
+    if weight.shard is Shard.NONE or (weight.shard.of_experts and layout.enable_expert_parallel):
+        return None
+    if weight.shard in (Shard.ROW, Shard.EXPERT_ROW):
+        return -1 if len(weight.shape) > 1 else None  # the bias is added once, after the reduction
+    return 0
 
 
 # --- what is legal ------------------------------------------------------------------------------------------------
@@ -307,13 +323,14 @@ def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Ite
         return
     quantization = model.quantization
     for path, weight in _distinct_weights(model):
-        axis, cut = cut_axis(weight, layout), pieces(weight, layout)
+        piece = held_piece(weight, layout)
+        axis, cut = piece.cut_axis, piece.count
         if axis is None or cut == 1 or weight.shard is Shard.VOCAB:
             continue
         precision = quantization.precision_of(
             path, linear=weight.linear, routed_expert=weight.component is Component.ROUTED_EXPERT
         )
-        padded = weight.shard is Shard.EXPERT and precision.name == "mxfp4"  # the kernels pad each shard
+        padded = weight.shard.of_experts and precision.name == "mxfp4"  # the kernels pad each shard
         if padded:
             continue
         if weight.shape[axis] % cut:
@@ -348,7 +365,7 @@ def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, re
 
 
 def _cut_hint(weight: Weight, layout: Layout) -> str:
-    if weight.shard is Shard.EXPERT:
+    if weight.shard.of_experts:
         return "add --enable-expert-parallel, which keeps experts whole, or use a smaller --tensor-parallel-size"
     if weight.component is Component.VISION:
         return "add --mm-encoder-tp-mode data, which does not cut the encoder, or use a smaller --tensor-parallel-size"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planner.engine import EngineConfig, Layout, held_shape
+from planner.engine import EngineConfig, Layout, held_heads, held_piece
 from planner.model import Component, LatentAttention, Layer, Model, PerModel, Shard, Weight
 
 LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
@@ -95,15 +95,14 @@ def _layer_width(layer: Layer, layout: Layout) -> int:
     if isinstance(layer.mixer, LatentAttention):
         mixer = layer.mixer
         per_head = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + 2 * mixer.v_head_dim
-        widths.append(-(-mixer.num_heads // layout.tensor_parallel_size) * per_head)
+        widths.append(held_heads(mixer.num_heads, layout.tensor_parallel_size) * per_head)
     return max(widths)
 
 
 def _flow(weights: Iterable[Weight], layout: Layout) -> int:
     """Elements per token that go through these matrices on one rank: outputs, and the inputs of row-cut ones."""
-    return sum(
-        held_shape(w, layout)[-1 if w.shard is Shard.ROW else 0] for w in weights if w.linear and len(w.shape) == 2
-    )
+    pieces = ((w, held_piece(w, layout)) for w in weights if w.linear and len(w.shape) == 2)
+    return sum(piece.inputs if w.shard is Shard.ROW else piece.outputs for w, piece in pieces)
 
 
 def _expert_width(layer: Layer, layout: Layout) -> int:
@@ -111,7 +110,7 @@ def _expert_width(layer: Layer, layout: Layout) -> int:
     experts = [w for w in layer.weights if w.component is Component.ROUTED_EXPERT and len(w.shape) == 2]
     if layer.moe is None or not experts:
         return 0
-    shapes = [held_shape(w, layout) for w in experts]
+    shapes = [held_piece(w, layout).shape for w in experts]
     inner = layer.moe.intermediate_size
     if not layout.enable_expert_parallel:
         inner = -(-inner // layout.expert_ranks)

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.engine import EngineConfig, Layout, LoraConfig, SpeculativeConfig, cut_axis, held_copies, held_shape
+from planner.engine import EngineConfig, Layout, LoraConfig, SpeculativeConfig, held_piece
 from planner.errors import InputError
 from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, specs_of
 from planner.memory.weights import RankWeights, stage_weights, weight_bytes
@@ -92,14 +92,14 @@ def adapted(layer: Layer, lora: LoraConfig) -> Iterator[Weight]:
 
 
 def _sides(weight: Weight, layout: Layout, lora: LoraConfig) -> int:
-    *_, outputs, inputs = held_shape(weight, layout)
-    axis, ranks = cut_axis(weight, layout), layout.tensor_parallel_size
-    if lora.fully_sharded_loras and axis is not None:
-        if axis == -1:
+    piece, ranks = held_piece(weight, layout), layout.tensor_parallel_size
+    *_, outputs, inputs = piece.shape
+    if lora.fully_sharded_loras and piece.cut_axis is not None:
+        if piece.cut_axis == -1:
             outputs = -(-outputs // ranks)
         else:
             inputs = -(-inputs // ranks)
-    return held_copies(weight, layout) * (inputs + outputs)
+    return piece.copies * (inputs + outputs)
 
 
 def host_kv_tokens(config: EngineConfig, kv_bytes_per_token: float) -> int:
@@ -182,7 +182,7 @@ def _draft_bytes(
     if speculative.method == "mtp":
         for weight in _module_weights(model, layout):
             precision = model.quantization.precision_of(
-                weight.name, linear=weight.linear, routed_expert=weight.shard is Shard.EXPERT
+                weight.name, linear=weight.linear, routed_expert=weight.shard.of_experts
             )
             precision = UNQUANTIZED[config.dtype] if precision is model.quantization.base else precision
             found[precision.name] += weight_bytes(weight, precision, layout)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.engine import EngineConfig, Features, held_kv_heads
+from planner.engine import EngineConfig, Features, held_heads
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.model import (
@@ -200,7 +200,7 @@ def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterato
 
 
 def _attention_spec(model: Model, mixer: Attention, settings: CacheSettings) -> CacheSpec:
-    heads = held_kv_heads(mixer.num_kv_heads, settings.tensor_parallel_size)
+    heads = held_heads(mixer.num_kv_heads, settings.tensor_parallel_size)
     token_bytes = heads * (mixer.head_dim + mixer.v_head_dim) * element_bytes(settings.kv_cache_dtype)
     if mixer.cross:
         tokens = MLLAMA_ENCODER_TOKENS if model.model_type == "mllama" else settings.encoder_tokens
@@ -234,7 +234,7 @@ def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int
     if mixer.kind in DRAFTED_STATES:
         conv_elements += conv_elements // CONV_COLUMNS * settings.num_speculative_tokens
     whole = conv_elements * element_bytes(settings.dtype) + mixer.recurrent_elements * element_bytes(dtype)
-    return -(-whole // settings.tensor_parallel_size)
+    return -(-whole * held_heads(mixer.num_heads, settings.tensor_parallel_size) // mixer.num_heads)
 
 
 def _compressed_specs(mixer: CompressedAttention) -> Iterator[CacheSpec]:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.engine import Layout, cut_axis, held_copies, held_shape, stage_sizes
+from planner.engine import Layout, held_piece, stage_sizes
 from planner.model import UNQUANTIZED, Attention, Component, LatentAttention, Model, PerModel, Precision, Shard, Weight
 
 #: (intermediate, hidden) multiples that the kernels of MXFP4 experts pad a shard to, by the GPU's architecture.
@@ -111,10 +111,11 @@ def weight_bytes(
     padding: tuple[int, int] = (1, 1),
 ) -> int:
     """Bytes of ``weight`` on the rank that holds most of it; ``padding`` rounds an expert's (intermediate, hidden)."""
-    shape = held_shape(weight, layout)
+    piece = held_piece(weight, layout)
     if padding != (1, 1):
-        shape = _padded(shape, padding, down=cut_axis(weight, Layout(2)) in (-1, None))
-    return precision.stored_bytes(shape, held_copies(weight, layout))
+        down = held_piece(weight, Layout(2)).cut_axis in (-1, None)
+        piece = replace(piece, shape=_padded(piece.shape, padding, down=down))
+    return piece.stored_bytes(precision)
 
 
 def _padded(shape: tuple[int, ...], padding: tuple[int, int], *, down: bool) -> tuple[int, ...]:

@@ -45,7 +45,13 @@ class Shard(StrEnum):
     COLUMN = "column"  # along the output features
     ROW = "row"  # along the input features
     VOCAB = "vocab"  # along the vocabulary, which vLLM pads to a multiple of 64
-    EXPERT = "expert"  # routed experts: split within each expert, or whole experts with EP; column or row alike
+    EXPERT_COLUMN = "expert_column"  # of a routed expert: as COLUMN, or whole experts with EP
+    EXPERT_ROW = "expert_row"  # of a routed expert: as ROW, or whole experts with EP
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is a routed expert's."""
+        return self in (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,6 @@ class Weight:
     def params(self) -> int:
         """Number of parameters, all copies."""
         return self.copies * prod(self.shape)
-
-    def shards(self, tensor_parallel_size: int) -> int:
-        """Into how many pieces a tensor-parallel group cuts this weight."""
-        if self.shard is Shard.NONE:
-            return 1
-        return min(tensor_parallel_size, self.max_shards or tensor_parallel_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def gated_mlp(
 ) -> tuple[Weight, ...]:
     """SwiGLU and its like: gate, up and down projections; fused gate and up are two weights under one name."""
     routed = component is Component.ROUTED_EXPERT
-    column, row = (Shard.EXPERT, Shard.EXPERT) if routed else (Shard.COLUMN, Shard.ROW)
+    column, row = (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW) if routed else (Shard.COLUMN, Shard.ROW)
     gate, up, down = (prefix + name for name in names)
     return (
         *linear(gate, intermediate_size, hidden_size, component, column, bias=bias, copies=copies),

@@ -19,7 +19,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.memory import offloaded_bytes, stage_weights
 from planner.model import Component, Layer, Model, Shard
-from planner.timing.operators import ACTIVATION_BYTES, SAMPLED, TOKENS, StepLoad, expert_ranks
+from planner.timing.operators import ACTIVATION_BYTES, SAMPLED, TOKENS, StepLoad
 from planner.units import GB, US
 
 #: Latency added per pair of ranks beyond the first, as a share of the latency of two ranks. vLLM's custom
@@ -63,7 +63,7 @@ def step_collectives(model: Model, config: EngineConfig) -> tuple[Collective, ..
         logits_bytes = model.vocab_size * ACTIVATION_BYTES * (tp - 1) / tp
         found.append(Collective("logits all-gather", 1, SAMPLED, logits_bytes, tp))
     if exchanges:
-        ranks = expert_ranks(config) if dealt else dp
+        ranks = Layout.of(config).expert_ranks if dealt else dp
         others = (ranks - 1) / tp if dealt else dp - 1  # of the tokens of one replica, those of all being its share
         moved_bytes = 2 * exchanges * hidden_bytes * others
         found.append(Collective("expert exchange", 2 * exchanges, TOKENS, moved_bytes, ranks))
@@ -111,7 +111,7 @@ def collective_rates(
 
 def _reductions(layer: Layer) -> int:
     """Sums over tensor-parallel ranks in one layer: one after a mixer, one after MLP and experts together."""
-    outputs = {w.component for w in layer.weights if w.linear and w.shard in (Shard.ROW, Shard.EXPERT)}
+    outputs = {w.component for w in layer.weights if w.linear and w.shard in (Shard.ROW, Shard.EXPERT_ROW)}
     mixes = bool(outputs & {Component.ATTENTION, Component.STATE})
     return mixes + bool(outputs & {Component.MLP, Component.SHARED_EXPERT, Component.ROUTED_EXPERT})
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import ceil, inf, prod
+from math import inf
 
-from planner.engine import EngineConfig, Layout, LoraConfig, held_shape
+from planner.engine import EngineConfig, Layout, LoraConfig, Piece, held_heads, held_piece
 from planner.memory import adapted
 from planner.model import (
     KV_ELEMENT_BYTES,
@@ -126,16 +126,6 @@ def step_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
     return _merged(found)
 
 
-def expert_ranks(config: EngineConfig) -> int:
-    """Ranks that share the experts of one layer, TP x DP: whole experts each with EP, slices of all without."""
-    return config.tensor_parallel_size * config.data_parallel_size
-
-
-def dense_kv_heads(attention: Attention, tensor_parallel_size: int) -> int:
-    """KV heads of one rank: beyond one rank per head, ranks hold replicas."""
-    return ceil(attention.num_kv_heads / min(tensor_parallel_size, attention.num_kv_heads))
-
-
 def _distinct_layers(model: Model) -> Iterator[tuple[Layer, tuple[Precision, ...]]]:
     """Each layer with the precision of each of its weights: equal pairs do equal work."""
     quantization = model.quantization
@@ -169,7 +159,8 @@ def _layer_operators(
         else:
             yield _gemm(_gemm_name(component, is_output), weights, precision, times, config)
             if not is_output:
-                elements += PASSES_OF_OUTPUT.get(component, 0.0) * _outputs(weights, config.tensor_parallel_size)
+                outputs = sum(piece.copies * piece.outputs for piece in _pieces(weights, config))
+                elements += PASSES_OF_OUTPUT.get(component, 0.0) * outputs
     for precision, weights in experts.items():
         yield from _expert_operators(layer, weights, precision, times, config)
     if layer.mixer is not None:
@@ -181,19 +172,14 @@ def _layer_operators(
     )  # fmt: skip
 
 
-def _outputs(weights: Iterable[Weight], tensor_parallel_size: int) -> float:
-    """Elements that come out of ``weights`` for one token on one rank: whole where the ranks add up their parts."""
-    return sum(
-        w.copies * prod(w.shape[:-1]) / (1 if _is_output(w) else w.shards(tensor_parallel_size)) for w in weights
-    )
+def _pieces(weights: Iterable[Weight], config: EngineConfig) -> list[Piece]:
+    layout = Layout.of(config)
+    return [held_piece(weight, layout) for weight in weights]
 
 
-def _kernel_input(weight: Weight, tensor_parallel_size: int) -> tuple[object, float]:
-    """The kernel that ``weight`` is part of, and the elements that it reads of one token on one rank."""
-    elements = weight.copies * weight.shape[-1]
-    if _is_output(weight):
-        return weight.name, elements / weight.shards(tensor_parallel_size)
-    return (weight.shape[-1], weight.shard), elements
+def _kernel(weight: Weight) -> object:
+    """The kernel that ``weight`` is part of: matrices with the same input run as one."""
+    return weight.name if _is_output(weight) else (weight.shape[-1], weight.shard)
 
 
 def _is_output(weight: Weight) -> bool:
@@ -217,13 +203,13 @@ def _gemm(
     load: StepLoad = TOKENS,
 ) -> Operator:
     """Matrices that the same tokens are multiplied with; those that share input and split run as one kernel."""
-    tp = config.tensor_parallel_size
-    inputs = dict(_kernel_input(weight, tp) for weight in weights)
-    elements = sum(inputs.values()) + _outputs(weights, tp)
+    pieces = _pieces(weights, config)
+    inputs = {_kernel(weight): piece.copies * piece.inputs for weight, piece in zip(weights, pieces, strict=True)}
+    elements = sum(inputs.values()) + sum(piece.copies * piece.outputs for piece in pieces)
     return Operator(
         name, OperatorKind.GEMM, load, len(inputs) * times,
-        flop_per_unit=times * sum(2 * w.params / w.shards(tp) for w in weights),
-        fixed_bytes=times * sum(precision.stored_bytes(w.shape, w.copies) / w.shards(tp) for w in weights),
+        flop_per_unit=times * sum(2 * piece.params for piece in pieces),
+        fixed_bytes=times * sum(piece.stored_bytes(precision) for piece in pieces),
         bytes_per_unit=times * elements * ACTIVATION_BYTES,
         compute_dtype=precision.compute_dtype,
         storage=precision.name,
@@ -236,17 +222,16 @@ def _expert_operators(
     """Routed experts, and the kernels that route: one expert is cut by TP, or held whole by one rank of EP."""
     if layer.moe is None:
         return
-    moe, ep = layer.moe, expert_ranks(config) if config.enable_expert_parallel else 1
-    slices = 1 if config.enable_expert_parallel else expert_ranks(config)
-    one_bytes = sum(precision.stored_bytes(w.shape) for w in weights)
+    moe, ep = layer.moe, Layout.of(config).expert_ranks if config.enable_expert_parallel else 1
+    one = [replace(piece, copies=1) for piece in _pieces(weights, config)]
     outer = weights[0].shape[-1]  # the hidden vector, or what it was projected to
-    inner = sum(w.shape[-1] + prod(w.shape[:-1]) - outer for w in weights)
+    inner = sum(piece.inputs + piece.outputs - outer for piece in one)
     load = StepLoad(Driver.EXPERTS, inf, 1, moe.num_experts, moe.top_k, ep, config.data_parallel_size)
     yield Operator(
         "experts", OperatorKind.EXPERTS, load, times,
-        flop_per_unit=times * sum(2 * w.params / w.copies for w in weights) / slices,
-        bytes_per_unit=times * one_bytes / slices,
-        bytes_per_row=times * (2 * outer + inner / slices) * ACTIVATION_BYTES,
+        flop_per_unit=times * sum(2 * piece.params for piece in one),
+        bytes_per_unit=times * sum(piece.stored_bytes(precision) for piece in one),
+        bytes_per_row=times * (2 * outer + inner) * ACTIVATION_BYTES,
         compute_dtype=precision.compute_dtype,
         storage=precision.name,
     )  # fmt: skip
@@ -261,7 +246,7 @@ def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
     tp = config.tensor_parallel_size
     kv_bytes = KV_ELEMENT_BYTES[config.kv_cache_dtype]
     if isinstance(mixer, Attention):
-        kv_heads, heads = dense_kv_heads(mixer, tp), ceil(mixer.num_heads / tp)
+        kv_heads, heads = held_heads(mixer.num_kv_heads, tp), held_heads(mixer.num_heads, tp)
         row_bytes = kv_heads * (mixer.head_dim + mixer.v_head_dim) * kv_bytes
         pair_flop = 2 * heads * (mixer.head_dim + mixer.v_head_dim)
         span = mixer.span_tokens or inf
@@ -298,7 +283,7 @@ def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> li
     A sparse indexer bounds what attention sees to ``top_k``, and itself scores every cached token; sparse
     attention works in the latent space in prefill too.
     """
-    heads = ceil(mixer.num_heads / config.tensor_parallel_size)
+    heads = held_heads(mixer.num_heads, config.tensor_parallel_size)
     latent_flop = 2 * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
     direct_flop = 2 * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
     row_bytes = mixer.kv_elements_per_token * kv_bytes
@@ -317,7 +302,7 @@ def _indexer(indexer: SparseIndexer, ratio: int, config: EngineConfig) -> list[O
 
 def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: float) -> list[Operator]:
     """A sliding window, and beyond it one compressed row per ``compress_ratio`` tokens, ``top_k`` of them at most."""
-    heads = ceil(mixer.num_heads / config.tensor_parallel_size)
+    heads = held_heads(mixer.num_heads, config.tensor_parallel_size)
     row_bytes, flop = mixer.head_dim * kv_bytes, 4 * heads * mixer.head_dim
     found = _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, mixer.window), config)
     if not mixer.compress_ratio:
@@ -330,9 +315,9 @@ def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: floa
 
 def _state(mixer: StateMixer, tensor_parallel_size: int) -> list[Operator]:
     """Linear attention: the state is read and written once per decode token, once per chunk of prompt tokens."""
-    shards = min(tensor_parallel_size, mixer.num_heads or 1)
-    elements = mixer.recurrent_elements / shards
-    state_bytes = 2 * (elements * STATE_BYTES + mixer.conv_elements / shards * ACTIVATION_BYTES)
+    share = held_heads(mixer.num_heads, tensor_parallel_size) / mixer.num_heads
+    elements = mixer.recurrent_elements * share
+    state_bytes = 2 * (elements * STATE_BYTES + mixer.conv_elements * share * ACTIVATION_BYTES)
     return [
         Operator(
             "state decode",
@@ -417,7 +402,7 @@ def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...
         for weight in adapted(layer, config.lora):
             expert = weight.component is Component.ROUTED_EXPERT
             into = experts.setdefault(_experts(layer, config), _Sum()) if expert else dense
-            into.add(times, sum(held_shape(weight, Layout.of(config))[-2:]))
+            into.add(times, sum(held_piece(weight, Layout.of(config)).shape[-2:]))
         dense.kernels += times * KERNELS * _fused(layer, config.lora)
         if any(found.component is Component.ROUTED_EXPERT for found in adapted(layer, config.lora)):
             experts[_experts(layer, config)].kernels += times
@@ -459,7 +444,7 @@ def _experts(layer: Layer, config: EngineConfig) -> StepLoad:
     moe = layer.moe
     if moe is None:
         raise ValueError("a layer with routed experts says how it routes")
-    ranks = expert_ranks(config) if config.enable_expert_parallel else 1
+    ranks = Layout.of(config).expert_ranks if config.enable_expert_parallel else 1
     return StepLoad(Driver.EXPERTS, float("inf"), 1, moe.num_experts, moe.top_k, ranks, config.data_parallel_size)
 
 

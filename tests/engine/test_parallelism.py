@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +10,10 @@ from memory_cases import model
 from planner.engine.sharding import (
     Layout,
     check_layout,
-    cut_axis,
-    held_copies,
-    held_kv_heads,
-    held_shape,
+    held_heads,
+    held_piece,
     legal_tensor_parallel_sizes,
     padded_vocab,
-    pieces,
     stage_sizes,
 )
 from planner.errors import IllegalPlanError
@@ -61,7 +56,9 @@ def test_vocabulary_is_padded_to_64(vocab: int, padded: int) -> None:
 
 @pytest.mark.parametrize(("heads", "size", "held"), [(8, 1, 8), (8, 4, 2), (8, 8, 1), (4, 8, 1), (1, 8, 1)])
 def test_kv_heads_are_divided_then_repeated(heads: int, size: int, held: int) -> None:
-    assert held_kv_heads(heads, size) == held
+    assert held_heads(heads, size) == held
+    keys = Weight("k_proj", Component.ATTENTION, (heads * 128, 64), shard=Shard.COLUMN, max_shards=heads)
+    assert held_piece(keys, Layout(size)).outputs == held * 128
 
 
 def test_cpx_partitions_do_not_take_tensor_parallelism() -> None:
@@ -135,21 +132,21 @@ def test_legal_sizes() -> None:
     assert legal_tensor_parallel_sizes(model("meta-llama/Llama-2-7b-hf"), load_profile("mi300x-cpx")) == (1,)
 
 
-EXPERT_UP = Weight("experts.up_proj", Component.ROUTED_EXPERT, (768, 2048), 128, Shard.EXPERT, linear=True)
-EXPERT_DOWN = Weight("experts.down_proj", Component.ROUTED_EXPERT, (2048, 768), 128, Shard.EXPERT, linear=True)
+EXPERT_UP = Weight("experts.up_proj", Component.ROUTED_EXPERT, (768, 2048), 128, Shard.EXPERT_COLUMN, linear=True)
+EXPERT_DOWN = Weight("experts.down_proj", Component.ROUTED_EXPERT, (2048, 768), 128, Shard.EXPERT_ROW, linear=True)
 
 
 def test_slices_of_experts_follow_their_projections() -> None:
-    assert held_shape(EXPERT_UP, Layout(4)) == (192, 2048)
-    assert held_shape(EXPERT_DOWN, Layout(4)) == (2048, 192)
-    assert held_copies(EXPERT_UP, Layout(4)) == 128
+    assert held_piece(EXPERT_UP, Layout(4)).shape == (192, 2048)
+    assert held_piece(EXPERT_DOWN, Layout(4)).shape == (2048, 192)
+    assert held_piece(EXPERT_UP, Layout(4)).copies == 128
 
 
 def test_expert_parallelism_keeps_experts_whole_and_spreads_them_over_tp_and_dp() -> None:
-    layout = Layout(4, data_parallel_size=2, enable_expert_parallel=True)
-    assert held_shape(EXPERT_DOWN, layout) == (2048, 768)
-    assert held_copies(EXPERT_DOWN, layout) == 16  # 128 over 8 ranks
-    assert held_copies(EXPERT_DOWN, Layout(5, enable_expert_parallel=True)) == 26  # the first ranks hold one more
+    piece = held_piece(EXPERT_DOWN, Layout(4, data_parallel_size=2, enable_expert_parallel=True))
+    assert (piece.shape, piece.copies) == ((2048, 768), 16)  # 128 over 8 ranks
+    uneven = held_piece(EXPERT_DOWN, Layout(5, enable_expert_parallel=True))
+    assert uneven.copies == 26  # the first ranks hold one more
 
 
 weights = st.builds(
@@ -164,18 +161,28 @@ weights = st.builds(
 )
 
 
-def held_params(weight: Weight, layout: Layout) -> int:
-    """Of the rank that holds most."""
-    return held_copies(weight, layout) * prod(held_shape(weight, layout))
-
-
 @given(weight=weights, size=st.sampled_from([1, 2, 4, 8]))
 def test_pieces_add_up_to_the_whole(weight: Weight, size: int) -> None:
-    layout = Layout(size)
-    assert held_params(weight, layout) * pieces(weight, layout) == weight.params
-    assert (cut_axis(weight, layout) is None) == (weight.shard is Shard.NONE)
+    """Each piece is on ``size / count`` ranks: all of them hold the weight that many times."""
+    piece = held_piece(weight, Layout(size))
+    assert piece.params * piece.count == weight.params
+    assert size % piece.count == 0
+    assert piece.count == (1 if weight.shard is Shard.NONE else min(size, weight.max_shards or size))
 
 
 @given(weight=weights, size=st.sampled_from([1, 2, 4]))
 def test_more_ranks_never_hold_more(weight: Weight, size: int) -> None:
-    assert held_params(weight, Layout(2 * size)) <= held_params(weight, Layout(size))
+    assert held_piece(weight, Layout(2 * size)).params <= held_piece(weight, Layout(size)).params
+
+
+@given(
+    experts=st.sampled_from([EXPERT_UP, EXPERT_DOWN]),
+    layout=st.builds(
+        Layout,
+        tensor_parallel_size=st.sampled_from([1, 2, 4, 8]),
+        data_parallel_size=st.sampled_from([1, 2, 4]),
+        enable_expert_parallel=st.booleans(),
+    ),
+)
+def test_ranks_share_the_experts_evenly_whole_or_sliced(experts: Weight, layout: Layout) -> None:
+    assert held_piece(experts, layout).params * layout.expert_ranks == experts.params

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_cases import model
 
-from planner.engine.sharding import Layout
+from planner.engine import EngineArgs, Layout, parse_version, resolve
+from planner.errors import IllegalPlanError
+from planner.hardware import load_profile
 from planner.memory.weights import stage_weights
 from planner.model.architecture import Component
 from planner.model.quantization import as_quantized
+from planner.timing import step_operators
 from planner.units import GIB
 
 
@@ -151,3 +156,32 @@ def test_more_ranks_never_need_more_per_gpu_and_together_hold_everything(
     more = stage_weights(found, Layout(2 * size, enable_expert_parallel=experts), "bf16")[0]
     assert more.weight_bytes <= here.weight_bytes <= whole
     assert size * here.weight_bytes >= whole
+
+
+@given(
+    name=st.sampled_from(
+        ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B-FP8", "zai-org/GLM-4.5-Air-FP8", "deepseek-ai/DeepSeek-V3"]
+    ),
+    size=st.sampled_from([1, 2, 4, 8]),
+    ranks=st.sampled_from([1, 2]),
+    experts=st.booleans(),
+)
+def test_a_step_reads_the_bytes_that_memory_holds(name: str, size: int, ranks: int, experts: bool) -> None:
+    found, args = model(name), EngineArgs(tensor_parallel_size=size, data_parallel_size=ranks)
+    layout = Layout(size, 1, ranks, experts and found.is_moe)
+    args = replace(args, enable_expert_parallel=layout.enable_expert_parallel)
+    try:
+        config = resolve(args, found, load_profile("h100"), parse_version("0.20.0"))
+    except IllegalPlanError:
+        return
+    (held,) = stage_weights(found, layout, config.dtype)
+    read = {operator.name: operator for operator in step_operators(found, config)}
+    for component in (Component.MLP, Component.SHARED_EXPERT):
+        words = component.value.replace("_", " ")
+        names = {f"{words} up", f"{words} down"} & read.keys()
+        assert sum(read[name].fixed_bytes for name in names) == held.by_component.get(component, 0)
+    assert read["lm_head"].fixed_bytes == held.by_component[Component.LM_HEAD]
+    if found.is_moe:
+        moe = next(layer.moe for layer in found.layers if layer.moe)
+        on_rank = -(-moe.num_experts // layout.expert_ranks) if layout.enable_expert_parallel else moe.num_experts
+        assert read["experts"].bytes_per_unit * on_rank == held.by_component[Component.ROUTED_EXPERT]

@@ -53,9 +53,10 @@ from published_models import (
     llama,
 )
 
+from planner.engine import Layout, held_piece
 from planner.errors import PlannerError, UnsupportedModelError
 from planner.memory.facts import attention_kinds
-from planner.model.architecture import Attention, Component, LatentAttention, Model, Shard
+from planner.model.architecture import Attention, Component, LatentAttention, Model
 from planner.model.build import architectures, model_from_config
 
 
@@ -264,24 +265,26 @@ def test_identical_layers_are_one_object(config: Json) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("size", [2, 8])
-def test_shards_of_a_tensor_parallel_group_hold_every_weight(config: Json, size: int) -> None:
+def test_pieces_of_a_tensor_parallel_group_hold_every_weight(config: Json, size: int) -> None:
     for weight in build(config).all_weights():
-        assert 1 <= weight.shards(size) <= size
-        if weight.shard is Shard.NONE:
-            assert weight.shards(size) == 1
+        piece = held_piece(weight, Layout(size))
+        assert 1 <= piece.count <= size
+        assert piece.count * piece.params >= weight.params
+
+
+def pieces(config: Json, size: int) -> dict[str, int]:
+    """Into how many pieces each weight of the first layer is cut."""
+    return {weight.name: held_piece(weight, Layout(size)).count for weight in build(config).layers[0].weights}
 
 
 def test_kv_heads_are_replicated_beyond_their_number() -> None:
-    by_name = {weight.name: weight for weight in build(LLAMA_8B).layers[0].weights}
-    assert by_name["self_attn.k_proj"].shards(16) == 8
-    assert by_name["self_attn.q_proj"].shards(16) == 16
-    assert by_name["self_attn.o_proj"].shard is Shard.ROW
+    count = pieces(LLAMA_8B, 16)
+    assert (count["self_attn.k_proj"], count["self_attn.q_proj"], count["self_attn.o_proj"]) == (8, 16, 16)
 
 
 def test_latents_are_on_every_rank() -> None:
-    by_name = {weight.name: weight for weight in build(DEEPSEEK_V3).layers[0].weights}
-    assert by_name["self_attn.kv_a_proj_with_mqa"].shards(8) == 1
-    assert by_name["self_attn.kv_b_proj"].shards(8) == 8
+    count = pieces(DEEPSEEK_V3, 8)
+    assert (count["self_attn.kv_a_proj_with_mqa"], count["self_attn.kv_b_proj"]) == (1, 8)
 
 
 def test_vision_is_neither_quantised_nor_passed_by_text() -> None:

@@ -243,8 +243,8 @@ def _nemotron_moe(config: Config, norm: tuple[Weight, ...]) -> Layer:
     weights = (
         *norm,
         *linear("mixer.gate", moe.num_experts, hidden, ROUTER),
-        *linear("mixer.experts.up_proj", size, width, ROUTED, Shard.EXPERT, copies=moe.num_experts),
-        *linear("mixer.experts.down_proj", width, size, ROUTED, Shard.EXPERT, copies=moe.num_experts),
+        *linear("mixer.experts.up_proj", size, width, ROUTED, Shard.EXPERT_COLUMN, copies=moe.num_experts),
+        *linear("mixer.experts.down_proj", width, size, ROUTED, Shard.EXPERT_ROW, copies=moe.num_experts),
         *linear("mixer.shared_experts.up_proj", shared, hidden, SHARED, Shard.COLUMN),
         *linear("mixer.shared_experts.down_proj", hidden, shared, SHARED, Shard.ROW),
     )
@@ -315,7 +315,7 @@ def _granite_mamba(config: Config) -> Mixing:
 
 def _granite_mlp(prefix: str, hidden: int, size: int, component: Component, copies: int = 1) -> tuple[Weight, ...]:
     """Gate and up are one matrix in the checkpoint."""
-    column, row = (Shard.EXPERT, Shard.EXPERT) if component is ROUTED else (Shard.COLUMN, Shard.ROW)
+    column, row = (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW) if component is ROUTED else (Shard.COLUMN, Shard.ROW)
     return (
         *linear(f"{prefix}input_linear", 2 * size, hidden, component, column, copies=copies),
         *linear(f"{prefix}output_linear", hidden, size, component, row, copies=copies),

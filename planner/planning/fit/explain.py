@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.engine import CPU_KVCACHE_SPACE
+from planner.engine import CPU_KVCACHE_SPACE, held_heads
 from planner.memory import Interval, element_bytes
 from planner.model import Attention, LatentAttention, Model, StateMixer
 from planner.planning.fit.result import FitResult
@@ -113,7 +113,7 @@ def _per_token(model: Model, result: FitResult) -> str:
     if first is None:
         return "a state of fixed size per request instead"
     ranks = config.tensor_parallel_size
-    heads = max(1, first.num_kv_heads // ranks)
+    heads = held_heads(first.num_kv_heads, ranks)
     note = ", repeated on ranks" if first.num_kv_heads < ranks else ""
     width = first.head_dim + first.v_head_dim
     count = sum(isinstance(model.layers[index].mixer, Attention) for index in result.stage.weights.layers)
