@@ -32,12 +32,15 @@ from .recipes import Recipe as Recipe
 from .recipes import known_issues as known_issues
 from .recipes import recipe_for as recipe_for
 from .settings import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
-from .settings import MOST_RANKS as MOST_RANKS
+from .settings import SETTINGS as SETTINGS
 from .settings import Engine as Engine
 from .settings import EngineArgs as EngineArgs
 from .settings import EngineConfig as EngineConfig
+from .settings import EngineFlags as EngineFlags
 from .settings import LoraConfig as LoraConfig
+from .settings import Setting as Setting
 from .settings import SpeculativeConfig as SpeculativeConfig
+from .settings import flag_of as flag_of
 from .sharding import Layout as Layout
 from .sharding import Piece as Piece
 from .sharding import check_layout as check_layout

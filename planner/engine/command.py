@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from math import isinf
+from typing import Any
 
 from planner.engine.defaults import LONG_NAMES
-from planner.engine.extras import extra_options
 from planner.engine.flags import Command, command_status, flag_status, spelled, takes_value
-from planner.engine.settings import EngineConfig
+from planner.engine.settings import SETTINGS, EngineConfig, SpeculativeConfig
 from planner.engine.speculative import speculative_options
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
@@ -29,6 +29,8 @@ from planner.workload import Workload
 
 Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
 
+#: Said even where they are the default.
+_ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
 #: Where images keep vLLM's benchmark scripts: AMD's, and those of the vLLM project.
 BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
 _SCRIPTS: dict[str, Command] = {
@@ -173,48 +175,43 @@ def bench_latency_argv(
 
 
 def _add_engine(line: _Line, config: EngineConfig) -> None:
-    """The engine's settings, those of the layout only where they are not 1."""
-    line.add("--tensor-parallel-size", config.tensor_parallel_size)
-    for axis in ("pipeline", "data", "decode_context"):
-        size = getattr(config, f"{axis}_parallel_size")
-        if size > 1:
-            line.add(f"--{axis.replace('_', '-')}-parallel-size", size)
-    if config.enable_expert_parallel:
-        line.add("--enable-expert-parallel")
-    line.add("--dtype", LONG_NAMES[config.dtype])
-    if config.quantization:
-        line.add("--quantization", config.quantization)
-    line.add("--kv-cache-dtype", config.kv_cache_dtype_flag or _kv_cache_flag(config))
-    _add_limits(line, config)
-    if config.enforce_eager:
-        line.add("--enforce-eager")
-    if config.speculative_config:
-        for flag, value in speculative_options(config.speculative_config, config.version):
-            line.add(flag, value)
-    for flag, number in extra_options(config):
-        line.add(flag, number)
-    _add_switches(line, config)
+    """The engine's settings, in the order of the table."""
+    said = _said(config, line)
+    for row in SETTINGS.values():
+        value = said.get(row.name)
+        if value is None or (value == row.default and row.name not in _ALWAYS):
+            continue
+        if isinstance(value, SpeculativeConfig):
+            for flag, text in speculative_options(value, config.version):
+                line.add(flag, text)
+        elif isinstance(value, bool):
+            line.switch(row.flag, on=value)
+        else:
+            line.add(row.flag, value)
 
 
-def _add_limits(line: _Line, config: EngineConfig) -> None:
-    """How long, how many, how much memory."""
-    line.add("--max-model-len", config.max_model_len)
-    line.add("--max-num-seqs", config.max_num_seqs)
-    line.add("--max-num-batched-tokens", config.max_num_batched_tokens)
-    if config.cpu_kvcache_space is None:  # else it has no effect, and ``config.env`` says the size
-        line.add("--gpu-memory-utilization", config.gpu_memory_utilization)
-    if config.block_size != 16:
-        line.add("--block-size", config.block_size)
-
-
-def _add_switches(line: _Line, config: EngineConfig) -> None:
-    """Settings that may be on or off by default: said where the version has the word for it."""
-    if config.enable_prefix_caching or "--no-enable-prefix-caching" in line:
-        line.switch("--enable-prefix-caching", on=config.enable_prefix_caching)
-    if config.engine == "V0" or not config.enable_chunked_prefill:  # V1 chunks unless told otherwise
-        line.switch("--enable-chunked-prefill", on=config.enable_chunked_prefill)
-    if config.async_scheduling or "--no-async-scheduling" in line:
-        line.switch("--async-scheduling", on=config.async_scheduling)
+def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
+    """What the command says of each setting; None: nothing."""
+    lora = config.lora
+    said = {name: getattr(lora if lora and hasattr(lora, name) else config, name, None) for name in SETTINGS}
+    said |= {
+        "dtype": LONG_NAMES[config.dtype],
+        "kv_cache_dtype": config.kv_cache_dtype_flag or _kv_cache_flag(config),
+        "block_size": config.block_size if config.block_size != 16 else None,
+        "cpu_kvcache_space": None,  # ``config.env`` says it
+        "enable_lora": lora is not None,
+        "cpu_offload_gb": config.cpu_offload_gb or None,
+    }
+    if config.cpu_kvcache_space is not None:
+        said["gpu_memory_utilization"] = None  # it has no effect
+    # what may be on or off by default is said where the version has the word for it
+    if not config.enable_prefix_caching and "--no-enable-prefix-caching" not in line:
+        said["enable_prefix_caching"] = None
+    if config.engine == "V1" and config.enable_chunked_prefill:  # V1 chunks unless told otherwise
+        said["enable_chunked_prefill"] = None
+    if not config.async_scheduling and "--no-async-scheduling" not in line:
+        said["async_scheduling"] = None
+    return said
 
 
 def _kv_cache_flag(config: EngineConfig) -> str:

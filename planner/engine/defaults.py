@@ -6,13 +6,13 @@ agree where they tell (``GPU KV cache size``, ``max_num_seqs`` in the engine's o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from planner.engine.extras import check_host_memory, ignored, lora_of
 from planner.engine.features import V0_GONE_IN, Features, default_engine, v1_serves, version_features
 from planner.engine.flags import flag_status, value_status
-from planner.engine.settings import Engine, EngineArgs, EngineConfig
+from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig
 from planner.engine.speculative import check_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
@@ -267,6 +267,8 @@ class _Resolver:
     def config(self) -> EngineConfig:
         """Resolve each setting from those before it."""
         args = self.args
+        for row in fields(args):
+            SETTINGS[row.name].check(getattr(args, row.name))
         self._check_layout()
         check_host_memory(args, self.version)
         self._took(ignored(args))
@@ -284,59 +286,36 @@ class _Resolver:
             )
         chunked = self._chunked_prefill(found, max_model_len)
         tokens, seqs = self._batch(found, max_model_len, chunked=chunked)
-        return EngineConfig(
-            version=self.version,
-            tensor_parallel_size=args.tensor_parallel_size,
-            pipeline_parallel_size=args.pipeline_parallel_size,
-            data_parallel_size=args.data_parallel_size,
-            enable_expert_parallel=args.enable_expert_parallel,
-            dtype=dtype,
-            weight_dtype=weight_dtype,
-            kv_cache_dtype=kv.dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=tokens,
-            gpu_memory_utilization=self._utilization(found),
-            block_size=self._block_size(),
-            enforce_eager=args.enforce_eager,
-            enable_prefix_caching=self._prefix_caching(found),
-            async_scheduling=self._async_scheduling(found),
-            enable_chunked_prefill=chunked,
-            engine=engine,
-            quantization=args.quantization,
-            kv_cache_dtype_flag=kv.flag,
-            decode_context_parallel_size=args.decode_context_parallel_size,
-            speculative_config=args.speculative_config,
-            lora=lora_of(args, self.model, self.version),
-            cpu_offload_gb=args.cpu_offload_gb or 0.0,
-            kv_offloading_size=args.kv_offloading_size,
-            swap_space=args.swap_space,
-            cpu_kvcache_space=self._cpu_kvcache_space(),
-            defaults_taken=tuple(self.taken),
-        )
+        resolved = {
+            "version": self.version,
+            "dtype": dtype,
+            "weight_dtype": weight_dtype,
+            "kv_cache_dtype": kv.dtype,
+            "kv_cache_dtype_flag": kv.flag,
+            "max_model_len": max_model_len,
+            "max_num_seqs": seqs,
+            "max_num_batched_tokens": tokens,
+            "gpu_memory_utilization": self._utilization(found),
+            "block_size": self._block_size(),
+            "enable_prefix_caching": self._prefix_caching(found),
+            "async_scheduling": self._async_scheduling(found),
+            "enable_chunked_prefill": chunked,
+            "engine": engine,
+            "lora": lora_of(args, self.model, self.version),
+            "cpu_offload_gb": args.cpu_offload_gb or 0.0,
+            "cpu_kvcache_space": self._cpu_kvcache_space(),
+        }
+        as_given = {row.name: getattr(args, row.name) for row in fields(EngineConfig) if hasattr(args, row.name)}
+        return EngineConfig(**as_given | resolved, defaults_taken=tuple(self.taken))
 
     def _took(self, what: str) -> None:
         """Note a default, under the name of the version that it is the default of."""
         if what:
             self.taken.append(what)
 
-    def _at_least_one(self, name: str) -> int:
-        value: int | None = getattr(self.args, name)
-        if value is not None and value < 1:
-            flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} must be at least 1, got {value}", hint=f"give {flag} a positive number")
-        return value or 0
-
     def _check_layout(self) -> None:
         """Sizes that no model or GPU could have, and axes that the version does not have."""
         args = self.args
-        for name in (
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_size",
-            "decode_context_parallel_size",
-        ):
-            self._at_least_one(name)
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(
                 f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out for dense models"
@@ -456,7 +435,6 @@ class _Resolver:
         if asked is None:
             self._took(f"max_model_len {own} (the model's own)")
             return own
-        self._at_least_one("max_model_len")
         if asked > own:
             raise IllegalPlanError(
                 f"--max-model-len {asked} is more than the {own} tokens that {self.model.id} was made for",
@@ -469,17 +447,11 @@ class _Resolver:
         if asked is None:
             self._took(f"gpu_memory_utilization {found.default_gpu_memory_utilization} (vLLM {self.version})")
             return found.default_gpu_memory_utilization
-        if not 0 < asked <= 1:
-            raise InputError(
-                f"--gpu-memory-utilization must be above 0 and at most 1, got {asked}",
-                hint="it is a fraction of the GPU's memory, such as 0.9",
-            )
         return asked
 
     def _cpu_kvcache_space(self) -> int | None:
         """On a CPU only, as in vLLM; None: not named, and vLLM's own or ``planner.memory.given`` to say."""
-        asked = self._at_least_one("cpu_kvcache_space")
-        return asked or None if self.profile.kv_cache_is_given else None
+        return self.args.cpu_kvcache_space if self.profile.kv_cache_is_given else None
 
     def _chunked_prefill(self, found: Features, max_model_len: int) -> bool:
         asked, drafts = self.args.enable_chunked_prefill, self.args.speculative_config
@@ -503,7 +475,7 @@ class _Resolver:
     def _batch(self, found: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
         """(max_num_batched_tokens, max_num_seqs), each as given or by default, and legal together."""
         args = self.args
-        asked_tokens, asked_seqs = self._at_least_one("max_num_batched_tokens"), self._at_least_one("max_num_seqs")
+        asked_tokens, asked_seqs = args.max_num_batched_tokens, args.max_num_seqs
         world = args.tensor_parallel_size * args.pipeline_parallel_size
         tokens, seqs = batch_defaults(self.profile, self.version, self.usage, world_size=world)
         if found.engine == "V0":
@@ -534,7 +506,7 @@ class _Resolver:
 
     def _block_size(self) -> int:
         if self.args.block_size is not None:
-            return self._at_least_one("block_size")
+            return self.args.block_size
         return block_size(self.model, self.profile, self.version)
 
     def _prefix_caching(self, found: Features) -> bool:

@@ -6,10 +6,8 @@ of ``config/lora.py``, ``config/offload.py`` and ``config/cache.py`` (vLLM 0.27,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from planner.engine.flags import flag_status
-from planner.engine.settings import EngineArgs, EngineConfig, LoraConfig
+from planner.engine.settings import EngineArgs, LoraConfig, flag_of
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.model import Model
@@ -74,44 +72,22 @@ def ignored(args: EngineArgs) -> str:
     """Flags of adapters that do nothing because there are none; vLLM makes no ``LoRAConfig`` and says nothing."""
     if args.enable_lora:
         return ""
-    given = {
-        "--max-loras": args.max_loras, "--max-lora-rank": args.max_lora_rank, "--max-cpu-loras": args.max_cpu_loras,
-        "--fully-sharded-loras": args.fully_sharded_loras or None,
-    }  # fmt: skip
-    flags = [flag for flag, value in given.items() if value is not None]
+    flags = [
+        flag_of(name)
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras")
+        if getattr(args, name)
+    ]
     return f"{' and '.join(flags)} ignored without --enable-lora, as by vLLM" if flags else ""
 
 
 def check_host_memory(args: EngineArgs, version: EngineVersion) -> None:
-    """Raise InputError for sizes that cannot be, IllegalPlanError for options that the version does not have."""
-    for flag, size in (
-        ("--cpu-offload-gb", args.cpu_offload_gb),
-        ("--kv-offloading-size", args.kv_offloading_size),
-        ("--swap-space", args.swap_space),
-    ):
-        if size is None:
+    """Raise IllegalPlanError for host memory that the version has no option for."""
+    for name in ("cpu_offload_gb", "kv_offloading_size", "swap_space"):
+        if getattr(args, name) is None:
             continue
-        if not 0 <= size < float("inf"):
-            raise InputError(f"{flag} must be a size in GiB, got {size:g}", hint=f"leave {flag} out for none")
+        flag = flag_of(name)
         status = flag_status(version, flag)
         if not status:
             raise IllegalPlanError(
                 f"{flag}: vLLM {version} does not have it ({status})", hint=status.hint or "leave it out"
             )
-
-
-def extra_options(config: EngineConfig) -> Iterator[tuple[str, int | float | None]]:
-    """Options and values that launch what ``config`` has beside the model."""
-    if lora := config.lora:
-        yield "--enable-lora", None
-        yield "--max-loras", lora.max_loras
-        yield "--max-lora-rank", lora.max_lora_rank
-        yield "--max-cpu-loras", lora.max_cpu_loras
-        if lora.fully_sharded_loras:
-            yield "--fully-sharded-loras", None
-    if config.cpu_offload_gb:
-        yield "--cpu-offload-gb", config.cpu_offload_gb
-    if config.kv_offloading_size is not None:
-        yield "--kv-offloading-size", config.kv_offloading_size
-    if config.swap_space is not None:
-        yield "--swap-space", config.swap_space

@@ -28,7 +28,7 @@ from planner.engine.flags import (
     takes_value,
     value_status,
 )
-from planner.engine.settings import CPU_KVCACHE_SPACE, EngineArgs
+from planner.engine.settings import CPU_KVCACHE_SPACE, NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
 from planner.engine.shell import API_SERVER
 from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
@@ -164,27 +164,10 @@ _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _line_OPTION = re.compile(r"--?[A-Za-z]")
 _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-_SHORT = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-dcp": "--decode-context-parallel-size",
-    "-sc": "--speculative-config",
-    "-ep": "--enable-expert-parallel",
-    "-q": "--quantization",
-}
 #: Options that take a list: every word up to the next option.
 _LISTS = frozenset(
     ("--served-model-name", "--lora-modules", "--middleware", "--cudagraph-capture-sizes", "--cuda-graph-sizes")
 )
-#: Change memory or time, and are not simulated.
-_NOT_SIMULATED = frozenset((
-    "--speculative-model", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--offload-group-size",
-    "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
-    "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
-    "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
-    "--max-num-partial-prefills", "--mamba-cache-mode", "--limit-mm-per-prompt",
-))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +298,7 @@ class _Reader:
             return list(truth)  # refused, but not taken for the model
         upto = next((i for i, word in enumerate(following) if _line_OPTION.match(word)), len(following))
         own = list(following[:upto])
-        if _SHORT.get(flag, flag) in _SWITCHES:
+        if _LONG.get(flag, flag) in _SWITCHES:
             return list(truth)
         if flag not in self.known and not (self.positional or self.named) and len(own) == 1:
             return []  # an unknown option in front of the model: the model it is
@@ -324,23 +307,25 @@ class _Reader:
     def _take(self, flag: str, values: list[str]) -> None:
         if flag == "--config":
             raise InputError("--config: the settings are in a file that is not read", hint="write them out instead")
-        if flag in _NOT_SIMULATED:
+        if flag in NOT_SIMULATED:
             self.not_simulated.append(flag)
-        flag = _SHORT.get(flag, flag)
+        flag = _LONG.get(flag, flag)
         self.options[flag] = " ".join(values)
         if flag == "--model":
             self.named = values[0] if values else None
         elif flag == "--num-scheduler-steps" and values and values[0].isdecimal():
             self.num_scheduler_steps = max(int(values[0]), 1)
+        elif flag not in self.known:
+            return  # a problem of its own; the rest of the line is answered without it
         elif flag in _SWITCHES:
             name, value = _SWITCHES[flag]
             self.settings[name] = value if not values else value == (values[0].lower() == "true")
-        elif flag in _line_VALUES:
+        elif flag in _ROWS:
             self.set(flag, values)
 
     def set(self, flag: str, values: list[str]) -> None:
         """Read the value of an option, or of a variable that is one."""
-        name, read = _line_VALUES[flag]
+        row = _ROWS[flag]
         if not values:
             self.problems.append(FlagProblem(flag, "needs a value"))
         elif "$" in values[0]:
@@ -351,7 +336,7 @@ class _Reader:
             self.longest_context = True
         else:
             try:
-                self.settings[name] = read(values[0])
+                self.settings[row.name] = _reader(row)(values[0])
             except ValueError:
                 self.problems.append(FlagProblem(flag, f"{values[0]!r} is not a number"))
             except InputError as error:  # of a configuration in JSON
@@ -364,32 +349,18 @@ def _count(text: str) -> int:
     return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
 
 
-_line_VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "--tensor-parallel-size": ("tensor_parallel_size", int),
-    "--pipeline-parallel-size": ("pipeline_parallel_size", int),
-    "--data-parallel-size": ("data_parallel_size", int),
-    "--decode-context-parallel-size": ("decode_context_parallel_size", int),
-    "--speculative-config": ("speculative_config", parse_speculative_config),
-    "--max-loras": ("max_loras", int),
-    "--max-lora-rank": ("max_lora_rank", int),
-    "--max-cpu-loras": ("max_cpu_loras", int),
-    "--cpu-offload-gb": ("cpu_offload_gb", float),
-    "--kv-offloading-size": ("kv_offloading_size", float),
-    "--dtype": ("dtype", str),
-    "--quantization": ("quantization", str),
-    "--kv-cache-dtype": ("kv_cache_dtype", str),
-    "--max-model-len": ("max_model_len", _count),
-    "--max-num-seqs": ("max_num_seqs", int),
-    "--max-num-batched-tokens": ("max_num_batched_tokens", _count),
-    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
-    CPU_KVCACHE_SPACE: ("cpu_kvcache_space", int),
-    "--block-size": ("block_size", int),
+#: The settings by what a line says for them: the flag, the short one, or the variable where there is no flag.
+_ROWS = {row.env or row.flag: row for row in SETTINGS.values() if not row.ours}
+_LONG = {row.short: row.flag for row in _ROWS.values() if row.short}
+_SWITCHES = {
+    flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
 }
-_SWITCHES: dict[str, tuple[str, bool]] = {
-    f"--{no}{name.replace('_', '-')}": (name, not no)
-    for name in (
-        "enable_expert_parallel", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
-        "async_scheduling", "enable_lora", "fully_sharded_loras",
-    )
-    for no in ("", "no-")
-}  # fmt: skip
+
+
+def _reader(row: Setting) -> Callable[[str], Any]:
+    """How the text of a value is read; the readers raise ValueError or InputError."""
+    if row.name == "speculative_config":
+        return parse_speculative_config
+    if row.scaled:
+        return _count
+    return next(kind for kind in (int, float, str) if kind in (row.kind, *get_args(row.kind)))

@@ -1,16 +1,29 @@
-"""The settings of one vLLM engine, in vLLM's own words.
+"""The settings of one vLLM engine, in vLLM's own words: one table for all who name them.
 
-``EngineArgs`` is what somebody asks for, ``None`` meaning the default of the version at hand.
-``EngineConfig`` is what the engine then runs with: it is what memory is computed for, what is simulated
-and what is launched.
+A field of ``EngineArgs`` is a row of the table: name, type, default, spelling, bounds and help. The command line, the
+keywords of the library, the reader of other people's lines and the lines that we write all follow from ``SETTINGS``.
+A new option of vLLM is a row here, the same name in ``EngineFlags`` and ``EngineConfig``, and its meaning where it
+has one.
+
+``EngineArgs`` is what somebody asks for, ``None`` meaning the default of the version at hand. ``EngineConfig`` is what
+the engine then runs with: it is what memory is computed for, what is simulated and what is launched.
+
+>>> SETTINGS["tensor_parallel_size"].flags
+('--tensor-parallel-size', '-tp')
+>>> SETTINGS["max_num_seqs"].check(0)
+Traceback (most recent call last):
+planner.errors.InputError: --max-num-seqs must be at least 1, got 0
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import inf
+from typing import Any, Literal, TypedDict, get_type_hints
 
 from planner.engine.version import EngineVersion
+from planner.errors import InputError
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
@@ -43,6 +56,189 @@ class SpeculativeConfig:
         return 1 + sum(self.acceptance_rates)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One row of the table. ``kind`` is the type of the value, ``int | None`` for example."""
+
+    name: str = ""  #: field of EngineArgs and keyword of the library
+    kind: Any = None
+    default: Any = None
+    help: str = ""
+    short: str = ""  #: ``-tp``
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    metavar: str = ""  #: what ``--help`` shows for the value: a unit, or its form
+    env: str = ""  #: the variable that sets it; such a setting has no flag of vLLM's
+    ours: bool = False  #: planner's own, unknown to vLLM
+    scaled: bool = False  #: vLLM reads ``32k`` as 32,000 and ``32K`` as 32,768
+    only: Literal["", "memory", "time"] = ""  #: what it changes, where the other is not modelled or not touched
+
+    @property
+    def flag(self) -> str:
+        """``--tensor-parallel-size``."""
+        return flag_of(self.name)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value."""
+        return self.kind in (bool, bool | None)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every spelling; the one that switches off joined by ``/`` where the default moves between versions."""
+        off = f"/{flag_of('no_' + self.name)}" if self.kind == bool | None else ""
+        return tuple(filter(None, (self.flag + off, self.short)))
+
+    def check(self, value: Any) -> None:
+        """Raise InputError for a number outside the bounds; None is inside."""
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return
+        least = -inf if self.least is None else self.least
+        above = -inf if self.above is None else self.above
+        most = inf if self.most is None else self.most
+        if least <= value <= most and above < value < inf:
+            return
+        wanted = [f"at least {least:g}"] if self.least is not None else []
+        wanted += [f"above {above:g}"] if self.above is not None else []
+        wanted += [f"at most {most:,g}"] if self.most is not None else []
+        raise InputError(
+            f"{self.flag} must be {' and '.join(wanted) or 'finite'}, got {value}",
+            hint=f"give such a number, or leave {self.flag} out for the default",
+        )
+
+
+def flag_of(name: str) -> str:
+    """The flag of a keyword: ``--max-num-seqs`` for ``max_num_seqs``."""
+    return "--" + name.replace("_", "-")
+
+
+def _row(default: Any, text: str, **facts: Any) -> Any:
+    """A field of EngineArgs with the facts of ``Setting`` beside its default."""
+    return field(default=default, metadata={"help": text, **facts})
+
+
+_RANKS: Mapping[str, Any] = {"least": 1, "most": MOST_RANKS}
+_COUNT: Mapping[str, Any] = {"least": 1}
+_TOKENS: Mapping[str, Any] = {"least": 1, "scaled": True}
+_JSON: Mapping[str, Any] = {"short": "-sc", "metavar": "JSON"}
+_GIB: Mapping[str, Any] = {"least": 0, "metavar": "GIB"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """Flags of ``vllm serve`` that change memory or time, in the order in which commands say them.
+
+    None: vLLM's default.
+    """
+
+    tensor_parallel_size: int = _row(1, "GPUs that share each layer.", short="-tp", **_RANKS)
+    pipeline_parallel_size: int = _row(1, "Stages of layers.", short="-pp", **_RANKS)
+    data_parallel_size: int = _row(1, "Copies of the engine that share the load (DP ranks).", short="-dp", **_RANKS)
+    decode_context_parallel_size: int = _row(
+        1, "Ranks that share the tokens of the KV cache.", short="-dcp", only="memory", **_RANKS
+    )
+    enable_expert_parallel: bool = _row(False, "Whole experts on each rank.", short="-ep")
+    dtype: str = _row("auto", "auto, bfloat16, float16 or float32.")
+    quantization: str | None = _row(
+        None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", short="-q"
+    )
+    kv_cache_dtype: str = _row("auto", "auto, fp8, bfloat16, ...")
+    max_model_len: int | None = _row(None, "Longest context. Default: the model's own.", **_TOKENS)
+    max_num_seqs: int | None = _row(None, "Largest batch.", **_COUNT)
+    max_num_batched_tokens: int | None = _row(None, "Tokens of one step.", **_TOKENS)
+    gpu_memory_utilization: float | None = _row(None, "Share of the memory to use, such as 0.9.", above=0, most=1)
+    cpu_kvcache_space: int | None = _row(
+        None,
+        "KV cache of each rank on a CPU. Default: what is left of that share, in whole GiB.",
+        env=CPU_KVCACHE_SPACE,
+        metavar="GIB",
+        least=1,
+    )
+    block_size: int | None = _row(None, "Tokens of a KV block.", **_COUNT)
+    enforce_eager: bool = _row(False, "No CUDA/HIP graphs.")
+    speculative_config: SpeculativeConfig | None = _row(None, "How tokens are drafted.", **_JSON)  # noqa: RUF009
+    enable_lora: bool = _row(False, "Make room for LoRA adapters.")
+    max_loras: int | None = _row(None, "Adapters in one batch. Default: 1.", **_COUNT)
+    max_lora_rank: int | None = _row(None, "Largest rank. Default: 16.", **_COUNT)
+    max_cpu_loras: int | None = _row(None, "Adapters in host memory. Default: as --max-loras.", **_COUNT)
+    fully_sharded_loras: bool = _row(False, "Cut adapters over all ranks.")
+    cpu_offload_gb: float | None = _row(None, "Weights of each GPU that stay in host memory.", **_GIB)
+    kv_offloading_size: float | None = _row(None, "Host memory for KV blocks, all ranks together.", **_GIB)
+    swap_space: float | None = _row(None, "Host memory of each GPU for swapped blocks (V0).", **_GIB)
+    enable_prefix_caching: bool | None = _row(None, "Keep blocks of shared prefixes.")
+    enable_chunked_prefill: bool | None = _row(None, "Split long prompts.")
+    async_scheduling: bool | None = _row(None, "Schedule while the GPU computes.")
+    allow_unvalidated: bool = _row(False, "Plan what one source documents and another reports broken.", ours=True)
+
+
+class EngineFlags(TypedDict, total=False):
+    """The settings as keywords of the library, under vLLM's own names. None: vLLM's default."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    decode_context_parallel_size: int
+    enable_expert_parallel: bool
+    dtype: str
+    quantization: str | None
+    kv_cache_dtype: str
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    gpu_memory_utilization: float | None
+    cpu_kvcache_space: int | None
+    block_size: int | None
+    enforce_eager: bool
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None
+    speculative_acceptance_rate: float | Sequence[float] | str | None
+    enable_lora: bool
+    max_loras: int | None
+    max_lora_rank: int | None
+    max_cpu_loras: int | None
+    fully_sharded_loras: bool
+    cpu_offload_gb: float | None
+    kv_offloading_size: float | None
+    swap_space: float | None
+    enable_prefix_caching: bool | None
+    enable_chunked_prefill: bool | None
+    async_scheduling: bool | None
+    allow_unvalidated: bool
+
+
+#: What ``speculative_config`` of EngineArgs holds too, and vLLM has no option for.
+ACCEPTANCE_RATE = Setting(
+    name="speculative_acceptance_rate",
+    kind=str | None,
+    help="Share of the drafted tokens that the model accepts: one rate for all positions, or one for each.",
+    metavar="RATE[,RATE...]",
+    ours=True,
+    only="time",
+)
+
+
+def _settings() -> dict[str, Setting]:
+    kinds, found = get_type_hints(EngineArgs), {}
+    for row in fields(EngineArgs):
+        found[row.name] = Setting(name=row.name, kind=kinds[row.name], default=row.default, **row.metadata)
+        if row.name == "speculative_config":
+            found[ACCEPTANCE_RATE.name] = ACCEPTANCE_RATE
+    return found
+
+
+#: The table, by name.
+SETTINGS: Mapping[str, Setting] = _settings()
+
+#: Options of vLLM that change memory or time and have no row: ``check`` says that it leaves them out of account.
+NOT_SIMULATED = frozenset((
+    "--speculative-model", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--offload-group-size",
+    "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
+    "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
+    "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
+    "--max-num-partial-prefills", "--mamba-cache-mode", "--limit-mm-per-prompt",
+))  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
     """Room for adapters, see ``planner.engine.extras``."""
@@ -53,40 +249,6 @@ class LoraConfig:
     fully_sharded_loras: bool = False
     adapts_experts: bool = True  #: routed experts have adapters too
     adapts_tables: bool = False  #: embedding and lm_head have
-
-
-@dataclass(frozen=True, slots=True)
-class EngineArgs:
-    """Flags of ``vllm serve`` that change memory or time. None: vLLM's default."""
-
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    dtype: str = "auto"
-    quantization: str | None = None  #: ``fp8`` quantises a 16-bit checkpoint at load time
-    kv_cache_dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    gpu_memory_utilization: float | None = None
-    cpu_kvcache_space: int | None = None  #: GiB of KV cache of each rank on a CPU: VLLM_CPU_KVCACHE_SPACE
-    block_size: int | None = None
-    enforce_eager: bool = False
-    enable_chunked_prefill: bool | None = None
-    enable_prefix_caching: bool | None = None
-    async_scheduling: bool | None = None
-    decode_context_parallel_size: int = 1
-    speculative_config: SpeculativeConfig | None = None
-    enable_lora: bool = False
-    max_loras: int | None = None
-    max_lora_rank: int | None = None
-    max_cpu_loras: int | None = None
-    fully_sharded_loras: bool = False
-    cpu_offload_gb: float | None = None  #: GiB of weights of each GPU that stay in host memory
-    kv_offloading_size: float | None = None  #: GiB of host memory for KV blocks, all ranks together
-    swap_space: float | None = None  #: GiB of host memory of each GPU for swapped blocks, V0
-    allow_unvalidated: bool = False  #: plan what one source documents and another reports broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +288,8 @@ class EngineConfig:
     @property
     def env(self) -> dict[str, str]:
         """Variables that say what no flag does."""
-        return {CPU_KVCACHE_SPACE: str(self.cpu_kvcache_space)} if self.cpu_kvcache_space else {}
+        said = {row.env: getattr(self, row.name) for row in SETTINGS.values() if row.env}
+        return {name: str(value) for name, value in said.items() if value}
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -141,5 +304,5 @@ class EngineConfig:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs (or partitions) of all replicas together."""
+        """GPUs (or partitions) of all DP ranks together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size

@@ -28,13 +28,12 @@ from typing import Any
 
 from planner.engine.features import Features
 from planner.engine.flags import flag_status, value_status
-from planner.engine.settings import SpeculativeConfig, SpeculativeMethod
+from planner.engine.settings import ACCEPTANCE_RATE, SETTINGS, SpeculativeConfig, SpeculativeMethod
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.model import Model
 
-FLAG = "--speculative-config"
-RATE_FLAG = "--speculative-acceptance-rate"
+FLAG, RATE_FLAG = SETTINGS["speculative_config"].flag, ACCEPTANCE_RATE.flag
 #: Options of vLLM before 0.8.2 by the keys of the JSON that took their place (both exist in 0.8.2).
 OLD_FLAGS = {
     "model": "--speculative-model",

@@ -231,7 +231,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         (lambda: predict_serve(LLAMA, "h100", max_concurency=8), "keyword 'max_concurency'", "max_concurrency"),
         (lambda: check_fit(LLAMA, "h100", tensor_parallel_size="8"), "'8' is not a whole number", "tensor_parallel"),
         (lambda: check_fit(LLAMA, "h100", tensor_parallel_size=True), "True is not a whole number", "tensor_parallel"),
-        (lambda: check_fit(LLAMA, "h100", max_num_seqs=0), "--max-num-seqs 0", "number"),
+        (lambda: check_fit(LLAMA, "h100", max_num_seqs=0), "--max-num-seqs must be at least 1, got 0", "number"),
         (lambda: check_fit(LLAMA, "h100", enforce_eager=1), "--enforce-eager 1 is not True", "enforce_eager"),
         (lambda: check_fit(LLAMA, "h100", speculative_config={"method": {1}}), "--speculative-config", "mapping"),
         (lambda: check_fit(LLAMA, "h1000"), "unknown GPU", "h100"),

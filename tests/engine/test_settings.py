@@ -1,0 +1,85 @@
+"""One table of settings: whoever names an option of vLLM takes it from there."""
+
+import inspect
+from dataclasses import fields, replace
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.engine.command import serve_argv
+from planner.engine.defaults import resolve
+from planner.engine.flags import flag_status, table_versions
+from planner.engine.parse import read_line
+from planner.engine.settings import ACCEPTANCE_RATE, NOT_SIMULATED, SETTINGS, EngineArgs, EngineConfig, EngineFlags
+from planner.engine.version import parse_version
+from planner.errors import InputError
+from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
+
+LLAMA = resolve_model("meta-llama/Llama-3.1-8B-Instruct", network=False).model
+NEWEST = parse_version(table_versions()[-1])
+#: Of no use without --enable-lora, or gone with V0.
+VALUES: dict[str, Any] = {
+    "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2, "quantization": "fp8",
+    "max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.5,
+    "block_size": 32, "cpu_offload_gb": 4.0, "kv_offloading_size": 8.0, "enable_prefix_caching": False,
+    "enable_chunked_prefill": False, "async_scheduling": False, "dtype": "float16", "kv_cache_dtype": "fp8",
+    "enforce_eager": True,
+}  # fmt: skip
+
+
+def test_keywords_are_the_rows_with_the_same_types() -> None:
+    """Only what may be said in several ways, drafts and their acceptance, has a wider type as a keyword."""
+    keywords = get_type_hints(EngineFlags)
+    assert list(keywords) == list(SETTINGS)
+    wider = {"speculative_config", ACCEPTANCE_RATE.name}
+    assert {name: kind for name, kind in keywords.items() if name not in wider} == {
+        name: row.kind for name, row in SETTINGS.items() if name not in wider
+    }
+    assert all(set(get_args(SETTINGS[name].kind)) <= set(get_args(keywords[name])) for name in wider)
+
+
+def test_what_is_asked_for_reaches_the_engine() -> None:
+    of_adapters = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras"}
+    kept = {field.name for field in fields(EngineConfig)}
+    assert {field.name for field in fields(EngineArgs)} - of_adapters - {"allow_unvalidated"} <= kept
+
+
+def test_rows_are_options_of_some_version() -> None:
+    versions = [parse_version(text) for text in table_versions()]
+    for row in SETTINGS.values():
+        if row.ours or row.env:
+            continue
+        spellings = {row.flag, row.short} - {""}
+        assert all(any(flag_status(version, flag) for version in versions) for flag in spellings), row.name
+        assert row.flag not in NOT_SIMULATED
+        assert row.help.endswith((".", "..."))
+
+
+def test_every_option_says_what_it_is_by_default() -> None:
+    assert EngineArgs() == EngineArgs(**{field.name: SETTINGS[field.name].default for field in fields(EngineArgs)})
+    assert str(inspect.signature(EngineArgs)).count("=") == len(fields(EngineArgs))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_a_line_says_is_read_back(name: str) -> None:
+    asked = replace(EngineArgs(max_model_len=2048), **{name: VALUES[name]})
+    config = resolve(asked, LLAMA, load_profile("h100"), NEWEST)
+    line = read_line(serve_argv(config, "m"), NEWEST)
+    assert not line.problems
+    assert getattr(line.args, name) == VALUES[name]
+    again = resolve(line.args, LLAMA, load_profile("h100"), NEWEST)
+    assert replace(again, defaults_taken=()) == replace(config, defaults_taken=())
+
+
+@given(st.sampled_from([row for row in SETTINGS.values() if row.least is not None or row.above is not None]))
+def test_bounds_are_kept_and_named(row: Any) -> None:
+    edge = row.least if row.least is not None else row.above
+    row.check(None)
+    row.check(row.most if row.most is not None else edge + 1)
+    for value in (edge - 1, float("inf"), float("nan"), *([row.most + 1] if row.most is not None else [])):
+        with pytest.raises(InputError, match=f"{row.flag} must be") as error:
+            row.check(value)
+        assert error.value.hint
