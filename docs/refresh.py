@@ -5,12 +5,19 @@ in an empty folder; what a terminal 120 columns wide would show is written below
 can show what a reader would type: a line continued with a backslash, ``| head -n N`` behind a command, ``echo $?``
 after one, and ``pip install . && `` before one (not run). Other commands keep the output that they have.
 
+A line ``...`` in an output stands for lines that the page leaves out: the page keeps as many lines before and after it
+as it has.
+
 A block fenced as ``py`` is run in this process, with the names that earlier ones of the page made; what it prints is
 written into the block fenced as ``text`` below it.
 
 A block fenced as ``toml planner.toml`` (or any format and file name) is written to that file for the rest of the page.
 
-``tests/test_docs.py`` fails when a page is not as this script would write it.
+Numbers of more than 6 decimals are rounded to 4 significant digits. An output is left as it is while it says the same:
+the same words, and numbers that agree to 3 significant digits (``same``). So a refit changes only the pages on which a
+reader sees another number. ``tests/test_docs.py`` fails when a page is not as this script would write it.
+
+``reference`` writes the lower part of docs/commands.md.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
+from reference import with_reference
+
 from planner.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +44,15 @@ BLOCK = re.compile(r"^```(?P<kind>\w+)(?: (?P<file>\S+))?\n(?P<body>.*?)^```$", 
 PROMPT = "$ "
 NOT_RUN = "pip install . && "
 HEAD = re.compile(r" \| head -n (\d+)$")
+CUT = "...\n"
+
+#: Half a unit of the third digit of 1.00, the largest that it can be.
+TOLERANCE = 0.005
+#: A number that stands alone: not in a name (mi300x, 8B), a version (0.27.1) or the year of a date.
+NUMBER = re.compile(r"(?<![\w.])(?!\d{4}-\d\d\b)(?:(?<!\w)-)?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|\.\d)")
+LONG = re.compile(r"(?<![\w.])\d+\.\d{7,}(?!\w)")
+#: What is drawn, or hangs on the last digit of everything: bars of charts, rules, digests.
+DRAWN = re.compile(r"[^\w\s\x00-\x7f]+|([^\w\s])\1+|\b(?=\d*[a-f])[0-9a-f]{12,64}\b")
 
 
 def pages() -> list[Path]:
@@ -46,7 +64,21 @@ def refreshed(page: str) -> str:
     """The text of a page with the output of its commands as it is now."""
     with _empty_folder():
         scripts = Scripts()
-        return BLOCK.sub(lambda found: _block(found, scripts), page)
+        return with_reference(BLOCK.sub(lambda found: _block(found, scripts), page))
+
+
+def same(shown: str, fresh: str) -> bool:
+    """Whether two outputs say the same, numbers to 3 significant digits; how lines are broken does not count."""
+    (words, numbers), (fresh_words, fresh_numbers) = _read(shown), _read(fresh)
+    return words == fresh_words and all(
+        abs(a - b) <= TOLERANCE * max(abs(a), abs(b)) for a, b in zip(numbers, fresh_numbers, strict=True)
+    )
+
+
+def _read(output: str) -> tuple[list[str], list[float]]:
+    """The words of an output, with a mark for each number, and the numbers."""
+    text = DRAWN.sub("~", output)
+    return NUMBER.sub("#", text).split(), [float(found.replace(",", "")) for found in NUMBER.findall(text)]
 
 
 class Scripts:
@@ -75,7 +107,7 @@ def _block(found: re.Match[str], scripts: Scripts) -> str:
         return found[0]
     said = scripts.take()
     if found["kind"] == "text" and said is not None:
-        return f"```text\n{said}```"
+        return f"```text\n{_kept(found['body'], said)}```"
     if found["file"]:
         path = Path(found["file"])
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +128,7 @@ def _session(body: str) -> Iterator[str]:
             yield f"{status}\n"
         elif line.startswith("planner "):
             status, output = run(line)
-            yield output
+            yield _kept(shown, _cut(shown, output))
         else:
             yield shown
 
@@ -116,6 +148,21 @@ def _commands(body: str) -> Iterator[tuple[str, str]]:
         index = after
 
 
+def _cut(shown: str, output: str) -> str:
+    """The output without the lines that the page leaves out."""
+    before, cut, after = shown.partition(f"\n{CUT}")
+    if not cut:
+        return output
+    lines = output.splitlines(keepends=True)
+    first, last = before.count("\n") + 1, after.count("\n")
+    return "".join([*lines[:first], CUT, *lines[max(first, len(lines) - last) :]])
+
+
+def _kept(shown: str, fresh: str) -> str:
+    """What the page shows as long as that says the same."""
+    return shown if same(shown, fresh) else fresh
+
+
 def run(line: str) -> tuple[int, str]:
     """Exit status of a command line, and what it shows: data, then remarks."""
     cut = HEAD.search(line)
@@ -126,7 +173,7 @@ def run(line: str) -> tuple[int, str]:
     data = out.getvalue()
     if cut:
         data = "".join(data.splitlines(keepends=True)[: int(cut[1])])
-    return status, data + err.getvalue()
+    return status, LONG.sub(lambda found: f"{float(found[0]):.4g}", data + err.getvalue())
 
 
 @contextmanager

@@ -1,28 +1,22 @@
-"""The documentation cannot drift: every output in it is what the command prints now."""
+"""The documentation cannot drift: outputs are what commands print now, and what a page names exists."""
 
 import re
+import sys
 import tomllib
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from planner.cli.app import COMMANDS
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))  # scripts, and no package
 
+import reference  # noqa: E402
+import refresh  # noqa: E402
 
-def _refresh() -> ModuleType:
-    """``docs/refresh.py``, which is a script and no package."""
-    spec = spec_from_file_location("refresh", ROOT / "docs/refresh.py")
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-refresh = _refresh()
+PAGES = [*refresh.pages(), ROOT / "CONTRIBUTING.md"]
 
 
 @pytest.mark.parametrize("page", refresh.pages(), ids=lambda page: page.name)
@@ -72,26 +66,104 @@ $ planner hardware list | head -n 1
     assert not Path("planner.toml").exists()  # it lay in a folder of the page's own
 
 
+def test_a_page_may_leave_lines_out() -> None:
+    page = "```console\n$ planner hardware list --format csv\nstale\nstale\n...\nstale\n```"
+    lines = refresh.refreshed(page).splitlines()
+    whole = refresh.refreshed("```console\n$ planner hardware list --format csv\n```").splitlines()
+    assert lines == [*whole[:4], "...", *whole[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("shown", "fresh"),
+    [
+        ("5.610 ms", "5.609 ms"),
+        ("1,176 (727-1,542)", "1179 (727.4-1540)"),
+        ("tok/s   TTFT\n-----  -----\n  1.0", "tok/s  TTFT\n----  -----\n 1.0"),
+        ("████████ 7,942", "███████ 7,950"),
+        ("plan 2fb167303bca;", "plan 0123456789ab;"),
+    ],
+)
+def test_a_page_is_kept_while_it_says_the_same(shown: str, fresh: str) -> None:
+    assert refresh.same(shown, fresh)
+
+
+@pytest.mark.parametrize(
+    ("shown", "fresh"),
+    [
+        ("5.61 ms", "5.66 ms"),
+        ("8 GPUs", "7 GPUs"),
+        ("vLLM 0.27.1", "vLLM 0.27.2"),
+        ("Llama-3.1-8B", "Llama-3.1-7B"),
+        ("1.99 (2026-05)", "1.99 (2027-05)"),
+        ("bound by memory", "bound by compute"),
+        ("2.0", "-2.0"),
+    ],
+)
+def test_a_page_is_written_when_it_says_something_else(shown: str, fresh: str) -> None:
+    assert not refresh.same(shown, fresh)
+
+
+def test_the_reference_is_that_of_the_declarations() -> None:
+    """Run ``make docs`` when this fails."""
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    assert reference.MARK in page
+    assert reference.with_reference(page) == page
+    assert {name.split()[0] for name in re.findall(r"^## planner (.+)$", page, re.MULTILINE)} == set(COMMANDS)
+
+
 def test_the_two_commands_of_the_readme_are_enough() -> None:
     """One installs and plans, one tests; the names in them are those of the project."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    start = readme[readme.index("## Start") : readme.index("## Questions")]
-    assert re.findall(r"^\$ (.*)$", start, re.MULTILINE) == [
-        "pip install . && planner recommend --goal min-latency",
-        "make test",
-    ]
+    commands = re.findall(r"^\$ (.*)$", readme, re.MULTILINE)
+    assert commands == ["pip install . && planner recommend --goal min-latency", "make test"]
+    output = readme.partition(f"$ {commands[0]}\n")[2].partition("```")[0]
+    assert 1 < output.count("\n") <= 25
     assert re.search(r"^test:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert f"`{project['name']}`" in readme
     assert list(project["scripts"]) == ["planner"]
 
 
-def test_every_command_has_a_section() -> None:
-    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^## planner (\w+)$", page, re.MULTILINE)) == set(COMMANDS)
-
-
-@pytest.mark.parametrize("page", refresh.pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {_anchor(heading) for heading in headings}, f"{target}#{anchor}"
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    named = re.findall(
+        r"`((?:planner|tests|docs|benchmarks|hardware|templates)/[\w./-]*)`", page.read_text(encoding="utf-8")
+    )
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_of_the_code_exists(page: Path) -> None:
+    """``planner.timing.step.StepModel.time`` and the like, in prose and in the tables of the nomenclature."""
+    for name in sorted(set(re.findall(r"`planner((?:\.\w+)+)(?:\(\))?`", page.read_text(encoding="utf-8")))):
+        if name != ".toml":
+            find("planner" + name)
+
+
+def find(name: str) -> object:
+    """The module, class, function or attribute of that name."""
+    parts = name.split(".")
+    found: object = import_module(parts[0])
+    for index, part in enumerate(parts[1:], start=2):
+        try:
+            found = import_module(".".join(parts[:index]))
+        except ModuleNotFoundError:
+            fields = getattr(found, "__dataclass_fields__", {}) | getattr(found, "model_fields", {})
+            found = fields[part] if part in fields else getattr(found, part)
+    return found
