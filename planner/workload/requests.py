@@ -215,7 +215,7 @@ class Workload:
         return times
 
 
-# --- Loads by name: how long prompts and answers usually are. ``docs/commands.md`` says where the lengths are from
+# --- Loads by name: how long prompts and answers usually are. ``docs/workload.md`` says where the lengths are from
 #
 # Lengths are uniform around the mean, by the share ``range_ratio``: what ``vllm bench serve --random-range-ratio`` can
 # send, so that the very load that is planned for can be measured. Real conversations spread wider; a trace says how.
