@@ -24,7 +24,7 @@ from planner.engine.images import default_version
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.planning.predict import resolve_deployment
+from planner.planning.deployment import resolve_deployment
 from planner.workload.requests import Workload
 
 RESULT = Path(__file__).parent / "results" / "speed.md"

@@ -161,7 +161,6 @@ def _predict(
     from planner.memory import Basis
     from planner.output import PredictionAnswer, PredictionRefused
     from planner.planning import (
-        check_start,
         local_for,
         resolve_deployment,
         simulate_latency,
@@ -176,7 +175,6 @@ def _predict(
     local = local_for(path_text(case.calibration))
     remarks = (*remarks, *local.notes)
     basis = Basis(local.constants, draft_of(args))
-    checked = check_start(resolved.model, profile, args, version, basis)
     deployment = resolve_deployment(
         resolved.model, profile, args, version, offline=bench != "serve", basis=basis, calibration=local.calibration
     )
@@ -190,7 +188,7 @@ def _predict(
         "latency": simulate_latency,
     }
     prediction = benches[bench](deployment, workload, **asked)
-    return PredictionAnswer(bench, prediction, deployment, checked, resolved, explain, remarks)
+    return PredictionAnswer(bench, prediction, deployment, resolved, explain, remarks)
 
 
 def _targets_ms(targets: Mapping[str, float]) -> dict[str, float]:

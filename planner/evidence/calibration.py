@@ -305,4 +305,4 @@ def _notes(
 
 
 def _circumstances(run: MeasuredRun) -> Mapping[str, str]:
-    return case_of(run).deployment.circumstances
+    return case_of(run).deployment.covariates

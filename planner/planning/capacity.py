@@ -19,7 +19,8 @@ from math import ceil, inf
 from typing import Literal
 
 from planner.planning import defaults
-from planner.planning.predict import Deployment, Estimate, estimate, interval
+from planner.planning.deployment import Deployment
+from planner.planning.predict import Estimate, estimate, interval
 from planner.simulator import Replay, good_requests, statistic_ms
 from planner.units import MS
 from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload

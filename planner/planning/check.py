@@ -30,10 +30,11 @@ from planner.memory import Basis, unset_kv_cache_space
 from planner.model import Model, ResolvedModel, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
+from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit.answer import fit_model
 from planner.planning.fit.result import FitResult
 from planner.planning.plan import Goal, Plan
-from planner.planning.predict import Deployment, Prediction, compared_rates, resolve_deployment, simulate_serve
+from planner.planning.predict import Prediction, compared_rates, simulate_serve
 from planner.planning.recommend.assemble import rank, recipe_of, standing
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.workload import Slo, Workload
@@ -228,11 +229,14 @@ def check_line(
     room = result.config.max_model_len // 2
     if not result.fits:
         return _with_plan(answer, asked, min(defaults.LEN, room))
+    deployment = replace(result.deployment, calibration=local.calibration)
     drafts = args.speculative_config
     if drafts and not drafts.acceptance_rates:  # a line does not say how many are accepted: timed without drafts
         args = replace(args, speculative_config=None)
         version = replace(version, engine=result.config.engine)  # which the drafts may have decided
-    deployment = resolve_deployment(resolved.model, profile, args, version, basis=basis, calibration=local.calibration)
+        deployment = resolve_deployment(
+            resolved.model, profile, args, version, basis=basis, calibration=local.calibration
+        )
     if deployment.config.engine == "V0" and profile.platform != "cpu":  # on CPUs vLLM takes one step at a time
         config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
         deployment = replace(deployment, config=config)

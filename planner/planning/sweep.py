@@ -16,8 +16,9 @@ from planner.errors import PlannerError
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
 from planner.planning.check import redeploy
+from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan
-from planner.planning.predict import Deployment, compared_rates, simulate_serve, typical_steps, with_intervals
+from planner.planning.predict import compared_rates, simulate_serve, typical_steps, with_intervals
 from planner.timing import StepBreakdown
 from planner.workload import Workload
 

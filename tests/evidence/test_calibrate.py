@@ -148,7 +148,7 @@ def test_a_prediction_moves_towards_what_was_measured(truth: float, concurrency:
 
 def test_an_interval_of_few_runs_is_students_and_never_below_the_floor(tmp_path: Path) -> None:
     """Three errors of 0, 10 and -10 % (log): t(2) = 2.920, deviation 0.1, so 2.920 x 0.1 x sqrt(4/3) = 0.337."""
-    held = case_of(measured(machine(), *SEEN[0])).deployment.circumstances
+    held = case_of(measured(machine(), *SEEN[0])).deployment.covariates
     base = load_calibration()
     found, settings_seen = local_spreads([(held, "mean_tpot_ms", 2.718281828**x) for x in (0, 0.1, -0.1)], base)
     tpot = next(spread for spread in found if spread.metric == "mean_tpot_ms")

@@ -12,7 +12,7 @@ from planner.evidence.evaluation import case_of
 from planner.evidence.observe import combinations, observe, observe_case
 from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
-from planner.planning.predict import Deployment
+from planner.planning.deployment import Deployment
 from planner.simulator.dispatch import replay
 from planner.timing.efficiencies import prior_values
 from planner.timing.fits import Calibration

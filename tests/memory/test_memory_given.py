@@ -22,9 +22,9 @@ from planner.hardware.profiles import load_profile
 from planner.memory.budget import unset_kv_cache_space, with_kv_cache_space
 from planner.memory.startup_log import read_startup_log
 from planner.model.resolve import resolve_model
+from planner.planning.deployment import resolve_deployment
 from planner.planning.fit.answer import fit_model
 from planner.planning.plan import PlanFile
-from planner.planning.predict import resolve_deployment
 from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.request import Request
 from planner.units import GIB

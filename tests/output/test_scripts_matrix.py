@@ -28,8 +28,9 @@ from planner.engine.version import parse_version
 from planner.output.scripts.emission import Emission, without_option
 from planner.output.scripts.render import render_scripts
 from planner.output.workflows.render import needed_by
+from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import PlanFile
-from planner.planning.predict import Deployment, resolve_deployment, simulate_serve
+from planner.planning.predict import simulate_serve
 from planner.resources import data_dir
 from planner.workload.requests import Workload
 

@@ -23,7 +23,8 @@ from planner.planning.capacity import (
     paced,
     steady_rate,
 )
-from planner.planning.predict import Deployment, estimate, interval, resolve_deployment
+from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.predict import estimate, interval
 from planner.workload.requests import Requests, Workload
 from planner.workload.targets import Slo, parse_slos
 

@@ -19,7 +19,8 @@ from planner.planning.compare.comparison import Comparison, compare_machines, fl
 from planner.planning.compare.machine import Machine, Question, RefusedMachine, machines
 from planner.planning.compare.point import ComparedPoint, dealt, figures
 from planner.planning.cost import Span
-from planner.planning.predict import resolve_deployment, simulate_serve
+from planner.planning.deployment import resolve_deployment
+from planner.planning.predict import simulate_serve
 from planner.workload.requests import Workload
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -16,8 +16,8 @@ from planner.engine.settings import EngineArgs
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.model.quantization import as_quantized
+from planner.planning.deployment import resolve_deployment
 from planner.planning.fit.answer import fit_model, sweep_settings
-from planner.planning.fit.check import check_start
 from planner.planning.fit.explain import explain
 from planner.planning.fit.result import FitResult
 
@@ -105,7 +105,8 @@ def asked_again(result: FitResult, name: str, gpu: str, release: str, args: Engi
         dtype = changes.pop("weight_dtype", None)
         if dtype:
             found = as_quantized(found, str(dtype))
-        verdicts.append(check_start(found, profile, replace(args, **changes), version(release)).verdict)  # type: ignore[arg-type]
+        deployment = resolve_deployment(found, profile, replace(args, **changes), version(release))  # type: ignore[arg-type]
+        verdicts.append(deployment.checked.verdict)
     return verdicts
 
 

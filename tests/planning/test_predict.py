@@ -10,15 +10,8 @@ from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.planning.predict import (
-    Deployment,
-    estimate,
-    resolve_deployment,
-    simulate_latency,
-    simulate_serve,
-    simulate_throughput,
-    typical_steps,
-)
+from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.predict import estimate, simulate_latency, simulate_serve, simulate_throughput, typical_steps
 from planner.workload.requests import Workload
 
 

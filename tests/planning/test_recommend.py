@@ -13,7 +13,7 @@ from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
-from planner.planning.fit.check import check_start
+from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import Goal, PlanFile
 from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.candidates import deployed, largest_batch
@@ -102,7 +102,7 @@ def test_whatever_is_recommended_starts(goal: Goal, gpu: str) -> None:
             gpu_memory_utilization=config.gpu_memory_utilization,
         )
         deployment = candidate.deployment
-        assert check_start(deployment.model, deployment.profile, args, config.version).fits
+        assert resolve_deployment(deployment.model, deployment.profile, args, config.version).checked.fits
 
 
 def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:

@@ -24,8 +24,8 @@ from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
 from planner.planning.capacity import ServedLoad
+from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
-from planner.planning.predict import Deployment, resolve_deployment
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
 from planner.planning.recommend.candidates import layouts
 from planner.planning.recommend.request import Ranking, Request, Targets

@@ -17,7 +17,8 @@ from planner.engine.settings import EngineArgs, LoraConfig
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
-from planner.planning.predict import Deployment, estimate, resolve_deployment, simulate_serve
+from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.predict import estimate, simulate_serve
 from planner.timing.links import host_bytes_per_s
 from planner.timing.operators import adapter_operators
 from planner.timing.step import Batch, StepModel

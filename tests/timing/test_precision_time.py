@@ -11,7 +11,7 @@ from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.quantization import as_quantized
-from planner.planning.predict import Deployment, resolve_deployment
+from planner.planning.deployment import Deployment, resolve_deployment
 from planner.timing.step import Batch
 
 LLAMA = "meta-llama/Llama-3.1-8B"

@@ -19,14 +19,8 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import Basis
 from planner.model.architecture import Model
-from planner.planning.predict import (
-    Deployment,
-    estimate,
-    resolve_deployment,
-    simulate_latency,
-    simulate_serve,
-    typical_steps,
-)
+from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.predict import estimate, simulate_latency, simulate_serve, typical_steps
 from planner.simulator.bench import serve_table
 from planner.timing.drafts import SpeculativeStep, module_model, speculative_step
 from planner.timing.operators import step_operators

@@ -11,7 +11,7 @@ from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import MetricRows
-from planner.planning import Checked, Deployment, Prediction, typical_steps
+from planner.planning import Deployment, Prediction, typical_steps
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
 from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
@@ -49,7 +49,6 @@ class PredictionAnswer(MetricRows):
     bench: Bench
     record: Prediction  #: the keys of the bench's result file, and the replay behind them
     deployment: Deployment  #: what serves
-    checked: Checked  #: whether the engine starts as it is configured
     resolved: ResolvedModel
     explain: bool = False  #: print the operators of a step too
     remarks: tuple[str, ...] = ()
@@ -98,7 +97,7 @@ class PredictionAnswer(MetricRows):
         return rows, INTERVAL_COLUMNS
 
     def _notes(self) -> Iterator[str]:
-        return _notes(self.deployment, self.checked, self.resolved)
+        return _notes(self.deployment, self.resolved)
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,9 +240,9 @@ def _share(name: str, served: Replay) -> str:
     return f"of {' and '.join(work)}; {steps:,} such step{'' if steps == 1 else 's'} take {time_s:,.3f} s"
 
 
-def _notes(deployment: Deployment, checked: Checked, resolved: ResolvedModel) -> Iterator[str]:
+def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     config = deployment.config
-    for condition in checked.conditions:
+    for condition in deployment.checked.conditions:
         if condition.margin.mid < 0:
             refusal = f"vLLM would not start with these settings: {condition.message}"
             yield f"{refusal}; the figures hold once that is changed"

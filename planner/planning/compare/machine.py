@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import Model
-from planner.planning.predict import Deployment, resolve_deployment
+from planner.planning.deployment import Deployment, resolve_deployment
 from planner.timing import Calibration
 from planner.units import GIB
 

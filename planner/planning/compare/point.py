@@ -13,7 +13,8 @@ from planner.planning import defaults
 from planner.planning.capacity import TOLERANCE, in_flight, most_in_flight
 from planner.planning.compare.machine import Machine
 from planner.planning.cost import Price, Span, power_w, span_figures, tok_per_joule, tok_per_usd, usd_per_million_tok
-from planner.planning.predict import Deployment, Prediction, estimate, simulate_serve, typical_steps
+from planner.planning.deployment import Deployment
+from planner.planning.predict import Prediction, estimate, simulate_serve, typical_steps
 from planner.simulator import Replay
 from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
 from planner.workload import Workload

@@ -10,8 +10,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget
 from planner.model import Model, as_quantized
-from planner.planning.fit.check import SettingLimits, check_start, min_tensor_parallel_size
-from planner.planning.fit.options import ways_out
+from planner.planning.fit.options import Asked, ways_out
 from planner.planning.fit.result import FitResult
 from planner.units import GIB
 
@@ -35,23 +34,17 @@ def fit_model(
     Raises IllegalPlanError for settings that vLLM refuses whatever the memory, UnsupportedModelError for a model
     whose cache is not understood, InputError for a flag with an impossible value.
     """
-    checked = check_start(model, profile, args, version, basis)
-    limits = SettingLimits(model, profile, args, checked, basis)
+    asked = Asked(model, profile, args, version, basis)
+    deployment = asked.deployment()
     result = FitResult(
         requested_model=requested_model or model.id,
         resolved_model=resolved_model or model.id,
-        gpu_id=profile.id,
-        budget=checked.budget,
-        conditions=checked.conditions,
-        largest_max_model_len=limits.max_model_len(),
-        largest_max_num_seqs=limits.max_num_seqs(),
-        smallest_gpu_memory_utilization=limits.gpu_memory_utilization(),
-        min_tensor_parallel_size=min_tensor_parallel_size(model, profile, args, version, basis),
-        options=(),
-        notes=tuple(_notes(model, checked.budget)),
+        deployment=deployment,
+        min_tensor_parallel_size=asked.min_tensor_parallel_size(),
+        notes=tuple(_notes(model, deployment.budget)),
     )
     if look_for_options and result.verdict != "fits":
-        return replace(result, options=tuple(ways_out(model, profile, args, version, result, basis)))
+        return replace(result, options=tuple(ways_out(asked, result)))
     return result
 
 

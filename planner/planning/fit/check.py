@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import dataclass
+from typing import Literal
 
-from planner.engine import (
-    CPU_KVCACHE_SPACE,
-    EngineArgs,
-    EngineConfig,
-    EngineVersion,
-    Layout,
-    check_layout,
-    legal_tensor_parallel_sizes,
-    resolve,
-    version_features,
-)
-from planner.errors import IllegalPlanError
-from planner.hardware import GpuProfile
-from planner.memory import (
-    SHIPPED_BASIS,
-    Basis,
-    Interval,
-    MemoryBudget,
-    StageBudget,
-    memory_budget,
-    stage_weights,
-    with_kv_cache_space,
-)
-from planner.model import Model, PerModel, load_quantized
-from planner.planning.fit.result import Checked, Condition
+from planner.engine import CPU_KVCACHE_SPACE
+from planner.memory import Interval, MemoryBudget, StageBudget
 from planner.units import GIB
 
+Verdict = Literal["fits", "does not fit", "too close to call"]
 
-def conditions(budget: MemoryBudget, loading_bytes: int = 0) -> tuple[Condition, ...]:
-    """What decides whether the engine starts. ``loading_bytes``: weights at the peak of loading, where that is more."""
-    return tuple(_conditions(budget, loading_bytes))
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that vLLM checks, or runs into, when it starts."""
+
+    name: str  #: in vLLM's terms
+    margin: Interval  #: bytes per GPU to spare; negative where they lack
+    message: str  #: what vLLM says, or would
+
+    @property
+    def verdict(self) -> Verdict:
+        """``fits`` where even the low estimate is enough, ``does not fit`` where not even the high one is."""
+        if self.margin.low >= 0:
+            return "fits"
+        return "does not fit" if self.margin.high < 0 else "too close to call"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The short answer, enough to compare settings by."""
+
+    budget: MemoryBudget
+    conditions: tuple[Condition, ...]
+
+    @property
+    def fits(self) -> bool:
+        """The best estimate; ``verdict`` says how sure it is."""
+        return all(condition.margin.mid >= 0 for condition in self.conditions)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all conditions."""
+        verdicts = {condition.verdict for condition in self.conditions}
+        if "does not fit" in verdicts:
+            return "does not fit"
+        return "too close to call" if "too close to call" in verdicts else "fits"
+
+
+def check_memory(budget: MemoryBudget, loading_bytes: int = 0) -> Checked:
+    """Whether the engine starts. ``loading_bytes``: weights at the peak of loading, where that is more."""
+    return Checked(budget=budget, conditions=tuple(_conditions(budget, loading_bytes)))
 
 
 def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]:
@@ -107,121 +123,3 @@ def _distinct(stages: tuple[StageBudget, ...]) -> Iterator[StageBudget]:
         if key not in seen:
             seen.add(key)
             yield stage
-
-
-# --- The short answer: resolve the settings, divide the memory, make vLLM's checks; and how far each setting can go
-
-_load_quantized = PerModel(load_quantized)
-
-
-def served_model(model: Model, args: EngineArgs) -> Model:
-    """The model as the engine holds it: ``--quantization`` may turn a 16-bit checkpoint into 8-bit weights."""
-    return _load_quantized(model, args.quantization) if args.quantization else model
-
-
-def check_start(
-    model: Model,
-    profile: GpuProfile,
-    args: EngineArgs,
-    version: EngineVersion,
-    basis: Basis = SHIPPED_BASIS,
-    *,
-    as_started: bool = False,
-) -> Checked:
-    """Settings, budget and conditions, without limits and options.
-
-    ``as_started``: a KV cache whose size is not given is what vLLM itself takes, also on a CPU.
-    Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
-    """
-    served = served_model(model, args)
-    config = resolve(args, model, profile, version)
-    check_layout(
-        served,
-        profile,
-        Layout.of(config),
-        allow_unvalidated=args.allow_unvalidated,
-        refines_fp8_blocks=version_features(version, profile).refines_fp8_blocks,
-    )
-    if not as_started:
-        config = with_kv_cache_space(served, profile, config, basis)
-    return _checked(model, served, profile, config, basis)
-
-
-def _checked(model: Model, served: Model, profile: GpuProfile, config: EngineConfig, basis: Basis) -> Checked:
-    budget = memory_budget(served, profile, config, basis)
-    loading = 0
-    if served is not model and not budget.features.streams_online_quantization:
-        loading = max(s.loaded_bytes for s in stage_weights(model, Layout.of(config), config.dtype))
-    return Checked(budget=budget, conditions=conditions(budget, loading))
-
-
-def min_tensor_parallel_size(
-    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, basis: Basis = SHIPPED_BASIS
-) -> int | None:
-    """The smallest legal TP size that fits, everything else as in ``args``; None where none does."""
-    sizes = legal_tensor_parallel_sizes(
-        served_model(model, args),
-        profile,
-        pipeline_parallel_size=args.pipeline_parallel_size,
-        data_parallel_size=args.data_parallel_size,
-        enable_expert_parallel=args.enable_expert_parallel,
-        allow_unvalidated=args.allow_unvalidated,
-        refines_fp8_blocks=version_features(version, profile).refines_fp8_blocks,
-    )
-    for size in sizes:
-        try:
-            fits = check_start(model, profile, replace(args, tensor_parallel_size=size), version, basis).fits
-        except IllegalPlanError:  # a size that leaves another setting illegal
-            continue
-        if fits:
-            return size
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class SettingLimits:
-    """How far single settings can go, the others as they are."""
-
-    model: Model
-    profile: GpuProfile
-    args: EngineArgs
-    checked: Checked
-    basis: Basis = SHIPPED_BASIS
-
-    def max_model_len(self) -> int:
-        """The longest request that the cache holds, up to the model's own context; 0 when none fits."""
-        budget = self.checked.budget
-        limit = max(budget.config.max_model_len, budget.model.max_position_embeddings)
-        if not budget.pool.groups:
-            return limit
-        return budget.pool.longest(int(budget.num_blocks.mid) - 1, limit)
-
-    def max_num_seqs(self) -> int:
-        """The largest ``max_num_seqs`` with which the engine still starts, up to ``max_num_batched_tokens``."""
-        config = self.checked.budget.config
-        low, high = 0, config.max_num_batched_tokens
-        if self._fits(replace(config, max_num_seqs=high)):
-            return high
-        while high - low > max(1, low // 64):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._fits(replace(config, max_num_seqs=middle)) else (low, middle)
-        return low
-
-    def gpu_memory_utilization(self) -> float | None:
-        """The smallest ``gpu_memory_utilization``, in steps of 0.01, that still fits; None where not even 1 does.
-
-        None also where the cache is given: the share bounds nothing then.
-        """
-        budget = self.checked.budget
-        if budget.config.cpu_kvcache_space:
-            return None
-        lacking = min(c.margin.mid for c in self.checked.conditions if c.name != "free memory below budget")
-        wanted = budget.binding.requested_bytes - lacking
-        smallest = max(0.01, ceil(100 * wanted / budget.memory_bytes) / 100)
-        if smallest > 1 or not self._fits(replace(budget.config, gpu_memory_utilization=smallest)):
-            return None
-        return smallest
-
-    def _fits(self, config: EngineConfig) -> bool:
-        served = self.checked.budget.model
-        return _checked(self.model, served, self.profile, config, self.basis).fits

@@ -3,51 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Any
 
 from planner.engine import EngineConfig
 from planner.memory import SHIPPED, Interval, MemoryBudget, StageBudget, host_kv_tokens
+from planner.planning.deployment import Deployment
+from planner.planning.fit.check import Condition, Verdict
 
-Verdict = Literal["fits", "does not fit", "too close to call"]
 Setting = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One thing that vLLM checks, or runs into, when it starts."""
-
-    name: str  #: in vLLM's terms
-    margin: Interval  #: bytes per GPU to spare; negative where they lack
-    message: str  #: what vLLM says, or would
-
-    @property
-    def verdict(self) -> Verdict:
-        """``fits`` where even the low estimate is enough, ``does not fit`` where not even the high one is."""
-        if self.margin.low >= 0:
-            return "fits"
-        return "does not fit" if self.margin.high < 0 else "too close to call"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The short answer, enough to compare settings by."""
-
-    budget: MemoryBudget
-    conditions: tuple[Condition, ...]
-
-    @property
-    def fits(self) -> bool:
-        """The best estimate; ``verdict`` says how sure it is."""
-        return all(condition.margin.mid >= 0 for condition in self.conditions)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst verdict of all conditions."""
-        verdicts = {condition.verdict for condition in self.conditions}
-        if "does not fit" in verdicts:
-            return "does not fit"
-        return "too close to call" if "too close to call" in verdicts else "fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +74,72 @@ class LogLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitResult(Checked):
+class FitResult:
     """Whether a model starts on a GPU with these settings. Bytes per GPU, tokens and concurrency per engine."""
 
     requested_model: str
     resolved_model: str
-    gpu_id: str
-    largest_max_model_len: int  #: longest request that the cache holds; 0 when none
-    largest_max_num_seqs: int  #: at this max_model_len; 0 when none
-    smallest_gpu_memory_utilization: float | None  #: None when not even all memory is enough, or the cache is given
+    deployment: Deployment
     min_tensor_parallel_size: int | None
-    options: tuple[Option, ...]
-    notes: tuple[str, ...]
+    options: tuple[Option, ...] = ()  #: changes after which it fits
+    notes: tuple[str, ...] = ()
     startup_log: tuple[LogLine, ...] = ()  #: where one was given
+
+    @property
+    def fits(self) -> bool:
+        """The best estimate; ``verdict`` says how sure it is."""
+        return self.deployment.checked.fits
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all conditions."""
+        return self.deployment.checked.verdict
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """How the memory is divided."""
+        return self.deployment.budget
+
+    @property
+    def gpu_id(self) -> str:
+        """Profile id of the GPU."""
+        return self.deployment.profile.id
+
+    @cached_property
+    def largest_max_model_len(self) -> int:
+        """The longest request that the cache holds, up to the model's own context; 0 when none fits."""
+        limit = max(self.config.max_model_len, self.budget.model.max_position_embeddings)
+        if not self.budget.pool.groups:
+            return limit
+        return self.budget.pool.longest(int(self.budget.num_blocks.mid) - 1, limit)
+
+    @cached_property
+    def largest_max_num_seqs(self) -> int:
+        """The largest ``max_num_seqs`` with which the engine still starts, up to ``max_num_batched_tokens``."""
+        low, high = 0, self.config.max_num_batched_tokens
+        if self._fits_with(max_num_seqs=high):
+            return high
+        while high - low > max(1, low // 64):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits_with(max_num_seqs=middle) else (low, middle)
+        return low
+
+    @cached_property
+    def smallest_gpu_memory_utilization(self) -> float | None:
+        """The smallest ``gpu_memory_utilization``, in steps of 0.01, that still fits.
+
+        None where not even 1 is enough, and where the size of the cache is given: the share then bounds nothing.
+        """
+        if self.config.cpu_kvcache_space:
+            return None
+        conditions = self.deployment.checked.conditions
+        lacking = min(c.margin.mid for c in conditions if c.name != "free memory below budget")
+        wanted = self.stage.requested_bytes - lacking
+        smallest = max(0.01, ceil(100 * wanted / self.budget.memory_bytes) / 100)
+        return smallest if smallest <= 1 and self._fits_with(gpu_memory_utilization=smallest) else None
+
+    def _fits_with(self, **settings: Any) -> bool:
+        return replace(self.deployment, config=replace(self.config, **settings)).checked.fits
 
     @property
     def calibration(self) -> str:
@@ -131,7 +150,7 @@ class FitResult(Checked):
     @property
     def config(self) -> EngineConfig:
         """The engine's settings, defaults filled in."""
-        return self.budget.config
+        return self.deployment.config
 
     @property
     def stage(self) -> StageBudget:
@@ -141,8 +160,9 @@ class FitResult(Checked):
     @property
     def binding_condition(self) -> Condition:
         """The first condition that fails, else the one with the least to spare."""
-        failing = (condition for condition in self.conditions if condition.margin.mid < 0)
-        return next(failing, min(self.conditions, key=lambda c: c.margin.mid))
+        conditions = self.deployment.checked.conditions
+        failing = (condition for condition in conditions if condition.margin.mid < 0)
+        return next(failing, min(conditions, key=lambda c: c.margin.mid))
 
     @property
     def reason(self) -> str:

@@ -30,8 +30,8 @@ from planner.memory import (
 )
 from planner.model import Model
 from planner.planning.calibration import local_path, save
+from planner.planning.deployment import resolve_deployment
 from planner.planning.fit.answer import fit_model
-from planner.planning.fit.check import check_start
 from planner.planning.fit.result import FitResult, LogLine
 from planner.units import GIB, format_bytes
 
@@ -126,7 +126,7 @@ def read_start(
     Raises InputError for a log of another layout, GPU or checkpoint than asked for.
     """
     as_logged = logged_settings(log, args, model)
-    budget = check_start(model, profile, as_logged, version, basis, as_started=True).budget
+    budget = resolve_deployment(model, profile, as_logged, version, basis=basis, as_started=True).budget
     _check_machine(log, budget, profile)
     found = learn_constants(log, budget, profile, origin=str(local_path()))
     return Start(_asked(args, as_logged), tuple(compare_with_log(log, budget)), found, tuple(_notes(log, found)))

@@ -33,9 +33,10 @@ from planner.planning.capacity import (
     margin,
     most_in_flight,
 )
+from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
-from planner.planning.predict import Deployment, interval
+from planner.planning.predict import interval
 from planner.planning.recommend.candidates import tensor_parallel_sizes
 from planner.simulator import statistic_ms
 from planner.timing import Batch

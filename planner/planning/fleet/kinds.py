@@ -19,8 +19,8 @@ from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import ServedLoad, largest_load
+from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
-from planner.planning.predict import Deployment
 from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets

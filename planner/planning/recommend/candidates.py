@@ -18,7 +18,7 @@ from planner.engine import (
 from planner.hardware import GpuProfile
 from planner.model import Model, ResolvedModel, catalog, resolve_model
 from planner.planning import defaults
-from planner.planning.predict import Deployment, resolve_deployment
+from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.recommend.request import Rejected, Request
 from planner.units import GIB
 

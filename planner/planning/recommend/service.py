@@ -9,8 +9,8 @@ from typing import Any
 
 from planner.planning.capacity import THROUGHPUT, Reading, ServedLoad, largest_load
 from planner.planning.cost import price_of
+from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedTarget, Service
-from planner.planning.predict import Deployment
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.goals import goal_workload
 from planner.planning.recommend.request import Candidate, Request

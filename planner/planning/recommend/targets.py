@@ -37,7 +37,8 @@ from planner.planning.capacity import (
     paced,
     steady_rate,
 )
-from planner.planning.predict import Deployment, estimate
+from planner.planning.deployment import Deployment
+from planner.planning.predict import estimate
 from planner.planning.recommend.candidates import (
     checkpoints,
     deployed,

@@ -1,0 +1,214 @@
+"""One model on one engine: the settings that vLLM runs with, what the memory holds, how long a step takes.
+
+``resolve_deployment`` is the only way from what somebody asks for to an engine. Whether it starts, what it holds and
+how fast it is are all read off the same object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
+from planner.errors import InputError
+from planner.hardware import GpuProfile
+from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget, stage_weights, with_kv_cache_space
+from planner.model import Model, PerModel, load_quantized
+from planner.planning.fit.check import Checked, check_memory
+from planner.simulator import Client, Replay, SchedulerLimits, replay
+from planner.timing import (
+    SHIPPED,
+    Calibration,
+    SpeculativeStep,
+    StepModel,
+    covariates_of,
+    efficiency_for,
+    host_bytes_per_s,
+    speculative_step,
+)
+from planner.workload import Requests, Workload
+
+#: Share of a GPU's memory that is taken for the cache of a measured run where the budget, an estimate, leaves less.
+KNOWN_TO_RUN = 0.04
+
+_load_quantized = PerModel(load_quantized)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One model served by one engine."""
+
+    model: Model  #: as the engine holds it
+    profile: GpuProfile
+    config: EngineConfig
+    basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those that a user's own logs taught
+    calibration: Calibration | None = None  #: efficiencies and their intervals; None: those that we ship
+    checkpoint: Model | None = None  #: as it is stored, where the engine quantises it while it loads
+    least_cache_bytes: int = 0  #: on each GPU, whatever the budget says: the engine was seen to run
+    least_cache_tok: int = 0  #: likewise, tokens of each DP rank
+
+    @cached_property
+    def budget(self) -> MemoryBudget:
+        """How the memory is divided."""
+        return memory_budget(self.model, self.profile, self.config, self.basis)
+
+    @cached_property
+    def checked(self) -> Checked:
+        """Whether the engine starts: vLLM's own checks of its memory."""
+        loading_bytes = 0
+        if self.checkpoint and not self.budget.features.streams_online_quantization:
+            stored = stage_weights(self.checkpoint, Layout.of(self.config), self.config.dtype)
+            loading_bytes = max(stage.loaded_bytes for stage in stored)
+        return check_memory(self.budget, loading_bytes)
+
+    @cached_property
+    def covariates(self) -> dict[str, str]:
+        """What the fits know this engine by."""
+        return covariates_of(self.model, self.profile, self.config)
+
+    @cached_property
+    def timer(self) -> StepModel | SpeculativeStep:
+        """Seconds of a step. Raises InputError where it is not known how many drafted tokens are accepted."""
+        efficiency = efficiency_for(self.model, self.profile, self.config, self.calibration)
+        steps = StepModel(self.model, self.profile, self.config, efficiency)
+        drafts = self.config.speculative_config
+        return speculative_step(steps, self.basis.draft, self.calibration) if drafts else steps
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a decoding request gets in one step, on average."""
+        drafts = self.config.speculative_config
+        return drafts.acceptance_length if drafts else 1.0
+
+    @property
+    def calibrated_by(self) -> str:
+        """``shipped``, or the files of the user's own fits that have a say in speed or memory."""
+        speed = self.calibration.origin(self.covariates) if self.calibration else SHIPPED
+        own = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
+        return ", ".join(name for name in own if name != SHIPPED) or SHIPPED
+
+    def requests_held(self, total_len: int, *, pessimistic: bool = False) -> float:
+        """Requests of ``total_len`` tokens that the KV cache holds at once; 0 when there is no cache."""
+        blocks = self.budget.num_blocks.low if pessimistic else self.budget.num_blocks.mid
+        if not self.budget.pool.groups:
+            return float(self.config.max_num_seqs)
+        return self.budget.pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+
+    def requests_served(self, total_len: int) -> float:
+        """Requests of ``total_len`` tokens that decode at once.
+
+        More than ``requests_held`` where there are windows: vLLM counts the tokens of a whole batch in flight for each
+        request, which only those that are being prefilled hold.
+        """
+        pool, stage = replace(self.budget.pool, in_flight_tokens=1), self.budget.binding
+        if not pool.groups:
+            return float(self.config.max_num_seqs)
+        blocks = max(self.budget.num_blocks.mid, stage.num_blocks(self.least_cache_bytes))
+        held = pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+        return max(held, self.least_cache_tok / total_len)
+
+    def limits(self, total_len: int) -> SchedulerLimits:
+        """What the scheduler is bound by; the KV cache counts tokens of requests of ``total_len``.
+
+        Raises InputError where not one such request fits.
+        """
+        config = self.config
+        return SchedulerLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            kv_cache_tokens=int(self.requests_served(total_len) * total_len),
+            block_size=config.block_size,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            enable_prefix_caching=config.enable_prefix_caching,
+            prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
+            async_scheduling=config.async_scheduling,
+            scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
+            data_parallel_size=config.data_parallel_size,
+            lockstep=config.data_parallel_size > 1 and self.model.is_moe,
+            pipelined=config.pipeline_parallel_size > 1,
+            decode_tok=1 + config.drafted_tok,
+            tokens_per_step=self.tokens_per_step,
+        )
+
+    def replay(self, workload: Workload, requests: Requests | None = None, *, offline: bool = False) -> Replay:
+        """Serve ``workload``, ``offline`` without a front end; ``requests`` are sent instead of those it draws.
+
+        Raises InputError where a request never fits.
+        """
+        efficiency = self.timer.efficiency
+        online = Client(request_s=efficiency.request_s, frontend_s=efficiency.frontend_s)
+        client = Client() if offline else online
+        longest = workload.max_total_len if requests is None else requests.max_total_len
+        limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
+        return replay(self.timer, workload, limits, client, requests)
+
+    def with_prefixes(self, limits: SchedulerLimits, workload: Workload) -> SchedulerLimits:
+        """``limits`` with what the prefix cache spares of ``workload``.
+
+        With ``--kv-offloading-size`` all that is found, but for the prefix that every prompt has, is taken to come from
+        the host. Raises InputError for hits in a cache that is switched off.
+        """
+        rate, config, pool = workload.prefix_cache_hit_rate, self.config, self.budget.pool
+        if not config.enable_prefix_caching:
+            if rate:
+                raise InputError(
+                    f"--prefix-cache-hit-rate {rate:g}: the engine keeps no prefixes",
+                    hint="add --enable-prefix-caching, or leave the rate out",
+                )
+            return limits
+        load_s_per_tok = 0.0
+        if rate and config.kv_offloading_size and pool.block_size:
+            token_bytes = self.budget.binding.block_bytes / pool.block_size
+            load_s_per_tok = token_bytes / host_bytes_per_s(self.profile, "--kv-offloading-size")
+        return replace(
+            limits,
+            prefix_cache_hit_rate=rate,
+            shared_prefix_tok=workload.prefix_len,
+            load_s_per_tok=load_s_per_tok,
+        )
+
+
+def served_model(model: Model, args: EngineArgs) -> Model:
+    """The model as the engine holds it: ``--quantization`` may turn a 16-bit checkpoint into 8-bit weights."""
+    return _load_quantized(model, args.quantization) if args.quantization else model
+
+
+def resolve_deployment(
+    model: Model,
+    profile: GpuProfile,
+    args: EngineArgs,
+    version: EngineVersion,
+    *,
+    offline: bool = False,
+    as_started: bool = False,
+    known_to_run: bool = False,
+    basis: Basis = SHIPPED_BASIS,
+    calibration: Calibration | None = None,
+) -> Deployment:
+    """The engine that ``args`` describe. Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
+
+    ``offline``: the defaults are those of ``vllm bench latency`` and ``throughput``, without a server.
+    ``as_started``: a KV cache whose size is not given is what vLLM itself takes, also on a CPU.
+    ``known_to_run``: somebody measured this engine, so the layout is not checked and there is always some cache.
+    """
+    served = served_model(model, args)
+    config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
+    if not known_to_run:
+        check_layout(
+            served,
+            profile,
+            Layout.of(config),
+            allow_unvalidated=args.allow_unvalidated,
+            refines_fp8_blocks=features_of(config, profile).refines_fp8_blocks,
+        )
+    if not as_started:
+        config = with_kv_cache_space(served, profile, config, basis)
+    return Deployment(
+        served,
+        profile,
+        config,
+        basis,
+        calibration,
+        checkpoint=None if served is model else model,
+        least_cache_bytes=int(KNOWN_TO_RUN * profile.memory_bytes) if known_to_run else 0,
+    )
