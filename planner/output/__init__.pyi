@@ -4,7 +4,7 @@ from .charts.draw import svg as svg
 from .charts.figure import Chart as Chart
 from .charts.terminal import TERMINAL_WIDTH as TERMINAL_WIDTH
 from .charts.terminal import term as term
-from .deploy.deployable import Site as Site
+from .deploy.site import Site as Site
 from .deploy.targets import FILES as FILES
 from .deploy.targets import render_deployable as render_deployable
 from .render import note as note

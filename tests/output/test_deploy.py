@@ -34,9 +34,10 @@ from script_plans import GOLDEN, b200, emission, partition, plan
 from planner.engine.flags import flag_status
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError
-from planner.output.deploy.deployable import PLACEMENT, Site
+from planner.output.deploy.site import Site
 from planner.output.deploy.targets import FILES, TARGETS, render_deployable
 from planner.output.deploy.yaml_text import dump
+from planner.output.scripts.emission import PLACEMENT_VARIABLES
 from planner.output.scripts.files import write_folder
 from planner.planning.plan import PlanFile
 
@@ -255,7 +256,7 @@ def test_image_and_variables_are_the_plans(case: str) -> None:
     """Which GPUs are used is the platform's to say; all else of ``env`` is there and unchanged."""
     made = ALL[case][0].file.plan
     text = next(content for name, content in files_of(case).items() if name.endswith(".yaml"))
-    planned = {name: value for name, value in made.env.items() if name not in PLACEMENT}
+    planned = {name: value for name, value in made.env.items() if name not in PLACEMENT_VARIABLES}
     if "compose" in case:
         services = {k: v for k, v in documents(text)[0]["services"].items() if k != "balancer"}
         variables = [
@@ -266,7 +267,7 @@ def test_image_and_variables_are_the_plans(case: str) -> None:
         variables = [(container["image"], {v["name"]: v["value"] for v in container["env"] if "value" in v})]
     for image, given in variables:
         assert image == made.image
-        ours = {"HF_HOME", *PLACEMENT, "HEAD_PORT", "NODE_GPUS", "START_TIMEOUT_S"}
+        ours = {"HF_HOME", *PLACEMENT_VARIABLES, "HEAD_PORT", "NODE_GPUS", "START_TIMEOUT_S"}
         assert {k: v for k, v in given.items() if k not in ours} == planned
 
 
@@ -454,7 +455,7 @@ def test_tolerations_and_labels_are_those_of_kubernetes() -> None:
         {"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"},
         {"key": "x", "operator": "Exists", "effect": "NoExecute"},
     ]
-    assert site.selected() == {"a.b/c": "d", "e": ""}
+    assert site.node_labels() == {"a.b/c": "d", "e": ""}
 
 
 # --- the command

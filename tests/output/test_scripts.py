@@ -19,8 +19,8 @@ from script_plans import AMD_DOCKER, GOLDEN, MATRIX, emission, mig, partition, p
 
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_all
-from planner.output.scripts.emission import ALL_FILES, Emission, container_name, gfx_target_version, result_name
-from planner.output.scripts.files import write_folder
+from planner.output.scripts.emission import Emission, container_name, gfx_target_version, result_name
+from planner.output.scripts.files import ALL_FILES, write_folder
 from planner.output.scripts.quoting import argv, cell, comment, fenced, text
 from planner.output.scripts.render import render_scripts
 from planner.planning.plan import Plan, PlanFile
@@ -226,7 +226,7 @@ def test_plan_json_reads_back() -> None:
     assert PlanFile.from_json(RENDERED["b200-x2"]["plan.json"]) == made
     assert saved["schema_version"] == 1 and saved["goal"] == "max-throughput"
     assert saved["command"].startswith("planner recommend") and saved["workload"]["num_prompts"] == 640
-    assert container_name(made).endswith(saved["digest"]) and saved["digest"] in result_name(made)
+    assert container_name(made.plan).endswith(saved["digest"]) and saved["digest"] in result_name(made.plan)
 
 
 # --- filters ---

@@ -25,7 +25,8 @@ from plan_matrix import FACTORS, emitted, planned
 
 from planner.engine.parse import read_line
 from planner.engine.version import parse_version
-from planner.output.scripts.emission import Emission, without_option
+from planner.output.scripts.command_line import without_option
+from planner.output.scripts.emission import Emission
 from planner.output.scripts.render import render_scripts
 from planner.output.workflows.render import needed_by
 from planner.planning.deployment import Deployment, resolve_deployment
@@ -241,7 +242,7 @@ def test_any_flag_that_is_changed_or_missing_in_a_script_is_seen(start: str) -> 
         ("launch.sh.j2", "{{ serve_args | argv }}", "{{ serve_args | argv }} --enforce-eager"),
         ("launch.sh.j2", "{% for word in env_words %}\n    --env {{ word | sh }} \\\n{% endfor %}\n", ""),
         ("native/launch.sh.j2", "{% for word in env_words %}\n    {{ word | sh }} \\\n{% endfor %}\n", ""),
-        ("benchmark.sh.j2", "{{ plan.bench_argv | argv }}", "{{ plan.bench_argv | argv }} --num-warmups 2"),
+        ("benchmark.sh.j2", "{{ bench_argv | argv }}", "{{ bench_argv | argv }} --num-warmups 2"),
     ],
 )
 def test_a_template_that_says_more_or_less_than_the_plan_is_seen(

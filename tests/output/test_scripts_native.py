@@ -153,7 +153,7 @@ def test_what_is_launched_and_sent_is_the_plan_on_the_port_that_is_asked_for(mac
     at = saved.bench_argv.index("--port")
     own = [*saved.bench_argv[:at], *saved.bench_argv[at + 2 :]]
     assert sent[: len(own)] == own and sent[-2:] == ["--port", machine.port]
-    assert (machine.plan / "results" / result_name(machine.emission.file)).exists()
+    assert (machine.plan / "results" / result_name(machine.emission.file.plan)).exists()
     assert "already measured" in machine.run("benchmark.sh").stdout
 
 

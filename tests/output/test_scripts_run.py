@@ -24,7 +24,7 @@ def machine(tmp_path: Path) -> MakeMachine:
 
 
 def result_of(made: Emission, machine: Machine) -> Path:
-    return machine.plan / "results" / result_name(made.file)
+    return machine.plan / "results" / result_name(made.file.plan)
 
 
 # --- launch ---
@@ -188,13 +188,13 @@ def test_benchmark_sends_exactly_the_planned_load(machine: MakeMachine, name: st
     here.run("launch.sh")
     assert here.run("benchmark.sh").returncode == 0
     warm_up, sent = here.docker("exec")
-    assert container_name(made.file) in sent
+    assert container_name(made.file.plan) in sent
     start = sent.index("sh") + 5  # sh -c '...' sh PID_FILE
     words = sent[start:]
     assert values_of(warm_up, "--num-prompts") == ["8"] and "--save-result" not in warm_up
     assert tuple(words[: len(made.file.plan.bench_argv)]) == made.file.plan.bench_argv
     assert json.loads(result_of(made, here).read_text())["completed"] == made.file.plan.workload.num_prompts
-    assert [p.name for p in (here.plan / "results").iterdir()] == [result_name(made.file)]
+    assert [p.name for p in (here.plan / "results").iterdir()] == [result_name(made.file.plan)]
 
 
 def test_the_log_of_the_load_lies_beside_its_result(machine: MakeMachine) -> None:

@@ -7,18 +7,16 @@ definitions (``tests/schemas``).
 from __future__ import annotations
 
 from planner.errors import IllegalPlanError
-from planner.output.deploy.deployable import MASTER_PORT, RAY_PORT, Deployable, node_script, several_nodes
+from planner.output.deploy.deployable import Deployable
 from planner.output.deploy.pods import (
-    Json,
     claims,
     container,
-    escaped,
     gpu_remarks,
     gpu_resource,
+    http_port,
     labels,
     metadata,
     mounts,
-    one_node_only,
     placement,
     pod_environment,
     pod_spec,
@@ -27,10 +25,10 @@ from planner.output.deploy.pods import (
     security_context,
     token_remarks,
     volumes,
-    words,
 )
-from planner.output.deploy.yaml_text import Script, commented, dump
+from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words
 from planner.output.scripts.emission import MODEL_CACHE
+from planner.resources import data_dir
 
 #: Of the chart llm-d-modelservice: where a model of the hub is named.
 _HUB = "hf://"
@@ -39,7 +37,7 @@ _LWS_LABEL = "leaderworkerset.sigs.k8s.io"
 
 def kubernetes(made: Deployable) -> dict[str, str]:
     """A Deployment and its Service, and the claim where one was asked for."""
-    one_node_only(made, "a Deployment")
+    made.require_one_node("a Deployment")
     template = {"metadata": {"labels": labels(made)}, "spec": pod_spec(made, container(made))}
     spec = {
         "replicas": made.site.replicas,
@@ -56,7 +54,7 @@ def kubernetes(made: Deployable) -> dict[str, str]:
 
 def lws(made: Deployable) -> dict[str, str]:
     """A LeaderWorkerSet: each group of pods is one server over several nodes."""
-    several_nodes(made)
+    made.require_several_nodes()
     template = {
         "size": made.nodes,
         "restartPolicy": "RecreateGroupOnPodRestart",
@@ -77,7 +75,7 @@ def lws(made: Deployable) -> dict[str, str]:
 
 def kserve(made: Deployable) -> dict[str, str]:
     """An InferenceService with a container of its own: exactly the planned command, without a ServingRuntime."""
-    one_node_only(made, "an InferenceService")
+    made.require_one_node("an InferenceService")
     _no_templates(made, "KServe")
     predictor = {
         "minReplicas": made.site.replicas,
@@ -97,7 +95,7 @@ def kserve(made: Deployable) -> dict[str, str]:
 
 def llm_d(made: Deployable) -> dict[str, str]:
     """Values of the chart llm-d-modelservice, with the planned command as a custom one."""
-    one_node_only(made, "this chart with a plan's own command")
+    made.require_one_node("this chart with a plan's own command")
     _no_templates(made, "llm-d's chart")
     if made.local_model:
         raise IllegalPlanError(
@@ -135,8 +133,8 @@ def _values(made: Deployable) -> Json:
                 "name": "vllm",
                 "image": plan.image,
                 "modelCommand": "custom",
-                "command": words(plan.serve_argv[:1]),
-                "args": words(plan.serve_argv[1:]),
+                "command": escape_words(plan.serve_argv[:1]),
+                "args": escape_words(plan.serve_argv[1:]),
                 "mountModelVolume": True,
                 "volumeMounts": cache,
                 **server,
@@ -165,17 +163,17 @@ def _values(made: Deployable) -> Json:
 
 def _member(made: Deployable, *, leader: bool) -> Json:
     """One pod of a group. The script is the same in all of them; the planned command is its arguments."""
-    port = MASTER_PORT if made.executor == "mp" else RAY_PORT
+    script = (data_dir("templates") / "deploy" / f"node_{made.executor}.sh").read_text(encoding="utf-8")
     given = "export NODE_RANK=$LWS_WORKER_INDEX NODES=$LWS_GROUP_SIZE HEAD=$LWS_LEADER_ADDRESS\n"
     own = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    numbers = {"HEAD_PORT": port, "NODE_GPUS": made.gpus_each, "START_TIMEOUT_S": made.start_timeout_s}
+    numbers = {"HEAD_PORT": made.join_port, "NODE_GPUS": made.gpus_each, "START_TIMEOUT_S": made.start_timeout_s}
     return {
         "name": "vllm",
         "image": made.plan.image,
-        "command": ["bash", "-c", Script(escaped(given + node_script(made))), "planner"],
-        "args": words(made.plan.serve_argv),
+        "command": ["bash", "-c", Script(escape_dollars(given + script)), "planner"],
+        "args": escape_words(made.plan.serve_argv),
         "env": [own, *({"name": k, "value": str(v)} for k, v in numbers.items()), *pod_environment(made)],
-        **({"ports": [{"name": "http", "containerPort": made.container_port, "protocol": "TCP"}]} if leader else {}),
+        **({"ports": [http_port(made)]} if leader else {}),
         "resources": resources(made),
         "securityContext": security_context(made),
         **(probes(made) if leader else {}),

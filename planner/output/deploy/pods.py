@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
 
 from planner.errors import IllegalPlanError
 from planner.output.deploy.deployable import Deployable
+from planner.output.deploy.yaml_text import Json, escape_dollars, escape_words
 from planner.output.scripts.emission import MODEL_CACHE
-
-Json = dict[str, Any]
 
 START_PERIOD_S = 10
 TOKEN_KEY = "HF_TOKEN"  # noqa: S105  (a key of a Secret, and the name of the variable)
@@ -27,19 +25,9 @@ def metadata(made: Deployable, **more: object) -> Json:
     return {"name": made.name, **namespace, "labels": {**labels(made), "planner/plan": made.plan.digest}, **more}
 
 
-def escaped(text: str) -> str:
-    """Kubernetes replaces ``$(NAME)`` in commands, arguments and variables; ``$$`` is a plain ``$``."""
-    return text.replace("$", "$$")
-
-
-def words(argv: tuple[str, ...]) -> list[str]:
-    """A command or its arguments."""
-    return [escaped(word) for word in argv]
-
-
 def pod_environment(made: Deployable) -> list[Json]:
     """The plan's variables, and the token by the name of its Secret."""
-    variables: list[Json] = [{"name": k, "value": escaped(v)} for k, v in made.given_env.items()]
+    variables: list[Json] = [{"name": k, "value": escape_dollars(v)} for k, v in made.given_env.items()]
     secret = {"name": made.site.hf_secret, "key": TOKEN_KEY, "optional": not made.needs_token}
     if made.site.hf_secret:
         variables.append({"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": secret}})
@@ -128,8 +116,13 @@ def claim_name(made: Deployable) -> str:
 
 def placement(made: Deployable) -> Json:
     """Where the pod may run."""
-    taints, selected = list(made.site.taints()), made.site.selected()
+    taints, selected = list(made.site.taints()), made.site.node_labels()
     return {**({"nodeSelector": selected} if selected else {}), **({"tolerations": taints} if taints else {})}
+
+
+def http_port(made: Deployable) -> Json:
+    """The server's port in its container."""
+    return {"name": "http", "containerPort": made.container_port, "protocol": "TCP"}
 
 
 def container(made: Deployable, *, name: str = "vllm") -> Json:
@@ -137,10 +130,10 @@ def container(made: Deployable, *, name: str = "vllm") -> Json:
     return {
         "name": name,
         "image": made.plan.image,
-        "command": words(made.plan.serve_argv[:1]),
-        "args": words(made.plan.serve_argv[1:]),
+        "command": escape_words(made.plan.serve_argv[:1]),
+        "args": escape_words(made.plan.serve_argv[1:]),
         "env": pod_environment(made),
-        "ports": [{"name": "http", "containerPort": made.container_port, "protocol": "TCP"}],
+        "ports": [http_port(made)],
         "resources": resources(made),
         "securityContext": security_context(made),
         **probes(made),
@@ -195,12 +188,3 @@ def gpu_remarks(made: Deployable) -> list[str]:
         f"GPUs are asked for as {gpu_resource(made)}: {plugin} with the strategy 'mixed' offers them under this name.",
         "With the strategy 'single' they are called like whole GPUs: planner deploy --gpu-resource says so.",
     ]
-
-
-def one_node_only(made: Deployable, target: str) -> None:
-    """Raises IllegalPlanError for a server over several nodes."""
-    if made.nodes > 1:
-        raise IllegalPlanError(
-            f"{target} runs one server on one node, and this one is spread over {made.nodes}",
-            hint="deploy it with --target lws, or with slurm or ray",
-        )

@@ -1,6 +1,6 @@
-"""Scripts for machines without an orchestrator of containers: Slurm, and Ray over machines that have docker.
+"""Scripts for nodes without an orchestrator of containers: Slurm, and Ray over nodes that have docker.
 
-Containers share the network of their machine here, so the server listens on 127.0.0.1 unless ``--host`` says otherwise:
+Containers share the network of their node here, so the server listens on 127.0.0.1 unless ``--host`` says otherwise:
 ``--host`` of the plan is the one option that is replaced.
 """
 
@@ -9,38 +9,30 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-import jinja2
-
 from planner.errors import IllegalPlanError, InputError
-from planner.output.deploy.deployable import (
-    IMAGES_WITHOUT_RAY,
-    LOOPBACK,
-    MASTER_PORT,
-    RAY_PORT,
-    Deployable,
-    several_nodes,
-)
-from planner.output.scripts.emission import MODEL_CACHE, without_option
-from planner.output.scripts.render import jinja_environment
-from planner.resources import data_dir
+from planner.output.deploy.deployable import RAY_PORT, Deployable
+from planner.output.scripts.command_line import without_option
+from planner.output.scripts.emission import EVERYWHERE, LOOPBACK, MODEL_CACHE
+from planner.output.scripts.render import render_template
 from planner.units import GIB
 
-#: Beside its share of the weights: what each GPU's process needs of the machine. An allowance.
+#: Beside its share of the weights: what each GPU's process needs of the node. An allowance.
 MEMORY_GIB_PER_GPU = 32
+#: vLLM's images are without Ray from here on (kubernetes-sigs/lws issue 835).
+IMAGES_WITHOUT_RAY = (0, 19, 0)
 #: What vLLM required before its images came without it (vllm-project/vllm pull request 33351).
 RAY_REQUIREMENT = {"cuda": "ray[cgraph]>=2.48.0", "rocm": "ray>=2.48.0"}
 #: Tokenising and scheduling want several cores beside one for each GPU's process. An allowance.
 CPUS_PER_GPU = 8
-EVERYWHERE = "0.0.0.0"  # noqa: S104  (only where the user asks for it)
 _UNMOUNTABLE = ",:"
 #: The scripts of a Ray cluster, in the order in which they are run.
 RAY_SCRIPTS = {
-    "build.sh": "Put Ray on top of the planned image, which comes without it. On every machine.",
-    "head.sh": "On the first machine: start the head of the Ray cluster in a container.",
-    "worker.sh": "On every other machine: start a container that joins the head.",
-    "check.sh": "On the first machine: have all machines and GPUs joined?",
-    "launch.sh": "On the first machine: launch the planned server on the cluster and wait until it answers.",
-    "stop.sh": "On any of the machines: stop its container.",
+    "build.sh": "On every node: add Ray to the planned image, which comes without it.",
+    "head.sh": "On the first node: start the head of the Ray cluster in a container.",
+    "worker.sh": "On every other node: start a container that joins the head.",
+    "check.sh": "On the first node: check that all nodes and GPUs have joined.",
+    "launch.sh": "On the first node: launch the planned server on the cluster and wait until it answers.",
+    "stop.sh": "On any of the nodes: stop its container.",
 }
 
 
@@ -48,20 +40,19 @@ def slurm(made: Deployable) -> dict[str, str]:
     """One batch script: a server on one node, or one over several."""
     if made.site.replicas > 1:
         raise InputError("--replicas: a Slurm job is one server", hint="submit the script as often as you need it")
-    _mountable(made)
+    pyxis = made.site.container == "pyxis"
     names = {
         **_common(made, "Slurm: the planned server in a container, as a batch job."),
-        "pyxis": made.site.container == "pyxis",
+        "pyxis": pyxis,
         "several": made.nodes > 1,
         "by_ray": made.executor == "ray",
-        "local_mount": f"{made.local_model}:{made.local_model}:ro",
-        "mem_per_gpu": f"{_memory_gib(made)}G",
+        "mem_per_gpu": f"{ceil(made.emission.checkpoint_bytes / GIB / made.plan.num_gpus) + MEMORY_GIB_PER_GPU}G",
         "whole_nodes": made.whole_nodes,
-        "image_uri": _pyxis_image(made.plan.image) if made.site.container == "pyxis" else f"docker://{made.plan.image}",
+        "image_uri": _pyxis_image(made.plan.image) if pyxis else f"docker://{made.plan.image}",
         "gpu_flag": "--rocm" if made.plan.platform == "rocm" else "--nv",
         "env_argv": ["env", *(f"{name}={value}" for name, value in made.given_env.items())],
         "cpus_each": CPUS_PER_GPU * made.gpus_each,
-        "head_port": MASTER_PORT if made.executor == "mp" else RAY_PORT,
+        "head_port": made.join_port,
     }
     return {"server.sbatch": _render("slurm.sbatch.j2", names)}
 
@@ -69,9 +60,8 @@ def slurm(made: Deployable) -> dict[str, str]:
 def ray(made: Deployable) -> dict[str, str]:
     """Head, workers, a check that all joined, the launch, and the end of it. An image without Ray is built upon."""
     if made.site.replicas > 1:
-        raise InputError("--replicas: these scripts make one server", hint="use other machines for the next one")
-    several_nodes(made)
-    _mountable(made)
+        raise InputError("--replicas: these scripts make one server", hint="use other nodes for the next one")
+    made.require_several_nodes()
     bare = made.version.release >= IMAGES_WITHOUT_RAY
     names = {
         **_common(made, ""),
@@ -84,26 +74,18 @@ def ray(made: Deployable) -> dict[str, str]:
         "gpus_total": made.plan.num_gpus,
         "docker_args": _docker_args(made),
         "env_words": [f"{name}={value}" for name, value in made.given_env.items()],
-        "model_mount": f"{made.local_model}:{made.local_model}:ro" if made.local_model else "",
     }
     scripts = [name for name in RAY_SCRIPTS if bare or name != "build.sh"]
     return {name: _render(f"ray_{name}.j2", names | {"title": RAY_SCRIPTS[name]}) for name in scripts}
 
 
 def host_argv(made: Deployable) -> tuple[str, ...]:
-    """``serve_argv`` for a server in the machine's own network: another ``--host``, all else as planned."""
+    """``serve_argv`` for a server in the network of its node: another ``--host``, all else as planned."""
     return (*without_option(made.plan.serve_argv, "--host"), "--host", made.site.host)
 
 
-def _mountable(made: Deployable) -> None:
-    if any(sign in made.local_model for sign in _UNMOUNTABLE):
-        raise IllegalPlanError(
-            f"{made.local_model!r}: no folder with a comma or a colon can be mounted", hint="rename the folder"
-        )
-
-
 def _docker_args(made: Deployable) -> tuple[str, ...]:
-    """Those of the plan, for the GPUs that one machine gives."""
+    """Those of the plan, for the GPUs that one node gives."""
     if made.plan.platform != "rocm":
         return ("--gpus", str(made.gpus_each), *without_option(made.plan.docker_args, "--gpus"))
     devices = ",".join(map(str, range(made.gpus_each)))
@@ -111,6 +93,11 @@ def _docker_args(made: Deployable) -> tuple[str, ...]:
 
 
 def _common(made: Deployable, title: str) -> dict[str, Any]:
+    folder = made.local_model
+    if any(sign in folder for sign in _UNMOUNTABLE):
+        raise IllegalPlanError(
+            f"{folder!r}: no folder with a comma or a colon can be mounted", hint="rename the folder"
+        )
     reached_at = LOOPBACK if made.site.host == EVERYWHERE else made.site.host
     return {
         "title": title,
@@ -124,13 +111,9 @@ def _common(made: Deployable, title: str) -> dict[str, Any]:
         "loopback": reached_at == LOOPBACK,
         "url": f"http://{reached_at}:{made.container_port}",
         "model_cache": MODEL_CACHE,
-        "local_model": made.local_model,
+        "model_mount": f"{folder}:{folder}:ro" if folder else "",
         "start_timeout_s": made.start_timeout_s,
     }
-
-
-def _memory_gib(made: Deployable) -> int:
-    return ceil(made.emission.checkpoint_bytes / GIB / made.plan.num_gpus) + MEMORY_GIB_PER_GPU
 
 
 def _pyxis_image(image: str) -> str:
@@ -140,6 +123,4 @@ def _pyxis_image(image: str) -> str:
 
 
 def _render(template: str, names: dict[str, Any]) -> str:
-    folder = data_dir("templates")
-    templates: jinja2.Environment = jinja_environment([folder / "deploy", folder / "vllm"])
-    return templates.get_template(template).render(names)
+    return render_template(template, names, ("deploy", "vllm"))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 
 from planner.errors import InputError, UnknownNameError
 from planner.output.deploy.compose import compose
-from planner.output.deploy.deployable import Deployable, Site
+from planner.output.deploy.deployable import Deployable
 from planner.output.deploy.kubernetes import kserve, kubernetes, llm_d, lws
 from planner.output.deploy.shell import RAY_SCRIPTS, ray, slurm
+from planner.output.deploy.site import Site
 from planner.output.scripts.emission import Emission
 from planner.output.scripts.render import refuse_tokens
 
@@ -32,17 +33,15 @@ class Target:
 
 
 _ALL = (
-    Target("compose", "docker compose on one machine", compose, (*_SERVER, "replicas", "host", "port")),
+    Target("compose", "docker compose on one node", compose, (*_SERVER, "replicas", "host", "port")),
     Target("kubernetes", "Deployment and Service", kubernetes, (*_CLUSTER, "port")),
     Target("lws", "LeaderWorkerSet: one server over several nodes", lws, (*_CLUSTER, "port", "nodes")),
     Target("kserve", "KServe InferenceService", kserve, _CLUSTER),
     Target("llm-d", "values of the chart llm-d-modelservice", llm_d, _POD),
     Target("slurm", "batch script, with pyxis or apptainer", slurm, (*_HOST, "container")),
-    Target("ray", "scripts for a Ray cluster of machines with docker", ray, _HOST),
+    Target("ray", "scripts for a Ray cluster of nodes with docker", ray, _HOST),
 )
 TARGETS = {target.name: target for target in _ALL}
-
-
 #: Everything that any target may write.
 FILES = (
     "compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "kserve.yaml", "llm-d-values.yaml", "server.sbatch",

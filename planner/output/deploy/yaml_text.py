@@ -24,6 +24,8 @@ import yaml
 from planner.errors import InputError
 from planner.output.scripts.quoting import comment
 
+Json = dict[str, Any]
+
 #: A word of two or more letters, digits and signs that mean nothing in YAML.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*[A-Za-z0-9]")
 _TAKEN = frozenset(("yes", "no", "on", "off", "true", "false", "null", "nan", "inf"))
@@ -46,6 +48,16 @@ def dump(*documents: object) -> str:
         allow_unicode=False,  # everything beyond ASCII is escaped: no invisible character hides in a file
         width=sys.maxsize,
     )
+
+
+def escape_dollars(text: str) -> str:
+    """Compose replaces ``$NAME`` and ``${NAME}``, Kubernetes ``$(NAME)``. Both read ``$$`` as a plain ``$``."""
+    return text.replace("$", "$$")
+
+
+def escape_words(argv: Sequence[str]) -> list[str]:
+    """A command or its arguments, each word as ``escape_dollars`` has it."""
+    return [escape_dollars(word) for word in argv]
 
 
 def commented(lines: Sequence[str]) -> str:

@@ -7,8 +7,16 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from planner.errors import InputError
-from planner.output.scripts.emission import ALL_FILES
 
+#: Everything that any plan may write: what a new plan does not need, an old one may have left.
+ALL_FILES = (
+    "plan.json", "RUNBOOK.md", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh",
+    "partition.sh", "recommendation.json", "report.html",
+    # of workflows
+    "WORKFLOW.md", "pull_image.sh", "build_image.sh", "build_engine.sh", "shell.sh", "download.sh", "quantize.sh",
+    "request.sh", "latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh", "sweep.sh",
+    "guidellm.sh", "instances.sh", "nginx.conf", "mad.sh", "compare.sh", "COMPARISON.md",
+)  # fmt: skip
 _HINT = "give -o a folder that you may write to"
 
 

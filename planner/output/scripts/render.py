@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import jinja2
 
 from planner.errors import InputError
 from planner.output.scripts import quoting
-from planner.output.scripts.emission import Emission, is_native, native_names, script_names, template_names
+from planner.output.scripts.emission import Emission, template_names
 from planner.resources import data_dir
 
 _HUB_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
@@ -22,15 +23,21 @@ def render_scripts(emission: Emission) -> dict[str, str]:
     Raises IllegalPlanError for a plan whose server would be reachable from elsewhere or not at all, and InputError
     when a secret, or something that no command line can hold, would be written.
     """
-    names, plan = template_names(emission), emission.file.plan
-    if is_native(plan):
-        names |= native_names(plan)
-    templates = _environment("native" if is_native(plan) else "")
+    names = template_names(emission)
+    # the templates of plans without a container take the place of those of the same name
+    folders = ("vllm",) if emission.file.plan.image else ("vllm/native", "vllm")
+    partition = ("partition.sh",) if emission.profile.partition else ()
+    scripts = (*partition, "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "RUNBOOK.md")
     files = {"plan.json": emission.file.to_json()}
-    for name in script_names(emission):
-        files[name] = templates.get_template(f"{name}.j2").render(names)
+    files |= {name: render_template(f"{name}.j2", names, folders) for name in scripts}
     refuse_tokens(files)
     return files
+
+
+def render_template(template: str, names: Mapping[str, object], folders: tuple[str, ...]) -> str:
+    """A template of the first of ``folders``, below ``templates/``, that has it."""
+    root = data_dir("templates")
+    return _environment(tuple(root / folder for folder in folders)).get_template(template).render(names)
 
 
 def refuse_tokens(files: Mapping[str, str]) -> None:
@@ -43,14 +50,9 @@ def refuse_tokens(files: Mapping[str, str]) -> None:
             )
 
 
-def _environment(variant: str) -> jinja2.Environment:
-    """Templates of ``vllm/VARIANT`` take the place of those of ``vllm``."""
-    folder = data_dir("templates") / "vllm"
-    return jinja_environment([folder / variant, folder] if variant else [folder])
-
-
-def jinja_environment(folders: Sequence[Path]) -> jinja2.Environment:
-    """Templates of the first of ``folders`` that has them, strict, with the filters of ``quoting``."""
+@lru_cache
+def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
+    """Strict, with the filters of ``quoting``."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,

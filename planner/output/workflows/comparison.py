@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.engine import EngineArgs, EngineVersion, default_version, legal_tensor_parallel_sizes, parse_version
-from planner.errors import IllegalPlanError, InputError, PlannerError
+from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
 from planner.output.workflows.catalog import Workflow
-from planner.output.workflows.subject import Choice, profile_of
+from planner.output.workflows.subject import Choice, chosen_load, context_for, profile_of
 from planner.planning import (
     SHIPPED,
     Candidate,
@@ -89,7 +89,7 @@ def compare_partitions(workflow: Workflow, choice: Choice) -> PartitionCompariso
         )
     version = parse_version(choice.engine_version) if choice.engine_version else default_version(whole)
     resolved = resolve_model(choice.model or workflow.model, revision=choice.revision, refresh=choice.refresh)
-    load = _load(workflow, choice)
+    load = chosen_load(workflow, choice)
     found, rejected = node_fillings(resolved, whole, load, version, choice.local)
     plans = tuple((layout.folder, _plan(layout, resolved, version), layout.deployment.profile) for layout in found)
     rows = [layout.row() for layout in found]
@@ -135,16 +135,6 @@ def node_fillings(
     return sorted(found, key=lambda layout: -layout.output_tok_per_s), rejected
 
 
-def _load(workflow: Workflow, choice: Choice) -> Workload:
-    load = dict(workflow.load)
-    load |= {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
-    if choice.max_concurrency:
-        load |= {"max_concurrency": choice.max_concurrency, "num_prompts": 5 * choice.max_concurrency}
-    if load["max_concurrency"] < 1:
-        raise InputError("--max-concurrency must be at least 1", hint="it is that of the whole node")
-    return Workload(**load)
-
-
 def _family(whole: GpuProfile) -> Iterator[GpuProfile]:
     yield whole
     for profile in load_all():
@@ -167,9 +157,9 @@ def _layout(
     servers = profile.gpus_per_node // size
     share = max((load.max_concurrency or servers) // servers, 1)
     one = replace(load, max_concurrency=share, num_prompts=max(load.num_prompts // servers, share))
-    args = EngineArgs(tensor_parallel_size=size, max_num_seqs=share, max_model_len=-(-load.total_len // 256) * 256)
-    basis = Basis(local.constants)
-    deployment = resolve_deployment(resolved.model, profile, args, version, basis=basis, calibration=local.calibration)
+    args = EngineArgs(tensor_parallel_size=size, max_num_seqs=share, max_model_len=context_for(load.total_len))
+    fits: dict[str, Any] = {"basis": Basis(local.constants), "calibration": local.calibration}
+    deployment = resolve_deployment(resolved.model, profile, args, version, **fits)
     if deployment.requests_held(load.total_len) < 1:
         stage = deployment.budget.binding
         raise IllegalPlanError(

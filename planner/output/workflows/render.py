@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import jinja2
 
 from planner import __version__
-from planner.output.scripts.emission import Emission, is_native, template_names
-from planner.output.scripts.render import jinja_environment, refuse_tokens, render_scripts
+from planner.hardware import GpuProfile
+from planner.output.scripts.emission import Emission, servers_per_node, template_names
+from planner.output.scripts.render import refuse_tokens, render_scripts, render_template
 from planner.output.tables.recommendation import predicted_lines
 from planner.output.workflows.catalog import Workflow
 from planner.output.workflows.comparison import compare_partitions
-from planner.output.workflows.names import TEMPLATES, copies_of, instance_names, workflow_script_names
+from planner.output.workflows.names import instance_names, workflow_names
+from planner.output.workflows.offline import OFFLINE_SCRIPTS
 from planner.output.workflows.subject import Choice, subject
 from planner.planning import Plan, PlanFile
-from planner.resources import data_dir
 
 #: What the files of workflows are for, as WORKFLOW.md and ``planner workflow`` say it.
 PURPOSES = {
@@ -40,8 +38,9 @@ PURPOSES = {
     "mad.sh": "runs AMD's own benchmark",
     "compare.sh": "measures the layouts of COMPARISON.md one after the other",
     "COMPARISON.md": "predicts whole GPUs against partitions",
-    "WORKFLOW.md": "says what is here and what differs from the document",
+    "WORKFLOW.md": "lists the files and says what differs from the document",
 }
+_SERVERS = ("instances.sh", "nginx.conf")
 
 
 def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[str, str]:
@@ -49,63 +48,23 @@ def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[s
 
     Raises PlannerError where the workflow is not possible with what is chosen.
     """
-    if "compare.sh" in workflow.scripts:
-        return _checked(_comparison(workflow, choice, command))
-    found = subject(workflow, choice)
-    emission = _emission(found.plan, found.profile, command, found.workflow.expected if found.documented else ())
-    base = template_names(emission)
-    if workflow.accuracy_task:
-        base["accuracy_max_model_len"] = workflow.accuracy_max_model_len
-    templates = _templates()
-    files = {**render_scripts(emission), **needed_by(emission)}
-    if workflow.accuracy_task:
-        files["accuracy.sh"] = templates.get_template("accuracy.sh.j2").render(base)
-    for script in workflow.scripts:
-        own = workflow_script_names(found, emission, base, script)
-        files[script] = templates.get_template(TEMPLATES.get(script, f"{script}.j2")).render({**base, **own})
-    files["WORKFLOW.md"] = _about(found.workflow, found.workflow.scripts, command, found.plan.calibration)
-    return _checked(files)
+    make = _comparison if "compare.sh" in workflow.scripts else _single
+    files = make(workflow, choice, command)
+    refuse_tokens(files)
+    return files
 
 
 def needed_by(emission: Emission) -> dict[str, str]:
     """What a plan needs beside its own scripts: several servers, where a node holds more than one."""
     plan = emission.file.plan
-    if is_native(plan) or copies_of(plan) < 2:
-        return {}
-    return _checked(_servers(emission))
+    files = _servers(emission) if plan.image and servers_per_node(plan) > 1 else {}
+    refuse_tokens(files)
+    return files
 
 
 def purpose_of(name: str) -> str:
     """What a file of a workflow is for; empty for those of every plan."""
     return PURPOSES.get(name.rsplit("/", 1)[-1], "")
-
-
-def _emission(plan: Plan, profile: Any, command: str, expected: tuple[str, ...] = ()) -> Emission:
-    file = PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
-    return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)), expected)
-
-
-def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
-    """A folder for each layout, what compares them, and the prediction."""
-    found = compare_partitions(workflow, choice)
-    templates = _templates()
-    files: dict[str, str] = {}
-    for folder, plan, profile in found.plans:
-        emission = _emission(plan, profile, command)
-        inner = {**render_scripts(emission), **_servers(emission)}
-        files |= {f"{folder}/{name}": content for name, content in inner.items()}
-    names = {**found.names, "command": command, "planner_version": __version__}
-    for script in workflow.scripts:
-        files[script] = templates.get_template(f"{script}.j2").render(names)
-    files["WORKFLOW.md"] = _about(workflow, workflow.scripts, command, names["calibration"])
-    return files
-
-
-def _servers(emission: Emission) -> dict[str, str]:
-    """As ``needed_by``, for one copy too: every layout is started and measured by the same script."""
-    base = template_names(emission)
-    names = {**base, **instance_names(emission, base)}
-    return {name: _templates().get_template(f"{name}.j2").render(names) for name in ("instances.sh", "nginx.conf")}
 
 
 def calibration_of(files: Mapping[str, str]) -> str:
@@ -114,24 +73,62 @@ def calibration_of(files: Mapping[str, str]) -> str:
     return ", ".join(dict.fromkeys(plan.calibration for plan in plans))
 
 
-def _about(workflow: Workflow, scripts: tuple[str, ...], command: str, calibration: str) -> str:
+def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
+    """One plan and the scripts around it."""
+    found = subject(workflow, choice)
+    emission = _emission(found.plan, found.profile, command, workflow.expected if found.documented else ())
+    base = template_names(emission)
+    files = {**render_scripts(emission), **needed_by(emission)}
+    if workflow.accuracy_task:
+        base["accuracy_max_model_len"] = workflow.accuracy_max_model_len
+        files["accuracy.sh"] = _render("accuracy.sh", base)
+    for script in workflow.scripts:
+        if script in _SERVERS:
+            files |= _servers(emission)
+        else:
+            template = "offline.sh" if script in OFFLINE_SCRIPTS else script
+            files[script] = _render(template, {**base, **workflow_names(found, script)})
+    files["WORKFLOW.md"] = _about(workflow, command, found.plan.calibration)
+    return files
+
+
+def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
+    """A folder for each layout, what compares them, and the prediction."""
+    found = compare_partitions(workflow, choice)
+    files: dict[str, str] = {}
+    for folder, plan, profile in found.plans:
+        emission = _emission(plan, profile, command)
+        inner = {**render_scripts(emission), **_servers(emission)}
+        files |= {f"{folder}/{name}": content for name, content in inner.items()}
+    names = {**found.names, "command": command, "planner_version": __version__}
+    files |= {script: _render(script, names) for script in workflow.scripts}
+    files["WORKFLOW.md"] = _about(workflow, command, found.names["calibration"])
+    return files
+
+
+def _emission(plan: Plan, profile: GpuProfile, command: str, expected: tuple[str, ...] = ()) -> Emission:
+    file = PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
+    return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)), expected)
+
+
+def _servers(emission: Emission) -> dict[str, str]:
+    """As ``needed_by``, for one server too: the same script starts and measures every layout."""
+    names = instance_names(emission)
+    return {name: _render(name, names) for name in _SERVERS}
+
+
+def _about(workflow: Workflow, command: str, calibration: str) -> str:
     names = {
         "calibration": calibration,
         "workflow": workflow,
         "documents": "; ".join(workflow.sources),
         "planner_version": __version__,
         "command": command,
-        "purposes": [(script, PURPOSES[script]) for script in scripts],
+        "purposes": [(script, PURPOSES[script]) for script in workflow.scripts],
         "corrections": workflow.corrections,
     }
-    return _templates().get_template("WORKFLOW.md.j2").render(names)
+    return _render("WORKFLOW.md", names)
 
 
-def _checked(files: dict[str, str]) -> dict[str, str]:
-    refuse_tokens(files)
-    return files
-
-
-def _templates() -> jinja2.Environment:
-    folder = data_dir("templates")
-    return jinja_environment([folder / "workflows", folder / "vllm"])
+def _render(name: str, names: Mapping[str, object]) -> str:
+    return render_template(f"{name}.j2", names, ("workflows", "vllm"))

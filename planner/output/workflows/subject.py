@@ -121,7 +121,7 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     build = _build(workflow, profile, version)
     if build and build.version:
         version = _as_built(workflow, build, choice)
-    load = _sendable(_load(workflow, choice), version)
+    load = _sendable(chosen_load(workflow, choice), version)
     if documented:
         request, ranking, args = _documented(workflow, resolved, profile, version, load, choice)
     else:
@@ -302,7 +302,7 @@ def context_for(total_len: int) -> int:
     return round_context(total_len)
 
 
-def _load(workflow: Workflow, choice: Choice) -> Workload:
+def chosen_load(workflow: Workflow, choice: Choice) -> Workload:
     """The document's load, with what was asked for."""
     load = dict(workflow.load)
     load |= {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}

@@ -55,7 +55,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# send COMMAND...: run a client in the server's container, in the background, so that a signal is acted upon at once.
+# send COMMAND...: run a client beside the server. It runs in the background, so that a signal takes effect at once.
 send() {
   local status=0
   docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhost "$name" \
@@ -83,7 +83,7 @@ if ! send vllm bench serve \
     --ignore-eos \
     --percentile-metrics ttft,tpot,itl,e2el \
     --seed 1000; then
-  echo "the server does not take the benchmark's requests. See: docker logs $name" >&2
+  echo "the server refuses the benchmark's requests. See: docker logs $name" >&2
   exit 1
 fi
 echo "measuring"
@@ -114,5 +114,5 @@ if [[ "$completed" != "$num_prompts" ]]; then
   exit 1
 fi
 mv -f "$partial" "$result"
-docker logs "$name" >"$here/logs/server.log" 2>&1 || true # planner validate reads in it what the cache went through
+docker logs "$name" >"$here/logs/server.log" 2>&1 || true # planner validate reads the use of the cache in it
 echo "measured: $result"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On the first machine: start the head of the Ray cluster in a container.
+# On the first node: start the head of the Ray cluster in a container.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 16 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
 # goal: max-throughput; plan 6be76ce51404; written by planner 0.0.0

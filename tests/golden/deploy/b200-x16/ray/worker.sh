@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On every other machine: start a container that joins the head.
+# On every other node: start a container that joins the head.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 16 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
 # goal: max-throughput; plan 6be76ce51404; written by planner 0.0.0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On the first machine: start the head of the Ray cluster in a container.
+# On the first node: start the head of the Ray cluster in a container.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 16 x AMD Instinct MI355X, vLLM 0.11.0
 # goal: max-throughput; plan 33dd6efacc44; written by planner 0.0.0

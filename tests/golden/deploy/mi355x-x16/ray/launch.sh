@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On the first machine: launch the planned server on the cluster and wait until it answers.
+# On the first node: launch the planned server on the cluster and wait until it answers.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 16 x AMD Instinct MI355X, vLLM 0.11.0
 # goal: max-throughput; plan 33dd6efacc44; written by planner 0.0.0

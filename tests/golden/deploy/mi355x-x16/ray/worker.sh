@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On every other machine: start a container that joins the head.
+# On every other node: start a container that joins the head.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 16 x AMD Instinct MI355X, vLLM 0.11.0
 # goal: max-throughput; plan 33dd6efacc44; written by planner 0.0.0

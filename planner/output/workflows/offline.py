@@ -1,4 +1,4 @@
-"""What is measured: offline points, each a command of its own, and the loads of a sweep over a running server."""
+"""Offline measurements: each point is a command of its own, and what is expected of it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,25 @@ from planner.engine import (
     Command,
     EngineConfig,
     bench_latency_argv,
-    bench_serve_argv,
     bench_throughput_argv,
     env_status,
     flag_status,
 )
 from planner.errors import IllegalPlanError, InputError
-from planner.output.scripts.emission import SEED_STEP
 from planner.output.workflows.catalog import Measure, PublishedRow, Variant
 from planner.output.workflows.subject import Subject, bench_command, context_for
-from planner.planning import (
-    Deployment,
-    Plan,
-    defaults,
-    resolve_deployment,
-    simulate_latency,
-    simulate_serve,
-    simulate_throughput,
-)
+from planner.planning import Deployment, resolve_deployment, simulate_latency, simulate_throughput
 from planner.workload import Workload
 
-#: Of the request rate that is predicted as the most: from idle to more than it takes
-RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
-MOST_STEPS = 50  #: more doublings than there are of ``max_num_seqs``
+#: Titles of the scripts that are made from the template ``offline.sh.j2``.
+OFFLINE_SCRIPTS = {
+    "latency.sh": "Measure the latency of batches offline.",
+    "ttft.sh": "Measure the time to first token offline: one output token, no graphs.",
+    "throughput.sh": "Measure the throughput with all prompts at once, offline.",
+    "speculative.sh": "Measure latency with and without a small model that drafts.",
+    "quick_reduce.sh": "Measure latency with quick reduce off, and in each of its number formats.",
+    "aiter.sh": "Measure latency with and without AITER.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +42,15 @@ class OfflinePoint:
     argv: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SweepLoad:
-    """One load of a sweep: a command, how many requests it sends, and the output tokens/s that are predicted."""
-
-    name: str
-    concurrency: int
-    prompts: int
-    predicted: str
-    seed: int
-    argv: tuple[str, ...]
-
-
-# --- offline -----------------------------------------------------------------------------------------------------
+def offline_names(found: Subject, script: str) -> dict[str, Any]:
+    """What the template of an offline script names."""
+    points = offline_points(found, "throughput" if script == "throughput.sh" else "latency")
+    return {
+        "title": OFFLINE_SCRIPTS[script],
+        "job": script.removesuffix(".sh").replace("_", "-"),
+        "points": points,
+        "points_total": len(points),
+    }
 
 
 def offline_points(found: Subject, bench: str) -> tuple[OfflinePoint, ...]:
@@ -205,67 +197,3 @@ def _same_engine(config: EngineConfig, like: EngineConfig) -> EngineConfig:
         enable_chunked_prefill=like.enable_chunked_prefill,
         max_num_batched_tokens=tokens or config.max_num_batched_tokens,
     )
-
-
-# --- a running server ----------------------------------------------------------------------------------------------
-
-
-def concurrency_loads(plan: Plan, deployment: Deployment) -> tuple[SweepLoad, ...]:
-    """One request at a time, two, four, ... to ``max_num_seqs``."""
-    most = plan.max_num_seqs
-    steps = sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
-    loads = [replace(_closed(plan, step), seed=_seed(plan, place)) for place, step in enumerate(steps)]
-    return tuple(_load(plan, deployment, f"concurrency-{load.max_concurrency}", load) for load in loads)
-
-
-def rate_loads(plan: Plan, deployment: Deployment) -> tuple[SweepLoad, ...]:
-    """Requests per second, as shares of what the server is predicted to answer with every place taken."""
-    most = plan.max_num_seqs
-    closed = _closed(plan, most)
-    highest = simulate_serve(deployment, closed).result["request_throughput"]
-    rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
-    loads = [
-        replace(closed, max_concurrency=None, request_rate=rate, seed=_seed(plan, MOST_STEPS + place))
-        for place, rate in enumerate(rates)
-    ]
-    return tuple(_load(plan, deployment, f"rate-{load.request_rate:g}", load) for load in loads)
-
-
-def _seed(plan: Plan, place: int) -> int:
-    """Of the load in that place: neither the benchmark's own nor that of its warm-up."""
-    return plan.workload.seed + SEED_STEP * (2 + place)
-
-
-def node_load(plan: Plan, copies: int) -> Workload:
-    """The plan's load on each of ``copies`` servers at once."""
-    load = plan.workload
-    return Workload(
-        load.input_len,
-        load.output_len,
-        load.num_prompts * copies,
-        max_concurrency=load.max_concurrency * copies if load.max_concurrency else None,
-        request_rate=load.request_rate * copies if load.request_rate else float("inf"),
-        seed=load.seed,
-    )
-
-
-def _closed(plan: Plan, concurrency: int) -> Workload:
-    load = plan.workload
-    return Workload(
-        load.input_len,
-        load.output_len,
-        defaults.PROMPTS_PER_SLOT * concurrency,
-        max_concurrency=concurrency,
-        seed=load.seed,
-    )
-
-
-def _load(plan: Plan, deployment: Deployment, name: str, load: Workload) -> SweepLoad:
-    throughput = simulate_serve(deployment, load).result["output_throughput"]
-    argv = _serve_argv(plan, deployment, load)
-    streams = load.max_concurrency or plan.max_num_seqs
-    return SweepLoad(name, streams, load.num_prompts, f"{throughput:.1f}", load.seed, argv)
-
-
-def _serve_argv(plan: Plan, deployment: Deployment, load: Workload) -> tuple[str, ...]:
-    return tuple(bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform))
