@@ -7,7 +7,7 @@ question it answers, instead of widening the list.
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -58,22 +58,27 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, str]]:
+@cache
+def imports_of(path: Path) -> list[tuple[str, str]]:
     """Every import of a file, wherever it stands: the module, and the name that is taken from it (or nothing)."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((node.module, alias.name) for alias in node.names)
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
 
 
-def house_imports() -> Iterator[tuple[Path, str, str, str]]:
+@cache
+def house_imports() -> list[tuple[Path, str, str, str]]:
     """Each import of one room by another: the file, the room that it reaches for, the module and the name."""
-    for path in FILES:
-        for module, name in imports_of(path):
-            parts = module.split(".")
-            if parts[0] == "planner" and len(parts) > 1 and parts[1] != room_of(path):
-                yield path, parts[1], module, name
+    split = [(path, module.split("."), module, name) for path in FILES for module, name in imports_of(path)]
+    return [
+        (path, parts[1], module, name)
+        for path, parts, module, name in split
+        if parts[0] == "planner" and len(parts) > 1 and parts[1] != room_of(path)
+    ]
 
 
 def offered(room: str) -> set[str]:
