@@ -23,18 +23,13 @@ def evaluate_runs(runs: str | PathLike[str], *, calibration: str | PathLike[str]
     ``answer.notes``. ``calibration`` as in ``check_fit``. Raises InputError, naming
     line and column, for a file that is no table of runs.
     """
-    from planner.evidence import contradictions, evaluate, read_runs, resent
+    from planner.evidence import evaluate, notes_on_runs, read_runs
     from planner.output import Evaluation
     from planner.planning import local_for
 
     local = local_for(path_text(calibration))
     table = read_runs(Path(runs))
-    doubts = (f"{run.run_id}: {what}: are the units the same?" for run in table for what in contradictions(run))
-    swept = resent(table)
-    cached = (
-        [f"{len(swept)} x the same prompts as at a higher request_rate, taken to be cached by then"] if swept else []
-    )
-    return Evaluation(tuple(evaluate(table, local)), (*local.notes, *cached, *doubts))
+    return Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
 
 
 def calibrate_from(

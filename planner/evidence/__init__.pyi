@@ -1,23 +1,29 @@
-from .calibration import CalibrationOutcome as CalibrationOutcome
-from .calibration import calibrate as calibrate
-from .calibration import error as error
-from .calibration import figures as figures
-from .causes import ComparedLine as ComparedLine
-from .causes import compare_lines as compare_lines
+# measured runs: tables, results of vllm bench, folders of plans
+from .runs import read_runs as read_runs
+from .sources import Stated as Stated
+from .sources import read_sources as read_sources
+
+# predicted beside measured, and errors in figures
 from .evaluation import Evaluated as Evaluated
 from .evaluation import PredictedFigure as PredictedFigure
 from .evaluation import evaluate as evaluate
 from .evaluation import evaluation_json as evaluation_json
-from .evaluation import resent as resent
+from .evaluation import notes_on_runs as notes_on_runs
 from .evaluation import statistics as statistics
 from .evaluation import summary as summary
+
+# what a user's own runs teach
+from .calibration import CalibrationOutcome as CalibrationOutcome
+from .calibration import calibrate as calibrate
+from .calibration import figures_of as figures_of
+from .calibration import mean_error as mean_error
+from .local_factors import MEANINGS as MEANINGS
+
+# the plans of a folder, what was measured of them, and why it missed
+from .causes import ComparedLine as ComparedLine
+from .causes import compare_plan as compare_plan
 from .folder import PlanFolder as PlanFolder
 from .folder import PlanFolders as PlanFolders
 from .folder import read_plan_folders as read_plan_folders
-from .local_factors import MEANINGS as MEANINGS
-from .runs import contradictions as contradictions
-from .runs import read_runs as read_runs
-from .sources import Stated as Stated
-from .sources import read_sources as read_sources
 from .validation import Validation as Validation
 from .validation import validate as validate

@@ -1,8 +1,7 @@
-"""Fit the local factors, find out what they are worth, and keep them only if they are worth something.
+"""Fit local factors to a user's own runs, and judge whether they predict better than what we ship.
 
-The runs of the file that is there count too, so that a second calibration does not forget the first. A run with the
-name of a kept one replaces it. Nothing is written here unless ``Answer.save`` is called, and nothing should be unless
-``Answer.kept``.
+The runs that the calibration file keeps count too: a second calibration adds to the first. A new run replaces a kept
+one of the same name. The file is written by ``CalibrationOutcome.save``; call it only where ``kept``.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ import numpy as np
 
 from planner.engine import parse_version
 from planner.errors import InputError
+from planner.evidence.bench_result import EXACT
 from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
 from planner.evidence.fitting import SIGMA, EfficiencyFit, FitProblem
-from planner.evidence.folder import Measured
+from planner.evidence.folder import MeasuredPlan
 from planner.evidence.local_factors import MEANINGS, Factor, Miss, factors_of, local_spreads, problem_of, solve
 from planner.evidence.observe import observe
-from planner.evidence.runs import EXACT, MEASUREMENTS, MeasuredRun, runs_of
+from planner.evidence.runs import MEASUREMENTS, MeasuredRun, runs_of
 from planner.evidence.sources import Sources
 from planner.hardware import load_profile
 from planner.memory import Basis, FittedConstant, shipped
@@ -33,32 +33,32 @@ from planner.model import resolve_model
 from planner.planning import SHIPPED, Local, launched_args, read_local, read_start, save
 from planner.timing import Effect, LocalFits, base_digest, load_calibration
 
-#: Replays with the factors found so far: speed changes who waits for whom.
+#: Fits, each with replays at the speed that the fit before found: speed changes who waits for whom.
 ROUNDS = 4
-#: Factors that move by less than this from one round to the next have settled.
+#: The fit has settled when no factor (its logarithm) moves by more than this between two rounds.
 SETTLED = 0.01
-#: Runs are left out one by one where there are at least so many, and in so many parts where there are more.
+#: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
-#: Measured and predicted speeds that are further apart are of two units, such as s and ms. A machine that nobody
-#: measured may well be off by a factor of ten.
+#: Measured and predicted speeds that differ by a larger factor have different units, such as s and ms. A machine that
+#: nobody measured may well be off by a factor of ten.
 IMPLAUSIBLE = 200
-#: Figures that cannot be that far off for another reason. A TTFT can: of a queue that the prediction does not see.
+#: Metrics that only a wrong unit puts that far off. A TTFT can be: of a queue that the prediction does not see.
 SPEEDS = "output_throughput", "total_token_throughput", "avg_latency_s", "mean_tpot_ms", "median_tpot_ms"
 
 
 @dataclass(frozen=True)
 class CalibrationOutcome:
-    """What the runs teach. ``reason`` says why it is not kept; None: it is."""
+    """What the runs teach. ``reason`` says why it is not kept; None: it is kept."""
 
-    path: Path  #: of the file to keep it in
+    path: Path  #: of the calibration file
     base: str  #: what the factors multiply
-    runs: tuple[MeasuredRun, ...]  #: of this and of earlier calibrations
+    runs: tuple[MeasuredRun, ...]  #: of this calibration and of earlier ones
     new_runs: int
     factors: tuple[Factor, ...]
-    before: tuple[Evaluated, ...]  #: with the file that was there, else as shipped
+    before: tuple[Evaluated, ...]  #: predicted with the file that existed, else as shipped
     after: tuple[Evaluated, ...]
-    left_out: tuple[Evaluated, ...]  #: each run by a fit to the others; empty where runs are too few
-    refused: tuple[tuple[MeasuredRun, str], ...]  #: runs that cannot be replayed, and why
+    left_out: tuple[Evaluated, ...]  #: each run predicted by a fit to the others; empty where there are too few
+    refused: tuple[tuple[MeasuredRun, str], ...]  #: runs that cannot be replayed, with the reason
     memory: tuple[FittedConstant, ...]  #: constants from start-up logs
     efficiency: LocalFits
     notes: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class CalibrationOutcome:
 
     @property
     def kept(self) -> bool:
-        """Whether it is worth keeping."""
+        """Whether it predicts better, and so is worth keeping."""
         return self.reason is None
 
     @cached_property
@@ -75,7 +75,7 @@ class CalibrationOutcome:
         return tuple(name for name in MEASUREMENTS if any(name in one.figures for one in self.after))
 
     def save(self) -> Path:
-        """Write the file: its factors and runs are replaced, its constants of memory added to."""
+        """Write the file: replace its factors and runs, add to its constants of memory."""
         return save(self.memory, self.efficiency, self.path)
 
 
@@ -84,7 +84,7 @@ def calibrate(
 ) -> CalibrationOutcome:
     """Fit the factors of this machine to ``sources`` and to the runs that the file ``path`` keeps.
 
-    ``fresh`` leaves the kept ones out. Raises InputError where there is no run, where none can be replayed, and where
+    ``fresh`` leaves the kept runs out. Raises InputError where there is no run, where none can be replayed, and where
     the runs determine no factor.
     """
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
@@ -100,8 +100,8 @@ def calibrate(
     if not any(factor.determined for factor in factors) and not _column_determined(fitted):
         names = "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
         raise InputError(
-            f"the runs determine none of the factors ({names}): nothing is changed",
-            hint="add runs of other loads, or more metrics of these",
+            f"the runs determine none of the factors ({names}): nothing was changed",
+            hint="add runs of other loads, or more metrics of these runs",
         )
     failed = {run.run_id for run, _ in refused}
     used = [run for run in runs if run.run_id not in failed]
@@ -136,12 +136,13 @@ def calibrate(
 
 
 _NOTHING = LocalFits(base="", fitted_on="")
+_SEE_EVALUATE = "planner evaluate gives the reason for each run"
 
 
 def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[tuple[MeasuredRun, str]], list[str]]:
-    """New runs that can be replayed, the others with the reason (not kept, replacing nothing), and remarks.
+    """New runs that can be replayed, the others with the reason, and notes.
 
-    Raises InputError where there are runs and none can be replayed, and for one that is in another unit.
+    Raises InputError where no run can be replayed, and for a run in another unit.
     """
     usable, unusable, remarks = [], [], []
     for one in evaluate(runs):
@@ -150,17 +151,16 @@ def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[tuple[
             continue
         if _received_together(one):
             one = _without_split(one)
-            remarks.append(f"{one.run.run_id}: its client got tokens together, so TTFT, TPOT and ITL are left out")
+            remarks.append(f"{one.run.run_id}: the client read many tokens at once, so TTFT, TPOT and ITL are left out")
         usable.append(one.run)
         _refuse_implausible(one)
     if unusable and not usable:
-        hint = "planner evaluate says the reason of each run"
-        raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=hint)
+        raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=_SEE_EVALUATE)
     return usable, unusable, remarks
 
 
 def _received_together(one: Evaluated) -> bool:
-    """Whether the client had no time to read: tokens came in one piece, TPOT is nothing, and all adds up to E2EL."""
+    """Whether the client was too slow to read each token: TPOT is almost nothing, and the sum still is the E2EL."""
     metrics, output_len = one.run.metrics, one.run.mean_output_len or one.run.output_len
     ttft, tpot, e2el = (metrics.get(f"mean_{name}_ms") for name in ("ttft", "tpot", "e2el"))
     if not (ttft and tpot and e2el and output_len):
@@ -171,13 +171,13 @@ def _received_together(one: Evaluated) -> bool:
 
 
 def _without_split(one: Evaluated) -> Evaluated:
-    """Without what depends on when each token was read."""
+    """Leave out the metrics that depend on when each token was read."""
 
-    def told(name: str) -> bool:
+    def kept(name: str) -> bool:
         return not any(f"_{split}_" in name for split in ("ttft", "tpot", "itl"))
 
-    run = replace(one.run, metrics={name: value for name, value in one.run.metrics.items() if told(name)})
-    return replace(one, run=run, figures={name: figure for name, figure in one.figures.items() if told(name)})
+    run = replace(one.run, metrics={name: value for name, value in one.run.metrics.items() if kept(name)})
+    return replace(one, run=run, figures={name: figure for name, figure in one.figures.items() if kept(name)})
 
 
 def _refuse_implausible(one: Evaluated) -> None:
@@ -187,7 +187,7 @@ def _refuse_implausible(one: Evaluated) -> None:
             raise InputError(
                 f"{one.run.run_id}: {name} is {figure.measured:g}, predicted {figure.predicted:.4g}: no machine is "
                 f"{IMPLAUSIBLE} times faster or slower",
-                hint="is it in the unit that its name says, and are GPU, model and lengths those of the run?",
+                hint="check its unit, and that GPU, model and lengths are those of the run",
             )
 
 
@@ -197,16 +197,16 @@ def _without(runs: Iterable[MeasuredRun], replaced: Iterable[MeasuredRun]) -> li
 
 
 def _fit(runs: Sequence[MeasuredRun]) -> tuple[EfficiencyFit, FitProblem, list[tuple[MeasuredRun, str]]]:
-    """The factors, found again with replays as fast as they say, until they settle."""
+    """Fit the factors, replay with them, and fit again until they settle."""
     base, local = load_calibration(), SHIPPED
     last = None
     for _ in range(ROUNDS):
         observed, refused = observe(runs, local)
         if not observed:
-            why = refused[0][1] if refused else "no run has a metric to fit to"
-            raise InputError(f"nothing to calibrate on: {why}", hint="planner evaluate says the reason of each run")
+            why = refused[0][1] if refused else "no run has a metric that a fit uses"
+            raise InputError(f"nothing to calibrate on: {why}", hint=_SEE_EVALUATE)
         silent = {run.run_id for run in runs} - {one.run_id for one in observed} - {run.run_id for run, _ in refused}
-        refused += [(run, "no metric to fit to") for run in runs if run.run_id in silent]
+        refused += [(run, "it has no metric that a fit uses") for run in runs if run.run_id in silent]
         problem = problem_of(observed, base)
         fitted = solve(problem, np.ones(len(observed), dtype=bool))
         local = _local(fitted.effects())
@@ -221,12 +221,12 @@ def _local(effects: Iterable[Effect]) -> Local:
 
 
 def _column_determined(fitted: EfficiencyFit) -> bool:
-    """Whether a sum of factors that no run tells apart is known, where none of them is."""
+    """Whether the runs determine a sum of factors, though none of the factors alone."""
     return bool((fitted.sd < 0.9 * fitted.design.sd).any())
 
 
 def _left_out(runs: Sequence[MeasuredRun], problem: FitProblem) -> tuple[tuple[Evaluated, ...], list[Miss]]:
-    """Each run as a fit to the others predicts it."""
+    """Each run as a fit to the others predicts it, and how far that is off."""
     if len(runs) < LEAST_LEFT_OUT:
         return (), []
     folds = min(len(runs), MOST_FOLDS)
@@ -243,8 +243,8 @@ def _left_out(runs: Sequence[MeasuredRun], problem: FitProblem) -> tuple[tuple[E
     return tuple(found[run.run_id] for run in runs), misses
 
 
-def _memory(folder: Measured) -> tuple[FittedConstant, ...]:
-    """Constants of memory that the server's start-up log of a plan teaches."""
+def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
+    """Constants of memory from the start-up log of a plan's server."""
     if folder.startup is None:
         return ()
     plan = folder.plan
@@ -253,34 +253,34 @@ def _memory(folder: Measured) -> tuple[FittedConstant, ...]:
     return read_start(folder.startup, model, profile, launched_args(plan), version, Basis(shipped())).learned
 
 
-# --- is it worth keeping -------------------------------------------------------------------------------------------
+# --- is it worth keeping? ------------------------------------------------------------------------------------------
 
 
-def figures(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
-    """All figures of a metric; without one, those of the metrics that are fitted to."""
+def figures_of(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
+    """All figures of a metric; without a name, those of all metrics that fits use."""
     wanted = SIGMA if metric is None else (metric,)
     return [figure for one in evaluated for name, figure in one.figures.items() if name in wanted]
 
 
-def error(evaluated: Iterable[Evaluated]) -> float:
-    """Mean over runs of the mean absolute logarithm of predicted / measured, of the metrics that are fitted to."""
+def mean_error(evaluated: Iterable[Evaluated]) -> float:
+    """Mean over runs of the mean absolute logarithm of predicted / measured, over the metrics that fits use."""
     by_run: dict[str, list[float]] = defaultdict(list)
     for one in evaluated:
-        fitted_to = figures((one,)) or figures((one,), "total_token_throughput")
-        by_run[one.run.run_id] += [abs(log(f.predicted / f.measured)) for f in fitted_to]
+        used = figures_of((one,)) or figures_of((one,), "total_token_throughput")
+        by_run[one.run.run_id] += [abs(log(f.predicted / f.measured)) for f in used]
     return mean(mean(errors) for errors in by_run.values() if errors)
 
 
 def _reason(shipped: Sequence[Evaluated], answer: CalibrationOutcome) -> str | None:
     """Why nothing is kept; None where the calibration is better."""
-    before, after = error(shipped), error(answer.after)
+    before, after = mean_error(shipped), mean_error(answer.after)
     if after >= before:
-        return f"the error is {after:.1%} with the factors and {before:.1%} as shipped: there is nothing to learn"
-    unseen = error(answer.left_out) if answer.left_out else None
+        return f"the error is {after:.1%} with the factors and {before:.1%} without: there is nothing to learn"
+    unseen = mean_error(answer.left_out) if answer.left_out else None
     if unseen is not None and unseen >= before:
         return (
-            f"runs that the fit did not see come out {unseen:.1%} off with the factors and {before:.1%} as shipped: "
-            "what each run teaches does not hold for the others"
+            f"for runs that the fit did not see the error is {unseen:.1%} with the factors and {before:.1%} without: "
+            "what one run teaches does not hold for the others"
         )
     return None
 
@@ -291,18 +291,18 @@ def _notes(
     names = {run.run_id for run in used}
     again = sum(run.run_id in names for run in kept)
     if again:
-        yield f"{again} of the {len(used)} runs are those of earlier calibrations; --fresh leaves them out"
+        yield f"{again} of the {len(used)} runs are from earlier calibrations; --fresh leaves them out"
     known = {factor.target for factor in factors if factor.determined}
     unknown = dict.fromkeys(factor.target for factor in factors if factor.target not in known)
     if unknown:
         names_of = "; ".join(MEANINGS[target] for target in unknown)
-        yield f"not determined by these runs, and near what was shipped: {names_of}"
+        yield f"these runs do not determine: {names_of}; those factors stay close to 1"
     if not left_out:
-        yield "with fewer than three runs none can be left out: the error after is that of the runs fitted to"
-    settings = {(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in map(_circumstances, used)}
+        yield "with fewer than three runs none is left out: the error after is of the runs that the fit saw"
+    settings = {(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in map(_covariates, used)}
     if len(settings) == 1:
-        yield "one setting was measured: how far this holds for other models on the machine is not known"
+        yield "one setting was measured: whether this holds for other models on the machine is not known"
 
 
-def _circumstances(run: MeasuredRun) -> Mapping[str, str]:
+def _covariates(run: MeasuredRun) -> Mapping[str, str]:
     return case_of(run).deployment.covariates

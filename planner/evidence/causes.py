@@ -1,7 +1,7 @@
-"""Line by line: what was predicted, within which bounds, what was measured.
+"""Predicted beside measured, metric by metric, and the likeliest causes of a miss.
 
-Bounds are the prediction's own interval (``KEY_lo``, ``KEY_hi``) where the plan carries one, else a share of the
-predicted value, stated on each line.
+Bounds are the prediction's own interval (``KEY_lo``, ``KEY_hi``) where the plan has one, else a share of the predicted
+value. Each line says which.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from planner.engine import SHORT_NAMES, parse_version
 from planner.errors import InputError
-from planner.evidence.folder import Measured, Setting
+from planner.evidence.folder import MeasuredPlan
+from planner.evidence.server_log import Setting
 from planner.memory import StartupLog
 from planner.planning import Plan
 from planner.units import GIB
@@ -22,10 +23,10 @@ from planner.workload import METRICS
 
 Verdict = Literal["inside", "above", "below"]
 
-#: Shares that a prediction without an interval may be off by. The same load on the same server twice differs by 2 to
-#: 6 % in the mean (TTFT once by 27 %); the rest is what the model of a step may miss.
+#: Shares by which a prediction without an interval may miss. Two runs of one load on one server differ by 2 to 6 % in
+#: the mean (TTFT once by 27 %); the rest is for the model of a step.
 TOLERANCES = {"throughput": 0.15, "tpot": 0.20, "itl": 0.20, "e2el": 0.20, "ttft": 0.35}
-TAIL = 1.5  #: and this much more for the 90th and 99th percentile
+TAIL = 1.5  #: times as much for the 90th and 99th percentile
 MEMORY_TOLERANCES = {
     "memory_bytes": 0.02,  # GPUs of one name report totals that differ by a few tenths of a per cent
     "weights_bytes": 0.02,
@@ -36,7 +37,7 @@ MEMORY_TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedLine:
-    """One metric. Tokens/s, requests/s, ms, GiB, tokens, as ``unit`` says."""
+    """One metric, predicted and measured, in ``unit``: tokens/s, requests/s, ms, GiB or tokens."""
 
     metric: str  #: key of the result file, or of the plan's memory
     unit: str
@@ -54,19 +55,24 @@ class ComparedLine:
         return "below" if self.measured < self.lo else "inside"
 
     @property
+    def is_inside(self) -> bool:
+        """Whether the measurement lies within the bounds."""
+        return self.verdict == "inside"
+
+    @property
     def error(self) -> float:
         """Measured / predicted - 1."""
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
     @property
     def is_latency(self) -> bool:
-        """Whether more is worse."""
+        """Whether a larger value is worse."""
         return self.unit == "ms"
 
 
-def compare_lines(measured: Measured) -> tuple[ComparedLine, ...]:
-    """Every metric that was both predicted and measured: rates, latencies, memory."""
-    lines = compare_figures(measured.plan.predicted, measured.result)
+def compare_plan(measured: MeasuredPlan) -> tuple[ComparedLine, ...]:
+    """Compare every metric that was both predicted and measured: rates, latencies, memory."""
+    lines = compare_results(measured.plan.predicted, measured.result)
     if measured.startup:
         planned = dict(measured.plan.memory)
         if measured.plan.platform == "cpu":  # one profile stands for machines of any memory
@@ -75,8 +81,8 @@ def compare_lines(measured: Measured) -> tuple[ComparedLine, ...]:
     return tuple(lines)
 
 
-def compare_figures(predicted: Mapping[str, Any], result: Mapping[str, Any]) -> list[ComparedLine]:
-    """Every rate and latency that is in both results of ``vllm bench serve``."""
+def compare_results(predicted: Mapping[str, Any], result: Mapping[str, Any]) -> list[ComparedLine]:
+    """Compare every rate and latency that is in both results of ``vllm bench serve``."""
     lines: list[ComparedLine] = []
     for key, metric in METRICS.items():
         if metric.of in TOLERANCES:
@@ -101,9 +107,9 @@ def _line(
 
 
 def _memory(planned: Mapping[str, Any], startup: StartupLog, block_size: int) -> Iterator[ComparedLine]:
-    """What the start-up printed, beside the plan: GiB on each GPU, tokens of one engine."""
+    """The plan beside what the start-up printed: GiB on each GPU, tokens of one engine."""
     tokens = startup.kv_cache_tokens
-    if tokens is None and startup.num_gpu_blocks is not None:  # all that V0 prints
+    if tokens is None and startup.num_gpu_blocks is not None:  # V0 prints no more
         tokens = startup.num_gpu_blocks * block_size
     logged = {
         "memory_bytes": startup.memory_bytes,
@@ -118,7 +124,7 @@ def _memory(planned: Mapping[str, Any], startup: StartupLog, block_size: int) ->
 
 
 def _with_token_bounds(planned: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Tokens are proportional to the bytes of the cache, and so are their bounds."""
+    """Tokens, and so their bounds, are proportional to the bytes of the cache."""
     names = ("kv_cache_bytes", "kv_cache_bytes_lo", "kv_cache_bytes_hi", "kv_cache_tokens")
     if "kv_cache_tokens_lo" in planned or not all(planned.get(name) for name in names):
         return planned
@@ -132,40 +138,40 @@ def _in_gib(line: ComparedLine) -> ComparedLine:
     return ComparedLine(line.metric, "GiB", predicted, lo, hi, measured, line.basis)
 
 
-# --- Why a measurement missed: what the log says first, then what the pattern of the misses says
+# --- Why a measurement missed: first what the log says, then what the pattern of the misses says
 #
-# Each rule looks at one cause and either has evidence for it or is silent. The order is the order of belief: another
-# engine or another GPU explains everything after it, a slower prefill only the TTFT.
+# Each rule looks at one cause and yields it where there is evidence. The rules are in order of weight: another engine
+# or another GPU explains all misses, a slower prefill explains only the TTFT.
 
-#: A setting or a rate that differs by less is the same, printed with fewer digits.
+#: A number of the log is the plan's, printed with fewer digits, where it differs by a smaller share.
 SAME = 0.005
-#: Prefix-cache hits below this share do not change a TTFT that one would see.
+#: Prefix-cache hits below this share do not change the TTFT noticeably.
 NOTICEABLE_HITS = 0.02
-#: How builds call themselves that know no release.
+#: The version that builds without a release number print.
 UNTAGGED = "0.1.dev"
-#: A full cache: requests wait for blocks.
+#: Share of blocks in use from which the cache is full and requests wait.
 FULL_CACHE = 0.98
-#: Steps below this many ms are as long as what the host does between them.
+#: Decode steps shorter than this are about as long as the host's work between them.
 HOST_BOUND_MS = 12.0
-#: Ratios of measured to predicted that differ by less than this factor are one and the same slowdown.
+#: TTFT and TPOT are slower by one factor where their ratios to the prediction differ by less than this factor.
 ALIKE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A cause, what speaks for it, and what to do next."""
+    """A cause, the evidence for it, and what to do next."""
 
     cause: str
     evidence: str
     next_step: str
-    not_the_plan: bool = False  #: something else was measured than planned: nothing is proven, whatever the figures
+    not_the_plan: bool = False  #: another version or other settings ran: the figures say nothing about the plan
 
 
 @dataclass(frozen=True)
-class _Case:
+class _Evidence:
     """What the rules look at."""
 
-    measured: Measured
+    measured: MeasuredPlan
     lines: Sequence[ComparedLine]
 
     @cached_property
@@ -175,7 +181,7 @@ class _Case:
     def line(self, metric: str) -> ComparedLine | None:
         """The line of ``metric`` where it is outside its bounds."""
         line = self.by_metric.get(metric)
-        return line if line and line.verdict != "inside" else None
+        return line if line and not line.is_inside else None
 
     def ratio(self, metric: str) -> float | None:
         """Measured / predicted; None where it was not compared."""
@@ -183,12 +189,12 @@ class _Case:
         return line.measured / line.predicted if line else None
 
     def slower(self, *metrics: str) -> bool:
-        """Whether one of ``metrics`` is outside on the slow side."""
+        """Whether one of ``metrics`` is out of its bounds on the slow side."""
         found = filter(None, map(self.line, metrics))
         return any((line.verdict == "above") is line.is_latency for line in found)
 
     def faster(self, *metrics: str) -> bool:
-        """Whether one of ``metrics`` is outside on the fast side."""
+        """Whether one of ``metrics`` is out of its bounds on the fast side."""
         found = filter(None, map(self.line, metrics))
         return any((line.verdict == "below") is line.is_latency for line in found)
 
@@ -202,12 +208,12 @@ class _Case:
 
     @property
     def wrong_gpu_or_weights(self) -> bool:
-        """Whether something more basic than the cache is off, from which its size follows."""
+        """Whether total memory or weights are off: the size of the cache follows from them."""
         return self.line("memory_bytes") is not None or self.line("weights_bytes") is not None
 
     @property
     def needed_tok(self) -> int:
-        """Tokens that the load holds at once in one engine, each request as long as the longest that may be sent."""
+        """Most tokens that the load holds at once in one engine."""
         plan, load = self.measured.plan, self.measured.plan.workload.sent
         in_flight = load.max_concurrency or load.num_prompts
         requests = min(ceil(in_flight / plan.data_parallel_size), plan.max_num_seqs)
@@ -215,11 +221,11 @@ class _Case:
         return requests * (load.max_total_len - shared) + shared
 
 
-def findings(measured: Measured, lines: Sequence[ComparedLine]) -> tuple[Finding, ...]:
-    """The causes that there is evidence for, likeliest first. What the log contradicts is told even where all fits."""
-    case = _Case(measured, lines)
+def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[Finding, ...]:
+    """Causes with evidence, likeliest first. A log that contradicts the plan counts even without a miss."""
+    case = _Evidence(measured, lines)
     found = [finding for rule in _FROM_THE_LOG for finding in rule(case)]
-    if all(line.verdict == "inside" for line in lines):
+    if all(line.is_inside for line in lines):
         return tuple(found)
     found += [finding for rule in _FROM_THE_PATTERN for finding in rule(case)]
     return tuple(found) or (_unexplained(case),)
@@ -228,23 +234,23 @@ def findings(measured: Measured, lines: Sequence[ComparedLine]) -> tuple[Finding
 # --- the log contradicts the plan ----------------------------------------------------------------------------------
 
 
-def _refused(case: _Case) -> Iterator[Finding]:
+def _refused(case: _Evidence) -> Iterator[Finding]:
     startup = case.measured.startup
     if startup and startup.refusal:
         yield Finding(
-            "a start of the server failed for want of memory",
+            "the server failed to start once: out of memory",
             startup.refusal,
-            "start it again with ./launch.sh and measure once it says ready",
+            "start it with ./launch.sh and measure when it is ready",
         )
 
 
-def _other_version(case: _Case) -> Iterator[Finding]:
+def _other_version(case: _Evidence) -> Iterator[Finding]:
     log, plan = case.measured.log, case.measured.plan
     if not log or not log.version or log.version.startswith(UNTAGGED):
         return
     if parse_version(log.version).release != parse_version(plan.engine_version).release:
         yield Finding(
-            "another vLLM was measured than planned",
+            "another version of vLLM was measured than planned",
             f"the log is of vLLM {log.version}, the plan is for {plan.engine_version}",
             f"run the plan's own image ({plan.image or 'none: vLLM as installed'}), or plan again with "
             f"--engine-version {log.version}",
@@ -252,8 +258,8 @@ def _other_version(case: _Case) -> Iterator[Finding]:
         )
 
 
-def _other_settings(case: _Case) -> Iterator[Finding]:
-    """Batch limits, parallelism, types and the like that the server took otherwise."""
+def _other_settings(case: _Evidence) -> Iterator[Finding]:
+    """Batch limits, parallelism, dtypes and the like that differ from the plan."""
     log, plan = case.measured.log, case.measured.plan
     if not log:
         return
@@ -271,17 +277,17 @@ def _other_settings(case: _Case) -> Iterator[Finding]:
         )
 
 
-def _other_gpu(case: _Case) -> Iterator[Finding]:
+def _other_gpu(case: _Evidence) -> Iterator[Finding]:
     line = case.line("memory_bytes")
     if line:
         yield Finding(
-            "the server did not run on the GPU that was planned for",
+            "the server did not run on the planned GPU",
             f"the driver reports {line.measured:.2f} GiB, {case.measured.plan.gpu} has {line.predicted:.2f}",
-            "see ./preflight.sh, and planner hardware list; then plan for the GPU, or the partition, that is there",
+            "run ./preflight.sh and planner hardware list, then plan for the GPU or partition that is there",
         )
 
 
-def _other_weights(case: _Case) -> Iterator[Finding]:
+def _other_weights(case: _Evidence) -> Iterator[Finding]:
     line = case.line("weights_bytes")
     if line:
         plan = case.measured.plan
@@ -289,11 +295,11 @@ def _other_weights(case: _Case) -> Iterator[Finding]:
             "other weights were loaded than planned",
             f"{line.measured:.2f} GiB on each GPU instead of {line.predicted:.2f} for {plan.weight_dtype} at "
             f"tensor-parallel size {plan.tensor_parallel_size}",
-            f"check that the log loads {plan.model}, quantised as planned; else please report the difference",
+            f"check that the log loads {plan.model} with the planned quantisation; if it does, report the difference",
         )
 
 
-def _preempted(case: _Case) -> Iterator[Finding]:
+def _preempted(case: _Evidence) -> Iterator[Finding]:
     log = case.measured.log
     if log and log.preemptions:
         yield Finding(
@@ -303,72 +309,72 @@ def _preempted(case: _Case) -> Iterator[Finding]:
         )
 
 
-def _small_cache(case: _Case) -> Iterator[Finding]:
+def _small_cache(case: _Evidence) -> Iterator[Finding]:
     """A cache that is smaller than predicted and too small for the load."""
     line = case.line("kv_cache_tokens")
     if line and line.verdict == "below" and not case.wrong_gpu_or_weights and line.measured < case.needed_tok:
         yield Finding(
-            "the KV cache holds fewer blocks than predicted, and fewer than the load needs: requests wait",
+            "the KV cache holds fewer blocks than predicted, too few for the load: requests wait",
             f"{_cache(case, line)}; the load holds up to {case.needed_tok:,} tokens at once",
-            "stop what else uses the GPU (./preflight.sh shows it), or plan with a lower concurrency",
+            "stop other work on the GPU (./preflight.sh shows it), or plan with a lower concurrency",
         )
 
 
 # --- the pattern of the misses -------------------------------------------------------------------------------------
 
 
-def _cached_prefixes(case: _Case) -> Iterator[Finding]:
+def _cached_prefixes(case: _Evidence) -> Iterator[Finding]:
     log = case.measured.log
     hits = log.prefix_hit_rate if log else None
     if hits and hits > NOTICEABLE_HITS and case.faster("mean_ttft_ms", "median_ttft_ms", "output_throughput"):
         yield Finding(
             "prompts were found in the prefix cache",
-            f"up to {hits:.0%} of the prompt tokens were hits; random prompts of one seed repeat on a second run",
+            f"up to {hits:.0%} of the prompt tokens were hits; random prompts of one seed repeat in a second run",
             "restart the server (./launch.sh) and measure with FORCE=1",
         )
 
 
-def _full_cache(case: _Case) -> Iterator[Finding]:
+def _full_cache(case: _Evidence) -> Iterator[Finding]:
     log = case.measured.log
     if log and not log.preemptions and log.peak_cache_usage and log.peak_cache_usage >= FULL_CACHE and log.peak_waiting:
         yield Finding(
             "requests waited for the KV cache",
-            f"it was {log.peak_cache_usage:.0%} full with {log.peak_waiting} requests waiting",
+            f"the cache was {log.peak_cache_usage:.0%} full while {log.peak_waiting} requests waited",
             "lower the concurrency, or plan with an fp8 KV cache",
         )
 
 
-def _all_slow(case: _Case) -> Iterator[Finding]:
+def _all_slow(case: _Evidence) -> Iterator[Finding]:
     first, tokens = case.ratio("mean_ttft_ms"), case.ratio("mean_tpot_ms")
     if not (first and tokens and case.slow_first_token and case.slow_tokens):
         return
     alike = max(first, tokens) / min(first, tokens) < ALIKE
     yield Finding(
-        "everything is slower by one factor" if alike else "prefill and decoding are both slower, by different factors",
+        "everything is slower by one factor" if alike else "prefill and decoding are slower, by different factors",
         f"TTFT {first:.2f} and TPOT {tokens:.2f} times the prediction",
-        "look for lower clocks, a power cap or other work on the GPU or the host while ./benchmark.sh runs; if it is "
-        "the machine's own speed, planner calibrate learns it from this result",
+        "while ./benchmark.sh runs, look for low clocks, a power cap, or other work on GPU or host; if the machine is "
+        "simply slower, planner calibrate learns that from this result",
     )
 
 
-def _slow_prefill(case: _Case) -> Iterator[Finding]:
+def _slow_prefill(case: _Evidence) -> Iterator[Finding]:
     if case.slow_first_token and not case.slow_tokens:
         yield Finding(
-            "prefill, or the wait for it, is slower than predicted; decoding is not",
+            "prefill, or the queue before it, is slower than predicted; decoding is not",
             f"TTFT {_times(case.ratio('mean_ttft_ms'))} the prediction, TPOT {_times(case.ratio('mean_tpot_ms'))}",
-            "measure with --max-concurrency 1: if TTFT is still high, the prefill kernels are (attention backend, "
-            "fp8 GEMMs; see the first lines of logs/server.log), else the queue is: try a larger "
+            "measure with --max-concurrency 1: if TTFT is still high, prefill kernels are slow (see attention backend "
+            "and fp8 GEMMs at the top of logs/server.log); if not, the queue is long: try a larger "
             "--max-num-batched-tokens",
         )
 
 
-def _slow_decode(case: _Case) -> Iterator[Finding]:
+def _slow_decode(case: _Evidence) -> Iterator[Finding]:
     if not case.slow_tokens or case.slow_first_token:
         return
     tokens = case.by_metric.get("median_itl_ms") or case.by_metric.get("median_tpot_ms")
     if tokens and tokens.predicted < HOST_BOUND_MS:
         yield Finding(
-            "the host does not keep up: steps are short, and each is longer by about the same",
+            "the host does not keep up: steps are short, and each takes longer by about the same time",
             f"{tokens.metric} {tokens.measured:.2f} instead of {tokens.predicted:.2f} ms",
             "set the CPU governor to performance, pin the server to the NUMA node of its GPU, check that CUDA or HIP "
             "graphs are captured (no --enforce-eager) and that asynchronous scheduling is on",
@@ -377,32 +383,32 @@ def _slow_decode(case: _Case) -> Iterator[Finding]:
         yield Finding(
             "decoding is slower than predicted; prefill is not",
             f"TPOT {_times(case.ratio('mean_tpot_ms'))} the prediction, TTFT {_times(case.ratio('mean_ttft_ms'))}",
-            "check in logs/server.log that graphs are captured and which attention backend and quantisation kernels "
-            "are taken; then planner calibrate learns the rest from this result",
+            "check in logs/server.log that graphs are captured, and which attention backend and quantisation kernels "
+            "run; planner calibrate then learns the rest from this result",
         )
 
 
-def _interrupted_decode(case: _Case) -> Iterator[Finding]:
+def _interrupted_decode(case: _Evidence) -> Iterator[Finding]:
     median, tail = case.ratio("median_itl_ms"), case.ratio("p99_itl_ms")
     if case.slower("p99_itl_ms") and median and tail and not case.slower("median_itl_ms"):
         yield Finding(
-            "single gaps between tokens are longer than predicted: prefills of other requests, or pauses of the host",
+            "some gaps between tokens are longer than predicted: prefills of other requests, or pauses of the host",
             f"ITL median {_times(median)} the prediction, 99th percentile {_times(tail)}",
-            "try a smaller --max-num-batched-tokens; if it stays, look for other work on the host's CPU",
+            "try a smaller --max-num-batched-tokens; if that does not help, look for other work on the host's CPU",
         )
 
 
-def _faster(case: _Case) -> Iterator[Finding]:
+def _faster(case: _Evidence) -> Iterator[Finding]:
     if case.faster("output_throughput", "mean_e2el_ms") and not case.slow_first_token and not case.slow_tokens:
         yield Finding(
             "the machine is faster than predicted",
             f"output throughput {_times(case.ratio('output_throughput'))} the prediction",
-            "planner calibrate learns it from this result; plan again for more",
+            "run planner calibrate on this result, then plan again",
         )
 
 
-def _other_cache(case: _Case) -> Iterator[Finding]:
-    """A cache of another size that does not matter for this load."""
+def _other_cache(case: _Evidence) -> Iterator[Finding]:
+    """A cache of another size that is large enough for this load."""
     line = case.line("kv_cache_tokens") or case.line("kv_cache_bytes")
     if not line or case.wrong_gpu_or_weights or any(_small_cache(case)):
         return
@@ -410,32 +416,32 @@ def _other_cache(case: _Case) -> Iterator[Finding]:
     yield Finding(
         f"the KV cache holds {'fewer' if below else 'more'} blocks than predicted",
         _cache(case, line),
-        "this load fits; for larger ones see ./preflight.sh for what else uses the GPU"
+        "this load fits; before a larger one, check with ./preflight.sh what else uses the GPU"
         if below
-        else "nothing is lost: plan again with a larger --max-num-seqs",
+        else "plan again with a larger --max-num-seqs to use it",
     )
 
 
-def _cache(case: _Case, line: ComparedLine) -> str:
-    """How large the cache is, and what the log says took the rest."""
+def _cache(case: _Evidence, line: ComparedLine) -> str:
+    """How large the cache is, and what the log says of the rest."""
     startup = case.measured.startup
     parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
     logged = ", ".join(f"{name} {value / GIB:.2f} GiB" for name, value in parts.items() if value is not None)
     digits = 0 if line.unit == "tokens" else 2
     size = f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}"
-    return f"{size}; the log also says {logged}" if logged else size
+    return f"{size}; the log also has {logged}" if logged else size
 
 
-def _unexplained(case: _Case) -> Finding:
-    outside = [line.metric for line in case.lines if line.verdict != "inside"]
+def _unexplained(case: _Evidence) -> Finding:
+    outside = [line.metric for line in case.lines if not line.is_inside]
     return Finding(
         "no single cause stands out",
-        f"outside: {', '.join(outside)}",
+        f"out of bounds: {', '.join(outside)}",
         "measure again with FORCE=1 to see the spread, and with more --num-prompts",
     )
 
 
-_Rule = Callable[[_Case], Iterator[Finding]]
+_Rule = Callable[[_Evidence], Iterator[Finding]]
 _FROM_THE_LOG: tuple[_Rule, ...] = (
     _refused, _other_version, _other_gpu, _other_weights, _other_settings, _preempted, _small_cache,
 )  # fmt: skip
@@ -446,7 +452,7 @@ _FROM_THE_PATTERN: tuple[_Rule, ...] = (
 
 
 def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
-    """What the plan says of a setting; None where it leaves it to vLLM. ``auto`` is what was asked for, not taken."""
+    """What the plan sets; None where it leaves the choice to vLLM. A logged ``auto`` says what was asked for."""
     if name == "dtype" or logged == "auto":
         flag = f"--{name.replace('_', '-')}"
         asked = plan.serve_argv[plan.serve_argv.index(flag) + 1] if flag in plan.serve_argv else "auto"
@@ -462,10 +468,10 @@ def _same(logged: Setting, planned: Setting) -> bool:
 
 
 def _type_of(name: str) -> str:
-    """fp8 is e4m3, also in the layouts of single kernels (``fp8_ds_mla``)."""
+    """fp8 is e4m3, also in the layouts of some kernels (``fp8_ds_mla``)."""
     short = SHORT_NAMES.get(name, name)
     return "fp8" if short.startswith("fp8") and short != "fp8_e5m2" else short
 
 
 def _times(ratio: float | None) -> str:
-    return "was not compared with" if ratio is None else f"{ratio:.2f} times"
+    return "not compared with" if ratio is None else f"{ratio:.2f} times"

@@ -1,6 +1,7 @@
-"""Predicted beside measured: every run replayed with the settings it stated, none dropped.
+"""Predicted beside measured: each run is replayed with the settings that it states.
 
-What a run does not state is taken as in ``ASSUMED``; a run that cannot be predicted is counted with its reason.
+``ASSUMED`` says what is taken for settings that a run does not state. No run is dropped: one that cannot be predicted
+is counted with its reason.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from planner.engine import EngineArgs, EngineVersion, parse_version
 from planner.errors import InputError, PlannerError
-from planner.evidence.runs import MeasuredRun
+from planner.evidence.runs import MeasuredRun, find_contradictions
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import UNQUANTIZED, Model, as_quantized, resolve_model
@@ -32,17 +33,17 @@ from planner.planning import (
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Workload
 
-#: What is taken where a run does not say.
+#: What is taken for what a run does not state.
 ASSUMED = {
     "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths, these scatter by 10 %",
     "num_scheduler_steps": "10 for offline throughput on the V0 engine, as AMD's tables were run",
     "num_prompts otherwise": "1000",
     "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
-    "size of the KV cache": "as estimated, but room for one request of max_model_len, as vLLM insists; 32768 tokens "
-    "where the run does not state it and the model allows as many",
-    "prompts": "random, seen by no server before; but of runs with lengths of conversations that differ in nothing but "
-    "request_rate, sent to one server one after the other, the fastest first: the others find their prompts in the "
-    "prefix cache, where the engine keeps one that holds them all",
+    "size of the KV cache": "as estimated, but at least one request of max_model_len, as vLLM requires; where the run "
+    "does not state that either, at least 32768 tokens if the model allows as many",
+    "prompts": "random and new to the server; but runs with lengths of conversations that differ only in request_rate "
+    "were sent to one server one after the other, the fastest first: the others find their prompts in the prefix "
+    "cache, if the engine has one that holds them all",
     "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), else the default",
 }
 #: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
@@ -62,7 +63,7 @@ SERVED_CONTEXT = 32768
 
 @dataclass(frozen=True)
 class Case:
-    """A run as something that can be replayed."""
+    """A run, with the engine and the load that replay it."""
 
     run: MeasuredRun
     deployment: Deployment
@@ -100,7 +101,7 @@ class Evaluated:
 
 
 def evaluate(runs: Iterable[MeasuredRun], local: Local = SHIPPED) -> list[Evaluated]:
-    """Predict each run with the fits of ``local``. Never raises for one that cannot be predicted: see ``refused``."""
+    """Predict each run with the fits of ``local``. A run that cannot be predicted is returned with ``refused``."""
     runs = list(runs)
     seen = resent(runs)
     return [evaluate_run(run, local, resent=run.run_id in seen) for run in runs]
@@ -119,7 +120,7 @@ def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = Fal
         for name, measured in run.metrics.items()
         if name in predicted
     }
-    return Evaluated(run, figures, None if figures else "nothing that this bench reports was measured", origin)
+    return Evaluated(run, figures, None if figures else "no metric of this bench was measured", origin)
 
 
 def _figure(case: Case, name: str, measured: float, predicted: float) -> PredictedFigure:
@@ -148,9 +149,9 @@ def predict(case: Case) -> dict[str, float]:
 
 
 def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -> Case:
-    """Deployment and load of a run, with the fits of ``local``. Raises PlannerError for what cannot be planned.
+    """Engine and load of a run, with the fits of ``local``. Raises PlannerError where it cannot be planned.
 
-    ``resent``: whether its server had answered the same prompts before.
+    ``resent``: whether its server has answered the same prompts before.
     """
     profile = load_profile(run.gpu)
     workload = run_workload(run)
@@ -158,7 +159,7 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
     length = workload.max_total_len
     usual = min(model.max_position_embeddings, max(length + CONTEXT_ROOM, LEAST_CONTEXT))
     context = max(run.max_model_len or usual, length)
-    if context > model.max_position_embeddings:  # it ran, so somebody allowed a longer context
+    if context > model.max_position_embeddings:  # it ran, so a longer context was allowed
         model = replace(model, max_position_embeddings=context)
     spread = run.expert_parallel_size > 1 and model.is_moe
     args = EngineArgs(
@@ -190,7 +191,7 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
 
 
 def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
-    """Ids of the runs of ``runs`` whose server had answered the same prompts before, as ``ASSUMED`` has it."""
+    """Ids of the runs whose server has answered the same prompts before, as ``ASSUMED`` says."""
     sweeps: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
     for run in runs:
         if run.length_distribution == "sharegpt" and run.request_rate:
@@ -201,12 +202,20 @@ def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
     )
 
 
-#: What differs between the runs of a sweep of rates: without ``--ignore-eos``, the lengths of answers too.
+def notes_on_runs(runs: Sequence[MeasuredRun]) -> Iterator[str]:
+    """Runs that are taken to find their prompts cached, and metrics that contradict each other."""
+    if seen := resent(runs):
+        yield f"runs whose prompts are taken to be cached, by a run at a higher request_rate: {len(seen)}"
+    for run in runs:
+        yield from (f"{run.run_id}: {what}: are the units the same?" for what in find_contradictions(run))
+
+
+#: What differs between the runs of a sweep of rates. Lengths of answers do without ``--ignore-eos``.
 _OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "metrics"})
 
 
 def _keeps(deployment: Deployment, workload: Workload) -> bool:
-    """Whether the prefix cache holds all that the workload sends and gets; else the oldest go, before they return."""
+    """Whether the prefix cache holds all tokens of the workload; if not, prompts are evicted before they return."""
     if not deployment.config.enable_prefix_caching:
         return False
     held_tok = deployment.limits(workload.max_total_len).kv_cache_tokens
@@ -214,18 +223,18 @@ def _keeps(deployment: Deployment, workload: Workload) -> bool:
 
 
 def _refuse_impossible(deployment: Deployment) -> None:
-    """Overheads are estimates, which a run that was measured outweighs; weights are arithmetic."""
+    """A measured run outweighs estimated overheads, but weights are arithmetic."""
     weights_bytes = deployment.budget.binding.weights.loaded_bytes
     memory_bytes = deployment.profile.memory_bytes
     if weights_bytes > memory_bytes:
         raise InputError(
-            f"{format_bytes(weights_bytes)} of weights on each GPU do not fit {format_bytes(memory_bytes)}",
+            f"{format_bytes(weights_bytes)} of weights do not fit in the {format_bytes(memory_bytes)} of each GPU",
             hint="check model, weight_dtype and tensor_parallel_size of the run",
         )
 
 
 def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineArgs, local: Local) -> Deployment:
-    """What ``args`` describe; with an fp8 cache where the run does not say and its weights are as narrow."""
+    """The engine of ``args``. Its cache is fp8 where the weights have 8 bits or fewer and the run does not say."""
 
     def with_cache(kv_cache_dtype: str) -> Deployment:
         asked, offline = replace(args, kv_cache_dtype=kv_cache_dtype), run.bench != "serve"
@@ -248,14 +257,14 @@ _KV_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def run_version(run: MeasuredRun) -> EngineVersion:
-    """The engine of a run; builds without a number fall to the newest release of the run's date."""
+    """The engine version of a run. A build without a number takes the newest release of the run's date."""
     version = parse_version(run.engine_version, date=run.date)
     return replace(version, build="vllm+atom-plugin") if run.engine_build == "vllm+atom-plugin" else version
 
 
 @cache
 def _model(name: str, base_model: str, weight_dtype: str) -> Model:
-    """The catalog's model, or that of the known config with the same architecture, in the run's precision."""
+    """The catalog's model, or the base model with the same architecture, in the run's precision."""
     try:
         model = resolve_model(name, network=False).model
     except PlannerError:
@@ -275,7 +284,7 @@ def run_workload(run: MeasuredRun) -> Workload:
     input_len = run.input_len if nominal else run.mean_input_len or run.input_len
     output_len = run.output_len if nominal else run.mean_output_len or run.output_len
     if not input_len or not output_len:
-        raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="fill in both")
+        raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="state both")
     if run.random_range_ratio is not None and run.length_distribution == "fixed":
         ratio = run.random_range_ratio
     one = Workload(
@@ -285,7 +294,7 @@ def run_workload(run: MeasuredRun) -> Workload:
     if run.bench == "latency":
         batch = run.batch_size or run.max_concurrency or run.num_prompts
         if not batch:
-            raise InputError(f"{run.run_id}: batch_size is not stated", hint="fill it in")
+            raise InputError(f"{run.run_id}: batch_size is not stated", hint="state it")
         return replace(one, num_prompts=batch)
     if run.bench == "throughput" or run.arrival in ("offline", "all-at-once"):
         return replace(one, num_prompts=run.num_prompts or PUBLISHED_PROMPTS)
@@ -293,7 +302,7 @@ def run_workload(run: MeasuredRun) -> Workload:
         rate, prompts = run.request_rate or inf, run.num_prompts or PUBLISHED_PROMPTS
         return replace(one, num_prompts=prompts, max_concurrency=run.max_concurrency, request_rate=rate)
     if not run.max_concurrency:
-        raise InputError(f"{run.run_id}: neither max_concurrency nor request_rate is stated", hint="fill in one")
+        raise InputError(f"{run.run_id}: neither max_concurrency nor request_rate is stated", hint="state one of them")
     stated = run.num_prompts is not None or run.random_range_ratio is not None
     other = not stated and run.length_distribution == "fixed"
     prompts = PUBLISHED_PROMPTS_PER_SLOT * run.max_concurrency
@@ -323,7 +332,7 @@ def summary(evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
 
 
 def statistics(figures: Sequence[PredictedFigure]) -> dict[str, Any]:
-    """Of absolute relative errors: mean and median, share within 20 %; mean signed error; coverage."""
+    """Mean, median and share within 20 % of absolute relative errors; mean signed error (bias); coverage."""
     errors = [abs(figure.error) for figure in figures]
     covered = [figure.covered for figure in figures if figure.covered is not None]
     return {
@@ -337,7 +346,7 @@ def statistics(figures: Sequence[PredictedFigure]) -> dict[str, Any]:
 
 
 def evaluation_json(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-    """Rows and summary, as the contract of ``planner evaluate`` has them."""
+    """``planner evaluate --format json``."""
     return {"rows": list(_rows(evaluated)), "summary": summary(evaluated)}
 
 

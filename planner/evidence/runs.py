@@ -1,7 +1,7 @@
 """Measured runs of vLLM: a table with one row per run, read strictly.
 
-Columns are those of ``RUN_COLUMNS`` (what was run) and ``MEASUREMENTS`` (what came out). Other columns are ignored. An
-empty cell means "not stated". A mistake in the table is refused with its line and column.
+The columns are the fields of ``MeasuredRun`` (what was run) and ``MEASUREMENTS`` (what came out). Other columns are
+ignored. An empty cell means "not stated". A mistake in the table is refused with its line and column.
 """
 
 from __future__ import annotations
@@ -17,24 +17,18 @@ from typing import Any, Literal
 
 from planner.errors import InputError
 from planner.units import MS
-from planner.workload import METRICS
+from planner.workload import LATENCIES, METRICS
 
 Bench = Literal["latency", "throughput", "serve"]
-BENCHES = ("latency", "throughput", "serve")
-ARRIVALS = ("offline", "all-at-once", "closed-loop", "poisson")
-LENGTHS = ("fixed", "uniform-0.8-1", "sharegpt")
-
-#: Columns with measurements, in the units that their names say: no fit uses the other metrics.
-MEASUREMENTS = tuple(key for key in METRICS if key != "request_throughput" and not key.startswith("p90"))
+#: Columns of words from a list.
+CHOICES = {
+    "bench": ("latency", "throughput", "serve"),
+    "length_distribution": ("fixed", "uniform-0.8-1", "sharegpt"),
+    "arrival": ("offline", "all-at-once", "closed-loop", "poisson"),
+}
 REQUIRED = ("bench", "gpu", "model")
-RUN_COLUMNS = (
-    "run_id", *REQUIRED, "num_gpus", "base_model", "weight_dtype", "kv_cache_dtype", "tensor_parallel_size",
-    "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size", "engine_build", "engine_version",
-    "input_len", "output_len", "mean_input_len", "mean_output_len", "length_distribution", "arrival", "batch_size",
-    "max_concurrency", "request_rate", "num_prompts", "max_num_seqs", "max_num_batched_tokens", "async_scheduling",
-    "suspect", "date", "family", "max_model_len", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching",
-    "burstiness", "random_range_ratio", "seed",
-)  # fmt: skip
+#: Columns with measurements, in the units that their names say. No fit uses the other metrics.
+MEASUREMENTS = tuple(key for key in METRICS if key != "request_throughput" and not key.startswith("p90"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +75,21 @@ class MeasuredRun:
 
     @property
     def group(self) -> tuple[str, str, int, str, str]:
-        """Runs of one group share what a fit could memorise: GPU, model, TP, weight dtype, engine version."""
+        """What a fit could memorise: GPU, model, TP, weight dtype, engine version."""
         return self.gpu, self.model, self.tensor_parallel_size, self.weight_dtype, self.engine_version
 
     def record(self) -> dict[str, Any]:
-        """The columns of a table that give this run again: those that are not at their default."""
-        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name in RUN_COLUMNS}
+        """The cells of a table that give this run again: those that are not at their default."""
+        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metrics"}
         defaults = {f.name: f.default for f in fields(self)}
         return {**{name: value for name, value in stated.items() if value != defaults[name]}, **self.metrics}
 
 
+RUN_COLUMNS = tuple(f.name for f in fields(MeasuredRun) if f.name != "metrics")
+
+
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """The runs of a CSV file. Raises InputError naming file, line and column for anything that is not a run."""
+    """The runs of a CSV file. Raises InputError, naming file, line and column, for anything that is not a run."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_runs(path, csv.DictReader(file, strict=True)))
@@ -112,7 +109,7 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
         )
     twice = [name for name, times in Counter(columns).items() if name and times > 1]
     if twice:
-        raise InputError(f"{path}: column {twice[0]} is there twice", hint="keep one of them")
+        raise InputError(f"{path}: column {twice[0]} appears twice", hint="keep one of them")
     if not any(metric in columns for metric in MEASUREMENTS):
         raise InputError(f"{path}: no column with a measurement", hint=f"one of: {', '.join(MEASUREMENTS)}")
     seen = False
@@ -124,7 +121,7 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
 
 
 def runs_of(records: Iterable[Mapping[str, Any]], where: str) -> list[MeasuredRun]:
-    """The runs of ``Run.record``. Raises InputError naming ``where``, number and field for anything that is not one."""
+    """The runs behind ``MeasuredRun.record``. Raises InputError, naming number and field, for anything else."""
     found = []
     for number, record in enumerate(records, 1):
         cells: dict[str, str | None] = {name: str(value) for name, value in record.items()}
@@ -132,12 +129,12 @@ def runs_of(records: Iterable[Mapping[str, Any]], where: str) -> list[MeasuredRu
     return found
 
 
-def disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, str]]:
-    """Names of two figures of which the second cannot be the smaller one, and is: their units differ.
+def find_disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, str]]:
+    """Pairs of metrics of which the second is the smaller one and cannot be: their units differ.
 
-    A median above the 99th percentile, or a TTFT above the E2EL.
+    For example a median above the 99th percentile, or a TTFT above the E2EL.
     """
-    pairs = [(f"median_{name}_ms", f"p99_{name}_ms") for name in ("ttft", "tpot", "itl", "e2el")]
+    pairs = [(f"median_{latency}_ms", f"p99_{latency}_ms") for latency in LATENCIES]
     for low, high in (*pairs, ("mean_ttft_ms", "mean_e2el_ms")):
         least, most = figures.get(low), figures.get(high)
         if least and most and least > 1.001 * most:
@@ -151,76 +148,37 @@ class _Row:
         self.where, self.name, self.cells = where, name, cells
 
     def run(self) -> MeasuredRun:
-        self._refuse_extra_cells()
-        return MeasuredRun(
-            run_id=self.text("run_id") or self.name,
-            bench=self.choice("bench", BENCHES),  # type: ignore[arg-type]
-            gpu=self.needed("gpu"),
-            model=self.needed("model"),
-            base_model=self.text("base_model"),
-            weight_dtype=self.text("weight_dtype"),
-            kv_cache_dtype=self.text("kv_cache_dtype"),
-            tensor_parallel_size=self.count("tensor_parallel_size") or 1,
-            pipeline_parallel_size=self.count("pipeline_parallel_size") or 1,
-            data_parallel_size=self.count("data_parallel_size") or 1,
-            expert_parallel_size=self.count("expert_parallel_size") or 1,
-            engine_build=self.text("engine_build") or "vllm",
-            engine_version=self.text("engine_version"),
-            input_len=self.number("input_len"),
-            output_len=self.number("output_len"),
-            mean_input_len=self.number("mean_input_len"),
-            mean_output_len=self.number("mean_output_len"),
-            length_distribution=self.choice("length_distribution", LENGTHS, default="fixed"),
-            arrival=self.choice("arrival", ARRIVALS, default=""),
-            batch_size=self.count("batch_size"),
-            max_concurrency=self.count("max_concurrency"),
-            request_rate=self.rate("request_rate"),
-            num_prompts=self.prompts(),
-            max_num_seqs=self.count("max_num_seqs"),
-            max_num_batched_tokens=self.count("max_num_batched_tokens"),
-            async_scheduling=self.flag("async_scheduling"),
-            suspect=self.text("suspect"),
-            date=self.text("date"),
-            family=self.text("family"),
-            max_model_len=self.count("max_model_len"),
-            gpu_memory_utilization=self.number("gpu_memory_utilization"),
-            enforce_eager=self.flag("enforce_eager"),
-            enable_prefix_caching=self.flag("enable_prefix_caching"),
-            burstiness=self.number("burstiness"),
-            random_range_ratio=self.share("random_range_ratio"),
-            seed=self.seed(),
-            metrics=dict(self._metrics()),
-        )
-
-    def _refuse_extra_cells(self) -> None:
+        """The run. An empty cell leaves a field at its default."""
         if None in self.cells:
             raise self._wrong("", "more cells than the header has columns")
-
-    def _metrics(self) -> Iterable[tuple[str, float]]:
-        for name in MEASUREMENTS:
-            value = self.number(name)
-            if value is not None:
-                yield name, value
-        self._refuse_mixed_units()
-
-    def _refuse_mixed_units(self) -> None:
-        for low, high in disorder({name: self.number(name) for name in MEASUREMENTS}):
-            what = f"{self.number(high):g} is below {low}, {self.number(low):g}: are the units the same?"
+        for name in REQUIRED:
+            if not self.text(name):
+                raise self._wrong(name, "is empty")
+        stated = {f.name: self._value(f.name, str(f.type)) for f in fields(MeasuredRun) if f.name in RUN_COLUMNS}
+        metrics = {name: value for name in MEASUREMENTS if (value := self.number(name)) is not None}
+        for low, high in find_disorder(metrics):
+            what = f"{metrics[high]:g} is below {low}, {metrics[low]:g}: are the units the same?"
             raise self._wrong(high, what)
+        named = {"run_id": self.name} | {name: value for name, value in stated.items() if value not in (None, "")}
+        return MeasuredRun(**named, metrics=metrics)
+
+    def _value(self, name: str, kind: str) -> Any:
+        """The cell of a column, read as the type of its field; some columns have a form of their own."""
+        own = {"num_prompts": self.prompts, "request_rate": self.rate, "random_range_ratio": self.share}
+        own["seed"] = lambda: 0 if self.text("seed") == "0" else self.count("seed")
+        if name in own:
+            return own[name]()
+        if name in CHOICES:
+            return self.choice(name, CHOICES[name])
+        readers = {"str": self.text, "int": self.count, "float": self.number, "bool": self.flag}
+        return readers[kind.removesuffix(" | None")](name)
 
     def text(self, name: str) -> str:
         return (self.cells.get(name) or "").strip()
 
-    def needed(self, name: str) -> str:
-        if not self.text(name):
-            raise self._wrong(name, "is empty")
-        return self.text(name)
-
-    def choice(self, name: str, choices: tuple[str, ...], default: str | None = None) -> str:
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
         value = self.text(name)
-        if not value and default is not None:
-            return default
-        if value not in choices:
+        if value and value not in choices:
             raise self._wrong(name, f"{value!r} is not one of {', '.join(choices)}")
         return value
 
@@ -243,30 +201,26 @@ class _Row:
             raise self._wrong(name, f"{text} is not a positive number")
         return value
 
-    def rate(self, name: str) -> float | None:
-        return None if self.text(name).lower() in ("inf", "infinity") else self.number(name)
+    def rate(self) -> float | None:
+        return None if self.text("request_rate").lower() in ("inf", "infinity") else self.number("request_rate")
 
     def prompts(self) -> int | None:
-        """``num_prompts``, which a sweep may state as a multiple of the concurrency: ``10x conc``."""
+        """A sweep may state a multiple of the concurrency: ``10x conc``."""
         multiple = re.fullmatch(r"(\d+)\s*x\s*conc(urrency)?", self.text("num_prompts"))
         if not multiple:
             return self.count("num_prompts")
         concurrency = self.count("max_concurrency")
         if concurrency is None:
-            raise self._wrong("num_prompts", "is a multiple of a concurrency that is not stated")
+            raise self._wrong("num_prompts", "is a multiple of the concurrency, which is not stated")
         return int(multiple[1]) * concurrency
 
-    def share(self, name: str) -> float | None:
+    def share(self) -> float | None:
         """From 0 to below 1."""
-        if self.text(name) in ("0", "0.0"):
-            return 0.0
-        value = self.number(name)
+        name = "random_range_ratio"
+        value = 0.0 if self.text(name) in ("0", "0.0") else self.number(name)
         if value is not None and value >= 1:
             raise self._wrong(name, f"{value:g} is not below 1")
         return value
-
-    def seed(self) -> int | None:
-        return 0 if self.text("seed") == "0" else self.count("seed")
 
     def count(self, name: str) -> int | None:
         value = self.number(name)
@@ -279,34 +233,27 @@ class _Row:
         return InputError(f"{self.where}{column}: {what}", hint="correct the cell, or leave it empty")
 
 
-# --- Do the figures of a run agree with each other? What does not is of other units, or of other runs, and teaches lies
+# --- Do the metrics of a run agree with each other? Where they do not, units or runs were mixed up
 #
-# ::
-#
-#     E2EL  =  TTFT + (output tokens - 1) x TPOT             of means, with requests that are alike
-#     requests in flight  =  throughput x E2EL / output tokens         Little's law; in a closed loop the concurrency
-#     output tokens  =  throughput x duration
+#     E2EL  =  TTFT + (output tokens - 1) x TPOT                     of means, where requests are alike
+#     requests in flight  =  throughput x E2EL / output tokens       Little's law; in a closed loop the concurrency
 
-#: Sums that hold on average only may be off by this factor: lengths vary, and rates are taken over a run's whole time.
-#: Units that are mixed up are off by 60 or more.
+#: Both sums hold on average only and may be off by this factor: lengths vary, and a rate covers a run's whole time.
+#: Mixed-up units are off by 60 or more.
 LOOSE = 2.0
-#: Requests in flight may be this many times less than the concurrency, in a run that starts and ends empty.
+#: A run that starts and ends empty may have this many times fewer requests in flight than its concurrency.
 EMPTY = 10.0
-#: The same sum, by the same program, printed with all its digits.
-EXACT = 0.01
-
-_UNITS = "are the units the same, and are all figures of one run?"
 
 
 def check_run(run: MeasuredRun) -> None:
-    """Raises InputError naming the run and the figures that contradict each other."""
-    for what in contradictions(run):
-        raise InputError(f"{run.run_id}: {what}", hint=_UNITS)
+    """Raise InputError for metrics of a run that contradict each other."""
+    for what in find_contradictions(run):
+        raise InputError(f"{run.run_id}: {what}", hint="check that units agree and that all metrics are of one run")
 
 
-def contradictions(run: MeasuredRun) -> Iterator[str]:
-    """Each pair of figures of ``run`` that cannot both be right, in words."""
-    for low, high in disorder(run.metrics):
+def find_contradictions(run: MeasuredRun) -> Iterator[str]:
+    """Each pair of metrics of ``run`` that cannot both be right, in words."""
+    for low, high in find_disorder(run.metrics):
         yield f"{high}, {run.metrics[high]:g}, is below {low}, {run.metrics[low]:g}"
     output_len = run.mean_output_len or run.output_len
     if not output_len:
@@ -315,7 +262,7 @@ def contradictions(run: MeasuredRun) -> Iterator[str]:
     ttft, tpot, e2el = (_mean_s(figures, name) for name in ("ttft", "tpot", "e2el"))
     parts = None if ttft is None or tpot is None else ttft + (output_len - 1) * tpot
     if e2el and parts and not 1 / LOOSE < e2el / parts < LOOSE:
-        yield f"an E2EL of {e2el:.4g} s is not TTFT and TPOT of {output_len:g} tokens, which make {parts:.4g} s"
+        yield f"an E2EL of {e2el:.4g} s is not TTFT and TPOT of {output_len:g} tokens, which add up to {parts:.4g} s"
     yield from _little(run, e2el or parts, output_len)
 
 
@@ -332,7 +279,7 @@ def _little(run: MeasuredRun, e2el_s: float | None, output_len: float) -> Iterat
         batch, seconds = run.batch_size or run.max_concurrency or run.num_prompts, run.metrics.get("avg_latency_s")
         if batch and seconds and not 1 / LOOSE < batch * output_len / seconds / rate < LOOSE:
             made = batch * output_len / seconds
-            yield f"a batch of {batch} in {seconds:g} s makes {made:.4g} tokens/s, output_throughput is {rate:g}"
+            yield f"a batch of {batch} in {seconds:g} s is {made:.4g} tokens/s, but output_throughput is {rate:g}"
         return
     limit = run.max_concurrency
     if not limit or not e2el_s:
@@ -342,26 +289,5 @@ def _little(run: MeasuredRun, e2el_s: float | None, output_len: float) -> Iterat
     if in_flight > LOOSE * limit or (closed and in_flight < limit / EMPTY):
         yield (
             f"output_throughput {rate:g} and an E2EL of {e2el_s:.4g} s keep {in_flight:.3g} requests in flight, "
-            f"max_concurrency is {limit}"
+            f"but max_concurrency is {limit}"
         )
-
-
-def check_result(path: Path, content: Mapping[str, Any]) -> None:
-    """Rates of a result of ``vllm bench serve`` against its duration. Raises InputError naming the rate."""
-    seconds, requests, given, made = (
-        _number(content, name) for name in ("duration", "completed", "total_input_tokens", "total_output_tokens")
-    )
-    totals = {"request_throughput": requests, "output_throughput": made, "total_token_throughput": given + made}
-    for name, total in totals.items():
-        rate = _number(content, name)
-        if rate and seconds and total and abs(rate * seconds / total - 1) > EXACT:
-            raise InputError(
-                f"{path}: {name} is {rate:g}, {total:g} in {seconds:g} s are {total / seconds:g} a second",
-                hint="is it the file that vllm bench serve wrote?",
-            )
-
-
-def _number(content: Mapping[str, Any], name: str) -> float:
-    """0 where there is none: what is needed of a result is asked for by name elsewhere."""
-    value = content.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from script_plans import plan as a_plan
 
 from planner.errors import InputError
-from planner.evidence.calibration import CalibrationOutcome, calibrate, error
+from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
 from planner.evidence.evaluation import case_of, evaluate, predict
 from planner.evidence.local_factors import local_spreads
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
@@ -86,9 +86,9 @@ def test_a_slower_machine_is_found_and_loads_that_it_did_not_run_come_out_better
     assert 0.5 < log(slowdown(answer)) / log(truth) < 1.15
     assert answer.kept and any(f.target == "slowdown" and f.determined for f in answer.factors)
     unseen = [measured(slow, *load, noise=0) for load in UNSEEN]
-    after = error(evaluate(unseen, Local(Path("x"), efficiency=answer.efficiency)))
-    assert after < error(evaluate(unseen)) / 2
-    assert error(answer.left_out) < error(answer.before) / 2
+    after = mean_error(evaluate(unseen, Local(Path("x"), efficiency=answer.efficiency)))
+    assert after < mean_error(evaluate(unseen)) / 2
+    assert mean_error(answer.left_out) < mean_error(answer.before) / 2
 
 
 def test_a_slower_front_end_is_not_taken_for_a_slower_gpu(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_slower_front_end_is_not_taken_for_a_slower_gpu(tmp_path: Path) -> Non
     assert max(delays) > 1.2
     assert slowdown(answer) == pytest.approx(1, abs=0.12)
     unseen = [measured(slow, 8, 400, 64, noise=0), measured(slow, 32, 200, 80, noise=0)]
-    assert error(evaluate(unseen, Local(Path("x"), efficiency=answer.efficiency))) < error(evaluate(unseen))
+    assert mean_error(evaluate(unseen, Local(Path("x"), efficiency=answer.efficiency))) < mean_error(evaluate(unseen))
 
 
 def test_one_run_says_how_slow_and_not_why(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_one_run_says_how_slow_and_not_why(tmp_path: Path) -> None:
     assert answer.kept and 1.1 < slowdown(answer) < 1.35
     assert {f.target for f in answer.factors if not f.determined} >= {"host", "launch", "request_s"}
     assert not answer.left_out and not answer.efficiency.spreads
-    assert any("not determined" in note and "host" in note for note in answer.notes)
+    assert any("do not determine" in note and "host" in note for note in answer.notes)
     assert any("one setting" in note for note in answer.notes)
 
 
@@ -383,7 +383,7 @@ def test_offline_results_need_their_lengths(tmp_path: Path) -> None:
                                 "requests_per_second": 10.0, "tokens_per_second": 3200.0}))  # fmt: skip
     (one,) = read_sources([path], said).runs
     assert (one.bench, one.num_prompts, one.metrics) == ("throughput", 100, {"total_token_throughput": 3200.0})
-    with pytest.raises(InputError, match="as the stated lengths make"):
+    with pytest.raises(InputError, match="with the stated lengths"):
         read_sources([path], replace(said, input_len=512))
     with pytest.raises(InputError, match="does not say its lengths"):
         read_sources([path], Stated("h100", MODEL, "0.11.0"))
@@ -433,7 +433,7 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         ({"duration": 1.0}, "request_throughput is"),
         ({"failed": 3}, "of 24 requests completed"),
         ({"completed": 20}, "of 24 requests completed"),
-        ({"model_id": "somebody/else"}, "its plan of"),
+        ({"model_id": "somebody/else"}, "its plan is of"),
         ({"mean_ttft_ms": None, "mean_tpot_ms": "NaN"}, "mean_tpot_ms is 'NaN'"),
         ({"mean_tpot_ms": -1}, "mean_tpot_ms is -1"),
         ({"max_concurrency": 16}, "another load was measured"),
@@ -487,7 +487,7 @@ def test_files_that_are_something_else(tmp_path: Path, folder: Callable[..., Pat
     listed.write_text("[1]")
     for path, words in (
         (cut, "is broken"),
-        (binary, "is no text"),
+        (binary, "is not a text file"),
         (listed, "not a result"),
         (tmp_path / "no", "No such"),
     ):
@@ -537,7 +537,7 @@ def test_a_client_that_got_tokens_together_teaches_by_its_e2el_alone() -> None:
     together = {"mean_tpot_ms": 0.0025, "median_tpot_ms": 0.0025, "mean_ttft_ms": last["mean_e2el_ms"] - 127 * 0.0025}
     runs[0] = replace(runs[0], metrics={**last, **together, "median_ttft_ms": together["mean_ttft_ms"]})
     found = calibrate(Sources(runs=tuple(runs)), Path("calibration.toml"))
-    assert any("got tokens together" in note for note in found.notes)
+    assert any("many tokens at once" in note for note in found.notes)
     kept_metrics = next(one for one in found.runs if one.run_id == runs[0].run_id).metrics
     assert set(kept_metrics) == {"output_throughput", "mean_e2el_ms"}
     # a TPOT in seconds does not add up to the E2EL
@@ -583,7 +583,7 @@ def test_the_total_throughput_alone_is_enough(tmp_path: Path) -> None:
               arrival="offline", num_prompts=200)  # fmt: skip
     rate = predict(case_of(one))["total_token_throughput"] / 2
     answer = learn(tmp_path, replace(one, metrics={"total_token_throughput": rate}))
-    assert answer.kept and error(answer.after) < error(answer.before)
+    assert answer.kept and mean_error(answer.after) < mean_error(answer.before)
 
 
 def test_every_column_of_a_run_is_documented_by_its_name() -> None:

@@ -45,8 +45,8 @@ def test_prompts_may_be_a_multiple_of_the_concurrency(tmp_path: Path) -> None:
         ((f"{HEADER},avg_latency_s", LATENCY + ",3,4,5"), "more cells than the header has columns"),
         ((f"{HEADER},median_ttft_ms,p99_ttft_ms", LATENCY + ",800,1.2"), "1.2 is below median_ttft_ms, 800"),
         ((f"{HEADER},mean_ttft_ms,mean_e2el_ms", LATENCY + ",800,1.2"), "1.2 is below mean_ttft_ms"),
-        ((f"{HEADER},avg_latency_s,avg_latency_s", LATENCY + ",1,2"), "column avg_latency_s is there twice"),
-        ((f"{HEADER},mean_tpot_ms", "a,serve,mi300x,a/b,1,9,9,,10x conc,,3"), "a concurrency that is not stated"),
+        ((f"{HEADER},avg_latency_s,avg_latency_s", LATENCY + ",1,2"), "column avg_latency_s appears twice"),
+        ((f"{HEADER},mean_tpot_ms", "a,serve,mi300x,a/b,1,9,9,,10x conc,,3"), "the concurrency, which is not stated"),
     ],
 )
 def test_what_is_wrong_is_named_with_line_and_column(tmp_path: Path, lines: tuple[str, ...], named: str) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from script_plans import plan as a_plan
 
 from planner.errors import InputError
-from planner.evidence.folder import read_folder, read_server_log
+from planner.evidence.folder import read_measured
+from planner.evidence.server_log import read_server_log
 from planner.evidence.validation import Validation, validate
 from planner.memory.startup_log import read_startup_log
 from planner.planning.plan import Plan, PlanFile, PlannedWorkload, read_plan
@@ -196,7 +197,7 @@ def test_accuracy_is_shown_without_a_prediction(folder: Folder) -> None:
 
 def refusal(where: Path) -> InputError:
     with pytest.raises(InputError) as error:
-        read_folder(where)
+        read_measured(where)
     assert error.value.hint
     return error.value
 
@@ -232,14 +233,14 @@ def test_the_result_of_another_plan_is_refused(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_prompts": 64}, "num_prompts is 64, the plan sends 320"),
-        ({"max_concurrency": 32}, "max_concurrency is 32, the plan sends 64"),
-        ({"total_input_tokens": 320 * 512}, "512 tokens per request in total_input_tokens, the plan sends 1024"),
-        ({"total_output_tokens": 320 * 128}, "128 tokens per request in total_output_tokens"),
+        ({"num_prompts": 64}, "num_prompts is 64, but the plan sends 320"),
+        ({"max_concurrency": 32}, "max_concurrency is 32, but the plan sends 64"),
+        ({"total_input_tokens": 320 * 512}, "total_input_tokens is 512 for each request, but the plan sends 1024"),
+        ({"total_output_tokens": 320 * 128}, "total_output_tokens is 128 for each request"),
         ({"completed": 300, "failed": 20}, "300 of 320 requests completed"),
         ({"completed": None}, "is broken: completed is None"),
         ({"num_prompts": float("nan")}, "is broken: num_prompts is nan"),
-        ({"model_id": "Qwen/Qwen3-32B"}, "is of Qwen/Qwen3-32B, its plan of amd/Llama"),
+        ({"model_id": "Qwen/Qwen3-32B"}, "is of Qwen/Qwen3-32B, its plan is of amd/Llama"),
     ],
 )
 def test_another_load_is_refused(folder: Folder, changes: dict[str, Any], words: str) -> None:
@@ -266,7 +267,7 @@ def test_a_figure_that_is_no_number_is_never_inside(folder: Folder, value: Any) 
 def test_a_result_that_is_no_text_is_refused(folder: Folder) -> None:
     where = folder()
     (where / "results" / f"serve-{made().digest}.json").write_bytes(b"\xff\xfe\x00")
-    assert "is no text" in refusal(where).cause
+    assert "is not a text file" in refusal(where).cause
 
 
 def test_the_log_of_another_model_is_refused(folder: Folder) -> None:
@@ -281,14 +282,14 @@ def test_the_log_of_another_model_is_refused(folder: Folder) -> None:
     ("measured", "words"),
     [
         # a prefill twice as slow, decoding as predicted
-        (slower(2.0, "ttft"), "prefill, or the wait for it, is slower"),
+        (slower(2.0, "ttft"), "prefill, or the queue before it, is slower"),
         # decoding 1.5 times as slow with steps of 19 ms
         (slower(1.5, "tpot", "itl", "e2el"), "decoding is slower than predicted; prefill is not"),
         # all of it 1.5 times: the machine
         (slower(1.5, "ttft", "tpot", "itl", "e2el"), "everything is slower by one factor"),
         # prefill 3 times, decoding 1.4 times
-        ({**slower(3.0, "ttft"), **slower(1.4, "tpot", "e2el")}, "both slower, by different factors"),
-        ({"p99_itl_ms": 400.0}, "single gaps between tokens are longer"),
+        ({**slower(3.0, "ttft"), **slower(1.4, "tpot", "e2el")}, "are slower, by different factors"),
+        ({"p99_itl_ms": 400.0}, "some gaps between tokens are longer"),
         ({**slower(0.7, "tpot", "itl", "e2el"), "output_throughput": 4680.0}, "the machine is faster than predicted"),
         ({"output_throughput": 2000.0}, "no single cause stands out"),
     ],
@@ -361,7 +362,7 @@ def test_what_the_log_explains_comes_before_what_the_pattern_suggests(folder: Fo
     log = LOG.replace("180.53 GiB", "20.00 GiB").replace("1,183,120", "131,072")
     log += "total_gpu_memory (191.98GiB) x gpu_memory_utilization (0.90) = 172.78GiB\n"
     found = validate(folder(log=log, **slower(3.0, "ttft")))
-    assert "did not run on the GPU" in found.findings[0].cause
+    assert "did not run on the planned GPU" in found.findings[0].cause
     assert not any("fewer blocks" in finding.cause for finding in found.findings)
     assert verdicts(found)["kv_cache_tokens"] == "below"
 

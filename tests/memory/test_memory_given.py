@@ -16,8 +16,8 @@ from planner.engine.command import serve_argv
 from planner.engine.parse import read_line
 from planner.engine.settings import EngineArgs
 from planner.errors import InputError
-from planner.evidence.causes import ComparedLine, compare_lines
-from planner.evidence.folder import Measured
+from planner.evidence.causes import ComparedLine, compare_plan
+from planner.evidence.folder import MeasuredPlan
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import unset_kv_cache_space, with_kv_cache_space
 from planner.memory.startup_log import read_startup_log
@@ -243,7 +243,7 @@ def test_a_plan_for_more_than_the_memory_is_none() -> None:
 def logged(tokens: str, size: str = "4.0") -> dict[str, ComparedLine]:
     """The lines of memory of a plan with 4 GiB, validated against a log."""
     log = GIVEN_LOG.replace("1,310,720", tokens).replace("(5.0/", f"({size}/")
-    found = compare_lines(Measured(Path(), planned(cpu_kvcache_space=4), "", {}, read_startup_log(log)))
+    found = compare_plan(MeasuredPlan(Path(), planned(cpu_kvcache_space=4), "", {}, read_startup_log(log)))
     return {line.metric: line for line in found}
 
 

@@ -199,13 +199,13 @@ def test_a_measurement_of_another_load_is_left_out_and_said_so(one: Path, undraw
     path = next((one / "results").iterdir())
     path.write_text(json.dumps({**result, "max_concurrency": 7}))
     text = Page(page(read_plan_folders(one))).text
-    assert "The measurement is left out" in text and "max_concurrency is 7, the plan sends 8" in text
+    assert "The measurement is left out" in text and "max_concurrency is 7, but the plan sends 8" in text
 
 
 def test_the_page_says_what_it_does_not_know(one: Path, undrawn: None) -> None:
     (one / "recommendation.json").unlink()
     text = Page(page(read_plan_folders(one))).text
-    assert "recommendation.json is not there: write the folder again with planner recommend -o" in text
+    assert "recommendation.json does not exist: write the folder again with planner recommend -o" in text
     assert "Each point is the planned server at another load" in text
     assert "What was turned down is not known here." in text
 

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from planner import __version__
-from planner.evidence import PlanFolder, PlanFolders, compare_lines
+from planner.evidence import PlanFolder, PlanFolders, compare_plan
 from planner.output.charts.draw import CHART_WIDTH, NARROW, svg
 from planner.output.charts.figure import Chart, style_sheet
 from planner.output.report.figures import (
@@ -199,7 +199,7 @@ def _measured(entry: PlanFolder) -> list[tuple[str, ...]]:
             line.metric, line.unit, number(line.predicted), f"{number(line.lo)} to {number(line.hi)}",
             number(line.measured), f"{line.error:+.1%}", line.verdict,
         )
-        for line in compare_lines(entry.measured)
+        for line in compare_plan(entry.measured)
     ]  # fmt: skip
 
 

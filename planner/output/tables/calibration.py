@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.evidence import MEANINGS, CalibrationOutcome, error, figures, statistics
+from planner.evidence import MEANINGS, CalibrationOutcome, figures_of, mean_error, statistics
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
 
@@ -82,9 +82,9 @@ def calibration_json(answer: CalibrationOutcome) -> dict[str, Any]:
         "factors": list(_factors(answer)),
         "metrics": list(_metrics(answer)),
         "error": {
-            "before": error(answer.before),
-            "after": error(answer.after),
-            "left_out": error(answer.left_out) if answer.left_out else None,
+            "before": mean_error(answer.before),
+            "after": mean_error(answer.after),
+            "left_out": mean_error(answer.left_out) if answer.left_out else None,
         },
         "memory": list(dict.fromkeys(fit.name for fit in answer.memory)),
         "refused": [{"run_id": run.run_id, "reason": why} for run, why in answer.refused],
@@ -118,7 +118,7 @@ def _place(when: dict[str, str]) -> str:
 def _metrics(answer: CalibrationOutcome) -> Iterator[dict[str, Any]]:
     for metric in answer.metrics:
         found = {"before": answer.before, "after": answer.after, "left_out": answer.left_out}
-        stated = {name: figures(evaluated, metric) for name, evaluated in found.items()}
+        stated = {name: figures_of(evaluated, metric) for name, evaluated in found.items()}
         errors = {name: _errors(statistics(values)) if values else None for name, values in stated.items()}
         yield {"metric": metric, "n": len(stated["after"]), **errors}
 
@@ -138,9 +138,9 @@ def _table_row(row: dict[str, Any]) -> dict[str, Any]:
 def _verdict(answer: CalibrationOutcome) -> str:
     if answer.reason:
         return f"not kept: {answer.reason}"
-    learned = f"{error(answer.before):.1%} off before, {error(answer.after):.1%} after"
+    learned = f"{mean_error(answer.before):.1%} off before, {mean_error(answer.after):.1%} after"
     if answer.left_out:
-        learned += f", {error(answer.left_out):.1%} for each run by the others"
+        learned += f", {mean_error(answer.left_out):.1%} for each run by the others"
     return f"kept in {answer.path}: {len(answer.runs)} run{'' if len(answer.runs) == 1 else 's'}, {learned}"
 
 
