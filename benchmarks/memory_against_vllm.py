@@ -41,7 +41,7 @@ from planner.errors import PlannerError
 from planner.memory.extras import draft_specs
 from planner.memory.kv_blocks import block_pool
 from planner.memory.kv_cache import MLLAMA_ENCODER_TOKENS, CacheSettings, CacheSpec, layer_specs
-from planner.model import catalog
+from planner.model import catalog_ids, find_entry
 from planner.model.architecture import CompressedAttention, Model, StateMixer
 from planner.model.build import model_from_config
 
@@ -51,12 +51,12 @@ DRAFTS, SHARDS = 3, 4  #: draft tokens; ranks that share the tokens of a request
 
 def models(folder: Path | None) -> Iterator[Model]:
     """Every model that is understood."""
-    names = sorted(folder.glob("*.json")) if folder else catalog.ids()
+    names = sorted(folder.glob("*.json")) if folder else catalog_ids()
     for name in names:
         try:
             if isinstance(name, Path):
                 yield model_from_config(json.loads(name.read_text()), model_id=name.stem.replace("--", "/", 1))
-            elif entry := catalog.find_entry(name):
+            elif entry := find_entry(name):
                 yield entry.model()
         except PlannerError:
             continue  # not understood: nothing to compare

@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 from planner.errors import PlannerError
-from planner.model import catalog
+from planner.model import find_entry
 from planner.model.architecture import Model
 from planner.model.resolve import resolve_model
 
@@ -97,7 +97,7 @@ def check(name: str, folder: str, published: set[int]) -> tuple[str, str]:
     """Verdict on one model, and what there is to say about it."""
     try:
         model = resolve_model(folder, network=False).model
-        entry = catalog.find_entry(name)
+        entry = find_entry(name)
         if entry and (differing := differences(model, entry.model())):
             return "catalog differs", ", ".join(differing)
     except PlannerError as error:

@@ -21,7 +21,7 @@ from planner.model.architecture import (
     SparseIndexer,
     Weight,
 )
-from planner.model.blocks import attention_weights, embeddings, gated_mlp, linear, norms
+from planner.model.blocks import attention_weights, embeddings, linear, mlp, norms
 from planner.model.precision import BF16, Precision, Quantization
 from planner.timing.efficiencies import PARAMETERS, SHARES, Efficiency
 
@@ -96,7 +96,7 @@ def model(layer: Layer, num_layers: int, hidden: int, vocab: int, *, tied: bool 
 
 
 def dense_layer(hidden: int, intermediate: int, attention: Attention) -> Layer:
-    weights = attention_weights(attention, hidden) + gated_mlp(hidden, intermediate)
+    weights = attention_weights(attention, hidden) + mlp(hidden, intermediate)
     return Layer(weights + norms(hidden, "input_layernorm", "post_attention_layernorm"), attention)
 
 
@@ -109,7 +109,7 @@ def llama_8b(*, fp8: bool = False, window: int | None = None) -> Model:
 def moe_model(num_experts: int = 128, top_k: int = 8) -> Model:
     """Qwen3-30B-A3B: 48 layers, hidden 2048, 128 experts of 768, 8 per token, 32 query and 4 KV heads of 128."""
     attention = Attention(32, 4, 128, 128)
-    experts = gated_mlp(2048, 768, component=Component.ROUTED_EXPERT, copies=num_experts)
+    experts = mlp(2048, 768, component=Component.ROUTED_EXPERT, copies=num_experts)
     router = linear("mlp.gate", num_experts, 2048, Component.ROUTER, Shard.NONE)
     layer = Layer(attention_weights(attention, 2048) + router + experts, attention, Moe(num_experts, top_k, 768))
     return model(layer, 48, 2048, 151936)

@@ -97,9 +97,9 @@ def list_gpus() -> tuple[str, ...]:
 
 def list_models() -> tuple[str, ...]:
     """The hub ids of the bundled catalog; any other id is asked for at the hub."""
-    from planner.model import catalog
+    from planner.model import catalog_ids
 
-    return tuple(catalog.ids())
+    return tuple(catalog_ids())
 
 
 def asked_version(text: str | None) -> EngineVersion | None:

@@ -40,10 +40,10 @@ def hardware_show(
 
 def models_list(output: OutputFormat = Format.table) -> None:
     """List the bundled catalog."""
-    from planner.model import catalog
+    from planner.model import catalog_ids, find_entry
     from planner.output import print_catalog
 
-    print_catalog([entry for entry in map(catalog.find_entry, catalog.ids()) if entry], output)
+    print_catalog([entry for entry in map(find_entry, catalog_ids()) if entry], output)
 
 
 def models_show(

@@ -1,4 +1,3 @@
-from . import catalog as catalog
 from .architecture import Attention as Attention
 from .architecture import Component as Component
 from .architecture import CompressedAttention as CompressedAttention
@@ -13,6 +12,10 @@ from .architecture import StateMixer as StateMixer
 from .architecture import Weight as Weight
 from .blocks import linear as linear
 from .catalog import CatalogEntry as CatalogEntry
+from .catalog import Checkpoint as Checkpoint
+from .catalog import catalog_ids as catalog_ids
+from .catalog import find_entry as find_entry
+from .catalog import quantized_checkpoints as quantized_checkpoints
 from .precision import KV_ELEMENT_BYTES as KV_ELEMENT_BYTES
 from .precision import UNQUANTIZED as UNQUANTIZED
 from .precision import Precision as Precision

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from planner.model.architecture import Attention, Component, Moe, Shard, Weight
 
+#: What checkpoints call the projections of an MLP: those up, and last the one down.
 GATED = ("gate_proj", "up_proj", "down_proj")
+FUSED_GATE_UP = ("gate_up_proj", "gate_up_proj", "down_proj")
+W1_W3_W2 = ("w1", "w3", "w2")
+PLAIN = ("up_proj", "down_proj")
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class OuterNames:
+    """What a checkpoint calls the weights around its layers, and what the paths of its layers begin with."""
+
+    embed: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layers: str = "model.layers."
+
+
+LLAMA_NAMES = OuterNames()
+
+QkNorm = Literal["head", "all heads"] | None
 
 
 def linear(
@@ -34,12 +57,13 @@ def vector(name: str, size: int, component: Component = Component.NORM, copies: 
 
 def norms(hidden_size: int, *names: str, bias: bool = False) -> tuple[Weight, ...]:
     """Norms of one hidden vector each, with or without bias."""
-    found: tuple[Weight, ...] = ()
-    for name in names:
-        found += vector(name, hidden_size)
-        if bias:
-            found += vector(f"{name}.bias", hidden_size)
-    return found
+    parts = ("", ".bias") if bias else ("",)
+    return tuple(weight for name in names for part in parts for weight in vector(name + part, hidden_size))
+
+
+def fused(qkv: str, out: str) -> tuple[str, str, str, str]:
+    """Names of attention projections of which q, k and v are one matrix."""
+    return qkv, qkv, qkv, out
 
 
 def attention_weights(
@@ -48,49 +72,52 @@ def attention_weights(
     *,
     prefix: str = "self_attn.",
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-    qk_norm: int | tuple[int, int] | None = None,
+    bias: bool = False,
+    qkv_bias: bool | None = None,
+    qk_norm: QkNorm = None,
 ) -> tuple[Weight, ...]:
     """Projections q, k, v and o; a matrix that fuses some of them is given as its parts, all under its name.
 
-    ``qk_norm`` is the size of the q and of the k norm, where there are any.
+    ``bias`` is that of o, and of the others where ``qkv_bias`` does not say. ``qk_norm``: q and k are normalised,
+    each head by itself or all heads together.
     """
     part, column = Component.ATTENTION, Shard.COLUMN
     q, k, v, o = (prefix + name for name in names)
-    heads, kv_heads = attention.num_heads, attention.num_kv_heads
-    k_size, v_size = kv_heads * attention.head_dim, kv_heads * attention.v_head_dim
+    heads, kv_heads, head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    qkv_bias = bias if qkv_bias is None else qkv_bias
     weights = (
-        *linear(q, heads * attention.head_dim, hidden_size, part, column, bias=qkv_bias),
-        *linear(k, k_size, hidden_size, part, column, bias=qkv_bias, max_shards=kv_heads),
-        *linear(v, v_size, hidden_size, part, column, bias=qkv_bias, max_shards=kv_heads),
-        *linear(o, hidden_size, heads * attention.v_head_dim, part, Shard.ROW, bias=out_bias),
+        *linear(q, heads * head_dim, hidden_size, part, column, bias=qkv_bias),
+        *linear(k, kv_heads * head_dim, hidden_size, part, column, bias=qkv_bias, max_shards=kv_heads),
+        *linear(v, kv_heads * attention.v_head_dim, hidden_size, part, column, bias=qkv_bias, max_shards=kv_heads),
+        *linear(o, hidden_size, heads * attention.v_head_dim, part, Shard.ROW, bias=bias),
     )
     if qk_norm:
-        q_norm, k_norm = (qk_norm, qk_norm) if isinstance(qk_norm, int) else qk_norm
-        weights += vector(f"{prefix}q_norm", q_norm) + vector(f"{prefix}k_norm", k_norm)
+        q_heads, k_heads = (heads, kv_heads) if qk_norm == "all heads" else (1, 1)
+        weights += vector(f"{prefix}q_norm", q_heads * head_dim) + vector(f"{prefix}k_norm", k_heads * head_dim)
     return weights
 
 
-def gated_mlp(
+def mlp(
     hidden_size: int,
     intermediate_size: int,
     *,
     prefix: str = "mlp.",
-    names: tuple[str, str, str] = GATED,
+    names: tuple[str, ...] = GATED,
     component: Component = Component.MLP,
     bias: bool = False,
     copies: int = 1,
 ) -> tuple[Weight, ...]:
-    """SwiGLU and its like: gate, up and down projections; fused gate and up are two weights under one name."""
+    """An MLP: gated (SwiGLU and its like) with three ``names``, plain with two.
+
+    Fused gate and up are two weights under one name.
+    """
     routed = component is Component.ROUTED_EXPERT
     column, row = (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW) if routed else (Shard.COLUMN, Shard.ROW)
-    gate, up, down = (prefix + name for name in names)
-    return (
-        *linear(gate, intermediate_size, hidden_size, component, column, bias=bias, copies=copies),
-        *linear(up, intermediate_size, hidden_size, component, column, bias=bias, copies=copies),
-        *linear(down, hidden_size, intermediate_size, component, row, bias=bias, copies=copies),
-    )
+    *ups, down = (prefix + name for name in names)
+    weights: tuple[Weight, ...] = ()
+    for up in ups:
+        weights += linear(up, intermediate_size, hidden_size, component, column, bias=bias, copies=copies)
+    return weights + linear(down, hidden_size, intermediate_size, component, row, bias=bias, copies=copies)
 
 
 def moe_mlp(
@@ -100,56 +127,45 @@ def moe_mlp(
     prefix: str = "mlp.",
     router: str = "gate",
     experts: str = "experts.0.",
-    names: tuple[str, str, str] = GATED,
-    router_bias: bool = False,
-    expert_bias: bool = False,
+    names: tuple[str, ...] = GATED,
+    bias: bool = False,
+    latent: int = 0,
 ) -> tuple[Weight, ...]:
     """Router and routed experts. One expert stands for all: ``copies`` says how many there are.
 
-    A buffer that only corrects the routing (one number per expert) is not a parameter and is left out.
+    ``latent`` is the size of the narrower vectors that the experts read and write, where they do not work on hidden
+    vectors. A buffer that only corrects the routing (one number per expert) is not a parameter and is left out.
     """
     return (
-        *linear(f"{prefix}{router}", moe.num_experts, hidden_size, Component.ROUTER, bias=router_bias),
-        *gated_mlp(
-            hidden_size, moe.intermediate_size, prefix=f"{prefix}{experts}", names=names,
-            component=Component.ROUTED_EXPERT, bias=expert_bias, copies=moe.num_experts,
+        *linear(f"{prefix}{router}", moe.num_experts, hidden_size, Component.ROUTER, bias=bias),
+        *mlp(
+            latent or hidden_size, moe.intermediate_size, prefix=f"{prefix}{experts}", names=names,
+            component=Component.ROUTED_EXPERT, bias=bias, copies=moe.num_experts,
         ),
     )  # fmt: skip
 
 
-def plain_mlp(
-    hidden_size: int,
-    intermediate_size: int,
-    *,
-    up: str = "mlp.up_proj",
-    down: str = "mlp.down_proj",
-    bias: bool = False,
-) -> tuple[Weight, ...]:
-    """Two matrices with an activation between them."""
-    return (
-        *linear(up, intermediate_size, hidden_size, Component.MLP, Shard.COLUMN, bias=bias),
-        *linear(down, hidden_size, intermediate_size, Component.MLP, Shard.ROW, bias=bias),
-    )
+def shared_expert(hidden_size: int, size: int, *, prefix: str, names: tuple[str, ...] = GATED) -> tuple[Weight, ...]:
+    """The expert that every token passes; nothing where ``size`` is 0."""
+    return mlp(hidden_size, size, prefix=prefix, names=names, component=Component.SHARED_EXPERT) if size else ()
 
 
 def embeddings(
     vocab_size: int,
     hidden_size: int,
+    names: OuterNames = LLAMA_NAMES,
     *,
     tied: bool,
-    embed: str = "model.embed_tokens",
-    head: str = "lm_head",
-    norm: str = "model.norm",
     norm_bias: bool = False,
     head_bias: bool = False,
 ) -> tuple[Weight, ...]:
     """Token embedding, final norm and, where it is a matrix of its own, the lm_head."""
     weights = (
-        Weight(embed, Component.EMBEDDING, (vocab_size, hidden_size), shard=Shard.VOCAB),
-        *norms(hidden_size, norm, bias=norm_bias),
+        Weight(names.embed, Component.EMBEDDING, (vocab_size, hidden_size), shard=Shard.VOCAB),
+        *norms(hidden_size, names.norm, bias=norm_bias),
     )
     if tied:
         return weights
-    matrix = Weight(head, Component.LM_HEAD, (vocab_size, hidden_size), shard=Shard.VOCAB, linear=True)
-    bias = (Weight(f"{head}.bias", Component.LM_HEAD, (vocab_size,), shard=Shard.VOCAB),) if head_bias else ()
-    return (*weights, matrix, *bias)
+    head = Weight(names.head, Component.LM_HEAD, (vocab_size, hidden_size), shard=Shard.VOCAB, linear=True)
+    bias = Weight(f"{names.head}.bias", Component.LM_HEAD, (vocab_size,), shard=Shard.VOCAB)
+    return (*weights, head, bias) if head_bias else (*weights, head)

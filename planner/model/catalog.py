@@ -95,7 +95,7 @@ class Checkpoint:
     platforms: tuple[str, ...]  #: vendors of the GPUs that serve it: ``amd``, ``nvidia``
 
 
-def ids() -> list[str]:
+def catalog_ids() -> list[str]:
     """Every hub id of the catalog, sorted; other names of the same models are left out."""
     return sorted((record["id"] for record in _everything() if "alias_of" not in record), key=str.lower)
 
@@ -112,19 +112,19 @@ def find_entry(name: str) -> CatalogEntry | None:
     return _entry(record, renamed)
 
 
-def nearest(name: str, n: int = 3) -> list[str]:
+def nearest_ids(name: str, n: int = 3) -> list[str]:
     """Up to ``n`` ids that look like ``name``: those that go on from it, shortest first, then those spelled alike.
 
     A name without organisation is compared with the last parts of the ids.
     """
     asked = name.lower()
-    spelled = {(i if "/" in name else i.partition("/")[2]).lower(): i for i in ids()}
+    spelled = {(i if "/" in name else i.partition("/")[2]).lower(): i for i in catalog_ids()}
     longer = sorted((known for known in spelled if asked and known.startswith(asked)), key=len)
     alike = get_close_matches(asked, spelled, n=n, cutoff=0.6)
     return [spelled[known] for known in dict.fromkeys(longer + alike)][:n]
 
 
-def checkpoints_of(base_id: str) -> list[Checkpoint]:
+def quantized_checkpoints(base_id: str) -> list[Checkpoint]:
     """The quantised checkpoints of a model that the catalog knows, sorted by id; empty where there are none."""
     base = find_entry(base_id)
     if base is None:

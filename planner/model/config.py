@@ -3,7 +3,7 @@
 A new family is one function in ``planner/model/families``::
 
     @family("LlamaForCausalLM")
-    def llama(config: Config) -> Parts: ...
+    def llama(config: Config) -> ModelParts: ...
 
 Whatever is read here is checked as it is read, so that a family never meets a string where a number belongs.
 ``planner.model.build`` puts it together; an architecture that no family claims is refused by name there.
@@ -89,6 +89,11 @@ class Config:
         if not number or not least <= value <= at_most or value != int(value):
             raise self.refuse(self._given(keys), f"a whole number from {least} to {at_most}")
         return int(value)
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a hidden vector."""
+        return self.size("hidden_size")
 
     @property
     def num_layers(self) -> int:

@@ -1,6 +1,6 @@
 """What many families read alike from ``config.json``, and how they put a decoder together.
 
-``Parts`` of a usual decoder are its layers, one embedding, one final norm and one lm_head. Layers that are alike
+``ModelParts`` of a usual decoder are its layers, one embedding, one final norm and one lm_head. Layers that are alike
 are one object: ``layers_by_kind`` builds each kind once.
 """
 
@@ -10,11 +10,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from planner.model.architecture import Attention, Component, Layer, Shard, Weight
-from planner.model.blocks import embeddings, linear, vector
+from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
+from planner.model.blocks import LLAMA_NAMES, OuterNames, embeddings, linear, vector
 from planner.model.config import Config, ModelParts
-
-PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 Kind = TypeVar("Kind", bound=Hashable)
 
@@ -25,15 +23,17 @@ STRETCHING = ("linear", "dynamic", "ntk")
 def read_attention(config: Config, *, kv_heads: int | None = None) -> Attention:
     """Shape of softmax attention: an explicit ``head_dim`` before hidden / heads, MHA where KV heads are not given."""
     heads = config.size("num_attention_heads")
-    if not config.has("head_dim") and config.size("hidden_size") < heads:
-        raise config.refuse("num_attention_heads", f"at most hidden_size = {config.size('hidden_size')}")
-    head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
+    if not config.has("head_dim") and config.hidden_size < heads:
+        raise config.refuse("num_attention_heads", f"at most hidden_size = {config.hidden_size}")
+    head_dim = config.size("head_dim", default=config.hidden_size // heads)
     return Attention(heads, kv_heads or config.size("num_key_value_heads", default=heads), head_dim, head_dim)
 
 
-def whole_qk_norm(attention: Attention) -> tuple[int, int]:
-    """Sizes of q and k norms that span all heads together."""
-    return attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+def read_moe(config: Config, *, size: str = "moe_intermediate_size", shared: int = 0) -> Moe:
+    """Routing under any of the names in use; ``size`` is the key of one expert's width."""
+    experts = config.size("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    top_k = config.size("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k", "moe_k")
+    return Moe(experts, top_k, config.size(size), shared)
 
 
 def is_tied(config: Config, *, default: bool) -> bool:
@@ -97,24 +97,30 @@ def layers_by_kind(kinds: Sequence[Kind], make: Callable[[Kind], Layer]) -> tupl
     return tuple(made[kind] for kind in kinds)
 
 
-def sliding(weights: tuple[Weight, ...], attention: Attention, spans: list[int | None]) -> tuple[Layer, ...]:
+def uniform(
+    config: Config,
+    weights: tuple[Weight, ...],
+    attention: Attention,
+    moe: Moe | None = None,
+    *,
+    full_every: int = 0,
+    full_before: int = 0,
+) -> tuple[Layer, ...]:
     """Layers of the same weights, each with its own sliding window."""
-    return layers_by_kind(spans, lambda window: Layer(weights, replace(attention, window=window)))
+    spans = windows(config, full_every=full_every, full_before=full_before)
+    return layers_by_kind(spans, lambda window: Layer(weights, replace(attention, window=window), moe))
 
 
 def decoder(
     config: Config,
     layers: tuple[Layer, ...],
+    names: OuterNames = LLAMA_NAMES,
     *,
     tied: bool = False,
-    embed: str = "model.embed_tokens",
-    norm: str = "model.norm",
-    head: str = "lm_head",
     norm_bias: bool = False,
     head_bias: bool = False,
     extra: tuple[Weight, ...] = (),
     mtp: tuple[Weight, ...] = (),
-    layer_prefix: str = "model.layers.",
     remote_code: bool = False,
     notes: tuple[str, ...] = (),
 ) -> ModelParts:
@@ -123,31 +129,26 @@ def decoder(
     ``extra`` are further outer weights: learned positions, a norm of the embedding. ``remote_code``: the
     repository's own Python is needed, for its configuration or its tokenizer.
     """
-    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
+    hidden, vocab = config.hidden_size, config.size("vocab_size")
     tied = is_tied(config, default=tied)
-    outer = embeddings(
-        vocab, hidden, tied=tied, embed=embed, norm=norm, head=head, norm_bias=norm_bias, head_bias=head_bias
-    )
     return ModelParts(
         layers=layers,
-        outer=outer + extra,
+        outer=embeddings(vocab, hidden, names, tied=tied, norm_bias=norm_bias, head_bias=head_bias) + extra,
         hidden_size=hidden,
         vocab_size=vocab,
         max_position_embeddings=context_tokens(config),
         tied_embeddings=tied,
         mtp=mtp,
-        layer_prefix=layer_prefix,
+        layer_prefix=names.layers,
         requires_remote_code=remote_code,
         notes=notes,
     )
 
 
-# --- Multi-token-prediction modules: one more layer that guesses the token after next, used as a speculative draft
-#
-# ::
-#
-#     input = projection [2 hidden -> hidden] of (norm of the embedding, norm of the hidden state)
-#     output = lm_head of a norm of (one decoder layer of the input)
+# --- multi-token prediction ---------------------------------------------------------------------------------------
+
+#: What checkpoints call the projection of a module: each has one.
+PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")
 
 
 def mtp_module(
@@ -159,9 +160,13 @@ def mtp_module(
     projection: str = "eh_proj",
     norm_names: tuple[str, str, str] = ("enorm", "hnorm", "shared_head.norm"),
 ) -> tuple[Weight, ...]:
-    """Weights of one module: ``layer``, a projection, three norms; with ``vocab_size`` an embedding and a head.
+    """Weights of one module, which guesses the token after next and serves as a speculative draft::
 
-    Names are full paths under ``prefix``. All are of Component.MTP: the main model does not hold them.
+        input  = projection [2 hidden -> hidden] of (norm of the embedding, norm of the hidden state)
+        output = lm_head of a norm of (``layer`` of the input)
+
+    With ``vocab_size`` it has an embedding and a head of its own. Names are full paths under ``prefix``. All are of
+    Component.MTP: the main model does not hold them.
     """
     part = Component.MTP
     weights = (
@@ -180,16 +185,12 @@ def mtp_layers(config: Config, layer: Layer, *, tables: bool) -> tuple[Weight, .
 
     ``tables``: whether the checkpoint stores the embedding and the head again with each module.
     """
-    hidden, first = config.size("hidden_size"), config.num_layers
+    hidden, first = config.hidden_size, config.num_layers
     vocab = config.size("vocab_size") if tables else None
     weights: tuple[Weight, ...] = ()
     for index in range(config.size("num_nextn_predict_layers", default=0, at_most=16)):
         weights += mtp_module(layer, hidden, f"model.layers.{first + index}.", vocab_size=vocab)
     return weights
-
-
-#: What checkpoints call the projection of a module: each has one.
-PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")
 
 
 def module_count(mtp: tuple[Weight, ...]) -> int:

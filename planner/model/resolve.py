@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.errors import HubError, InputError, UnknownNameError
-from planner.model import catalog, hub
+from planner.model import hub
 from planner.model.architecture import Model
+from planner.model.catalog import find_entry, nearest_ids
 
 Source = Literal["path", "catalog", "cache", "hub"]
 
@@ -55,7 +56,7 @@ def resolve_model(
     path = _existing(name)
     if path is not None and _is_model(path):
         return _from_path(name, path)
-    entry = catalog.find_entry(name)
+    entry = find_entry(name)
     if entry is not None and revision is None and not refresh:
         return ResolvedModel(name, entry.id, entry.model(), "catalog", entry.notes)
     if entry is None:
@@ -103,7 +104,7 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".json", ".gguf")):
         raise InputError(f"{name[:200]!r}: no such file or folder", hint="check the path, or give a hub id")
     if "/" not in name and hub.is_repo_id(f"organisation/{name}"):
-        raise UnknownNameError("model", name, catalog.nearest(name), see="planner models list")
+        raise UnknownNameError("model", name, nearest_ids(name), see="planner models list")
     hub.check_repo_id(name)
 
 
@@ -191,9 +192,9 @@ def _from_snapshot(
 
 def _with_nearest(error: HubError, name: str) -> HubError:
     """The same error, with what the catalog has to offer instead."""
-    if catalog.find_entry(name):
+    if find_entry(name):
         return HubError(error.cause, hint=f"{error.hint}; without --revision and --refresh the bundled catalog answers")
-    near = catalog.nearest(name)
+    near = nearest_ids(name)
     return HubError(error.cause, hint=f"{error.hint}; in the bundled catalog: {', '.join(near)}") if near else error
 
 

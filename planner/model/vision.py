@@ -6,10 +6,11 @@ Tensor parallelism splits the blocks as it splits a decoder's.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from planner.model.architecture import Component, Shard, Weight
+from planner.model.blocks import PRE_NORMS
 from planner.model.config import Config, ModelParts
 
 VISION = Component.VISION
@@ -52,32 +53,56 @@ def norm(name: str, size: int, *, bias: bool = True, copies: int = 1) -> tuple[W
     return (weight, tensor(f"{name}.bias", size, copies=copies)) if bias else (weight,)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """What a checkpoint calls the parts of a block; one name in ``qkv`` is a fused matrix, two in ``up`` are gated."""
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    up: tuple[str, ...] = ("mlp.fc1",)
+    down: str = "mlp.fc2"
+    norms: tuple[str, ...] = PRE_NORMS
+
+
+LLAMA_NAMES = BlockNames()
+SIGLIP_NAMES = BlockNames(out="self_attn.out_proj", norms=("layer_norm1", "layer_norm2"))
+GATED_NAMES = BlockNames(up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
+QWEN_NAMES = BlockNames(("attn.qkv",), "attn.proj", norms=("norm1", "norm2"))
+QWEN_GATED_NAMES = replace(QWEN_NAMES, up=GATED_NAMES.up, down=GATED_NAMES.down)
+PIXTRAL_NAMES = BlockNames(
+    ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    "attention.o_proj",
+    ("feed_forward.gate_proj", "feed_forward.up_proj"),
+    "feed_forward.down_proj",
+    ("attention_norm", "ffn_norm"),
+)
+MOONVIT_NAMES = BlockNames(("wqkv",), "wo", ("mlp.fc0",), "mlp.fc1", ("norm0", "norm1"))
+
+
 def blocks(
     prefix: str,
     hidden: int,
     intermediate: int,
     copies: int,
+    names: BlockNames = LLAMA_NAMES,
     *,
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    out: str = "self_attn.o_proj",
-    up: tuple[str, ...] = ("mlp.fc1",),
-    down: str = "mlp.fc2",
-    norm_names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
     attention_bias: bool = True,
     mlp_bias: bool = True,
     norm_bias: bool = True,
+    heads_size: int = 0,
 ) -> tuple[Weight, ...]:
-    """``copies`` transformer blocks; one name in ``qkv`` is a fused matrix, two in ``up`` are gate and up."""
+    """``copies`` transformer blocks; ``heads_size`` is the size of all heads together where it is not ``hidden``."""
     column, row = Shard.COLUMN, Shard.ROW
+    heads_size = heads_size or hidden
     weights: tuple[Weight, ...] = ()
-    for name in qkv:
-        rows = 3 * hidden // len(qkv)
+    for name in names.qkv:
+        rows = 3 * heads_size // len(names.qkv)
         weights += matrix(prefix + name, rows, hidden, column, bias=attention_bias, copies=copies)
-    weights += matrix(prefix + out, hidden, hidden, row, bias=attention_bias, copies=copies)
-    for name in up:
+    weights += matrix(prefix + names.out, hidden, heads_size, row, bias=attention_bias, copies=copies)
+    for name in names.up:
         weights += matrix(prefix + name, intermediate, hidden, column, bias=mlp_bias, copies=copies)
-    weights += matrix(prefix + down, hidden, intermediate, row, bias=mlp_bias, copies=copies)
-    for name in norm_names:
+    weights += matrix(prefix + names.down, hidden, intermediate, row, bias=mlp_bias, copies=copies)
+    for name in names.norms:
         weights += norm(prefix + name, hidden, bias=norm_bias, copies=copies)
     return weights
 
@@ -101,14 +126,14 @@ def frames(config: Config) -> int:
 
 def siglip_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """SigLIP, as in Gemma 3."""
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     return (
         patch_embedding(f"{prefix}embeddings.patch_embedding", config, hidden),
         tensor(f"{prefix}embeddings.patch_embedding.bias", hidden),
         tensor(f"{prefix}embeddings.position_embedding", patches(config), hidden),
         *blocks(
             f"{prefix}encoder.layers.0.", hidden, config.size("intermediate_size"), config.num_layers,
-            out="self_attn.out_proj", norm_names=("layer_norm1", "layer_norm2"),
+            SIGLIP_NAMES,
         ),
         *norm(f"{prefix}post_layernorm", hidden),
     )  # fmt: skip
@@ -116,18 +141,15 @@ def siglip_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
 
 def gemma4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Gemma 4's tower: a gated MLP, four norms, q and k normalised, positions for each axis."""
-    hidden, count = config.size("hidden_size"), config.num_layers
+    hidden, count = config.hidden_size, config.num_layers
     layer = f"{prefix}encoder.layers.0."
     head_dim = config.size("head_dim", default=hidden // config.size("num_attention_heads"))
+    names = replace(GATED_NAMES, norms=(*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"))
     return (
         tensor(f"{prefix}patch_embedder.position_embedding_table", 2, config.size("position_embedding_size"), hidden),
         *matrix(f"{prefix}patch_embedder.input_proj", hidden, 3 * config.size("patch_size") ** 2, bias=False),
         *blocks(
-            layer, hidden, config.size("intermediate_size"), count,
-            up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj",
-            norm_names=(
-                "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-            ),
+            layer, hidden, config.size("intermediate_size"), count, names,
             attention_bias=config.flag("attention_bias", default=False), mlp_bias=False, norm_bias=False,
         ),
         *norm(f"{layer}self_attn.q_norm", head_dim, bias=False, copies=count),
@@ -137,22 +159,20 @@ def gemma4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
 
 def pixtral_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Pixtral's tower: rotary positions, RMSNorm, a gated MLP, no biases."""
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     return (
         patch_embedding(f"{prefix}patch_conv", config, hidden),
         *norm(f"{prefix}ln_pre", hidden, bias=False),
         *blocks(
             f"{prefix}transformer.layers.0.", hidden, config.size("intermediate_size"), config.num_layers,
-            qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"), out="attention.o_proj",
-            up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_forward.down_proj",
-            norm_names=("attention_norm", "ffn_norm"), attention_bias=False, mlp_bias=False, norm_bias=False,
+            PIXTRAL_NAMES, attention_bias=False, mlp_bias=False, norm_bias=False,
         ),
     )  # fmt: skip
 
 
 def llama4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Llama 4's tower: a class token, learned positions, pixels shuffled into an adapter."""
-    hidden, inner = config.size("hidden_size"), config.size("intermediate_size")
+    hidden, inner = config.hidden_size, config.size("intermediate_size")
     channels, adapter = config.size("num_channels", default=3), config.size("projector_input_dim")
     return (
         tensor(f"{prefix}class_embedding", hidden),
@@ -168,7 +188,7 @@ def llama4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
 
 def mllama_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Llama 3.2's tower: positions for each tile and each aspect ratio, then global layers with gates."""
-    hidden, inner = config.size("hidden_size"), config.size("intermediate_size")
+    hidden, inner = config.hidden_size, config.size("intermediate_size")
     rows, tiles = patches(config) + 1, config.size("max_num_tiles")
     shapes = config.get("supported_aspect_ratios")
     if not isinstance(shapes, list):
@@ -208,23 +228,21 @@ def qwen2_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     return (
         patch_embedding(f"{prefix}patch_embed.proj", config, hidden, depth=frames(config)),
         *blocks(
-            f"{prefix}blocks.0.", hidden, inner, config.size("depth"),
-            qkv=("attn.qkv",), out="attn.proj", norm_names=("norm1", "norm2"),
+            f"{prefix}blocks.0.", hidden, inner, config.size("depth"), QWEN_NAMES,
         ),
         *norm(f"{prefix}merger.ln_q", hidden),
-        *merger_mlp(f"{prefix}merger.mlp.", merge * hidden, config.size("hidden_size"), ("0", "2")),
+        *merger_mlp(f"{prefix}merger.mlp.", merge * hidden, config.hidden_size, ("0", "2")),
     )  # fmt: skip
 
 
 def qwen2_5_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Qwen2.5-VL's tower and merger: RMSNorm and a gated MLP with biases."""
-    hidden, merge = config.size("hidden_size"), config.size("spatial_merge_size", default=2) ** 2
+    hidden, merge = config.hidden_size, config.size("spatial_merge_size", default=2) ** 2
     return (
         patch_embedding(f"{prefix}patch_embed.proj", config, hidden, depth=frames(config)),
         *blocks(
-            f"{prefix}blocks.0.", hidden, config.size("intermediate_size"), config.size("depth"),
-            qkv=("attn.qkv",), out="attn.proj", up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj",
-            norm_names=("norm1", "norm2"), norm_bias=False,
+            f"{prefix}blocks.0.", hidden, config.size("intermediate_size"), config.size("depth"), QWEN_GATED_NAMES,
+            norm_bias=False,
         ),
         *norm(f"{prefix}merger.ln_q", hidden, bias=False),
         *merger_mlp(f"{prefix}merger.mlp.", merge * hidden, config.size("out_hidden_size"), ("0", "2")),
@@ -236,7 +254,7 @@ def qwen3_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
 
     Qwen3.5 has the same tower without DeepStack.
     """
-    hidden, merge = config.size("hidden_size"), config.size("spatial_merge_size", default=2) ** 2
+    hidden, merge = config.hidden_size, config.size("spatial_merge_size", default=2) ** 2
     wide, out, names = merge * hidden, config.size("out_hidden_size"), ("linear_fc1", "linear_fc2")
     taps = len(config.sizes("deepstack_visual_indexes"))
     patch = f"{prefix}patch_embed.proj"
@@ -252,8 +270,7 @@ def qwen3_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
         tensor(f"{prefix}pos_embed", config.size("num_position_embeddings"), hidden),
         *blocks(
             f"{prefix}blocks.0.", hidden, config.size("intermediate_size"), config.size("depth"),
-            qkv=("attn.qkv",), out="attn.proj", up=("mlp.linear_fc1",), down="mlp.linear_fc2",
-            norm_names=("norm1", "norm2"),
+            replace(QWEN_NAMES, up=("mlp.linear_fc1",), down="mlp.linear_fc2"),
         ),
         *mergers,
     )  # fmt: skip
@@ -261,7 +278,7 @@ def qwen3_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
 
 def glm4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """GLM-4.1V's tower: a gated MLP as wide as the text model, a convolution that merges patches, a gated merger."""
-    hidden, out, inner = config.size("hidden_size"), config.size("out_hidden_size"), config.size("intermediate_size")
+    hidden, out, inner = config.hidden_size, config.size("out_hidden_size"), config.size("intermediate_size")
     merge, patch, merger = config.size("spatial_merge_size", default=2), f"{prefix}patch_embed.proj", f"{prefix}merger."
     return (
         tensor(f"{prefix}embeddings.position_embedding", patches(config), hidden),
@@ -269,10 +286,8 @@ def glm4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
         tensor(f"{patch}.bias", hidden),
         *norm(f"{prefix}post_conv_layernorm", hidden, bias=False),
         *blocks(
-            f"{prefix}blocks.0.", hidden, out, config.size("depth"),
-            qkv=("attn.qkv",), out="attn.proj", up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj",
-            norm_names=("norm1", "norm2"), attention_bias=config.flag("attention_bias", default=False),
-            mlp_bias=False, norm_bias=False,
+            f"{prefix}blocks.0.", hidden, out, config.size("depth"), QWEN_GATED_NAMES,
+            attention_bias=config.flag("attention_bias", default=False), mlp_bias=False, norm_bias=False,
         ),
         *norm(f"{prefix}post_layernorm", hidden, bias=False),
         tensor(f"{prefix}downsample", out, hidden, merge, merge),
@@ -305,8 +320,7 @@ def moonvit_vision(config: Config, text_hidden: int) -> tuple[Weight, ...]:
         tensor(f"{prefix}patch_embed.pos_emb", height, width, hidden),
         *blocks(
             f"{prefix}encoder.blocks.0.", hidden, config.size("vt_intermediate_size", "intermediate_size"),
-            config.size("vt_num_hidden_layers", "num_hidden_layers"),
-            qkv=("wqkv",), out="wo", up=("mlp.fc0",), down="mlp.fc1", norm_names=("norm0", "norm1"),
+            config.size("vt_num_hidden_layers", "num_hidden_layers"), MOONVIT_NAMES,
         ),
         *norm(f"{prefix}encoder.final_layernorm", hidden),
         *norm("mm_projector.pre_norm", hidden),

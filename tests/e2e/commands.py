@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 import plan_matrix  # noqa: E402
 from pairwise import Row, pairwise  # noqa: E402
 
-from planner.model import catalog  # noqa: E402
+from planner.model import find_entry  # noqa: E402
 from planner.planning.plan import Plan, PlanFile  # noqa: E402
 
 INSTALLED = "0.32.0"
@@ -117,7 +117,7 @@ def judge_configs(cases: Sequence[Case], version: str, python: Path, trees: Path
     """Plans of a version with which vLLM would run other settings than planned."""
     jobs, judged = [], []
     for case in cases:
-        entry = catalog.find_entry(case.plan.model)
+        entry = find_entry(case.plan.model)
         if case.plan.engine_version == version and entry is not None:
             plan = case.plan
             jobs.append({"argv": plan.serve_argv, "env": plan.env, "config": entry.config, "platform": plan.platform})

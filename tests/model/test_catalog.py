@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.memory.facts import stored_weight_bytes
-from planner.model import catalog, hub
+from planner.model import hub
 from planner.model.architecture import Component, Model, Weight
+from planner.model.catalog import KINDS, CatalogEntry, catalog_ids, find_entry, nearest_ids, quantized_checkpoints
 from planner.resources import package_dir
 
 #: Parameters as the hub counts them in the safetensors files of each repository. Where the files hold more than
@@ -62,11 +63,11 @@ RECORDS = {
     for path in package_dir("catalog").glob("*.json")
     for name, record in json.loads(path.read_text(encoding="utf-8")).items()
 }
-IDS = catalog.ids()
+IDS = catalog_ids()
 
 
-def entry_of(name: str) -> catalog.CatalogEntry:
-    entry = catalog.find_entry(name)
+def entry_of(name: str) -> CatalogEntry:
+    entry = find_entry(name)
     assert entry is not None, name
     return entry
 
@@ -124,7 +125,7 @@ def test_every_entry_says_where_its_facts_are_from() -> None:
         if "alias_of" in record:
             assert record["why"], name
         else:
-            assert record["kind"] in catalog.KINDS, name
+            assert record["kind"] in KINDS, name
             assert record["from"], name
 
 
@@ -151,7 +152,7 @@ def test_a_quantised_checkpoint_has_the_shapes_of_its_base(name: str) -> None:
     base, model = entry_of(entry.base).model(), entry.model()
     assert text_params(model) == text_params(base) + PADDING.get(name, 0)
     assert model.num_layers == base.num_layers
-    assert name in {checkpoint.id for checkpoint in catalog.checkpoints_of(entry.base)}
+    assert name in {checkpoint.id for checkpoint in quantized_checkpoints(entry.base)}
 
 
 # --- published figures -----------------------------------------------------------------------------------------------
@@ -214,32 +215,32 @@ def test_a_name_without_organisation_is_found_when_it_is_unique() -> None:
     entry = entry_of("llama-3.3-70b-instruct")
     assert entry.id == "meta-llama/Llama-3.3-70B-Instruct"
     assert entry.notes
-    assert catalog.find_entry("Llama-3.3-70B") is None
+    assert find_entry("Llama-3.3-70B") is None
 
 
 def test_nearest_names_are_spelled_as_on_the_hub() -> None:
-    assert "meta-llama/Llama-3.3-70B-Instruct" in catalog.nearest("meta-lama/Lama-3.3-70B-instruct")
-    assert catalog.nearest("GPT-OSS-120")[0] == "openai/gpt-oss-120b"
-    assert catalog.nearest("Llama-3.3-70B")[0] == "meta-llama/Llama-3.3-70B-Instruct"
-    assert catalog.nearest("zzzzzz/qqqqqq") == []
+    assert "meta-llama/Llama-3.3-70B-Instruct" in nearest_ids("meta-lama/Lama-3.3-70B-instruct")
+    assert nearest_ids("GPT-OSS-120")[0] == "openai/gpt-oss-120b"
+    assert nearest_ids("Llama-3.3-70B")[0] == "meta-llama/Llama-3.3-70B-Instruct"
+    assert nearest_ids("zzzzzz/qqqqqq") == []
 
 
 @given(st.text(max_size=40))
 def test_any_text_may_be_asked_for(name: str) -> None:
-    entry = catalog.find_entry(name)
+    entry = find_entry(name)
     assert entry is None or entry.id in RECORDS
 
 
 @pytest.mark.parametrize("name", ["../resources", "/etc/passwd", "meta-llama", "meta-llama/", "/", "", "amd/../amd/x"])
 def test_a_name_is_never_a_path(name: str) -> None:
-    assert catalog.find_entry(name) is None
+    assert find_entry(name) is None
 
 
 # --- quantised checkpoints -------------------------------------------------------------------------------------------
 
 
 def test_each_vendor_has_its_checkpoints_of_llama_3_3() -> None:
-    found = {c.id: c for c in catalog.checkpoints_of("meta-llama/llama-3.3-70b-instruct")}
+    found = {c.id: c for c in quantized_checkpoints("meta-llama/llama-3.3-70b-instruct")}
     amd = found["amd/Llama-3.3-70B-Instruct-FP8-KV"]
     assert (amd.weight_dtype, amd.kv_cache_dtype, amd.publisher, amd.platforms) == ("fp8", "fp8", "amd", ("amd",))
     assert found["amd/Llama-3.3-70B-Instruct-MXFP4-Preview"].weight_dtype == "mxfp4"
@@ -249,8 +250,8 @@ def test_each_vendor_has_its_checkpoints_of_llama_3_3() -> None:
 
 
 def test_a_model_nobody_quantised_has_none() -> None:
-    assert catalog.checkpoints_of("bigscience/bloom") == []
-    assert catalog.checkpoints_of("no/such-model") == []
+    assert quantized_checkpoints("bigscience/bloom") == []
+    assert quantized_checkpoints("no/such-model") == []
 
 
 def test_ranges_of_layers_are_written_out() -> None:
@@ -270,16 +271,16 @@ def test_a_form_that_is_assumed_says_so() -> None:
 
 def test_no_checkpoint_borrows_the_ignore_list_of_another_architecture() -> None:
     """Module names differ: Llama 4's list left all of Llama 3.3's attention in 16 bits, 79.9 GB instead of 72.7."""
-    for name in catalog.ids():
-        entry = catalog.find_entry(name)
+    for name in catalog_ids():
+        entry = find_entry(name)
         assert entry is not None
-        lender = catalog.find_entry(entry.form_of) if entry.form_of else None
+        lender = find_entry(entry.form_of) if entry.form_of else None
         if lender is not None:
             assert lender.model().architecture == entry.model().architecture, name
 
 
 def test_llama_3_3_70b_in_fp8_is_as_large_as_its_files() -> None:
     """Attention and MLP in 8 bits with a 16-bit scale per channel, the two tables of 128,256 x 8,192 in 16 bits."""
-    entry = catalog.find_entry("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic")
+    entry = find_entry("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic")
     assert entry is not None
     assert stored_weight_bytes(entry.model()) == 72_669_806_592  # of the published safetensors header

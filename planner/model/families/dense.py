@@ -1,51 +1,58 @@
-"""Llama and its many relatives: decoders of attention and a gated MLP, with small differences."""
+"""Llama and its many relatives: decoders of attention and a gated MLP, with small differences. Gemma stands last."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from planner.model.architecture import Attention, Component, Layer, Moe, Weight
-from planner.model.blocks import attention_weights, gated_mlp, moe_mlp, norms, plain_mlp, vector
-from planner.model.config import Config, ModelParts, family
-from planner.model.reading import (
+from planner.model.blocks import (
+    FUSED_GATE_UP,
+    PLAIN,
     PRE_NORMS,
-    decoder,
-    layers_by_kind,
-    mtp_module,
-    read_attention,
-    sliding,
-    whole_qk_norm,
-    windows,
+    W1_W3_W2,
+    OuterNames,
+    QkNorm,
+    attention_weights,
+    fused,
+    mlp,
+    moe_mlp,
+    norms,
+    vector,
 )
+from planner.model.config import Config, ModelParts, family
+from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, uniform, windows
 from planner.model.vision import gemma4_vision, siglip_vision, with_vision
 
-FUSED_QKV = ("qkv_proj", "qkv_proj", "qkv_proj", "o_proj")
-FUSED_GATE_UP = ("gate_up_proj", "gate_up_proj", "down_proj")
 FOUR_NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+GEMMA_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 def llama_like(
     config: Config,
     *,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-    qk_norm: int | tuple[int, int] | None = None,
+    bias: bool | None = None,
+    qkv_bias: bool | None = None,
+    qk_norm: QkNorm = None,
     norm_names: tuple[str, ...] = PRE_NORMS,
     norm_bias: bool = False,
     full_every: int = 0,
     full_before: int = 0,
     tied: bool = False,
 ) -> ModelParts:
-    """Separate projections, a gated MLP, and norms of one hidden vector each, under Llama's names."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    """Separate projections, a gated MLP, and norms of one hidden vector each, under Llama's names.
+
+    ``bias`` is that of the attention: by default what ``attention_bias`` says.
+    """
+    hidden, attention = config.hidden_size, read_attention(config)
+    bias = config.flag("attention_bias", default=False) if bias is None else bias
     weights = (
-        *attention_weights(attention, hidden, qkv_bias=qkv_bias, out_bias=out_bias, qk_norm=qk_norm),
-        *gated_mlp(hidden, config.size("intermediate_size"), bias=config.flag("mlp_bias", default=False)),
+        *attention_weights(attention, hidden, bias=bias, qkv_bias=qkv_bias, qk_norm=qk_norm),
+        *mlp(hidden, config.size("intermediate_size"), bias=config.flag("mlp_bias", default=False)),
         *norms(hidden, *norm_names, bias=norm_bias),
     )
-    spans = windows(config, full_every=full_every, full_before=full_before)
-    return decoder(config, sliding(weights, attention, spans), norm_bias=norm_bias, tied=tied)
+    layers = uniform(config, weights, attention, full_every=full_every, full_before=full_before)
+    return decoder(config, layers, norm_bias=norm_bias, tied=tied)
 
 
 @family("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
@@ -53,64 +60,48 @@ def llama_like(
 def llama(config: Config) -> ModelParts:
     """Llama, Mistral, Yi, SmolLM, Vicuna, Granite, ...: GQA and SwiGLU."""
     bias = config.flag("attention_bias", "bias", default=False)
-    return llama_like(config, qkv_bias=config.flag("qkv_bias", default=bias), out_bias=bias)
+    return llama_like(config, bias=bias, qkv_bias=config.flag("qkv_bias", default=bias))
 
 
 @family("SmolLM3ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
 def llama_tied(config: Config) -> ModelParts:
     """SmolLM3 (some layers go without rotary embeddings) and ERNIE 4.5: Llama's weights, tied."""
-    bias = config.flag("attention_bias", "use_bias", default=False)
-    return llama_like(config, qkv_bias=bias, out_bias=bias, tied=True)
+    return llama_like(config, bias=config.flag("attention_bias", "use_bias", default=False), tied=True)
 
 
 @family("Qwen2ForCausalLM")
 def qwen2(config: Config) -> ModelParts:
     """Qwen2, Qwen2.5, QwQ: biases on q, k and v; windows, where used, start at layer ``max_window_layers``."""
-    return llama_like(config, qkv_bias=True, full_before=config.size("max_window_layers", default=0))
+    return llama_like(config, bias=False, qkv_bias=True, full_before=config.size("max_window_layers", default=0))
 
 
 @family("Qwen3ForCausalLM")
 def qwen3(config: Config) -> ModelParts:
     """Qwen3: q and k are normalised, each head by itself."""
-    bias = config.flag("attention_bias", default=False)
-    return llama_like(
-        config, qkv_bias=bias, out_bias=bias, qk_norm=read_attention(config).head_dim,
-        full_before=config.size("max_window_layers", default=0),
-    )  # fmt: skip
+    return llama_like(config, qk_norm="head", full_before=config.size("max_window_layers", default=0))
 
 
 @family("MiMoForCausalLM")
 def mimo(config: Config) -> ModelParts:
     """MiMo-7B: Qwen2 with one MTP module."""
-    parts = llama_like(config, qkv_bias=config.flag("attention_bias", default=True))
-    hidden = config.size("hidden_size")
+    parts = llama_like(config, bias=False, qkv_bias=config.flag("attention_bias", default=True))
     names = ("token_layernorm", "hidden_layernorm", "final_layernorm")
-    mtp = mtp_module(parts.layers[-1], hidden, "model.mtp_layers.0.", projection="input_proj", norm_names=names)
+    prefix = "model.mtp_layers.0."
+    mtp = mtp_module(parts.layers[-1], config.hidden_size, prefix, projection="input_proj", norm_names=names)
     return replace(parts, mtp=mtp * config.size("num_nextn_predict_layers", default=0, at_most=16))
 
 
 @family("SeedOssForCausalLM")
 def seed_oss(config: Config) -> ModelParts:
     """Seed-OSS: biases of q, k and v, and of the output, are switched apart."""
-    return llama_like(
-        config,
-        qkv_bias=config.flag("attention_bias", default=True),
-        out_bias=config.flag("attention_out_bias", default=False),
-    )
+    qkv_bias = config.flag("attention_bias", default=True)
+    return llama_like(config, bias=config.flag("attention_out_bias", default=False), qkv_bias=qkv_bias)
 
 
 @family("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 def olmo(config: Config) -> ModelParts:
     """OLMo 2 and 3: norms after attention and MLP, q and k normalised over all heads; 3 slides in 3 of 4 layers."""
-    bias = config.flag("attention_bias", default=False)
-    return llama_like(
-        config,
-        qkv_bias=bias,
-        out_bias=bias,
-        qk_norm=whole_qk_norm(read_attention(config)),
-        norm_names=POST_NORMS,
-        full_every=4,
-    )
+    return llama_like(config, qk_norm="all heads", norm_names=POST_NORMS, full_every=4)
 
 
 @family("Exaone4ForCausalLM")
@@ -118,54 +109,60 @@ def exaone4(config: Config) -> ModelParts:
     """EXAONE 4: OLMo 2's norms, q and k normalised per head; the 32B slides in 3 of 4 layers."""
     pattern = config.get("sliding_window_pattern")
     full_every = len(pattern) if isinstance(pattern, str) else config.size("sliding_window_pattern", default=4)
-    return llama_like(config, qk_norm=read_attention(config).head_dim, norm_names=POST_NORMS, full_every=full_every)
+    return llama_like(config, bias=False, qk_norm="head", norm_names=POST_NORMS, full_every=full_every)
 
 
 @family("ExaoneForCausalLM")
 def exaone(config: Config) -> ModelParts:
     """EXAONE 3 and 3.5: Llama under GPT-2's names."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    hidden, attention = config.hidden_size, read_attention(config)
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
     weights = (
         *attention_weights(attention, hidden, prefix="attn.attention.", names=names),
-        *gated_mlp(hidden, config.size("intermediate_size"), names=("c_fc_0", "c_fc_1", "c_proj")),
+        *mlp(hidden, config.size("intermediate_size"), names=("c_fc_0", "c_fc_1", "c_proj")),
         *norms(hidden, "ln_1", "ln_2"),
     )
-    return decoder(
-        config, sliding(weights, attention, windows(config)), layer_prefix="transformer.h.",
-        embed="transformer.wte", norm="transformer.ln_f", remote_code=True,
-    )  # fmt: skip
+    around = OuterNames("transformer.wte", "transformer.ln_f", layers="transformer.h.")
+    return decoder(config, uniform(config, weights, attention), around, remote_code=True)
 
 
 @family("HunYuanDenseV1ForCausalLM")
 def hunyuan(config: Config) -> ModelParts:
     """Hunyuan dense: Llama with q and k normalised, each head by itself."""
-    bias = config.flag("attention_bias", default=False)
-    qk_norm = read_attention(config).head_dim if config.flag("use_qk_norm", default=True) else None
-    return llama_like(config, qkv_bias=bias, out_bias=bias, qk_norm=qk_norm)
+    return llama_like(config, qk_norm="head" if config.flag("use_qk_norm", default=True) else None)
 
 
 @family("CohereForCausalLM", "Cohere2ForCausalLM")
 def cohere(config: Config) -> ModelParts:
     """Command R, Aya: attention and MLP side by side behind one norm; tied. The second generation slides in 3 of 4."""
-    bias = config.flag("attention_bias", default=False)
+    qk_norm: QkNorm = "all heads" if config.flag("use_qk_norm", default=False) else None
+    full_every = config.size("sliding_window_pattern", default=4)
+    return llama_like(config, norm_names=PRE_NORMS[:1], tied=True, qk_norm=qk_norm, full_every=full_every)
+
+
+@family("StableLmForCausalLM", "StableLMEpochForCausalLM")
+def stablelm(config: Config) -> ModelParts:
+    """StableLM: Llama with LayerNorm; the 12B has one norm for both parts and norms each head of q and k."""
     return llama_like(
-        config, qkv_bias=bias, out_bias=bias, norm_names=("input_layernorm",), tied=True,
-        qk_norm=whole_qk_norm(read_attention(config)) if config.flag("use_qk_norm", default=False) else None,
-        full_every=config.size("sliding_window_pattern", default=4),
-    )  # fmt: skip
+        config,
+        bias=False,
+        qkv_bias=config.flag("use_qkv_bias", default=False),
+        qk_norm="all heads" if config.flag("qk_layernorm", default=False) else None,
+        norm_bias=True,
+        norm_names=PRE_NORMS[:1] if config.flag("use_parallel_residual", default=False) else PRE_NORMS,
+    )
 
 
 @family("Phi3ForCausalLM")
 def phi3(config: Config) -> ModelParts:
     """Phi-3, Phi-3.5, Phi-4: q, k, v and gate, up are fused matrices."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    hidden, attention = config.hidden_size, read_attention(config)
     weights = (
-        *attention_weights(attention, hidden, names=FUSED_QKV),
-        *gated_mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
+        *attention_weights(attention, hidden, names=fused("qkv_proj", "o_proj")),
+        *mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
         *norms(hidden, *PRE_NORMS),
     )
-    return decoder(config, sliding(weights, attention, windows(config)), notes=longrope_notes(config))
+    return decoder(config, uniform(config, weights, attention), notes=longrope_notes(config))
 
 
 def longrope_notes(config: Config) -> tuple[str, ...]:
@@ -179,68 +176,60 @@ def longrope_notes(config: Config) -> tuple[str, ...]:
 @family("Phi3SmallForCausalLM")
 def phi3_small(config: Config) -> ModelParts:
     """Phi-3-small: a fused gated MLP, biases everywhere; every other layer reads its KV cache block-sparsely."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
-    names = ("query_key_value", "query_key_value", "query_key_value", "dense")
+    hidden, attention = config.hidden_size, read_attention(config)
     weights = (
-        *attention_weights(attention, hidden, names=names, qkv_bias=True, out_bias=True),
-        *gated_mlp(hidden, config.size("ff_intermediate_size"), names=("up_proj", "up_proj", "down_proj"), bias=True),
+        *attention_weights(attention, hidden, names=fused("query_key_value", "dense"), bias=True),
+        *mlp(hidden, config.size("ff_intermediate_size"), names=("up_proj", "up_proj", "down_proj"), bias=True),
         *norms(hidden, *PRE_NORMS, bias=True),
     )
-    note = "block-sparse attention layers are counted as full attention"
     return decoder(
-        config, sliding(weights, attention, windows(config)), tied=True, norm="model.final_layernorm",
-        norm_bias=True, remote_code=True, notes=(note,),
-    )  # fmt: skip
+        config,
+        uniform(config, weights, attention),
+        OuterNames(norm="model.final_layernorm"),
+        tied=True,
+        norm_bias=True,
+        remote_code=True,
+        notes=("block-sparse attention layers are counted as full attention",),
+    )
 
 
 @family("InternLM2ForCausalLM")
 def internlm2(config: Config) -> ModelParts:
     """InternLM2: Llama under other names, q, k and v fused."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    hidden, attention = config.hidden_size, read_attention(config)
     bias = config.flag("bias", default=False)
     weights = (
-        *attention_weights(
-            attention, hidden, prefix="attention.", names=("wqkv", "wqkv", "wqkv", "wo"), qkv_bias=bias, out_bias=bias
-        ),
-        *gated_mlp(hidden, config.size("intermediate_size"), prefix="feed_forward.", names=("w1", "w3", "w2")),
+        *attention_weights(attention, hidden, prefix="attention.", names=fused("wqkv", "wo"), bias=bias),
+        *mlp(hidden, config.size("intermediate_size"), prefix="feed_forward.", names=W1_W3_W2),
         *norms(hidden, "attention_norm", "ffn_norm"),
     )
-    layers = sliding(weights, attention, windows(config))
-    return decoder(config, layers, embed="model.tok_embeddings", head="output", remote_code=True)
+    around = OuterNames("model.tok_embeddings", head="output")
+    return decoder(config, uniform(config, weights, attention), around, remote_code=True)
 
 
 @family("BaichuanForCausalLM", "BaiChuanForCausalLM")
 def baichuan(config: Config) -> ModelParts:
     """Baichuan and Baichuan 2: multi-head attention, q, k and v fused as ``W_pack``."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    hidden, attention = config.hidden_size, read_attention(config)
     weights = (
-        *attention_weights(attention, hidden, names=("W_pack", "W_pack", "W_pack", "o_proj")),
-        *gated_mlp(hidden, config.size("intermediate_size")),
+        *attention_weights(attention, hidden, names=fused("W_pack", "o_proj")),
+        *mlp(hidden, config.size("intermediate_size")),
         *norms(hidden, *PRE_NORMS),
     )
-    return decoder(config, sliding(weights, attention, windows(config)), remote_code=True)
+    return decoder(config, uniform(config, weights, attention), remote_code=True)
 
 
-@family("GlmForCausalLM")
+@family("GlmForCausalLM", "Glm4ForCausalLM")
 def glm(config: Config) -> ModelParts:
-    """GLM-4-9B in Hugging Face form: fused gate and up."""
-    return _glm(config, PRE_NORMS)
-
-
-@family("Glm4ForCausalLM")
-def glm4(config: Config) -> ModelParts:
-    """GLM-4-0414: norms after attention and MLP as well."""
-    return _glm(config, FOUR_NORMS)
-
-
-def _glm(config: Config, norm_names: tuple[str, ...]) -> ModelParts:
-    hidden, attention = config.size("hidden_size"), read_attention(config)
-    weights: tuple[Weight, ...] = (
+    """GLM-4-9B in Hugging Face form: fused gate and up. GLM-4-0414 has norms after attention and MLP as well."""
+    hidden, attention = config.hidden_size, read_attention(config)
+    four = config.architecture.startswith("Glm4")
+    weights = (
         *attention_weights(attention, hidden, qkv_bias=config.flag("attention_bias", default=False)),
-        *gated_mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
-        *norms(hidden, *norm_names),
+        *mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
+        *norms(hidden, *(FOUR_NORMS if four else PRE_NORMS)),
     )
-    return decoder(config, sliding(weights, attention, windows(config)))
+    return decoder(config, uniform(config, weights, attention))
 
 
 @family("ChatGLMModel", "ChatGLMForConditionalGeneration")
@@ -250,101 +239,77 @@ def chatglm(config: Config) -> ModelParts:
         raise config.refuse("add_bias_linear", "false with rmsnorm true, the only published form")
     grouped = config.flag("multi_query_attention", default=False)
     attention = read_attention(config, kv_heads=config.size("multi_query_group_num") if grouped else None)
-    hidden = config.size("hidden_size")
+    hidden, names = config.hidden_size, fused("query_key_value", "dense")
     qkv_bias = config.flag("add_qkv_bias", default=False)
-    names = ("query_key_value", "query_key_value", "query_key_value", "dense")
     weights = (
         *attention_weights(attention, hidden, prefix="self_attention.", names=names, qkv_bias=qkv_bias),
-        *gated_mlp(hidden, config.size("ffn_hidden_size"), names=("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h")),
+        *mlp(hidden, config.size("ffn_hidden_size"), names=("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h")),
         *norms(hidden, *PRE_NORMS),
     )
-    outer = "transformer.encoder."
-    return decoder(
-        config, sliding(weights, attention, windows(config)), embed="transformer.embedding.word_embeddings",
-        norm=f"{outer}final_layernorm", head="transformer.output_layer", layer_prefix=f"{outer}layers.",
-        remote_code=True,
-    )  # fmt: skip
+    around = OuterNames(
+        "transformer.embedding.word_embeddings",
+        "transformer.encoder.final_layernorm",
+        "transformer.output_layer",
+        "transformer.encoder.layers.",
+    )
+    return decoder(config, uniform(config, weights, attention), around, remote_code=True)
 
 
 @family("NemotronForCausalLM", "ArceeForCausalLM")
 def squared_relu(config: Config) -> ModelParts:
     """Nemotron-3 and -4, Minitron, Arcee: a plain MLP of squared ReLU; Nvidia's have LayerNorm with bias."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
-    bias = config.flag("attention_bias", default=False)
+    hidden, attention = config.hidden_size, read_attention(config)
     norm_bias = config.architecture == "NemotronForCausalLM"
+    mlp_bias = config.flag("mlp_bias", default=False)
     weights = (
-        *attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias),
-        *plain_mlp(hidden, config.size("intermediate_size"), bias=config.flag("mlp_bias", default=False)),
+        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False)),
+        *mlp(hidden, config.size("intermediate_size"), names=PLAIN, bias=mlp_bias),
         *norms(hidden, *PRE_NORMS, bias=norm_bias),
     )
-    return decoder(config, sliding(weights, attention, windows(config)), norm_bias=norm_bias)
+    return decoder(config, uniform(config, weights, attention), norm_bias=norm_bias)
 
 
 @family("Starcoder2ForCausalLM")
 def starcoder2(config: Config) -> ModelParts:
     """StarCoder2: LayerNorm with bias, a plain MLP, biases where ``use_bias`` says; tied."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    hidden, attention = config.hidden_size, read_attention(config)
     bias = config.flag("use_bias", default=True)
     weights = (
-        *attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias),
-        *plain_mlp(hidden, config.size("intermediate_size"), up="mlp.c_fc", down="mlp.c_proj", bias=bias),
+        *attention_weights(attention, hidden, bias=bias),
+        *mlp(hidden, config.size("intermediate_size"), names=("c_fc", "c_proj"), bias=bias),
         *norms(hidden, *PRE_NORMS, bias=True),
     )
-    return decoder(config, sliding(weights, attention, windows(config)), norm_bias=True, tied=True)
+    return decoder(config, uniform(config, weights, attention), norm_bias=True, tied=True)
 
 
-@family("StableLmForCausalLM", "StableLMEpochForCausalLM")
-def stablelm(config: Config) -> ModelParts:
-    """StableLM: Llama with LayerNorm; the 12B has one norm for both parts and norms each head of q and k."""
-    qk_norm = whole_qk_norm(read_attention(config)) if config.flag("qk_layernorm", default=False) else None
-    norm_names = PRE_NORMS[:1] if config.flag("use_parallel_residual", default=False) else PRE_NORMS
-    return llama_like(
-        config,
-        qkv_bias=config.flag("use_qkv_bias", default=False),
-        qk_norm=qk_norm,
-        norm_bias=True,
-        norm_names=norm_names,
-    )
-
-
-# --- Gemma: tied, wide heads, norms before and after; from the second generation on with sliding windows
-
-GEMMA_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+# --- Gemma: tied, wide heads, norms before and after; from the second generation on with sliding windows --------------
 
 #: What the class takes where a published config leaves keys out (google/gemma-3-4b-it does).
 GEMMA3_DEFAULTS = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "max_position_embeddings": 131072, "sliding_window": 4096,
 }  # fmt: skip
-
-
 GEMMA4_DEFAULTS = {"sliding_window": 512, "head_dim": 256, "global_head_dim": 512}
 
 
 @family("GemmaForCausalLM")
 def gemma(config: Config) -> ModelParts:
     """Gemma 1: Llama's weights, tied."""
-    bias = config.flag("attention_bias", default=False)
-    return llama_like(config, qkv_bias=bias, out_bias=bias, tied=True)
+    return llama_like(config, tied=True)
 
 
 @family("Gemma2ForCausalLM")
 def gemma2(config: Config) -> ModelParts:
     """Gemma 2: every other layer slides."""
-    bias = config.flag("attention_bias", default=False)
-    return llama_like(config, qkv_bias=bias, out_bias=bias, norm_names=GEMMA_NORMS, tied=True, full_every=2)
+    return llama_like(config, norm_names=GEMMA_NORMS, tied=True, full_every=2)
 
 
 @family("Gemma3ForCausalLM")
 def gemma3(config: Config) -> ModelParts:
     """Gemma 3: five of six layers slide; q and k are normalised, each head by itself."""
     config = config.with_defaults(GEMMA3_DEFAULTS)
-    bias = config.flag("attention_bias", default=False)
-    return llama_like(
-        config, qkv_bias=bias, out_bias=bias, norm_names=GEMMA_NORMS, tied=True,
-        qk_norm=read_attention(config).head_dim,
-        full_every=config.size("sliding_window_pattern", "_sliding_window_pattern", default=6),
-    )  # fmt: skip
+    full_every = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return llama_like(config, norm_names=GEMMA_NORMS, tied=True, qk_norm="head", full_every=full_every)
 
 
 @family("Gemma3ForConditionalGeneration")
@@ -352,7 +317,7 @@ def gemma3_vision(config: Config) -> ModelParts:
     """Gemma 3 from 4B on: a SigLIP tower, pooled and projected."""
     parts = gemma3(config.nested("text_config"))
     vision = config.section("vision_config")
-    width = vision.size("hidden_size")
+    width = vision.hidden_size
     projector = (
         Weight("multi_modal_projector.mm_input_projection_weight", Component.VISION, (width, parts.hidden_size)),
         *vector("multi_modal_projector.mm_soft_emb_norm", width, Component.VISION),
@@ -369,25 +334,25 @@ def gemma4(config: Config) -> ModelParts:
         if config.size(key, default=0):
             raise config.refuse(key, "0: shared KV layers and per-layer embeddings (E2B, E4B) are not supported")
     spans = windows(config, full_every=6)
-    layers = layers_by_kind(spans, lambda window: _gemma4_layer(config, window))
-    return decoder(config, layers, tied=True)
+    return decoder(config, layers_by_kind(spans, lambda window: _gemma4_layer(config, window)), tied=True)
 
 
 def _gemma4_layer(config: Config, window: int | None) -> Layer:
     """One layer; ``window`` is None for a full one."""
-    hidden, attention = config.size("hidden_size"), replace(read_attention(config), window=window)
+    hidden, attention = config.hidden_size, replace(read_attention(config), window=window)
     same_kv = window is None and config.flag("attention_k_eq_v", default=False)
     if window is None:
         head_dim = config.size("global_head_dim")
         kv_heads = config.size("num_global_key_value_heads", default=attention.num_kv_heads)
         attention = Attention(attention.num_heads, kv_heads if same_kv else attention.num_kv_heads, head_dim, head_dim)
-    bias = config.flag("attention_bias", default=False)
     weights = tuple(
         weight
-        for weight in attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias, qk_norm=attention.head_dim)
+        for weight in attention_weights(
+            attention, hidden, bias=config.flag("attention_bias", default=False), qk_norm="head"
+        )
         if not (same_kv and "v_proj" in weight.name)
     )
-    weights += gated_mlp(hidden, config.size("intermediate_size")) + norms(hidden, *GEMMA_NORMS)
+    weights += mlp(hidden, config.size("intermediate_size")) + norms(hidden, *GEMMA_NORMS)
     if not config.flag("enable_moe_block", default=False):
         return Layer(weights, attention)
     moe = Moe(config.size("num_experts"), config.size("top_k_experts"), config.size("moe_intermediate_size"))
@@ -407,7 +372,6 @@ def gemma4_multimodal(config: Config) -> ModelParts:
         raise config.refuse("audio_config", "null: the audio tower is not supported")
     parts = gemma4(config.nested("text_config"))
     vision = config.section("vision_config")
-    projection = Weight(
-        "model.embed_vision.embedding_projection", Component.VISION, (parts.hidden_size, vision.size("hidden_size"))
-    )
+    shape = (parts.hidden_size, vision.hidden_size)
+    projection = Weight("model.embed_vision.embedding_projection", Component.VISION, shape)
     return with_vision(parts, (*gemma4_vision(vision, "model.vision_tower."), projection), text="model.language_model.")

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from planner.model.architecture import (
-    Attention,
-    Component,
-    CompressedAttention,
-    Layer,
-    Moe,
-    Shard,
-    SparseIndexer,
-    Weight,
+from planner.model.architecture import Attention, Component, CompressedAttention, Layer, Shard, SparseIndexer, Weight
+from planner.model.blocks import (
+    PRE_NORMS,
+    W1_W3_W2,
+    OuterNames,
+    QkNorm,
+    attention_weights,
+    linear,
+    mlp,
+    moe_mlp,
+    norms,
+    shared_expert,
+    vector,
 )
-from planner.model.blocks import attention_weights, gated_mlp, linear, moe_mlp, norms, vector
 from planner.model.config import Config, ModelParts, family
-from planner.model.families.hybrid import W1_W3_W2
-from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, windows
-from planner.model.vision import blocks, matrix, norm, tensor, with_vision
+from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, read_moe, windows
+from planner.model.vision import SIGLIP_NAMES, BlockNames, blocks, matrix, norm, tensor, with_vision
 
-ATTENTION, SHARED = Component.ATTENTION, Component.SHARED_EXPERT
-PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+ATTENTION = Component.ATTENTION
 
 
 # --- DeepSeek-V4 -------------------------------------------------------------------------------------------------
@@ -34,7 +36,7 @@ def deepseek_v4(config: Config) -> ModelParts:
 
     Names are those of DeepSeek's own checkpoints (``layers.0.attn.wq_a``).
     """
-    hidden, count = config.size("hidden_size"), config.num_layers
+    hidden, count = config.hidden_size, config.num_layers
     ratios = config.sizes("compress_ratios")
     if len(ratios) < count or not set(ratios) <= {0, 4, 128}:
         raise config.refuse("compress_ratios", f"0, 4 or 128 for each of {count} layers")
@@ -44,26 +46,20 @@ def deepseek_v4(config: Config) -> ModelParts:
     return decoder(
         config,
         layers_by_kind(ratios[:count], lambda ratio: _v4_layer(config, ratio)),
-        embed="embed",
-        norm="norm",
-        head="head",
+        OuterNames("embed", "norm", "head", "layers."),
         extra=_head_mixing(hidden, config.size("hc_mult", default=4)),
         mtp=mtp,
-        layer_prefix="layers.",
     )
 
 
 def _v4_layer(config: Config, ratio: int) -> Layer:
-    hidden, streams = config.size("hidden_size"), config.size("hc_mult", default=4)
-    size = config.size("moe_intermediate_size")
-    moe = Moe(
-        config.size("n_routed_experts"), config.size("num_experts_per_tok"), size, config.size("n_shared_experts")
-    )
-    shared = moe.num_shared_experts * size
+    hidden, streams = config.hidden_size, config.size("hc_mult", default=4)
+    moe = read_moe(config, shared=config.size("n_shared_experts"))
+    shared = moe.num_shared_experts * moe.intermediate_size
     weights = (
         *_v4_attention(config, ratio),
         *moe_mlp(hidden, moe, prefix="ffn.", names=W1_W3_W2),
-        *gated_mlp(hidden, shared, prefix="ffn.shared_experts.", names=W1_W3_W2, component=SHARED),
+        *shared_expert(hidden, shared, prefix="ffn.shared_experts.", names=W1_W3_W2),
         *norms(hidden, "attn_norm", "ffn_norm"),
         *_stream_mixing("hc_attn", hidden, streams),
         *_stream_mixing("hc_ffn", hidden, streams),
@@ -78,7 +74,7 @@ def _v4_layer(config: Config, ratio: int) -> Layer:
 
 
 def _v4_attention(config: Config, ratio: int) -> tuple[Weight, ...]:
-    hidden, heads, head_dim = config.size("hidden_size"), config.size("num_attention_heads"), config.size("head_dim")
+    hidden, heads, head_dim = config.hidden_size, config.size("num_attention_heads"), config.size("head_dim")
     q_rank, o_rank, groups = config.size("q_lora_rank"), config.size("o_lora_rank"), config.size("o_groups")
     weights = (
         *linear("attn.wq_a", q_rank, hidden, ATTENTION),
@@ -134,7 +130,7 @@ def _head_mixing(hidden: int, streams: int) -> tuple[Weight, ...]:
 
 def _v4_mtp(config: Config, ratio: int, prefix: str) -> tuple[Weight, ...]:
     """One more layer; embedding and hidden state have a projection each, laid side by side here."""
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     layer = Layer(_v4_layer(config, ratio).weights + _head_mixing(hidden, config.size("hc_mult", default=4)))
     return mtp_module(layer, hidden, prefix, projection="e_h_proj", norm_names=("enorm", "hnorm", "norm"))
 
@@ -145,10 +141,10 @@ def _v4_mtp(config: Config, ratio: int, prefix: str) -> tuple[Weight, ...]:
 @family("DeciLMForCausalLM")
 def nemotron_nas(config: Config) -> ModelParts:
     """Llama-Nemotron Super and Ultra: a search gave each layer its own KV heads and MLP size, or left a part out."""
-    blocks = config.need("block_configs")
-    if not isinstance(blocks, list) or len(blocks) != config.num_layers:
+    found = config.need("block_configs")
+    if not isinstance(found, list) or len(found) != config.num_layers:
         raise config.refuse("block_configs", "a list of one entry per layer")
-    kinds = [(_nas_attention(config, block), _nas_mlp(config, block)) for block in blocks]
+    kinds = [(_nas_attention(config, block), _nas_mlp(config, block)) for block in found]
     return decoder(config, layers_by_kind(kinds, lambda kind: _nas_layer(config, *kind)))
 
 
@@ -182,18 +178,18 @@ def _nas_mlp(config: Config, block: Any) -> int:
     multiple = part.get("ffn_mult")
     if not isinstance(multiple, int | float) or not 0 < multiple < 100:
         raise config.refuse("block_configs", "with a positive ffn_mult")
-    size = int(2 * multiple * config.size("hidden_size") / 3)
+    size = int(2 * multiple * config.hidden_size / 3)
     return -(-size // 256) * 256
 
 
 def _nas_layer(config: Config, kv_heads: int, mlp_size: int) -> Layer:
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     weights: tuple[Weight, ...] = ()
     attention = read_attention(config, kv_heads=kv_heads) if kv_heads else None
     if attention:
         weights += attention_weights(attention, hidden) + norms(hidden, "input_layernorm")
     if mlp_size:
-        weights += gated_mlp(hidden, mlp_size) + norms(hidden, "post_attention_layernorm")
+        weights += mlp(hidden, mlp_size) + norms(hidden, "post_attention_layernorm")
     return Layer(weights, attention)
 
 
@@ -203,7 +199,7 @@ def _nas_layer(config: Config, kv_heads: int, mlp_size: int) -> Layer:
 @family("MiMoV2FlashForCausalLM")
 def mimo_v2(config: Config) -> ModelParts:
     """MiMo-V2-Flash: keys wider than values, and sliding layers with heads of their own and a sink per head."""
-    hidden, count = config.size("hidden_size"), config.num_layers
+    hidden, count = config.hidden_size, config.num_layers
     sliding = config.sizes("hybrid_layer_pattern", count=count)
     routed = config.sizes("moe_layer_freq", count=count)
 
@@ -215,11 +211,10 @@ def mimo_v2(config: Config) -> ModelParts:
         if config.flag(sinks, default=False):
             weights += (Weight("self_attn.attention_sink_bias", ATTENTION, (attention.num_heads,), shard=Shard.COLUMN),)
         if not is_moe:
-            return Layer(weights + gated_mlp(hidden, config.size("intermediate_size")), attention)
+            return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
         if config.size("n_shared_experts", default=0):
             raise config.refuse("n_shared_experts", "0 or null")
-        size = config.size("moe_intermediate_size")
-        moe = Moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), size)
+        moe = read_moe(config)
         return Layer(weights + moe_mlp(hidden, moe), attention, moe)
 
     return decoder(config, layers_by_kind(list(zip(sliding, routed, strict=True)), make))
@@ -252,29 +247,23 @@ def step3p7(config: Config) -> ModelParts:
     layers = layers_by_kind(kinds, lambda kind: _step_layer(text, *kind))
     note = "the vision tower is that of the published checkpoint; config.json does not describe it"
     parts = decoder(text, layers, mtp=_step_mtp(text), notes=(note,))
-    return with_vision(parts, _step_vision(text.size("hidden_size")), text="model.")
+    return with_vision(parts, _step_vision(text.hidden_size), text="model.")
 
 
 def _step_layer(config: Config, window: int | None, is_moe: bool) -> Layer:
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     attention = _step_attention(config, window)
     weights = (
-        *attention_weights(attention, hidden, qk_norm=attention.head_dim),
+        *attention_weights(attention, hidden, qk_norm="head"),
         *linear("self_attn.g_proj", attention.num_heads, hidden, ATTENTION, Shard.COLUMN),
         *norms(hidden, *PRE_NORMS),
     )
     if not is_moe:
-        return Layer(weights + gated_mlp(hidden, config.size("intermediate_size")), attention)
-    size = config.size("moe_intermediate_size")
-    moe = Moe(
-        config.size("num_experts", "moe_num_experts"),
-        config.size("num_experts_per_tok", "moe_top_k"),
-        size,
-        num_shared_experts=1,
-    )
+        return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
+    moe = read_moe(config, shared=1)
     weights += (
         *moe_mlp(hidden, moe, prefix="moe."),
-        *gated_mlp(hidden, config.size("share_expert_dim"), prefix="share_expert.", component=SHARED),
+        *shared_expert(hidden, config.size("share_expert_dim"), prefix="share_expert."),
     )
     return Layer(weights, attention, moe)
 
@@ -291,7 +280,7 @@ def _step_attention(config: Config, window: int | None) -> Attention:
 
 def _step_mtp(config: Config) -> tuple[Weight, ...]:
     """Each prediction layer is a dense sliding layer with an lm_head of its own."""
-    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
+    hidden, vocab = config.hidden_size, config.size("vocab_size")
     weights: tuple[Weight, ...] = ()
     for i in range(config.size("num_nextn_predict_layers", default=0)):
         head = Weight("shared_head.output", Component.MTP, (vocab, hidden), shard=Shard.VOCAB)
@@ -304,20 +293,18 @@ def _step_vision(text_hidden: int) -> tuple[Weight, ...]:
     """The published tower: a ViT with layer scales, two strided convolutions and one projection."""
     hidden, depth, size, patch, positions = 1536, 47, 8960, 14, 2704
     tower, block = "vision_model.", "vision_model.transformer.resblocks.0."
+    names = BlockNames(("attn.in_proj",), "attn.out_proj", ("mlp.c_fc",), "mlp.c_proj", ("ln_1", "ln_2"))
     return (
         tensor(f"{tower}conv1", hidden, 3, patch, patch),
         tensor(f"{tower}positional_embedding", positions, hidden),
         *norm(f"{tower}ln_pre", hidden),
-        *blocks(
-            block, hidden, size, depth, qkv=("attn.in_proj",), out="attn.out_proj", up=("mlp.c_fc",),
-            down="mlp.c_proj", norm_names=("ln_1", "ln_2"),
-        ),
+        *blocks(block, hidden, size, depth, names),
         *norm(f"{block}ls_1", hidden, bias=False, copies=depth),
         *norm(f"{block}ls_2", hidden, bias=False, copies=depth),
         *matrix(f"{tower}vit_downsampler1", 2 * hidden, 9 * hidden),
         *matrix(f"{tower}vit_downsampler2", 4 * hidden, 18 * hidden),
         *matrix("vit_large_projector", text_hidden, 4 * hidden, bias=False),
-    )  # fmt: skip
+    )
 
 
 # --- MiniMax-M3 --------------------------------------------------------------------------------------------------
@@ -336,21 +323,18 @@ def minimax_m3(config: Config) -> ModelParts:
     parts = decoder(text, layers)
     if not config.has("vision_config"):
         return parts
-    vision = _m3_vision(config.nested("vision_config"), config, text.size("hidden_size"))
+    vision = _m3_vision(config.nested("vision_config"), config, text.hidden_size)
     return with_vision(parts, vision, text="language_model.")
 
 
 def _m3_layer(config: Config, sparse: Config | None, is_moe: bool) -> Layer:
-    hidden, attention = config.size("hidden_size"), read_attention(config)
-    qk_norm = attention.head_dim if config.flag("use_qk_norm", default=True) else None
+    hidden, attention = config.hidden_size, read_attention(config)
+    qk_norm: QkNorm = "head" if config.flag("use_qk_norm", default=True) else None
     weights = attention_weights(attention, hidden, qk_norm=qk_norm) + norms(hidden, *PRE_NORMS)
     if sparse:
         heads, head_dim = sparse.size("sparse_num_index_heads"), sparse.size("sparse_index_dim")
         tokens = sparse.size("sparse_topk_blocks") * sparse.size("sparse_block_size")
-        indexer = SparseIndexer(heads, head_dim, top_k=tokens)
-        attention = Attention(
-            attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.v_head_dim, indexer=indexer
-        )
+        attention = replace(attention, indexer=SparseIndexer(heads, head_dim, top_k=tokens))
         weights += (
             *linear("self_attn.index_q_proj", heads * head_dim, hidden, ATTENTION),
             *linear("self_attn.index_k_proj", head_dim, hidden, ATTENTION),
@@ -358,21 +342,18 @@ def _m3_layer(config: Config, sparse: Config | None, is_moe: bool) -> Layer:
             *vector("self_attn.index_k_norm", head_dim),
         )
     if not is_moe:
-        return Layer(weights + gated_mlp(hidden, config.size("dense_intermediate_size")), attention)
-    shared = config.size("n_shared_experts", default=0)
-    moe = Moe(
-        config.size("num_local_experts"), config.size("num_experts_per_tok"), config.size("intermediate_size"), shared
-    )
+        return Layer(weights + mlp(hidden, config.size("dense_intermediate_size")), attention)
+    moe = read_moe(config, size="intermediate_size", shared=config.size("n_shared_experts", default=0))
     weights += moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
-    if shared:
-        size = shared * config.size("shared_intermediate_size")
-        weights += gated_mlp(hidden, size, prefix="block_sparse_moe.shared_experts.", component=SHARED)
+    if moe.num_shared_experts:
+        size = moe.num_shared_experts * config.size("shared_intermediate_size")
+        weights += shared_expert(hidden, size, prefix="block_sparse_moe.shared_experts.")
     return Layer(weights, attention, moe)
 
 
 def _m3_vision(config: Config, outer: Config, text_hidden: int) -> tuple[Weight, ...]:
     """A CLIP-like tower with rotary positions; a projector, then one that merges four patches."""
-    hidden, depth, size = config.size("hidden_size"), config.num_layers, config.size("intermediate_size")
+    hidden, depth, size = config.hidden_size, config.num_layers, config.size("intermediate_size")
     patch, project = config.size("patch_size"), outer.size("projector_hidden_size", default=text_hidden)
     merge = outer.nested("img_token_compression_config")
     merged = project * merge.size("spatial_merge_size", default=2) ** 2
@@ -381,7 +362,7 @@ def _m3_vision(config: Config, outer: Config, text_hidden: int) -> tuple[Weight,
     return (
         tensor(f"{tower}embeddings.patch_embedding", hidden, 3, frames, patch, patch),
         *norm(f"{tower}pre_layrnorm", hidden),
-        *blocks(block, hidden, size, depth, out="self_attn.out_proj", norm_names=("layer_norm1", "layer_norm2")),
+        *blocks(block, hidden, size, depth, SIGLIP_NAMES),
         *matrix("multi_modal_projector.linear_1", project, hidden),
         *matrix("multi_modal_projector.linear_2", text_hidden, project),
         *matrix("patch_merge_mlp.linear_1", project, merged),

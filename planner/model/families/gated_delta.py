@@ -11,13 +11,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.model.architecture import Component, LatentAttention, Layer, Moe, Shard, StateMixer, Weight
-from planner.model.blocks import attention_weights, gated_mlp, linear, moe_mlp, norms, vector
+from planner.model.blocks import (
+    PRE_NORMS,
+    W1_W3_W2,
+    attention_weights,
+    linear,
+    mlp,
+    moe_mlp,
+    norms,
+    shared_expert,
+    vector,
+)
 from planner.model.config import Config, ModelParts, family
-from planner.model.families.hybrid import W1_W3_W2, Mixing, column, convolution, state_dtype
-from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention
-from planner.model.vision import matrix, norm, qwen3_vision, tensor, with_vision
+from planner.model.families.hybrid import Mixing, column, convolution, state_dtype
+from planner.model.families.latent import latent_weights, read_latent
+from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, read_moe
+from planner.model.vision import MOONVIT_NAMES, blocks, matrix, norm, qwen3_vision, tensor, with_vision
 
-ATTENTION, STATE, SHARED, ROUTER = Component.ATTENTION, Component.STATE, Component.SHARED_EXPERT, Component.ROUTER
+ATTENTION, STATE, ROUTER = Component.ATTENTION, Component.STATE, Component.ROUTER
 
 
 # --- Qwen3-Next and Qwen3.5 --------------------------------------------------------------------------------------
@@ -26,33 +37,28 @@ ATTENTION, STATE, SHARED, ROUTER = Component.ATTENTION, Component.STATE, Compone
 @family("Qwen3NextForCausalLM")
 def qwen3_next(config: Config) -> ModelParts:
     """Qwen3-Next: three gated delta layers, then one of gated attention; MoE with one gated shared expert."""
-    full = _full_layer(config)
-    layers = layers_by_kind(
-        _kinds(config), lambda kind: full if kind == "full_attention" else _delta_layer(config, fused=True)
-    )
     # the checkpoint carries a multi-token-prediction module that config.json does not mention
-    return decoder(config, layers, mtp=_qwen_mtp(config, full))
+    return _qwen_decoder(config, fused=True, has_mtp=True)
 
 
-@family(
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-)
+@family("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM")  # fmt: skip
 def qwen3_5(config: Config) -> ModelParts:
     """Qwen3.5 and 3.6: the decoder of Qwen3-Next, dense or MoE, and the vision tower of Qwen3-VL."""
     text = config.nested("text_config")
-    full = _full_layer(text)
-    layers = layers_by_kind(
-        _kinds(text), lambda kind: full if kind == "full_attention" else _delta_layer(text, fused=False)
-    )
-    parts = decoder(text, layers, mtp=_qwen_mtp(text, full) if text.size("mtp_num_hidden_layers", default=0) else ())
+    parts = _qwen_decoder(text, fused=False, has_mtp=text.size("mtp_num_hidden_layers", default=0) > 0)
     if not config.has("vision_config"):
         return parts
-    return with_vision(
-        parts, qwen3_vision(config.nested("vision_config"), "model.visual."), text="model.language_model."
+    tower = qwen3_vision(config.nested("vision_config"), "model.visual.")
+    return with_vision(parts, tower, text="model.language_model.")
+
+
+def _qwen_decoder(config: Config, *, fused: bool, has_mtp: bool) -> ModelParts:
+    full = _full_layer(config)
+    layers = layers_by_kind(
+        _kinds(config), lambda kind: full if kind == "full_attention" else _delta_layer(config, fused=fused)
     )
+    return decoder(config, layers, mtp=_qwen_mtp(config, full) if has_mtp else ())
 
 
 def _kinds(config: Config) -> list[str]:
@@ -65,17 +71,17 @@ def _kinds(config: Config) -> list[str]:
 
 def _full_layer(config: Config) -> Layer:
     """Attention whose q projection also yields the gate of its output."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
-    q, *others = attention_weights(attention, hidden, qk_norm=attention.head_dim)
+    hidden, attention = config.hidden_size, read_attention(config)
+    q, *others = attention_weights(attention, hidden, qk_norm="head")
     if config.flag("attn_output_gate", default=True):
         q = replace(q, shape=(2 * q.shape[0], hidden))
     ffn, moe = _qwen_ffn(config)
-    return Layer((q, *others, *ffn, *norms(hidden, "input_layernorm", "post_attention_layernorm")), attention, moe)
+    return Layer((q, *others, *ffn, *norms(hidden, *PRE_NORMS)), attention, moe)
 
 
 def _delta_layer(config: Config, *, fused: bool) -> Layer:
     """A gated delta layer; ``fused``: Qwen3-Next stores the input projections as two matrices, Qwen3.5 as four."""
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     key_heads, value_heads = config.size("linear_num_key_heads"), config.size("linear_num_value_heads")
     key_dim, value_dim = config.size("linear_key_head_dim"), config.size("linear_value_head_dim")
     kernel = config.size("linear_conv_kernel_dim", default=4)
@@ -103,7 +109,7 @@ def _delta_layer(config: Config, *, fused: bool) -> Layer:
             *vector("linear_attn.norm", value_dim),
             *linear("linear_attn.out_proj", hidden, values, STATE, Shard.ROW),
             *ffn,
-            *norms(hidden, "input_layernorm", "post_attention_layernorm"),
+            *norms(hidden, *PRE_NORMS),
         ),
         mixer,
         moe,
@@ -111,17 +117,15 @@ def _delta_layer(config: Config, *, fused: bool) -> Layer:
 
 
 def _qwen_ffn(config: Config) -> tuple[tuple[Weight, ...], Moe | None]:
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     if not config.has("num_experts"):
-        return gated_mlp(hidden, config.size("intermediate_size")), None
+        return mlp(hidden, config.size("intermediate_size")), None
     if config.sizes("mlp_only_layers") or config.size("decoder_sparse_step", default=1) != 1:
         raise config.refuse("mlp_only_layers", "empty, with decoder_sparse_step 1")
-    moe = Moe(config.size("num_experts"), config.size("num_experts_per_tok"), config.size("moe_intermediate_size"), 1)
+    moe = read_moe(config, shared=1)
     return (
         *moe_mlp(hidden, moe),
-        *gated_mlp(
-            hidden, config.size("shared_expert_intermediate_size"), prefix="mlp.shared_expert.", component=SHARED
-        ),
+        *shared_expert(hidden, config.size("shared_expert_intermediate_size"), prefix="mlp.shared_expert."),
         *linear("mlp.shared_expert_gate", 1, hidden, ROUTER),
     ), moe
 
@@ -130,7 +134,7 @@ def _qwen_mtp(config: Config, full: Layer) -> tuple[Weight, ...]:
     """One more layer of full attention; embedding and lm_head are the main model's."""
     layer = Layer(tuple(replace(w, name=f"layers.0.{w.name}") for w in full.weights))
     names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    return mtp_module(layer, config.size("hidden_size"), "mtp.", projection="fc", norm_names=names)
+    return mtp_module(layer, config.hidden_size, "mtp.", projection="fc", norm_names=names)
 
 
 # --- Kimi Linear and Kimi K3 -------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ def kimi_linear(config: Config) -> ModelParts:
     after vLLM's ``models/kimi_k3``.
     """
     text = config.nested("text_config")
-    hidden = text.size("hidden_size")
+    hidden = text.hidden_size
     linear_config = text.nested("linear_attn_config")
     delta = {i - 1 for i in linear_config.sizes("kda_layers")}  # counted from 1
     dense = text.size("first_k_dense_replace", default=0)
@@ -154,8 +158,8 @@ def kimi_linear(config: Config) -> ModelParts:
     def make(kind: tuple[bool, bool]) -> Layer:
         is_delta, is_moe = kind
         mixer, mixing = _kimi_delta(linear_config, hidden) if is_delta else _kimi_latent(text)
-        ffn, moe = _kimi_moe(text) if is_moe else (gated_mlp(hidden, text.size("intermediate_size")), None)
-        weights = (*mixing, *ffn, *norms(hidden, "input_layernorm", "post_attention_layernorm"))
+        ffn, moe = _kimi_moe(text) if is_moe else (mlp(hidden, text.size("intermediate_size")), None)
+        weights = (*mixing, *ffn, *norms(hidden, *PRE_NORMS))
         if residual:
             weights += norms(hidden, "self_attention_res_norm", "mlp_res_norm")
             weights += norms(hidden, "self_attention_res_proj", "mlp_res_proj")
@@ -196,55 +200,28 @@ def _kimi_delta(config: Config, hidden: int) -> Mixing:
 
 
 def _kimi_latent(config: Config) -> tuple[LatentAttention, tuple[Weight, ...]]:
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    q_rank = config.size("q_lora_rank", default=0) or None
-    mixer = LatentAttention(
-        heads,
-        config.size("kv_lora_rank"),
-        config.size("qk_nope_head_dim"),
-        config.size("qk_rope_head_dim"),
-        config.size("v_head_dim"),
-        q_rank,
-    )
-    q_size = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
-    values = heads * mixer.v_head_dim
-    if q_rank:
-        query = (
-            *linear("self_attn.q_a_proj", q_rank, hidden, ATTENTION),
-            *vector("self_attn.q_a_layernorm", q_rank),
-            *linear("self_attn.q_b_proj", q_size, q_rank, ATTENTION, Shard.COLUMN),
-        )
-    else:
-        query = linear("self_attn.q_proj", q_size, hidden, ATTENTION, Shard.COLUMN)
-    weights = (
-        *query,
-        *linear("self_attn.kv_a_proj_with_mqa", mixer.kv_elements_per_token, hidden, ATTENTION),
-        *vector("self_attn.kv_a_layernorm", mixer.kv_lora_rank),
-        *linear(
-            "self_attn.kv_b_proj", heads * mixer.qk_nope_head_dim + values, mixer.kv_lora_rank, ATTENTION, Shard.COLUMN
-        ),
-        *linear("self_attn.o_proj", hidden, values, ATTENTION, Shard.ROW),
-    )
+    hidden, mixer = config.hidden_size, read_latent(config)
+    weights = latent_weights(mixer, hidden)
     if config.flag("mla_use_output_gate", default=False):
+        values = mixer.num_heads * mixer.v_head_dim
         weights += linear("self_attn.g_proj", values, hidden, ATTENTION, Shard.COLUMN)
     return mixer, weights
 
 
 def _kimi_moe(config: Config) -> tuple[tuple[Weight, ...], Moe]:
-    hidden, size = config.size("hidden_size"), config.size("moe_intermediate_size")
+    hidden, prefix = config.hidden_size, "block_sparse_moe."
     latent = config.size("routed_expert_hidden_size", default=0)
-    shared = config.size("num_shared_experts", default=0)
-    moe = Moe(config.size("num_experts"), config.size("num_experts_per_token"), size, shared)
-    # the router sees the hidden vector, the experts its projection
-    router, *experts = moe_mlp(latent or hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
-    weights = (replace(router, shape=(moe.num_experts, hidden)), *experts)
-    if shared:
-        weights += gated_mlp(hidden, shared * size, prefix="block_sparse_moe.shared_experts.", component=SHARED)
+    moe = read_moe(config, shared=config.size("num_shared_experts", default=0))
+    shared = moe.num_shared_experts * moe.intermediate_size
+    weights = (
+        *moe_mlp(hidden, moe, prefix=prefix, names=W1_W3_W2, latent=latent),
+        *shared_expert(hidden, shared, prefix=f"{prefix}shared_experts."),
+    )
     if latent:
-        weights += linear("block_sparse_moe.routed_expert_down_proj", latent, hidden, Component.MLP)
-        weights += linear("block_sparse_moe.routed_expert_up_proj", hidden, latent, Component.MLP)
+        weights += linear(f"{prefix}routed_expert_down_proj", latent, hidden, Component.MLP)
+        weights += linear(f"{prefix}routed_expert_up_proj", hidden, latent, Component.MLP)
     if latent and config.flag("latent_moe_use_norm", default=False):
-        weights += vector("block_sparse_moe.routed_expert_norm", latent)
+        weights += vector(f"{prefix}routed_expert_norm", latent)
     return weights, moe
 
 
@@ -252,22 +229,19 @@ def _kimi_vision(config: Config, text_hidden: int) -> tuple[Weight, ...]:
     """MoonViT without biases, and the second kind of patch merger."""
     if config.text("mm_projector_type", default="patchmergerv2") != "patchmergerv2":
         raise config.refuse("mm_projector_type", "'patchmergerv2'")
-    hidden, depth = config.size("vt_hidden_size"), config.size("vt_num_hidden_layers")
-    size, qkv = config.size("vt_intermediate_size"), config.size("qkv_hidden_size")
-    merged, patch = 4 * hidden, config.size("patch_size")
-    tower, block = "vision_tower.", "vision_tower.encoder.blocks.0."
+    hidden, patch, tower = config.size("vt_hidden_size"), config.size("patch_size"), "vision_tower."
+    merged = 4 * hidden
     height, width = config.size("init_pos_emb_height"), config.size("init_pos_emb_width")
     return (
         tensor(f"{tower}patch_embed.proj", hidden, 3, patch, patch),
         tensor(f"{tower}patch_embed.pos_emb", height, width, hidden),
-        *norm(f"{block}norm0", hidden, bias=False, copies=depth),
-        *norm(f"{block}norm1", hidden, bias=False, copies=depth),
-        *matrix(f"{block}wqkv", 3 * qkv, hidden, Shard.COLUMN, bias=False, copies=depth),
-        *matrix(f"{block}wo", hidden, qkv, Shard.ROW, bias=False, copies=depth),
-        *matrix(f"{block}mlp.fc0", size, hidden, Shard.COLUMN, bias=False, copies=depth),
-        *matrix(f"{block}mlp.fc1", hidden, size, Shard.ROW, bias=False, copies=depth),
+        *blocks(
+            f"{tower}encoder.blocks.0.", hidden, config.size("vt_intermediate_size"),
+            config.size("vt_num_hidden_layers"), MOONVIT_NAMES, attention_bias=False, mlp_bias=False, norm_bias=False,
+            heads_size=config.size("qkv_hidden_size"),
+        ),
         *norm(f"{tower}encoder.final_layernorm", hidden, bias=False),
         *matrix("mm_projector.linear_1", merged, merged, bias=False),
         *matrix("mm_projector.linear_2", text_hidden, merged, bias=False),
         *norm("mm_projector.post_norm", text_hidden, bias=False),
-    )
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""State-space mixers, and the models that are made of nothing else: Mamba and Falcon-Mamba.
+"""Models with state-space or linear-attention layers: Mamba, Jamba, Nemotron-H, Granite 4, MiniMax-M1.
 
 A state-space layer keeps, per sequence, the last ``kernel - 1`` inputs of a short convolution and a recurrent
 state; neither grows with the context. Shapes are those of vLLM's ``MambaStateShapeCalculator``::
@@ -13,9 +13,24 @@ from dataclasses import replace
 from math import ceil
 
 from planner.model.architecture import Attention, Component, Layer, Moe, Shard, StateMixer, Weight
-from planner.model.blocks import attention_weights, gated_mlp, linear, moe_mlp, norms, plain_mlp, vector
+from planner.model.blocks import (
+    PLAIN,
+    PRE_NORMS,
+    W1_W3_W2,
+    OuterNames,
+    attention_weights,
+    linear,
+    mlp,
+    moe_mlp,
+    norms,
+    shared_expert,
+    vector,
+)
 from planner.model.config import Config, ModelParts, family
-from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention
+from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, read_moe
+
+STATE, ROUTED, SHARED = Component.STATE, Component.ROUTED_EXPERT, Component.SHARED_EXPERT
+BACKBONE_NAMES = OuterNames("backbone.embeddings", "backbone.norm_f", layers="backbone.layers.")
 
 Mixing = tuple[StateMixer, tuple[Weight, ...]]
 
@@ -34,11 +49,11 @@ def convolution(prefix: str, channels: int, kernel: int, *, bias: bool) -> tuple
     return (*weights, column(f"{prefix}conv1d.bias", channels)) if bias else weights
 
 
-def state_dtype(config: Config, *keys: str, default: str | None = None) -> str | None:
-    """dtype that the config asks for the recurrent state; None where it asks for none."""
-    name = config.text(*keys, default="")
+def state_dtype(config: Config, key: str, default: str | None = None) -> str | None:
+    """dtype that the config asks for the recurrent state; ``default`` where it asks for none."""
+    name = config.text(key, default="")
     if name and name not in STATE_DTYPES:
-        raise config.refuse(next(k for k in keys if config.has(k)), f"one of {', '.join(STATE_DTYPES)}")
+        raise config.refuse(key, f"one of {', '.join(STATE_DTYPES)}")
     return STATE_DTYPES.get(name, default)
 
 
@@ -82,37 +97,27 @@ def mamba2(
     return mixer, weights
 
 
+def time_step_rank(config: Config, key: str) -> int:
+    """Rank of the time-step projection of Mamba; a sixteenth of the hidden size where ``key`` does not say."""
+    return ceil(config.hidden_size / 16) if config.get(key) in (None, "auto") else config.size(key)
+
+
 @family("MambaForCausalLM", "FalconMambaForCausalLM")
 def mamba_lm(config: Config) -> ModelParts:
     """Every layer is one norm and one state-space mixer. Mamba ties its lm_head, Falcon-Mamba does not."""
-    hidden = config.size("hidden_size")
-    inner = config.size("intermediate_size", default=hidden * config.size("expand", default=2))
-    rank = config.get("time_step_rank")
+    hidden = config.hidden_size
     mixer, weights = mamba(
         hidden,
-        inner,
+        config.size("intermediate_size", default=hidden * config.size("expand", default=2)),
         config.size("state_size", default=16),
         config.size("conv_kernel", default=4),
-        ceil(hidden / 16) if rank in (None, "auto") else config.size("time_step_rank"),
+        time_step_rank(config, "time_step_rank"),
         prefix="mixer.",
         conv_bias=config.flag("use_conv_bias", default=True),
         bias=config.flag("use_bias", default=False),
     )
-    layer = Layer((*norms(hidden, "norm"), *weights), mixer)
-    return decoder(
-        config,
-        (layer,) * config.num_layers,
-        tied=config.architecture == "MambaForCausalLM",
-        embed="backbone.embeddings",
-        norm="backbone.norm_f",
-        layer_prefix="backbone.layers.",
-    )
-
-
-# --- Attention in a few layers, a recurrent state in the others: Jamba, Nemotron-H, Granite 4, MiniMax-M1
-
-W1_W3_W2 = ("w1", "w3", "w2")  #: gate, up and down projections under their oldest names
-STATE, ROUTED, SHARED, ROUTER = Component.STATE, Component.ROUTED_EXPERT, Component.SHARED_EXPERT, Component.ROUTER
+    layers = (Layer((*norms(hidden, "norm"), *weights), mixer),) * config.num_layers
+    return decoder(config, layers, BACKBONE_NAMES, tied=config.architecture == "MambaForCausalLM")
 
 
 # --- Jamba -------------------------------------------------------------------------------------------------------
@@ -121,23 +126,26 @@ STATE, ROUTED, SHARED, ROUTER = Component.STATE, Component.ROUTED_EXPERT, Compon
 @family("JambaForCausalLM")
 def jamba(config: Config) -> ModelParts:
     """Jamba: one layer in ``attn_layer_period`` is attention, one in ``expert_layer_period`` routes to experts."""
-    hidden = config.size("hidden_size")
-    experts = config.size("num_experts", default=16)
+    hidden, attention = config.hidden_size, read_attention(config)
+    moe = Moe(
+        config.size("num_experts", default=16),
+        config.size("num_experts_per_tok", default=2),
+        config.size("intermediate_size"),
+    )
 
     def make(kind: tuple[bool, bool]) -> Layer:
         is_attention, is_moe = kind
-        mixer, mixing = _jamba_attention(config) if is_attention else _jamba_mamba(config)
-        moe = Moe(experts, config.size("num_experts_per_tok", default=2), config.size("intermediate_size"))
-        ffn = gated_mlp(hidden, moe.intermediate_size, prefix="feed_forward.")
+        mixer: Attention | StateMixer
+        mixer, mixing = (attention, attention_weights(attention, hidden)) if is_attention else _jamba_mamba(config)
+        ffn = mlp(hidden, moe.intermediate_size, prefix="feed_forward.")
         if is_moe:
             ffn = moe_mlp(hidden, moe, prefix="feed_forward.", router="router")
-        return Layer(
-            (*mixing, *ffn, *norms(hidden, "input_layernorm", "pre_ff_layernorm")), mixer, moe if is_moe else None
-        )
+        weights = (*mixing, *ffn, *norms(hidden, "input_layernorm", "pre_ff_layernorm"))
+        return Layer(weights, mixer, moe if is_moe else None)
 
-    attention, routed = _jamba_picks(config, "attn", 8, 4), _jamba_picks(config, "expert", 2, 1)
-    kinds = [(i in attention, experts > 1 and i in routed) for i in range(config.num_layers)]
-    return decoder(config, layers_by_kind(kinds, make), norm="model.final_layernorm")
+    on_attention, routed = _jamba_picks(config, "attn", 8, 4), _jamba_picks(config, "expert", 2, 1)
+    kinds = [(i in on_attention, moe.num_experts > 1 and i in routed) for i in range(config.num_layers)]
+    return decoder(config, layers_by_kind(kinds, make), OuterNames(norm="model.final_layernorm"))
 
 
 def _jamba_picks(config: Config, name: str, period: int, offset: int) -> range:
@@ -147,20 +155,13 @@ def _jamba_picks(config: Config, name: str, period: int, offset: int) -> range:
     return range(first, config.num_layers, config.size(f"{name}_layer_period", default=period))
 
 
-def _jamba_attention(config: Config) -> tuple[Attention, tuple[Weight, ...]]:
-    attention = read_attention(config)
-    return attention, attention_weights(attention, config.size("hidden_size"))
-
-
 def _jamba_mamba(config: Config) -> Mixing:
-    hidden = config.size("hidden_size")
-    rank = config.get("mamba_dt_rank")
     return mamba(
-        hidden,
-        hidden * config.size("mamba_expand", default=2),
+        config.hidden_size,
+        config.hidden_size * config.size("mamba_expand", default=2),
         config.size("mamba_d_state", default=16),
         config.size("mamba_d_conv", default=4),
-        ceil(hidden / 16) if rank in (None, "auto") else config.size("mamba_dt_rank"),
+        time_step_rank(config, "mamba_dt_rank"),
         prefix="mamba.",
         conv_bias=config.flag("mamba_conv_bias", default=True),
         bias=config.flag("mamba_proj_bias", default=False),
@@ -179,14 +180,8 @@ def nemotron_h(config: Config) -> ModelParts:
     kinds = _nemotron_blocks(config, "layers_block_type", "hybrid_override_pattern")
     if config.size("num_hidden_layers", default=len(kinds)) != len(kinds):
         raise config.refuse("num_hidden_layers", f"{len(kinds)}, the number of blocks in the pattern")
-    return decoder(
-        config,
-        layers_by_kind(kinds, lambda kind: _nemotron_layer(config, kind)),
-        embed="backbone.embeddings",
-        norm="backbone.norm_f",
-        mtp=_nemotron_mtp(config),
-        layer_prefix="backbone.layers.",
-    )
+    layers = layers_by_kind(kinds, lambda kind: _nemotron_layer(config, kind))
+    return decoder(config, layers, BACKBONE_NAMES, mtp=_nemotron_mtp(config))
 
 
 def _nemotron_blocks(config: Config, list_key: str, pattern_key: str) -> list[str]:
@@ -198,7 +193,7 @@ def _nemotron_blocks(config: Config, list_key: str, pattern_key: str) -> list[st
 
 
 def _nemotron_layer(config: Config, kind: str) -> Layer:
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     norm = norms(hidden, "norm")
     if kind == "mamba":
         mixer, mixing = mamba2(
@@ -214,39 +209,28 @@ def _nemotron_layer(config: Config, kind: str) -> Layer:
             # vLLM before 0.21 took fp16 where the config is silent
             dtype=state_dtype(config, "mamba_ssm_cache_dtype", default="fp32"),
         )
-        return Layer((*norm, *mixing), mixer)
+        return Layer(norm + mixing, mixer)
     if kind == "attention":
         heads = config.size("num_attention_heads")
         head_dim = config.size("head_dim", "attention_head_dim", default=hidden // heads)
         attention = Attention(heads, config.size("num_key_value_heads", default=heads), head_dim, head_dim)
         bias = config.flag("attention_bias", default=False)
-        return Layer(
-            (*norm, *attention_weights(attention, hidden, prefix="mixer.", qkv_bias=bias, out_bias=bias)), attention
-        )
+        return Layer(norm + attention_weights(attention, hidden, prefix="mixer.", bias=bias), attention)
     if kind == "moe":
         return _nemotron_moe(config, norm)
     bias = config.flag("mlp_bias", default=False)
-    return Layer(
-        norm
-        + plain_mlp(hidden, config.size("intermediate_size"), up="mixer.up_proj", down="mixer.down_proj", bias=bias)
-    )
+    return Layer(norm + mlp(hidden, config.size("intermediate_size"), prefix="mixer.", names=PLAIN, bias=bias))
 
 
 def _nemotron_moe(config: Config, norm: tuple[Weight, ...]) -> Layer:
     """Experts of two matrices each; in Nemotron 3 Super and Ultra they work in a narrower latent space."""
-    hidden, size = config.size("hidden_size"), config.size("moe_intermediate_size")
-    latent = config.size("moe_latent_size", default=0)
-    shared_experts = config.size("n_shared_experts", default=1)
-    shared = config.size("moe_shared_expert_intermediate_size") * shared_experts
-    moe = Moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), size, shared_experts)
-    width = latent or hidden
+    hidden, latent = config.hidden_size, config.size("moe_latent_size", default=0)
+    moe = read_moe(config, shared=config.size("n_shared_experts", default=1))
+    shared = config.size("moe_shared_expert_intermediate_size") * moe.num_shared_experts
     weights = (
         *norm,
-        *linear("mixer.gate", moe.num_experts, hidden, ROUTER),
-        *linear("mixer.experts.up_proj", size, width, ROUTED, Shard.EXPERT_COLUMN, copies=moe.num_experts),
-        *linear("mixer.experts.down_proj", width, size, ROUTED, Shard.EXPERT_ROW, copies=moe.num_experts),
-        *linear("mixer.shared_experts.up_proj", shared, hidden, SHARED, Shard.COLUMN),
-        *linear("mixer.shared_experts.down_proj", hidden, shared, SHARED, Shard.ROW),
+        *moe_mlp(hidden, moe, prefix="mixer.", experts="experts.", names=PLAIN, latent=latent),
+        *shared_expert(hidden, shared, prefix="mixer.shared_experts.", names=PLAIN),
     )
     if latent:
         weights += linear("mixer.fc1_latent_proj", latent, hidden, Component.MLP)
@@ -261,9 +245,8 @@ def _nemotron_mtp(config: Config) -> tuple[Weight, ...]:
         return ()
     blocks = [_nemotron_layer(config, kind).weights for kind in _nemotron_blocks(config, *keys)]
     weights = tuple(replace(w, name=f"layers.{i}.{w.name}") for i, block in enumerate(blocks) for w in block)
-    return mtp_module(
-        Layer(weights), config.size("hidden_size"), "mtp.", norm_names=("enorm", "hnorm", "final_layernorm")
-    )
+    names = ("enorm", "hnorm", "final_layernorm")
+    return mtp_module(Layer(weights), config.hidden_size, "mtp.", norm_names=names)
 
 
 # --- Granite 4 ---------------------------------------------------------------------------------------------------
@@ -272,21 +255,20 @@ def _nemotron_mtp(config: Config) -> tuple[Weight, ...]:
 @family("GraniteMoeHybridForCausalLM")
 def granite_hybrid(config: Config) -> ModelParts:
     """Granite 4: Mamba-2 or attention, then a shared MLP beside routed experts (or alone, where there are none)."""
-    hidden = config.size("hidden_size")
+    hidden, attention = config.hidden_size, read_attention(config)
     experts, shared = config.size("num_local_experts", default=0), config.size("shared_intermediate_size")
 
     def make(kind: str) -> Layer:
-        mixer: Attention | StateMixer = read_attention(config)
-        if kind == "attention":
-            mixing = attention_weights(read_attention(config), hidden)
-        else:
-            mixer, mixing = _granite_mamba(config)
-        weights = (*norms(hidden, "input_layernorm", "post_attention_layernorm"), *mixing)
+        mixer: Attention | StateMixer
+        mixer, mixing = (
+            (attention, attention_weights(attention, hidden)) if kind == "attention" else _granite_mamba(config)
+        )
+        weights = norms(hidden, *PRE_NORMS) + mixing
         weights += _granite_mlp("shared_mlp.", hidden, shared, SHARED if experts else Component.MLP)
         if not experts:
             return Layer(weights, mixer)
         moe = Moe(experts, config.size("num_experts_per_tok"), config.size("intermediate_size"), num_shared_experts=1)
-        weights += linear("block_sparse_moe.router.layer", experts, hidden, ROUTER)
+        weights += linear("block_sparse_moe.router.layer", experts, hidden, Component.ROUTER)
         weights += _granite_mlp("block_sparse_moe.", hidden, moe.intermediate_size, ROUTED, experts)
         return Layer(weights, mixer, moe)
 
@@ -297,7 +279,7 @@ def granite_hybrid(config: Config) -> ModelParts:
 
 
 def _granite_mamba(config: Config) -> Mixing:
-    hidden, heads = config.size("hidden_size"), config.size("mamba_n_heads")
+    hidden, heads = config.hidden_size, config.size("mamba_n_heads")
     head_dim = config.get("mamba_d_head")
     inner = hidden * config.size("mamba_expand", default=2)
     return mamba2(
@@ -328,9 +310,9 @@ def _granite_mlp(prefix: str, hidden: int, size: int, component: Component, copi
 @family("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM")
 def minimax_m1(config: Config) -> ModelParts:
     """MiniMax-Text-01 and M1: lightning (linear) attention in seven of eight layers, softmax in the eighth."""
-    hidden, attention = config.size("hidden_size"), read_attention(config)
+    hidden, attention = config.hidden_size, read_attention(config)
     inner = attention.num_heads * attention.head_dim
-    moe = Moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), config.size("intermediate_size"))
+    moe = read_moe(config, size="intermediate_size")
     lightning = StateMixer("lightning", 0, inner * attention.head_dim, attention.num_heads)
     linear_attention = (
         *linear("self_attn.qkv_proj", 3 * inner, hidden, STATE, Shard.COLUMN),
@@ -340,7 +322,7 @@ def minimax_m1(config: Config) -> ModelParts:
     )
     rest = (
         *moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2),
-        *norms(hidden, "input_layernorm", "post_attention_layernorm"),
+        *norms(hidden, *PRE_NORMS),
     )
 
     def make(is_softmax: int) -> Layer:

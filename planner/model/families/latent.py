@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from planner.model.architecture import Component, LatentAttention, Layer, Shard, SparseIndexer, Weight
-from planner.model.blocks import gated_mlp, linear, moe_mlp, norms, vector
+from planner.model.blocks import PRE_NORMS, linear, mlp, moe_mlp, norms, shared_expert, vector
 from planner.model.config import Config, ModelParts, family
-from planner.model.families.moe import read_moe, shared_expert
-from planner.model.reading import PRE_NORMS, decoder, layers_by_kind, mtp_layers, sparse_layers
+from planner.model.reading import decoder, layers_by_kind, mtp_layers, read_moe, sparse_layers
 
 
 def read_latent(config: Config, indexer: SparseIndexer | None = None) -> LatentAttention:
@@ -71,10 +70,9 @@ def read_indexers(config: Config) -> list[SparseIndexer | None]:
         "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "Mistral4ForCausalLM")  # fmt: skip
 def deepseek(config: Config) -> ModelParts:
     """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5: MLA, the first layers dense, shared experts in the others."""
-    hidden = config.size("hidden_size")
+    hidden = config.hidden_size
     bias = config.flag("attention_bias", default=False)
-    shared = config.size("n_shared_experts", default=0)
-    moe = read_moe(config, shared=shared)
+    moe = read_moe(config, shared=config.size("n_shared_experts", default=0))
 
     def make(kind: tuple[SparseIndexer | None, bool]) -> Layer:
         indexer, sparse = kind
@@ -83,9 +81,9 @@ def deepseek(config: Config) -> ModelParts:
         if indexer and indexer.num_heads:
             weights += indexer_weights(indexer, hidden, config.size("q_lora_rank"))
         if not sparse:
-            return Layer(weights + gated_mlp(hidden, config.size("intermediate_size")), mla)
-        weights += moe_mlp(hidden, moe)
-        weights += shared_expert(hidden, shared * moe.intermediate_size, prefix="mlp.shared_experts.")
+            return Layer(weights + mlp(hidden, config.size("intermediate_size")), mla)
+        shared = moe.num_shared_experts * moe.intermediate_size
+        weights += moe_mlp(hidden, moe) + shared_expert(hidden, shared, prefix="mlp.shared_experts.")
         return Layer(weights, mla, moe)
 
     indexers = read_indexers(config)
@@ -98,10 +96,10 @@ def deepseek(config: Config) -> ModelParts:
 @family("MiniCPM3ForCausalLM")
 def minicpm3(config: Config) -> ModelParts:
     """MiniCPM3: MLA with ordinary MLPs; tied."""
-    hidden, mla = config.size("hidden_size"), read_latent(config)
+    hidden, mla = config.hidden_size, read_latent(config)
     weights = (
         *latent_weights(mla, hidden, bias=config.flag("attention_bias", default=False)),
-        *gated_mlp(hidden, config.size("intermediate_size")),
+        *mlp(hidden, config.size("intermediate_size")),
         *norms(hidden, *PRE_NORMS),
     )
     return decoder(config, (Layer(weights, mla),) * config.num_layers, tied=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.model.architecture import Component, Layer, Moe
-from planner.model.blocks import attention_weights, gated_mlp, moe_mlp, norms, vector
+from planner.model.architecture import Component, Layer
+from planner.model.blocks import FUSED_GATE_UP, PRE_NORMS, attention_weights, mlp, moe_mlp, norms, shared_expert, vector
 from planner.model.config import Config, ModelParts, family
-from planner.model.families.dense import glm4, llama, qwen2, qwen3
+from planner.model.families.dense import glm, llama, qwen2, qwen3
 from planner.model.families.latent import deepseek
-from planner.model.families.moe import FUSED_EXPERTS, glm4_moe, qwen3_moe, shared_expert
-from planner.model.reading import PRE_NORMS, decoder, layers_by_kind, read_attention
+from planner.model.families.moe import glm4_moe, qwen3_moe
+from planner.model.reading import decoder, layers_by_kind, read_attention, read_moe
 from planner.model.vision import (
     glm4_vision,
     llama4_vision,
@@ -35,32 +35,19 @@ MISTRAL3_VISION = {
 }
 
 
-@family("Qwen2VLForConditionalGeneration")
+@family("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 def qwen2_vl(config: Config) -> ModelParts:
-    """Qwen2-VL: Qwen2 and its tower."""
-    tower = qwen2_vision(config.section("vision_config"), "visual.")
-    return with_vision(qwen2(config.nested("text_config")), tower, text="")
+    """Qwen2-VL and Qwen2.5-VL: Qwen2 and the tower of its generation."""
+    tower = qwen2_vision if config.architecture.startswith("Qwen2VL") else qwen2_5_vision
+    return with_vision(qwen2(config.nested("text_config")), tower(config.section("vision_config"), "visual."), text="")
 
 
-@family("Qwen2_5_VLForConditionalGeneration")
-def qwen2_5_vl(config: Config) -> ModelParts:
-    """Qwen2.5-VL: Qwen2.5 and its tower."""
-    tower = qwen2_5_vision(config.section("vision_config"), "visual.")
-    return with_vision(qwen2(config.nested("text_config")), tower, text="")
-
-
-@family("Qwen3VLForConditionalGeneration")
+@family("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 def qwen3_vl(config: Config) -> ModelParts:
-    """Qwen3-VL: Qwen3 and a tower with DeepStack."""
+    """Qwen3-VL: Qwen3, with experts or without, and a tower with DeepStack."""
+    text = qwen3_moe if "Moe" in config.architecture else qwen3
     tower = qwen3_vision(config.section("vision_config"), "model.visual.")
-    return with_vision(qwen3(config.nested("text_config")), tower, text="model.language_model.")
-
-
-@family("Qwen3VLMoeForConditionalGeneration")
-def qwen3_vl_moe(config: Config) -> ModelParts:
-    """Qwen3-VL with experts."""
-    tower = qwen3_vision(config.section("vision_config"), "model.visual.")
-    return with_vision(qwen3_moe(config.nested("text_config")), tower, text="model.language_model.")
+    return with_vision(text(config.nested("text_config")), tower, text="model.language_model.")
 
 
 @family("Mistral3ForConditionalGeneration")
@@ -69,7 +56,7 @@ def mistral3(config: Config) -> ModelParts:
     parts = llama(config.nested("text_config"))
     given = config.section("vision_config") if config.has("vision_config") else Config({}, model_id=config.model_id)
     vision = given.with_defaults(MISTRAL3_VISION)
-    width, hidden = vision.size("hidden_size"), parts.hidden_size
+    width, hidden = vision.hidden_size, parts.hidden_size
     merge = config.size("spatial_merge_size", default=2) ** 2
     bias = config.flag("multimodal_projector_bias", default=False)
     stem = "multi_modal_projector."
@@ -94,7 +81,7 @@ def kimi_k25(config: Config) -> ModelParts:
 def glm4v(config: Config) -> ModelParts:
     """GLM-4.1V on GLM-4, GLM-4.5V on GLM-4.5-Air: one tower."""
     text = config.nested("text_config").with_defaults({"attention_bias": True})
-    parts = glm4_moe(text) if "Moe" in config.architecture else glm4(text)
+    parts = glm4_moe(text) if "Moe" in config.architecture else glm(text)
     return with_vision(
         parts, glm4_vision(config.section("vision_config"), "model.visual."), text="model.language_model."
     )
@@ -117,18 +104,21 @@ def llama4_text(config: Config) -> ModelParts:
 
 
 def _llama4_layer(config: Config, chunked: bool, sparse: bool) -> Layer:
-    hidden, bias = config.size("hidden_size"), config.flag("attention_bias", default=False)
-    attention = read_attention(config)
+    hidden, attention = config.hidden_size, read_attention(config)
     if chunked:
         attention = replace(attention, chunk=config.size("attention_chunk_size", default=8192))
-    weights = attention_weights(attention, hidden, qkv_bias=bias, out_bias=bias) + norms(hidden, *PRE_NORMS)
+    weights = (
+        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False)),
+        *norms(hidden, *PRE_NORMS),
+    )
     if not sparse:
-        mlp = gated_mlp(hidden, config.size("intermediate_size_mlp"), prefix="feed_forward.")
-        return Layer(weights + mlp, attention)
-    size = config.size("intermediate_size")
-    moe = Moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), size, num_shared_experts=1)
-    weights += moe_mlp(hidden, moe, prefix="feed_forward.", router="router", experts="experts.", names=FUSED_EXPERTS)
-    return Layer(weights + shared_expert(hidden, size, prefix="feed_forward.shared_expert."), attention, moe)
+        return Layer(weights + mlp(hidden, config.size("intermediate_size_mlp"), prefix="feed_forward."), attention)
+    moe = read_moe(config, size="intermediate_size", shared=1)
+    weights += (
+        *moe_mlp(hidden, moe, prefix="feed_forward.", router="router", experts="experts.", names=FUSED_GATE_UP),
+        *shared_expert(hidden, moe.intermediate_size, prefix="feed_forward.shared_expert."),
+    )
+    return Layer(weights, attention, moe)
 
 
 @family("Llama4ForConditionalGeneration")
@@ -160,13 +150,13 @@ def mllama(config: Config) -> ModelParts:
 
 
 def _mllama_layer(config: Config, cross: bool) -> Layer:
-    hidden, attention = config.size("hidden_size"), read_attention(config)
-    mlp = gated_mlp(hidden, config.size("intermediate_size")) + norms(hidden, *PRE_NORMS)
+    hidden, attention = config.hidden_size, read_attention(config)
+    rest = mlp(hidden, config.size("intermediate_size")) + norms(hidden, *PRE_NORMS)
     if not cross:
-        return Layer(attention_weights(attention, hidden) + mlp, attention)
+        return Layer(attention_weights(attention, hidden) + rest, attention)
     weights = (
-        *attention_weights(attention, hidden, prefix="cross_attn.", qk_norm=attention.head_dim),
+        *attention_weights(attention, hidden, prefix="cross_attn.", qk_norm="head"),
         *vector("cross_attn_attn_gate", 1, Component.ATTENTION),
         *vector("cross_attn_mlp_gate", 1, Component.MLP),
     )
-    return Layer(weights + mlp, replace(attention, cross=True))
+    return Layer(weights + rest, replace(attention, cross=True))

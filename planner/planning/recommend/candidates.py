@@ -16,7 +16,7 @@ from planner.engine import (
     uses_latent_attention,
 )
 from planner.hardware import GpuProfile
-from planner.model import Model, ResolvedModel, catalog, resolve_model
+from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoints, resolve_model
 from planner.planning import defaults
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.recommend.request import Rejected, Request
@@ -34,7 +34,7 @@ def checkpoints(
     if asked.model.quantization.method or asked.source == "path":
         return
     seen: set[tuple[str, str | None]] = set()
-    for checkpoint in catalog.checkpoints_of(asked.resolved):
+    for checkpoint in quantized_checkpoints(asked.resolved):
         reason = _not_trusted(checkpoint, asked) or _not_for(checkpoint, profile)
         key = (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
         if reason is None and key in seen:
@@ -49,13 +49,13 @@ def checkpoints(
         yield resolve_model(checkpoint.id, network=False)
 
 
-def _not_trusted(checkpoint: catalog.Checkpoint, asked: ResolvedModel) -> str | None:
+def _not_trusted(checkpoint: Checkpoint, asked: ResolvedModel) -> str | None:
     if checkpoint.publisher.lower() in TRUSTED_PUBLISHERS or checkpoint.publisher == asked.resolved.split("/")[0]:
         return None
     return f"quantised by {checkpoint.publisher}: ask for it by name to plan it"
 
 
-def _not_for(checkpoint: catalog.Checkpoint, profile: GpuProfile) -> str | None:
+def _not_for(checkpoint: Checkpoint, profile: GpuProfile) -> str | None:
     if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
         return f"published for {' and '.join(checkpoint.platforms)} GPUs"
     if checkpoint.weight_dtype in profile.emulated:
