@@ -68,7 +68,7 @@ def compare_gpus(
     """
     from planner.memory import Basis
     from planner.output import ComparisonAnswer
-    from planner.planning import Question, compare_machines, local_for, parse_prices
+    from planner.planning import Question, compare_hardware, local_for, parse_prices
 
     if per not in PER:
         raise UnknownNameError("unit", str(per), PER, see="planner compare --help")
@@ -93,7 +93,7 @@ def compare_gpus(
         Basis(local.constants),
         local.calibration,
     )
-    comparison = compare_machines(question, profiles, workloads, prices)
+    comparison = compare_hardware(question, profiles, workloads, prices)
     return ComparisonAnswer(comparison, profiles, prices, (*remarks, *local.notes), resolved.notes)
 
 

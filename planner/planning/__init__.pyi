@@ -14,11 +14,10 @@ from .check import redeploy as redeploy
 from .compare.comparison import Comparison as Comparison
 from .compare.comparison import Flip as Flip
 from .compare.comparison import Order as Order
-from .compare.comparison import compare_machines as compare_machines
-from .compare.comparison import order_in_words as order_in_words
-from .compare.machine import Question as Question
+from .compare.comparison import compare_hardware as compare_hardware
+from .compare.comparison import compare_partitions as compare_partitions
 from .compare.point import ComparedPoint as ComparedPoint
-from .compare.point import figures as figures
+from .compare.setup import Question as Question
 from .cost import Span as Span
 from .cost import parse_prices as parse_prices
 from .cost import price_of as price_of
@@ -69,7 +68,6 @@ from .recommend.assemble import order_words as order_words
 from .recommend.assemble import plans_best_first as plans_best_first
 from .recommend.assemble import rank as rank
 from .recommend.assemble import recipe_of as recipe_of
-from .recommend.candidates import round_context as round_context
 from .recommend.goals import pareto as pareto
 from .recommend.goals import wanted_batch as wanted_batch
 from .recommend.request import Candidate as Candidate

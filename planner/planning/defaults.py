@@ -50,3 +50,8 @@ FINALISTS_PER_ENGINE = 2
 TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack
 COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, the best by the closed form
 TRACE_CLASSES = 3  #: that a trace is cut into
+
+
+def round_context(total_len: int) -> int:
+    """The ``max_model_len`` that is launched for requests of ``total_len`` tokens."""
+    return -(-total_len // CONTEXT_STEP) * CONTEXT_STEP

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.planning.compare.comparison import Comparison, compare_machines, flips, order_in_words, standings
-from planner.planning.compare.machine import Machine, Question, RefusedMachine, machines
-from planner.planning.compare.point import ComparedPoint, dealt, figures
+from planner.planning.compare.comparison import Comparison, compare_hardware, describe_order, flips, standings
+from planner.planning.compare.point import ComparedPoint, dealt
+from planner.planning.compare.setup import Question, RefusedGpu, Setup, find_setups
 from planner.planning.cost import Span
 from planner.planning.deployment import resolve_deployment
 from planner.planning.predict import simulate_serve
@@ -33,7 +33,7 @@ def question(per: str = "package", model: str = LLAMA, **settings: Any) -> Quest
 @cache
 def compared(*gpus: str, concurrency: tuple[int, ...] = (8,), per: str = "package", model: str = LLAMA) -> Comparison:
     workloads = [Workload(1024, 1024, 1, max_concurrency=places) for places in concurrency]
-    return compare_machines(question(per, model), [load_profile(gpu) for gpu in gpus], workloads)
+    return compare_hardware(question(per, model), [load_profile(gpu) for gpu in gpus], workloads)
 
 
 def point(comparison: Comparison, gpu: str, load: float) -> ComparedPoint:
@@ -41,9 +41,9 @@ def point(comparison: Comparison, gpu: str, load: float) -> ComparedPoint:
     return found
 
 
-def machine(gpu: str, units: int = 1) -> Machine:
-    found = machines(question(sizes=(1,)), load_profile(gpu), units, 2048)
-    assert not isinstance(found, RefusedMachine)
+def setup(gpu: str, num_gpus: int = 1) -> Setup:
+    found = find_setups(question(sizes=(1,)), load_profile(gpu), num_gpus, 2048)
+    assert not isinstance(found, RefusedGpu)
     return found[0]
 
 
@@ -53,18 +53,18 @@ def machine(gpu: str, units: int = 1) -> Machine:
 def test_a_package_equals_a_package() -> None:
     """One MI300X in SPX mode against all eight of its CPX partitions, each a server of its own."""
     comparison = compared("mi300x", "mi300x-cpx", "h100-mig-1g.20gb")
-    shapes = {p.gpu: (p.machine.units, p.machine.servers, p.machine.gpus) for p in comparison.points}
+    shapes = {p.gpu: (p.setup.num_gpus, p.setup.servers, p.setup.counted_gpus) for p in comparison.points}
     assert shapes == {"mi300x": (1, 1, 1.0), "mi300x-cpx": (8, 8, 1.0), "h100-mig-1g.20gb": (4, 4, 1.0)}
 
 
 def test_a_node_equals_a_node() -> None:
     comparison = compared("mi300x", "mi300x-cpx", per="node")
-    assert {p.gpu: p.machine.units for p in comparison.points} == {"mi300x": 8, "mi300x-cpx": 64}
+    assert {p.gpu: p.setup.num_gpus for p in comparison.points} == {"mi300x": 8, "mi300x-cpx": 64}
 
 
 def test_a_partition_may_stand_for_itself() -> None:
     comparison = compared("mi300x", "mi300x-cpx", per="gpu")
-    assert {p.gpu: (p.machine.units, p.machine.gpus) for p in comparison.points} == {
+    assert {p.gpu: (p.setup.num_gpus, p.setup.counted_gpus) for p in comparison.points} == {
         "mi300x": (1, 1),
         "mi300x-cpx": (1, 1),
     }
@@ -74,7 +74,7 @@ def test_all_get_the_fewest_packages_on_which_the_model_fits_everywhere() -> Non
     """70 billion parameters in bf16 are 141 GB: one MI300X (192 GiB) would do, an H100 (80 GB) takes two."""
     comparison = compared("mi300x", "h100-sxm", model="meta-llama/Llama-3.3-70B-Instruct")
     assert comparison.share == 2
-    assert {p.machine.units for p in comparison.points} == {2}
+    assert {p.setup.num_gpus for p in comparison.points} == {2}
 
 
 def test_what_cannot_hold_the_model_says_why_and_stops_nobody() -> None:
@@ -90,7 +90,7 @@ def test_what_cannot_hold_the_model_says_why_and_stops_nobody() -> None:
 @given(st.integers(1, 300), st.integers(1, 64))
 @settings(max_examples=60)
 def test_requests_are_dealt_evenly_and_all_of_them(places: int, servers: int) -> None:
-    shares = dealt(machine("h100-sxm").deployment, Workload(8, 8, 1, max_concurrency=places), servers)
+    shares = dealt(setup("h100-sxm").deployment, Workload(8, 8, 1, max_concurrency=places), servers)
     sizes = [share.workload.max_concurrency or 0 for share in shares]
     assert sum(size * share.servers for size, share in zip(sizes, shares, strict=True)) == places
     assert sum(share.servers for share in shares) == min(servers, places)
@@ -103,16 +103,16 @@ def test_one_server_is_predicted_as_predict_serve_does() -> None:
     profile, asked = load_profile("h100-sxm"), question()
     deployment = resolve_deployment(asked.model, profile, EngineArgs(), asked.version_for(profile))
     expected = simulate_serve(deployment, found.shares[0].workload).result
-    row = figures(found)
+    row = found.figures
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms"):
         for ending in ("", "_lo", "_hi"):
             assert row[key + ending] == pytest.approx(expected[key + ending]), key + ending
 
 
 def test_two_servers_of_half_the_load_put_out_twice_what_one_does() -> None:
-    half = dealt(machine("h100-sxm").deployment, Workload(1024, 1024, 1, max_concurrency=8), 1)[0].workload
-    two = point(compare_machines(question(sizes=(1,), share=2), [load_profile("h100")], [_closed(16)]), "h100-sxm", 16)
-    alone = simulate_serve(machine("h100-sxm").deployment, half).result
+    half = dealt(setup("h100-sxm").deployment, Workload(1024, 1024, 1, max_concurrency=8), 1)[0].workload
+    two = point(compare_hardware(question(sizes=(1,), share=2), [load_profile("h100")], [_closed(16)]), "h100-sxm", 16)
+    alone = simulate_serve(setup("h100-sxm").deployment, half).result
     assert two.tok_per_s.mid == pytest.approx(2 * alone["output_throughput"])
     assert two.tok_per_s_per_user and two.tok_per_s_per_user.mid == pytest.approx(alone["output_throughput"] / 8)
 
@@ -123,8 +123,8 @@ def _closed(places: int, input_len: int = 1024, output_len: int = 1024) -> Workl
 
 def test_cost_and_power_by_hand() -> None:
     """H100 at 3 USD/h and 700 W: the dollars and joules of its own tokens per second."""
-    comparison = compare_machines(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 3.0})
-    row = figures(comparison.points[0])
+    comparison = compare_hardware(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 3.0})
+    row = comparison.points[0].figures
     rate = row["output_throughput"]
     assert row["usd_per_hour"] == 3.0 and row["power_w"] == 700.0
     assert row["usd_per_million_output_tokens"] == pytest.approx(3.0 / (rate * 3600) * 1e6)
@@ -132,7 +132,7 @@ def test_cost_and_power_by_hand() -> None:
 
 
 def test_at_a_price_of_zero_nothing_is_divided_by_it() -> None:
-    row = figures(compare_machines(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 0.0}).points[0])
+    row = compare_hardware(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 0.0}).points[0].figures
     assert row["usd_per_hour"] == 0.0
     assert row["output_tokens_per_usd"] is None and row["usd_per_million_output_tokens"] is None
     assert row["output_throughput"] > 0
@@ -166,7 +166,7 @@ def test_two_dpx_servers_win_only_where_latency_is_long() -> None:
 
 
 def bound(workload: Workload, gpu: str = "h100-sxm") -> str:
-    return compare_machines(question(), [load_profile(gpu)], [workload]).points[0].bound_by
+    return compare_hardware(question(), [load_profile(gpu)], [workload]).points[0].bound_by
 
 
 def test_a_single_request_waits_for_weights() -> None:
@@ -189,7 +189,7 @@ def test_more_requests_than_the_cache_holds_wait_for_its_capacity() -> None:
 
 
 def test_what_arrives_faster_than_it_is_served_queues_without_end() -> None:
-    found = compare_machines(question(), [load_profile("h100")], [Workload(1024, 1024, 1, request_rate=1000.0)]).points[
+    found = compare_hardware(question(), [load_profile("h100")], [Workload(1024, 1024, 1, request_rate=1000.0)]).points[
         0
     ]
     assert not found.keeps_up
@@ -226,9 +226,9 @@ def test_where_the_order_flips() -> None:
 
 
 def test_the_order_in_words_says_where_it_is_not_certain() -> None:
-    words = order_in_words("tokens/s per user", "concurrency", standings(CROSSING, _at, _figure))
+    words = describe_order("concurrency", standings(CROSSING, _at, _figure))
     assert words == (
-        "tokens/s per user: a up to concurrency 32, b from 128 on; "
+        "a up to concurrency 32, b from 128 on; "
         "not certain at concurrency 32: the intervals of first and second overlap"
     )
 
@@ -237,7 +237,7 @@ def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
     close = [stub("a", 1, 90, 100, 110), stub("b", 1, 90, 100.5, 110), stub("a", 2, 1, 2, 3), stub("b", 2, 4, 5, 6)]
     assert standings(close, _at, _figure)[0].tied
     tied = [standing for standing in standings(close, _at, _figure) if standing.tied]
-    assert order_in_words("tokens/s", "concurrency", tied) == "tokens/s: b and a alike lead"
+    assert describe_order("concurrency", tied) == "b and a alike lead"
     assert not list(flips(close, _at, _figure))
 
 
@@ -261,7 +261,7 @@ def test_a_flip_joins_two_places_with_opposite_order(drawn: list[tuple[str, int,
 
 def test_lengths_are_an_axis_of_their_own() -> None:
     workloads = [_closed(places, length) for length in (512, 8192) for places in (4, 32)]
-    comparison = compare_machines(question(), [load_profile("h100"), load_profile("mi300x")], workloads)
+    comparison = compare_hardware(question(), [load_profile("h100"), load_profile("mi300x")], workloads)
     axes = {(order.axis.name, order.axis.fixed) for order in comparison.orders()}
     assert axes == {
         ("concurrency", "512 in / 1,024 out"),

@@ -16,8 +16,6 @@ from planner.planning import (
     Flip,
     Order,
     Span,
-    figures,
-    order_in_words,
     price_of,
     span_figures,
 )
@@ -55,7 +53,7 @@ class ComparisonAnswer(Result):
         return _object(self.record, self._rows(), self.profiles, self.prices)
 
     def _rows(self) -> list[Mapping[str, Any]]:
-        return [figures(point) for point in self.record.points]
+        return [point.figures for point in self.record.points]
 
     def _columns(self) -> Sequence[Column]:
         rows = self._rows()
@@ -73,7 +71,7 @@ class ComparisonAnswer(Result):
 
     def _notes(self) -> Iterator[str]:
         yield from calibration_remarks(
-            (point.gpu, point.machine.deployment.calibrated_by) for point in self.record.points
+            (point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points
         )
         yield from _refusals(self.record)
         yield from _remarks(self.record, self.profiles, self.prices)
@@ -97,7 +95,7 @@ def _table_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _table_row(point: ComparedPoint) -> dict[str, Any]:
-    row = figures(point)
+    row = point.figures
     dollars = point.usd_per_million_tok
     return {
         **row,
@@ -111,8 +109,8 @@ def _table_row(point: ComparedPoint) -> dict[str, Any]:
 
 def _order_lines(orders: Sequence[Order]) -> Iterator[str]:
     """One line for each order of leaders, with all metrics that it holds for; then the pairs that flip besides."""
-    for said, metrics in _by_words((order_in_words("", o.axis.name, o.standings), o.metric) for o in orders):
-        yield metrics + said
+    for said, metrics in _by_words((order.words, order.metric) for order in orders):
+        yield f"{metrics}: {said}"
     pairs = ((_flip_words(flip, order.axis.name), order.metric) for order in orders for flip in _others(order))
     for said, metrics in _by_words(pairs):
         yield f"{metrics}: {said}"
@@ -160,7 +158,7 @@ def _order_object(order: Order) -> dict[str, Any]:
         "metric": order.metric,
         "axis": order.axis.name,
         "fixed": order.axis.fixed,
-        "words": order_in_words(order.metric, order.axis.name, order.standings),
+        "words": f"{order.metric}: {order.words}",
         "standings": [
             {"at": s.at, "order": list(s.order), "certain": s.certain, "tied": s.tied} for s in order.standings
         ],
@@ -227,11 +225,11 @@ def _remarks(comparison: Comparison, profiles: Sequence[GpuProfile], prices: Map
 
 def _idle_remarks(comparison: Comparison) -> Iterator[str]:
     """GPUs that are paid for and serve nobody."""
-    machines = (point.machine for point in comparison.points)
-    found = dict.fromkeys((m.profile.id, m.idle, m.units, m.deployment.config.num_gpus) for m in machines if m.idle)
-    for gpu, idle, units, size in found:
+    setups = (point.setup for point in comparison.points)
+    found = {(s.profile.id, s.idle_gpus, s.num_gpus, s.deployment.config.num_gpus): None for s in setups if s.idle_gpus}
+    for gpu, idle, num_gpus, size in found:
         verb = "stays idle and is" if idle == 1 else "stay idle and are"
-        yield f"{gpu}: {idle} of {units} GPUs {verb} paid for beside servers of {size}"
+        yield f"{gpu}: {idle} of {num_gpus} GPUs {verb} paid for beside servers of {size}"
 
 
 def _refusals(comparison: Comparison) -> Iterator[str]:
@@ -263,5 +261,5 @@ def _pair(mean: float | None, p99: float | None, factor: float, form: str) -> st
 
 def _servers_words(point: ComparedPoint) -> str:
     """``8 x mi300x-cpx``, ``1 x mi300x TP 2``."""
-    size = point.machine.deployment.config.tensor_parallel_size
-    return f"{point.machine.servers} x {point.gpu}" + (f" TP {size}" if size > 1 else "")
+    size = point.setup.deployment.config.tensor_parallel_size
+    return f"{point.setup.servers} x {point.gpu}" + (f" TP {size}" if size > 1 else "")

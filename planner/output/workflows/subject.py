@@ -43,7 +43,6 @@ from planner.planning import (
     rank,
     recipe_of,
     resolve_deployment,
-    round_context,
 )
 from planner.workload import Workload
 
@@ -299,7 +298,7 @@ def _request(
 
 def context_for(total_len: int) -> int:
     """``max_model_len`` for requests of ``total_len`` tokens: rounded up, so that no odd value is launched."""
-    return round_context(total_len)
+    return defaults.round_context(total_len)
 
 
 def chosen_load(workflow: Workflow, choice: Choice) -> Workload:

@@ -1,4 +1,4 @@
-"""Who leads where, and where the order flips along an axis: concurrency, request rate or length.
+"""GPUs side by side on equal hardware: who leads, and where the order flips as concurrency, rate or length grow.
 
 Figures of two GPUs whose intervals overlap may lie in either order: such an order is not certain.
 """
@@ -6,12 +6,15 @@ Figures of two GPUs whose intervals overlap may lie in either order: such an ord
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
+from math import ceil
 
-from planner.hardware import GpuProfile
-from planner.planning.compare.machine import Question, RefusedMachine, fair_share, machines, units_of
-from planner.planning.compare.point import ComparedPoint, best_point
+from planner.engine import legal_tensor_parallel_sizes
+from planner.hardware import GpuProfile, load_all
+from planner.planning import defaults
+from planner.planning.compare.point import ComparedPoint, best_point, measure_point
+from planner.planning.compare.setup import Question, RefusedGpu, count_gpus, find_setups, find_share
 from planner.planning.cost import Span, price_of
 from planner.workload import Workload
 
@@ -82,8 +85,8 @@ def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float],
             ahead = value, leads, certain
 
 
-def order_in_words(metric: str, axis: str, found: Sequence[Standing]) -> str:
-    """One line on who leads where: ``tokens/s per user: b200 up to concurrency 32, mi355x from 64 on``."""
+def describe_order(axis: str, found: Sequence[Standing]) -> str:
+    """Who leads where, in one line: ``b200 up to concurrency 32, mi355x from 64 on``."""
     runs = [(leader, list(group)) for leader, group in groupby(found, key=_leader)]
     if len(runs) == 1:
         where = f" at every {axis}" if len(found) > 1 else ""
@@ -94,9 +97,9 @@ def order_in_words(metric: str, axis: str, found: Sequence[Standing]) -> str:
         )
     open_at = [f"{s.at:,g}" for s in found if not s.certain and not s.tied]
     if not open_at:
-        return f"{metric}: {words}"
+        return words
     places = "anywhere" if len(open_at) == len(found) else f"at {axis} {', '.join(open_at)}"
-    return f"{metric}: {words}; not certain {places}: the intervals of first and second overlap"
+    return f"{words}; not certain {places}: the intervals of first and second overlap"
 
 
 def _leader(standing: Standing) -> str:
@@ -114,9 +117,6 @@ def _run_in_words(leader: str, group: Sequence[Standing], index: int, runs: int,
 
 def _equal(one: Span, other: Span) -> bool:
     return abs(one.mid - other.mid) <= EQUAL * max(one.mid, other.mid)
-
-
-# --- GPUs side by side: every GPU under every load, those that cannot take part, and who leads where
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,21 @@ class Order:
     standings: tuple[Standing, ...]
     flips: tuple[Flip, ...]
 
+    @property
+    def words(self) -> str:
+        """Who leads where."""
+        return describe_order(self.axis.name, self.standings)
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Points of equal hardware, load by load."""
+    """Equal hardware side by side, load by load."""
 
     question: Question
-    share: int  #: packages (of ``gpu``: logical GPUs) of each; of no meaning for ``node``
+    share: int  #: GPUs of each type, whole or logical as ``per`` says; ``node`` does not use it
     workloads: tuple[Workload, ...]
     points: tuple[ComparedPoint, ...]
-    refused: tuple[RefusedMachine, ...]
+    refused: tuple[RefusedGpu, ...]
 
     def orders(self) -> Iterator[Order]:
         """Each metric along each axis that has more than one value; along one load where there is just one."""
@@ -173,7 +178,7 @@ class Comparison:
             yield Axis(name, fixed, _input_len if inputs else _output_len, chosen)
 
 
-def compare_machines(
+def compare_hardware(
     question: Question,
     profiles: Sequence[GpuProfile],
     workloads: Sequence[Workload],
@@ -181,20 +186,50 @@ def compare_machines(
 ) -> Comparison:
     """Every GPU under every load on equal hardware; ``prices`` as for ``cost.price_of``.
 
-    Closed loops are of all servers together, as rates are. ``num_prompts`` of 1 means as many as a steady state needs.
+    A load is that of all servers together. ``num_prompts`` of 1 means as many as a steady state needs.
     """
     longest = max(workload.max_total_len for workload in workloads)
-    share = fair_share(question, profiles, longest) if question.per != "node" else 1
+    share = find_share(question, profiles, longest) if question.per != "node" else 1
     points: list[ComparedPoint] = []
-    refused: list[RefusedMachine] = []
+    refused: list[RefusedGpu] = []
     for profile in profiles:
-        found = machines(question, profile, units_of(question, profile, share), longest)
-        if isinstance(found, RefusedMachine):
+        found = find_setups(question, profile, count_gpus(question, profile, share), longest)
+        if isinstance(found, RefusedGpu):
             refused.append(found)
             continue
         price = price_of(profile, prices)
         points += [best_point(found, workload, price) for workload in workloads]
     return Comparison(question, share, tuple(workloads), tuple(points), tuple(refused))
+
+
+def compare_partitions(
+    question: Question, whole: GpuProfile, workload: Workload
+) -> tuple[list[ComparedPoint], list[RefusedGpu]]:
+    """A node of whole GPUs and the same node in CPX modes under one load, most tokens/s first; and what cannot run.
+
+    Each partition gets a server of its own. Of whole GPUs each gets one, or the node gets a single one. A server runs
+    as many requests at once as it gets of the load.
+    """
+    points: list[ComparedPoint] = []
+    refused: list[RefusedGpu] = []
+    modes = (p for p in load_all() if p.partition and p.partition.of == whole.id and p.partition.compute_mode == "CPX")
+    for profile in (whole, *modes):
+        num_gpus = profile.gpus_per_node
+        sizes = [1]
+        if profile is whole and num_gpus in legal_tensor_parallel_sizes(question.model, whole):
+            sizes.append(num_gpus)
+        for size in sizes:
+            most = ceil((workload.max_concurrency or 1) / (num_gpus // size))
+            args = replace(
+                question.args, max_num_seqs=most, max_model_len=defaults.round_context(workload.max_total_len)
+            )
+            asked = replace(question, args=args, per="node", sizes=(size,))
+            found = find_setups(asked, profile, num_gpus, workload.max_total_len)
+            if isinstance(found, RefusedGpu):
+                refused.append(found)
+            else:
+                points += [measure_point(setup, workload) for setup in found]
+    return sorted(points, key=lambda point: -point.tok_per_s.mid), refused
 
 
 def _load(workload: Workload) -> float:

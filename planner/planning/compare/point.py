@@ -1,8 +1,7 @@
-"""What limits a server under a load: its queue, its KV cache, or the part of a step that takes most of the time."""
+"""One setup under one load: what it delivers, what that costs, what limits it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,70 +10,12 @@ from typing import Any
 
 from planner.planning import defaults
 from planner.planning.capacity import TOLERANCE, in_flight, most_in_flight
-from planner.planning.compare.machine import Machine
+from planner.planning.compare.limits import find_limit
+from planner.planning.compare.setup import Setup
 from planner.planning.cost import Price, Span, power_w, span_figures, tok_per_joule, tok_per_usd, usd_per_million_tok
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Prediction, estimate, simulate_serve, typical_steps
-from planner.simulator import Replay
-from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
+from planner.planning.predict import Prediction, estimate, simulate_serve
 from planner.workload import Workload
-
-#: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
-CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
-QUEUEING, KV_CAPACITY, BATCH = "queueing", "KV capacity", "max_num_seqs"
-
-
-def time_shares(deployment: Deployment, served: Replay) -> dict[str, float]:
-    """Share of the engine's time by what bounds it, largest first: of the average steps of a replay."""
-    spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}
-    total: dict[str, float] = defaultdict(float)
-    for name, step in typical_steps(deployment, served).items():
-        for cause, time_s in _causes(deployment, step).items():
-            total[cause] += time_s / step.total_s * spent_s[name]
-    whole_s = sum(total.values())
-    largest_first = sorted(total, key=lambda cause: -total[cause])
-    return {cause: total[cause] / whole_s for cause in largest_first} if whole_s else {}
-
-
-def limit_of(deployment: Deployment, served: Replay, total_len: int, in_flight: float, *, keeps_up: bool) -> str:
-    """What stands in the way of more: of one server with ``in_flight`` requests of ``total_len`` tokens."""
-    if not keeps_up:
-        return f"{QUEUEING}: more arrives than is served"
-    config = deployment.config
-    if in_flight > deployment.requests_served(total_len) * config.data_parallel_size:
-        return f"{KV_CAPACITY}: holds {deployment.requests_served(total_len) * config.data_parallel_size:,.0f} requests"
-    if in_flight > config.max_num_seqs * config.data_parallel_size:
-        return f"{QUEUEING}: {BATCH} {config.max_num_seqs}"
-    cause, share = next(iter(time_shares(deployment, served).items()), ("nothing", 0.0))
-    return f"{cause} {share:.0%}"
-
-
-def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
-    """Seconds of one step by cause; they add up to its time."""
-    kinds = {operator.name: operator.kind for operator in step_operators(deployment.model, deployment.config)}
-    causes: dict[str, float] = defaultdict(float)
-    busy_s = max(step.gpu_s, step.launch_s)
-    causes["host"] = step.total_s - busy_s
-    if step.launch_s > step.gpu_s:
-        causes["launches"] += step.launch_s
-        return causes
-    exchanges = {exchange.name for exchange in step_collectives(deployment.model, deployment.config)}
-    for part in step.parts:
-        if part.name != "host":
-            cause = "links" if part.name in exchanges else _cause(kinds.get(part.name), part.bound)
-            causes[cause] += part.time_s
-    return causes
-
-
-def _cause(kind: OperatorKind | None, bound: str) -> str:
-    if bound == "launch":
-        return "launches"
-    if bound == "compute":
-        return "compute"
-    return "KV bandwidth" if kind in CACHE_READERS else "weights bandwidth"
-
-
-# --- One machine under one load: what it delivers, what that costs, what limits it
 
 LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 
@@ -89,9 +30,9 @@ class Share:
 
 @dataclass(frozen=True)
 class ComparedPoint:
-    """One machine under one load. Means are over all requests, the 99th percentile is the busiest server's."""
+    """One setup under one load. Means are over all requests, the 99th percentile is the busiest server's."""
 
-    machine: Machine
+    setup: Setup
     workload: Workload
     price: Price | None
     shares: tuple[Share, ...]
@@ -100,7 +41,7 @@ class ComparedPoint:
     @property
     def gpu(self) -> str:
         """Id of the (logical) GPU."""
-        return self.machine.profile.id
+        return self.setup.profile.id
 
     @property
     def load(self) -> float:
@@ -112,18 +53,18 @@ class ComparedPoint:
         """Whether no queue grows without end; a closed loop always keeps up."""
         if self.workload.max_concurrency is not None:
             return True
-        deployment, share = self.machine.deployment, self.shares[0].workload
+        deployment, share = self.setup.deployment, self.shares[0].workload
         return share.request_rate <= served_per_s(deployment, share) * (1 + TOLERANCE)
 
     @property
     def tok_per_s(self) -> Span:
-        """Output tokens per second of the whole machine."""
+        """Output tokens per second of all servers."""
         return self._added("output_throughput")
 
     @property
     def tok_per_s_per_gpu(self) -> Span:
-        """Output tokens per second and GPU: a package counts as one, with ``per`` of ``gpu`` a logical GPU."""
-        return self.tok_per_s.times(1 / self.machine.gpus)
+        """Output tokens per second and GPU, whole or logical as ``per`` says."""
+        return self.tok_per_s.times(1 / self.setup.counted_gpus)
 
     @property
     def in_flight(self) -> float:
@@ -139,8 +80,8 @@ class ComparedPoint:
 
     @property
     def usd_per_h(self) -> Span | None:
-        """What the machine rents for."""
-        return self.price.usd_per_h.times(self.machine.units) if self.price else None
+        """What the GPUs rent for."""
+        return self.price.usd_per_h.times(self.setup.num_gpus) if self.price else None
 
     @property
     def usd_per_million_tok(self) -> Span | None:
@@ -156,8 +97,8 @@ class ComparedPoint:
     @property
     def power_w(self) -> float | None:
         """Board power of all GPUs."""
-        watts = power_w(self.machine.profile)
-        return watts * self.machine.units if watts else None
+        watts = power_w(self.setup.profile)
+        return watts * self.setup.num_gpus if watts else None
 
     @property
     def tok_per_joule(self) -> Span | None:
@@ -180,35 +121,78 @@ class ComparedPoint:
     @cached_property
     def bound_by(self) -> str:
         """What limits the busiest server."""
-        share, prediction = self.shares[0].workload, self.predictions[0]
-        flying = share.max_concurrency or prediction.replay.mean_in_flight
-        deployment = self.machine.deployment
-        return limit_of(deployment, prediction.replay, share.max_total_len, flying, keeps_up=self.keeps_up)
+        if not self.keeps_up:
+            return "queueing: more arrives than is served"
+        share, served = self.shares[0].workload, self.predictions[0].replay
+        flying = share.max_concurrency or served.mean_in_flight
+        return find_limit(self.setup.deployment, served, share.max_total_len, flying)
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The point as JSON and CSV have it; each predicted figure with ``_lo`` and ``_hi``."""
+        setup, workload = self.setup, self.workload
+        config = setup.deployment.config
+        row: dict[str, Any] = {
+            "gpu": self.gpu,
+            "num_gpus": setup.num_gpus,
+            "idle_gpus": setup.idle_gpus,
+            "servers": setup.servers,
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "weight_dtype": config.weight_dtype,
+            "kv_cache_dtype": config.kv_cache_dtype,
+            "engine_version": str(config.version),
+            "calibration": setup.deployment.calibrated_by,
+            "input_len": workload.input_len,
+            "output_len": workload.output_len,
+            "max_concurrency": workload.max_concurrency,
+            "request_rate": None if isinf(workload.request_rate) else workload.request_rate,
+            "keeps_up": self.keeps_up,
+            "bound_by": self.bound_by,
+            "usd_per_hour": self.usd_per_h.mid if self.usd_per_h else None,
+            "power_w": self.power_w,
+        }
+        spans = {
+            "output_throughput": self.tok_per_s,
+            "output_throughput_per_gpu": self.tok_per_s_per_gpu,
+            "output_throughput_per_user": self.tok_per_s_per_user,
+            "usd_per_million_output_tokens": self.usd_per_million_tok,
+            "output_tokens_per_usd": self.tok_per_usd,
+            "output_tokens_per_joule": self.tok_per_joule,
+            **{key: self.latency_ms(key) for key in LATENCIES},
+        }
+        for key, span in spans.items():
+            row |= span_figures(key, span)
+        return row
 
     def _added(self, key: str) -> Span:
         pairs = zip(self.shares, self.predictions, strict=True)
         return _added([_span(prediction.result, key).times(share.servers) for share, prediction in pairs])
 
 
-def best_point(machines: Sequence[Machine], workload: Workload, price: Price | None) -> ComparedPoint:
-    """The machine that serves the load with the least mean E2EL; where none keeps up, the one that serves most."""
-    finalists = sorted(machines, key=lambda machine: _closed_form_e2el_s(machine, workload))[
-        : defaults.COMPARED_FINALISTS
-    ]
-    points = [_point(machine, workload, price) for machine in finalists]
+def best_point(setups: Sequence[Setup], workload: Workload, price: Price | None) -> ComparedPoint:
+    """The setup that serves the load with the least mean E2EL; where none keeps up, the one that serves most."""
+    finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
+    points = [measure_point(setup, workload, price) for setup in finalists]
     return min(points, key=lambda point: (not point.keeps_up, _mean_e2el_ms(point), -point.tok_per_s.mid))
 
 
-def _closed_form_e2el_s(machine: Machine, workload: Workload) -> float:
+def measure_point(setup: Setup, workload: Workload, price: Price | None = None) -> ComparedPoint:
+    """Replay what each of the servers gets of ``workload``."""
+    shares = dealt(setup.deployment, workload, setup.servers)
+    predictions = tuple(simulate_serve(setup.deployment, share.workload) for share in shares)
+    return ComparedPoint(setup, workload, price, shares, predictions)
+
+
+def _closed_form_e2el_s(setup: Setup, workload: Workload) -> float:
     """Mean E2EL of the busiest server; what the KV cache does not hold waits its turn."""
-    deployment, share = machine.deployment, dealt(machine.deployment, workload, machine.servers)[0].workload
-    replicas = deployment.config.data_parallel_size
+    deployment, share = setup.deployment, dealt(setup.deployment, workload, setup.servers)[0].workload
+    ranks = deployment.config.data_parallel_size
     places = min(deployment.requests_served(workload.total_len), deployment.config.max_num_seqs)
     if share.max_concurrency is None:
         overload = max(share.request_rate / served_per_s(deployment, share), 1.0)
-        flying = in_flight(deployment, share, share.request_rate) / replicas
+        flying = in_flight(deployment, share, share.request_rate) / ranks
     else:
-        flying = share.max_concurrency / replicas
+        flying = share.max_concurrency / ranks
         overload = max(flying / max(places, 1.0), 1.0)
     busy = ceil(min(flying, max(places, 1.0)))
     return estimate(deployment, workload.input_len, workload.output_len, busy).e2el_s * overload
@@ -232,52 +216,10 @@ def dealt(deployment: Deployment, workload: Workload, servers: int) -> tuple[Sha
 
 def served_per_s(deployment: Deployment, workload: Workload) -> float:
     """Requests per second that batches as full as the KV cache and ``max_num_seqs`` allow serve in the steady state."""
-    replicas = deployment.config.data_parallel_size
-    held = min(deployment.requests_served(workload.total_len), most_in_flight(deployment) / replicas)
+    ranks = deployment.config.data_parallel_size
+    held = min(deployment.requests_served(workload.total_len), most_in_flight(deployment) / ranks)
     steady = estimate(deployment, workload.input_len, workload.output_len, max(int(held), 1))
-    return steady.output_tok_per_s / workload.output_len * replicas
-
-
-def figures(point: ComparedPoint) -> Mapping[str, Any]:
-    """A point as JSON and CSV have it; each predicted figure with ``_lo`` and ``_hi``."""
-    config, workload = point.machine.deployment.config, point.workload
-    row: dict[str, Any] = {
-        "gpu": point.gpu,
-        "num_gpus": point.machine.units,
-        "idle_gpus": point.machine.idle,
-        "servers": point.machine.servers,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "weight_dtype": config.weight_dtype,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "engine_version": str(config.version),
-        "calibration": point.machine.deployment.calibrated_by,
-        "input_len": workload.input_len,
-        "output_len": workload.output_len,
-        "max_concurrency": workload.max_concurrency,
-        "request_rate": None if isinf(workload.request_rate) else workload.request_rate,
-        "keeps_up": point.keeps_up,
-        "bound_by": point.bound_by,
-        "usd_per_hour": point.usd_per_h.mid if point.usd_per_h else None,
-        "power_w": point.power_w,
-    }
-    spans = {
-        "output_throughput": point.tok_per_s,
-        "output_throughput_per_gpu": point.tok_per_s_per_gpu,
-        "output_throughput_per_user": point.tok_per_s_per_user,
-        "usd_per_million_output_tokens": point.usd_per_million_tok,
-        "output_tokens_per_usd": point.tok_per_usd,
-        "output_tokens_per_joule": point.tok_per_joule,
-        **{key: point.latency_ms(key) for key in LATENCIES},
-    }
-    for key, span in spans.items():
-        row |= span_figures(key, span)
-    return row
-
-
-def _point(machine: Machine, workload: Workload, price: Price | None) -> ComparedPoint:
-    shares = dealt(machine.deployment, workload, machine.servers)
-    predictions = tuple(simulate_serve(machine.deployment, share.workload) for share in shares)
-    return ComparedPoint(machine, workload, price, shares, predictions)
+    return steady.output_tok_per_s / workload.output_len * ranks
 
 
 def _prompts(workload: Workload, servers: int, flying: float) -> int:

@@ -86,15 +86,10 @@ def node_size(request: Request, profile: GpuProfile) -> int:
     return min((request.gpus_per_node or profile.gpus_per_node) * parts, profile.gpus_per_node)
 
 
-def round_context(total_len: int) -> int:
-    """The ``max_model_len`` that is launched for requests of ``total_len`` tokens."""
-    return -(-total_len // defaults.CONTEXT_STEP) * defaults.CONTEXT_STEP
-
-
 def context_of(request: Request, model: Model) -> int:
     """``max_model_len`` for the request's lengths: rounded up, never above the model's own context."""
     total = request.longest_len or request.total_len
-    return max(min(round_context(total), model.max_position_embeddings), total)
+    return max(min(defaults.round_context(total), model.max_position_embeddings), total)
 
 
 def engines(
