@@ -12,7 +12,7 @@ from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.engine.settings import EngineArgs
+from planner.engine import EngineArgs, default_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.compare.comparison import Comparison, compare_hardware, describe_order, flips, standings
@@ -101,7 +101,7 @@ def test_requests_are_dealt_evenly_and_all_of_them(places: int, servers: int) ->
 def test_one_server_is_predicted_as_predict_serve_does() -> None:
     found = point(compared("h100-sxm"), "h100-sxm", 8)
     profile, asked = load_profile("h100-sxm"), question()
-    deployment = resolve_deployment(asked.model, profile, EngineArgs(), asked.version_for(profile))
+    deployment = resolve_deployment(asked.model, profile, EngineArgs(), default_version(profile))
     expected = simulate_serve(deployment, found.shares[0].workload).result
     row = found.figures
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms"):

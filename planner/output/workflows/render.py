@@ -10,7 +10,7 @@ from planner.output.scripts.emission import Emission, servers_per_node, template
 from planner.output.scripts.render import refuse_tokens, render_scripts, render_template
 from planner.output.tables.recommendation import predicted_lines
 from planner.output.workflows.catalog import Workflow
-from planner.output.workflows.comparison import compare_partitions
+from planner.output.workflows.comparison import partition_workflow
 from planner.output.workflows.names import instance_names, workflow_names
 from planner.output.workflows.offline import OFFLINE_SCRIPTS
 from planner.output.workflows.subject import Choice, subject
@@ -94,7 +94,7 @@ def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
 
 def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     """A folder for each layout, what compares them, and the prediction."""
-    found = compare_partitions(workflow, choice)
+    found = partition_workflow(workflow, choice)
     files: dict[str, str] = {}
     for folder, plan, profile in found.plans:
         emission = _emission(plan, profile, command)
