@@ -32,8 +32,8 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from planner.errors import InputError
-from planner.simulator.dispatch import replay
-from planner.simulator.limits import Client, SchedulerLimits
+from planner.simulator.client import Client, replay
+from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
 from planner.workload.requests import Requests, Workload
 

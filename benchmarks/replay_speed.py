@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from planner.simulator.dispatch import replay
+from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
 from planner.workload.requests import Workload

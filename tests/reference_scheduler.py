@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, floor, inf
 
-from planner.simulator.limits import Client, SchedulerLimits, StepTimer
+from planner.simulator.client import Client
+from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.timing.step import Batch
 from planner.workload.requests import Requests
 

@@ -7,8 +7,8 @@ from .bench import speculative_result as speculative_result
 from .bench import statistic_ms as statistic_ms
 from .bench import throughput_result as throughput_result
 from .bench import throughput_table as throughput_table
-from .dispatch import replay as replay
-from .limits import Client as Client
+from .client import Client as Client
+from .client import replay as replay
 from .limits import SchedulerLimits as SchedulerLimits
 from .record import Replay as Replay
 from .record import StepRun as StepRun

@@ -1,4 +1,4 @@
-"""What bounds a replay: the limits of the engine, the delays of the client, the clock of a step."""
+"""What bounds a replay: the limits of the engine's scheduler, and the clock of a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepTimer(Protocol):
 class SchedulerLimits:
     """The settings of one engine that its scheduler reads, under vLLM's names.
 
-    ``kv_cache_tokens`` is the capacity of the KV cache of each replica, in tokens. ``prefill_first`` is the V0
+    ``kv_cache_tokens`` is the capacity of the KV cache of each DP rank, in tokens. ``prefill_first`` is the V0
     engine without chunked prefill: whole prompts, in steps of their own, ahead of any decoding. Otherwise the
     V1 order holds: running requests first, then waiting ones, in one step; V0 with chunked prefill did nearly
     the same. ``scheduler_reserve_full_isl`` (on since 0.19) admits a prompt only when all of it fits into the
@@ -35,12 +35,12 @@ class SchedulerLimits:
     ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
     and a request that has ended keeps its place and blocks for one step more.
 
-    With ``lockstep`` the ``data_parallel_size`` replicas share their experts and take every step together. Without
+    With ``lockstep`` the ``data_parallel_size`` ranks share their experts and take every step together. Without
     stages that pipeline it (``pipelined``) a step never takes less time for more of anything in its batch.
 
     With speculative decoding a decode step computes ``decode_tok`` tokens of each request, the drafted ones and one
     more, and moves it on by ``tokens_per_step`` on average. All requests move alike: n steps make
-    floor(n x ``tokens_per_step``) tokens, so that how requests differ in their acceptance is not seen.
+    floor(n x ``tokens_per_step``) tokens, so differences in acceptance between requests are not seen.
 
     Not modelled: ``long_prefill_token_threshold`` (off by default), priorities, that requests take turns where the
     budget does not hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request
@@ -97,7 +97,7 @@ class SchedulerLimits:
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of one replica."""
+        """KV blocks of one DP rank."""
         return self.kv_cache_tokens // self.block_size
 
     @property
@@ -136,18 +136,3 @@ class SchedulerLimits:
                 f"a request of {input_tok} + {output_tok} tokens",
                 hint="raise --max-num-batched-tokens or switch chunked prefill on",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """Seconds that pass outside the engine. Zero: an infinitely fast front end and network."""
-
-    request_s: float = 0.0  #: from sending a request until the scheduler can see it
-    response_s: float = 0.0  #: from the end of a step until the client holds its tokens
-    #: that the front end works on a request; those sent at the same moment wait for each other, since they pass
-    #: its stages (template, tokenizer) side by side on one core
-    frontend_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if min(self.request_s, self.response_s, self.frontend_s) < 0:
-            raise InputError("the delays of the client must not be negative", hint="leave them out for none")

@@ -79,7 +79,7 @@ class StepRun:
 
 @dataclass(slots=True)
 class Log:
-    """Written by the replicas while they run. Times are the engine's own."""
+    """Written by the DP ranks while they run. Times are the engine's own."""
 
     first_token_s: list[float]
     end_s: list[float]
@@ -147,14 +147,14 @@ class Replay:
     end_s: NDArray[np.float64]
     preemptions: NDArray[np.int64]
     token_runs: TokenRuns
-    kv_cache_usage_peak: float  #: largest fraction of KV blocks in use, over the replicas
+    kv_cache_usage_peak: float  #: largest fraction of KV blocks in use on a DP rank
     decode_steps: int  #: steps that only decode
-    decode_time_s: float  #: spent in them, replicas added up
+    decode_time_s: float  #: spent in them, DP ranks added up
     decode_batch: Batch | None  #: their average batch
     prefill_steps: int  #: steps with prompt tokens in them
     prefill_time_s: float
     prefill_batch: Batch | None
-    step_runs: tuple[StepRun, ...] = ()  #: every step in order, with ``keep_steps`` and one replica
+    step_runs: tuple[StepRun, ...] = ()  #: every step in order, with ``keep_steps`` and one DP rank
 
     @property
     def duration_s(self) -> float:

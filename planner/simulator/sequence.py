@@ -1,4 +1,4 @@
-"""What an engine works on: a request, and a step or a row of equal steps."""
+"""What a DP rank works on: requests, steps or rows of equal steps, and how many tokens a step makes."""
 
 from __future__ import annotations
 
@@ -85,11 +85,8 @@ def straight(time_of: Callable[[int], float], steps: int, first_s: float) -> tup
     return last + 1, (last_s - first_s) / last
 
 
-# --- How many tokens decode steps make: one each, or with speculative decoding more, and not always as many
-
-
 class Pace:
-    """Tokens that each decoding request gets in a row of steps.
+    """Tokens that each decoding request gets in a row of steps: one each, or more with speculative decoding.
 
     The first n steps make floor(n x ``tokens_per_step``) tokens, so that 2.5 means 2, 3, 2, 3, ... and a row of steps
     needs no walk over its steps.

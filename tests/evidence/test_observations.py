@@ -13,7 +13,7 @@ from planner.evidence.observe import combinations, observe, observe_case
 from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
 from planner.planning.deployment import Deployment
-from planner.simulator.dispatch import replay
+from planner.simulator.client import replay
 from planner.timing.efficiencies import prior_values
 from planner.timing.fits import Calibration
 from planner.timing.step import StepModel

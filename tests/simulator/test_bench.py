@@ -19,8 +19,8 @@ from planner.simulator.bench import (
     throughput_table,
     weighted_percentile,
 )
-from planner.simulator.dispatch import replay
-from planner.simulator.limits import Client, SchedulerLimits
+from planner.simulator.client import Client, replay
+from planner.simulator.limits import SchedulerLimits
 from planner.simulator.record import Replay
 from planner.timing.step import Batch
 from planner.workload.requests import Workload

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from reference_scheduler import reference_replay
 
 from planner.errors import InputError
-from planner.simulator.dispatch import replay
-from planner.simulator.limits import Client, SchedulerLimits, StepTimer
+from planner.simulator.client import Client, replay
+from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.record import Replay
 from planner.timing.step import Batch
 from planner.workload.requests import Requests, Workload
@@ -223,8 +223,8 @@ def test_the_prefix_cache_spares_whole_blocks() -> None:
     assert timer.batches[0].prefill_tok == 16
 
 
-def test_replicas_are_dealt_requests_in_turn() -> None:
-    # One place each: A and C on the first replica, B and D on the second.
+def test_ranks_are_dealt_requests_in_turn() -> None:
+    # One place each: A and C on the first rank, B and D on the second.
     served = serve([(4, 3), (4, 5), (4, 1), (4, 1)], replace(ROOMY, max_num_seqs=1, data_parallel_size=2))
     assert times(served) == [(1, 3), (1, 5), (4, 4), (6, 6)]
 
@@ -281,8 +281,8 @@ def cases(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client]:
     prefill_first, chunked = draw(st.booleans()), draw(st.booleans())
     budget = seqs + draw(st.integers(0, 40))
     block_size = chosen(1, 2, 4, 16)
-    # replicas that end at one moment would be a tie too
-    replicas = 1 if concurrency is not None and rate == inf else chosen(1, 1, 2, 3)
+    # ranks that end at one moment would be a tie too
+    ranks = 1 if concurrency is not None and rate == inf else chosen(1, 1, 2, 3)
     limits = SchedulerLimits(
         max_num_seqs=seqs,
         max_num_batched_tokens=budget if chunked and not prefill_first else max(budget, longest),
@@ -294,7 +294,7 @@ def cases(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client]:
         async_scheduling=not prefill_first and draw(st.booleans()),
         enable_prefix_caching=draw(st.booleans()),
         prefix_cache_hit_rate=chosen(0.0, 0.0, 0.5),
-        data_parallel_size=replicas,
+        data_parallel_size=ranks,
     )
     client = chosen(Client(), Client(0.0137, 0.0271), Client(0.0, 0.0193))
     return timer, workload, limits, client

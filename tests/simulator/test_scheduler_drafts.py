@@ -13,8 +13,8 @@ from reference_scheduler import reference_replay
 from test_scheduler import ROOMY, Linear, cases, serve, times
 
 from planner.errors import InputError
-from planner.simulator.dispatch import replay
-from planner.simulator.limits import Client, SchedulerLimits
+from planner.simulator.client import Client, replay
+from planner.simulator.limits import SchedulerLimits
 from planner.simulator.sequence import Pace
 from planner.workload.requests import Workload
 

@@ -1,4 +1,4 @@
-"""Replicas that share experts: by hand, and beside engines that are stepped one by one together."""
+"""DP ranks that share experts: by hand, and beside engines that are stepped one by one together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from physics_cases import engine, gpu, moe_model, perfect
 from reference_scheduler import Engine, Request
 from test_scheduler import ROOMY, Linear, cases, serve, times
 
-from planner.simulator.dispatch import replay
-from planner.simulator.limits import Client, SchedulerLimits, StepTimer
+from planner.simulator.client import Client, replay
+from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.timing.step import Batch, StepModel
 from planner.workload.requests import Requests, Workload
 
@@ -29,7 +29,7 @@ class ByPrompt:
         return max(1.0, batch.prefill_tok / 10)
 
 
-def test_a_prompt_on_one_replica_holds_up_the_other() -> None:
+def test_a_prompt_on_one_rank_holds_up_the_other() -> None:
     # A gets 10 tokens and decodes; B's prompt of 40 tokens comes at 2.5 s and takes 4 s from the next step on, at 3 s
     alone = times(serve([(10, 5), (40, 2)], replace(PAIR, lockstep=False), timer=ByPrompt(), arrival_s=[0, 2.5]))
     together = times(serve([(10, 5), (40, 2)], PAIR, timer=ByPrompt(), arrival_s=[0, 2.5]))
@@ -38,7 +38,7 @@ def test_a_prompt_on_one_replica_holds_up_the_other() -> None:
     assert together == [(1.0, 8.0), (7.0, 8.0)]
 
 
-def test_an_idle_replica_starts_with_the_next_step_of_the_others() -> None:
+def test_an_idle_rank_starts_with_the_next_step_of_the_others() -> None:
     # without the other it would start at 2.5 s
     assert times(serve([(10, 9), (10, 1)], PAIR, arrival_s=[0, 2.5]))[1] == (4.0, 4.0)
 
@@ -60,7 +60,7 @@ class Stages:
 
 
 def test_a_pipeline_with_less_to_do_may_take_longest() -> None:
-    # two requests on the one replica, one on the other: a step of prompts and three that decode, of 3 s each
+    # two requests on the one rank, one on the other: a step of prompts and three that decode, of 3 s each
     assert times(serve([(10, 4)] * 3, replace(PAIR, pipelined=True), timer=Stages())) == [(3.0, 12.0)] * 3
 
 
@@ -91,14 +91,14 @@ def reference(timer: StepTimer, requests: Requests, limits: SchedulerLimits) -> 
 @settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(2, 4))
 def test_every_token_comes_when_the_reference_says(
-    case: tuple[Linear, Workload, SchedulerLimits, Client], replicas: int
+    case: tuple[Linear, Workload, SchedulerLimits, Client], ranks: int
 ) -> None:
     timer, workload, limits, _ = case
     timer = replace(timer, context_s=0.0)  # the longest of several is no straight line
     workload = replace(workload, max_concurrency=None, request_rate=min(workload.request_rate, 293.0))
     limits = replace(
         limits,
-        prefill_first=False, enable_chunked_prefill=True, data_parallel_size=replicas, lockstep=True,
+        prefill_first=False, enable_chunked_prefill=True, data_parallel_size=ranks, lockstep=True,
     )  # fmt: skip
     served = replay(timer, workload, limits)
     expected = reference(timer, workload.sample(), limits)
@@ -116,7 +116,7 @@ def test_a_busy_group_costs_few_evaluations() -> None:
 # What the experts of all see.
 
 
-def test_experts_see_the_tokens_of_all_replicas_as_they_are() -> None:
+def test_experts_see_the_tokens_of_all_ranks_as_they_are() -> None:
     step = StepModel(moe_model(), gpu(), engine(data_parallel_size=4, enable_expert_parallel=True), perfect())
 
     def rows(batch: Batch) -> Any:

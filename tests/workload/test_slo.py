@@ -7,7 +7,7 @@ import pytest
 
 from planner.errors import InputError
 from planner.simulator.bench import statistic_ms
-from planner.simulator.dispatch import replay
+from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.simulator.record import Replay
 from planner.timing.step import Batch

@@ -1,9 +1,9 @@
-"""One engine: its queues, its KV blocks and its clock.
+"""One DP rank: its queues, its KV blocks and its clock.
 
-The decode clock counts the tokens that each running request has got by decoding: one for every step, or with
-speculative decoding as many as ``Limits`` says, the same for all. So a request that starts to decode at tick c with
-n tokens to come ends in the step that reaches tick c + n, whatever else happens, and the work of a step does not
-depend on how many requests run.
+The decode clock counts the tokens that each running request has got by decoding: one for every step, or as many as
+``SchedulerLimits`` says with speculative decoding, the same for all. A request that starts to decode at tick c with n
+tokens to come ends in the step that reaches tick c + n, whatever else happens, so the work of a step does not depend
+on how many requests run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ MOMENT_S = 1e-9
 ENDS, BEGINS = 0, 1
 
 
-class Replica:
-    """One engine. ``event`` says when it wants to be called next, and ``begin`` or ``end`` is what to call."""
+class DpRank:
+    """One data-parallel rank; without data parallelism, the whole engine.
+
+    ``event`` says when it is to be called next, and whether ``begin`` or ``end`` is.
+    """
 
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log) -> None:
         self.timer = timer

@@ -1,0 +1,147 @@
+"""A replay: the benchmark's client, and the DP ranks that it sends requests to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.simulator.limits import SchedulerLimits, StepTimer
+from planner.simulator.lockstep import Lockstep
+from planner.simulator.rank import ENDS, DpRank
+from planner.simulator.record import Log, Replay, TokenRuns
+from planner.simulator.sequence import Sequence
+from planner.workload import Requests, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Seconds that pass outside the engine. Zero: an infinitely fast front end and network."""
+
+    request_s: float = 0.0  #: from sending a request until the scheduler can see it
+    response_s: float = 0.0  #: from the end of a step until the client holds its tokens
+    #: that the front end works on a request; those sent at the same moment wait for each other, since they pass
+    #: its stages (template, tokenizer) side by side on one core
+    frontend_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.request_s, self.response_s, self.frontend_s) < 0:
+            raise InputError("the delays of the client must not be negative", hint="leave them out for none")
+
+
+def replay(
+    timer: StepTimer,
+    workload: Workload,
+    limits: SchedulerLimits,
+    client: Client | None = None,
+    requests: Requests | None = None,
+    *,
+    keep_steps: bool = False,
+) -> Replay:
+    """Serve ``workload`` under ``limits`` and return what the client measures.
+
+    ``timer`` gives the time of a step of one DP rank. ``requests`` replaces the lengths and arrival times that
+    ``workload`` would draw, as for a recorded trace; the concurrency stays the workload's. With ``keep_steps`` the
+    result lists every step that ran. The result depends on nothing but the arguments.
+
+    Raises InputError when a request can never be scheduled within ``limits``.
+    """
+    sender = _Sender(timer, workload, limits, client or Client(), requests or workload.sample())
+    if keep_steps:
+        sender.log.step_runs = []
+    sender.run()
+    return sender.result()
+
+
+class _Sender:
+    """The client at work: a semaphore of ``max_concurrency`` places, and requests dealt to the DP ranks in turn."""
+
+    def __init__(
+        self, timer: StepTimer, workload: Workload, limits: SchedulerLimits, client: Client, requests: Requests
+    ) -> None:
+        self.requests = requests
+        self.client = client
+        self.limits = limits
+        self.input_len: list[int] = requests.input_len.tolist()
+        self.output_len: list[int] = requests.output_len.tolist()
+        self.arrival_s: list[float] = requests.arrival_s.tolist()
+        for lengths in set(zip(self.input_len, self.output_len, strict=True)):
+            limits.check(*lengths)
+        self.places = workload.max_concurrency or len(self.input_len)
+        self.sent_s: list[float] = []
+        self._ready_s = 0.0  # when the engine sees the newest request
+        self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
+        self.log = Log.of(len(self.input_len))
+        self.ranks = [DpRank(timer, limits, self.log) for _ in range(limits.data_parallel_size)]
+        together = limits.lockstep and len(self.ranks) > 1
+        self.group = Lockstep(timer, self.ranks, limits) if together else None
+        self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
+
+    def run(self) -> None:
+        """From the opening burst to the last token."""
+        opening = min(self.places, len(self.input_len))
+        together = Counter(self.arrival_s[:opening])
+        for arrival_s in self.arrival_s[:opening]:
+            self._send_next(0.0, together[arrival_s])
+        while True:
+            first = min(self.clocked, key=_next_event)
+            time_s, kind = first.event
+            if time_s == inf:
+                break
+            if kind != ENDS:
+                first.begin()
+                continue
+            done = first.end()
+            for index in done:
+                self.log.end_s[index] = time_s
+                if len(self.sent_s) < len(self.input_len):
+                    self._send_next(time_s + self.client.response_s, len(done))
+
+    def _send_next(self, place_s: float, together: int) -> None:
+        """Send the next request, one of ``together``, once it has arrived and a place is free from ``place_s`` on."""
+        index = len(self.sent_s)
+        sent_s = max(place_s, self.arrival_s[index])
+        self.sent_s.append(sent_s)
+        prompt_tok = self.input_len[index]
+        cached_tok = self.limits.cached_tok(prompt_tok)
+        sequence = Sequence(index, prompt_tok, self.output_len[index], cached_tok)
+        ready_s = sent_s + self.client.request_s + self.client.frontend_s * together
+        place = index % len(self.ranks)
+        if self.limits.load_s_per_tok:
+            ready_s = max(ready_s, self._loaded_s[place]) + cached_tok * self.limits.load_s_per_tok
+            self._loaded_s[place] = ready_s
+        self._ready_s = max(self._ready_s, ready_s)  # first come, first served
+        if self.group:
+            self.group.submit(place, self._ready_s, sequence)
+        else:
+            self.ranks[place].submit(self._ready_s, sequence)
+
+    def result(self) -> Replay:
+        """The log as the client sees it."""
+        log = self.log
+        peak_blocks = max(rank.kv_peak_blocks for rank in self.ranks)
+        return Replay(
+            input_len=self.requests.input_len,
+            output_len=self.requests.output_len,
+            arrival_s=self.requests.arrival_s,
+            sent_s=np.array(self.sent_s),
+            first_token_s=np.array(log.first_token_s) + self.client.response_s,
+            end_s=np.array(log.end_s) + self.client.response_s,
+            preemptions=np.array(log.preemptions),
+            token_runs=TokenRuns.of(log.runs, delay_s=self.client.response_s),
+            kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
+            decode_steps=log.decode.steps,
+            decode_time_s=log.decode.time_s,
+            decode_batch=log.decode.mean(),
+            prefill_steps=log.prefill.steps,
+            prefill_time_s=log.prefill.time_s,
+            prefill_batch=log.prefill.mean(),
+            step_runs=tuple(log.step_runs or ()),
+        )
+
+
+def _next_event(clocked: DpRank | Lockstep) -> tuple[float, int]:
+    return clocked.event
