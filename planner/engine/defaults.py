@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from planner.engine.extras import check_host_memory, ignored, lora_of
+from planner.engine.extras import ignored, lora_of
 from planner.engine.features import V0_GONE_IN, Features, default_engine, v1_serves, version_features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig
@@ -267,10 +267,8 @@ class _Resolver:
     def config(self) -> EngineConfig:
         """Resolve each setting from those before it."""
         args = self.args
-        for row in fields(args):
-            SETTINGS[row.name].check(getattr(args, row.name))
+        self._check_options()
         self._check_layout()
-        check_host_memory(args, self.version)
         self._took(ignored(args))
         dtype, weight_dtype = self._dtype(), self._weight_dtype()
         kv = kv_cache_dtype(
@@ -303,7 +301,8 @@ class _Resolver:
             "engine": engine,
             "lora": lora_of(args, self.model, self.version),
             "cpu_offload_gb": args.cpu_offload_gb or 0.0,
-            "cpu_kvcache_space": self._cpu_kvcache_space(),
+            # on a CPU only, as in vLLM; ``with_kv_cache_space`` of the memory room says it where nobody did
+            "cpu_kvcache_space": args.cpu_kvcache_space if self.profile.kv_cache_is_given else None,
         }
         as_given = {row.name: getattr(args, row.name) for row in fields(EngineConfig) if hasattr(args, row.name)}
         return EngineConfig(**as_given | resolved, defaults_taken=tuple(self.taken))
@@ -313,21 +312,28 @@ class _Resolver:
         if what:
             self.taken.append(what)
 
+    def _check_options(self) -> None:
+        """Values out of bounds, and options that the version or the device does not have."""
+        for field in fields(self.args):
+            row, asked = SETTINGS[field.name], getattr(self.args, field.name)
+            row.check(asked)
+            if row.ours or row.env or asked is None or asked is False or asked == row.default:
+                continue
+            if row.on == "gpu" and self.profile.platform == "cpu":
+                raise IllegalPlanError(f"{row.flag}: vLLM does not use it on a CPU", hint="leave it out")
+            status = flag_status(self.version, row.flag)
+            if not status and row.name != "speculative_config":  # whose older spellings are checked below
+                raise IllegalPlanError(
+                    f"{row.flag}: vLLM {self.version} does not have it ({status})", hint=status.hint or "leave it out"
+                )
+
     def _check_layout(self) -> None:
-        """Sizes that no model or GPU could have, and axes that the version does not have."""
+        """Layouts that the model cannot have."""
         args = self.args
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(
                 f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out for dense models"
             )
-        for flag, wanted in (
-            ("--data-parallel-size", args.data_parallel_size > 1),
-            ("--enable-expert-parallel", args.enable_expert_parallel),
-            ("--decode-context-parallel-size", args.decode_context_parallel_size > 1),
-        ):
-            status = flag_status(self.version, flag)
-            if wanted and not status:
-                raise IllegalPlanError(f"{flag}: vLLM {self.version} does not have it ({status})", hint=status.hint)
         if args.decode_context_parallel_size > 1:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
 
@@ -448,10 +454,6 @@ class _Resolver:
             self._took(f"gpu_memory_utilization {found.default_gpu_memory_utilization} (vLLM {self.version})")
             return found.default_gpu_memory_utilization
         return asked
-
-    def _cpu_kvcache_space(self) -> int | None:
-        """On a CPU only, as in vLLM; None: not named, and vLLM's own or ``planner.memory.given`` to say."""
-        return self.args.cpu_kvcache_space if self.profile.kv_cache_is_given else None
 
     def _chunked_prefill(self, found: Features, max_model_len: int) -> bool:
         asked, drafts = self.args.enable_chunked_prefill, self.args.speculative_config

@@ -6,7 +6,6 @@ of ``config/lora.py``, ``config/offload.py`` and ``config/cache.py`` (vLLM 0.27,
 
 from __future__ import annotations
 
-from planner.engine.flags import flag_status
 from planner.engine.settings import EngineArgs, LoraConfig, flag_of
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
@@ -78,16 +77,3 @@ def ignored(args: EngineArgs) -> str:
         if getattr(args, name)
     ]
     return f"{' and '.join(flags)} ignored without --enable-lora, as by vLLM" if flags else ""
-
-
-def check_host_memory(args: EngineArgs, version: EngineVersion) -> None:
-    """Raise IllegalPlanError for host memory that the version has no option for."""
-    for name in ("cpu_offload_gb", "kv_offloading_size", "swap_space"):
-        if getattr(args, name) is None:
-            continue
-        flag = flag_of(name)
-        status = flag_status(version, flag)
-        if not status:
-            raise IllegalPlanError(
-                f"{flag}: vLLM {version} does not have it ({status})", hint=status.hint or "leave it out"
-            )

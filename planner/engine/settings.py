@@ -24,6 +24,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
+from planner.units import GIB
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
@@ -72,6 +73,7 @@ class Setting:
     env: str = ""  #: the variable that sets it; such a setting has no flag of vLLM's
     ours: bool = False  #: planner's own, unknown to vLLM
     scaled: bool = False  #: vLLM reads ``32k`` as 32,000 and ``32K`` as 32,768
+    on: Literal["", "cpu", "gpu"] = ""  #: where it has a meaning; empty: everywhere
     only: Literal["", "memory", "time"] = ""  #: what it changes, where the other is not modelled or not touched
 
     @property
@@ -152,8 +154,16 @@ class EngineArgs:
         None,
         "KV cache of each rank on a CPU. Default: what is left of that share, in whole GiB.",
         env=CPU_KVCACHE_SPACE,
+        on="cpu",
         metavar="GIB",
         least=1,
+    )
+    kv_cache_memory_bytes: int | None = _row(
+        None,
+        "KV cache of each GPU, in place of what --gpu-memory-utilization leaves.",
+        metavar="BYTES",
+        on="gpu",
+        **_TOKENS,
     )
     block_size: int | None = _row(None, "Tokens of a KV block.", **_COUNT)
     enforce_eager: bool = _row(False, "No CUDA/HIP graphs.")
@@ -188,6 +198,7 @@ class EngineFlags(TypedDict, total=False):
     max_num_batched_tokens: int | None
     gpu_memory_utilization: float | None
     cpu_kvcache_space: int | None
+    kv_cache_memory_bytes: int | None
     block_size: int | None
     enforce_eager: bool
     speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None
@@ -231,7 +242,7 @@ SETTINGS: Mapping[str, Setting] = _settings()
 
 #: Options of vLLM that change memory or time and have no row: ``check`` says that it leaves them out of account.
 NOT_SIMULATED = frozenset((
-    "--speculative-model", "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--offload-group-size",
+    "--speculative-model", "--num-gpu-blocks-override", "--offload-group-size",
     "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
     "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
     "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
@@ -283,6 +294,7 @@ class EngineConfig:
     kv_offloading_size: float | None = None
     swap_space: float | None = None
     cpu_kvcache_space: int | None = None  #: None: the cache is what ``gpu_memory_utilization`` leaves
+    kv_cache_memory_bytes: int | None = None
     defaults_taken: tuple[str, ...] = ()
 
     @property
@@ -290,6 +302,17 @@ class EngineConfig:
         """Variables that say what no flag does."""
         said = {row.env: getattr(self, row.name) for row in SETTINGS.values() if row.env}
         return {name: str(value) for name, value in said.items() if value}
+
+    @property
+    def given_kv_cache_bytes(self) -> int | None:
+        """Size of the KV cache of each rank, where it is given; None: what is left of the memory."""
+        return self.cpu_kvcache_space * GIB if self.cpu_kvcache_space else self.kv_cache_memory_bytes
+
+    @property
+    def kv_cache_given_by(self) -> str:
+        """What gives the size of the KV cache, as it is written."""
+        said = [f"{name}={value}" for name, value in self.env.items()]
+        return said[0] if said else f"{flag_of('kv_cache_memory_bytes')} {self.kv_cache_memory_bytes}"
 
     @property
     def layout(self) -> dict[str, Any]:

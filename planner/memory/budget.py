@@ -9,7 +9,8 @@ Graphs are captured after the cache was made, outside the budget, up to 0.19; fr
 from it. Weights and the cache are arithmetic; the rest is fitted, so ``available`` is an
 interval. Pipeline stages differ: the stage whose cache holds the fewest blocks binds.
 
-On a CPU the size of the cache is given (``planner.memory.given``), and everything else has the rest of the memory.
+Where the size of the cache is given, on a CPU or by ``--kv-cache-memory-bytes``, everything else has the rest of the
+memory, graphs too: vLLM profiles nothing then (``determine_available_memory`` of ``v1/worker/gpu_worker.py``).
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def memory_budget(
     overheads = overheads_of(model, profile, config, basis.constants or shipped())
     memory = overheads.find("memory")
     memory_bytes = round(memory.interval.mid) if memory else profile.memory_bytes
-    given = config.cpu_kvcache_space
+    given = config.given_kv_cache_bytes
     requested = memory_bytes if given else ceil(memory_bytes * config.gpu_memory_utilization)
     pool = _pool_of(model, profile, config, found, basis.draft)
     weights = stage_weights(
@@ -170,9 +171,9 @@ def memory_budget(
             activation,
             non_torch,
             graphs,
-            found.graphs_in_budget,
+            found.graphs_in_budget or (given is not None and graphs.mid > 0),
             pool.block_bytes(stage.layers),
-            given * GIB if given else None,
+            given,
         )
         for stage in with_drafts(with_extras(weights, model, config), model, config, basis.draft)
     )
@@ -290,7 +291,7 @@ def with_kv_cache_space(
     model: Model, profile: GpuProfile, config: EngineConfig, basis: Basis = SHIPPED_BASIS
 ) -> EngineConfig:
     """``config`` with a size of the KV cache, on a CPU where nobody named one; 1 GiB where not even that is left."""
-    if not profile.kv_cache_is_given or config.cpu_kvcache_space:
+    if not profile.kv_cache_is_given or config.given_kv_cache_bytes:
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))
     taken = f"{CPU_KVCACHE_SPACE}={space}: the whole GiB that {config.gpu_memory_utilization:g} of the memory leaves"

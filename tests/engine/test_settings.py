@@ -24,9 +24,9 @@ NEWEST = parse_version(table_versions()[-1])
 VALUES: dict[str, Any] = {
     "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2, "quantization": "fp8",
     "max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.5,
-    "block_size": 32, "cpu_offload_gb": 4.0, "kv_offloading_size": 8.0, "enable_prefix_caching": False,
-    "enable_chunked_prefill": False, "async_scheduling": False, "dtype": "float16", "kv_cache_dtype": "fp8",
-    "enforce_eager": True,
+    "kv_cache_memory_bytes": 2**34, "block_size": 32, "cpu_offload_gb": 4.0, "kv_offloading_size": 8.0,
+    "enable_prefix_caching": False, "enable_chunked_prefill": False, "async_scheduling": False, "dtype": "float16",
+    "kv_cache_dtype": "fp8", "enforce_eager": True,
 }  # fmt: skip
 
 

@@ -38,6 +38,23 @@ GIVEN_LOG = """
 """  # noqa: E501
 
 
+def test_bytes_of_a_cache_on_a_gpu_bound_it_instead_of_the_share() -> None:
+    """``determine_available_memory`` of v1/worker/gpu_worker.py returns them as they are, and profiles nothing."""
+    block_bytes = 16 * 8 * 64 * 2 * 2 * 16  # 16 layers x 8 KV heads x 64 x (K and V) x 2 B x 16 tokens: 512 KiB
+    found = budget(LLAMA, "h100", "0.27.1", kv_cache_memory_bytes=5 * 2**30)
+    assert found.binding.block_bytes == block_bytes
+    assert found.num_blocks.low == found.num_blocks.high == 5 * 2**30 // block_bytes
+    shared = budget(LLAMA, "h100", "0.27.1")
+    assert found.binding.left.mid - shared.binding.left.mid == pytest.approx(0.08 * found.memory_bytes, rel=0.01)
+
+
+def test_bytes_beyond_the_memory_do_not_fit_and_are_named() -> None:
+    beyond = run("fit", LLAMA, "--gpu", "h100", "--kv-cache-memory-bytes", str(10**11))
+    assert beyond.status == 1 and "--kv-cache-memory-bytes" in beyond.out
+    on_cpu = run("fit", LLAMA, "--gpu", "cpu", "--kv-cache-memory-bytes", str(10**9))
+    assert on_cpu.status == 2 and "on a CPU" in on_cpu.err
+
+
 @pytest.mark.parametrize(
     ("name", "space", "block_bytes", "blocks"),
     [  # layers x KV heads x head size x (K and V) x 2 B x 128 tokens; floor(GiB / that)

@@ -223,10 +223,9 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
         yield "adapters", f"{held}{on_each} for {lora.max_loras} of rank {lora.max_lora_rank}"
     memory = f"{format_bytes(result.budget.memory_bytes)}{on_each}"
     if result.stage.given_bytes is not None:
-        given = " ".join(f"{name}={value}" for name, value in config.env.items())
         yield "memory", memory
         yield "left beside the weights", _left(result.stage.left)
-        yield "size of the KV cache", f"{format_bytes(result.stage.given_bytes)}, given by {given}"
+        yield "size of the KV cache", f"{format_bytes(result.stage.given_bytes)}, given by {config.kv_cache_given_by}"
     else:
         yield "memory", f"{memory}, {config.gpu_memory_utilization:g} of it in vLLM's budget"
         yield "left for the KV cache", _left(result.kv_cache)

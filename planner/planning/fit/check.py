@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
-from planner.engine import CPU_KVCACHE_SPACE
 from planner.memory import Interval, MemoryBudget, StageBudget
 from planner.units import GIB
 
@@ -56,8 +56,8 @@ def check_memory(budget: MemoryBudget, loading_bytes: int = 0) -> Checked:
 
 
 def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]:
-    stage, config = budget.binding, budget.config
-    memory, requested = budget.memory_bytes, stage.requested_bytes
+    config, memory = budget.config, budget.memory_bytes
+    requested = ceil(memory * config.gpu_memory_utilization)
     free = _beside(Interval.exact(memory), budget.start_up)
     if not config.cpu_kvcache_space:  # a CPU whose cache is given is not asked: cpu_worker.py
         yield Condition(
@@ -84,7 +84,8 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
             "KV cache exceeds memory",
             _less(free, stage.given_bytes),
             f"Available memory ({free.mid / GIB:.2f}/{budget.memory_bytes / GIB:.2f} GiB) on kv cache allocation is "
-            f"less than requested memory for kv ({stage.given_bytes / GIB:.2f} GiB): decrease {CPU_KVCACHE_SPACE}",
+            f"less than requested memory for kv ({stage.given_bytes / GIB:.2f} GiB): decrease "
+            f"{budget.config.kv_cache_given_by}",
         )
         available = Interval.exact(stage.given_bytes)
     over = stage.weights.loaded_bytes - stage.requested_bytes

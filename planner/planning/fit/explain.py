@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.engine import CPU_KVCACHE_SPACE, held_heads
+from planner.engine import held_heads
 from planner.memory import Interval, element_bytes
 from planner.model import Attention, LatentAttention, Model, StateMixer
 from planner.planning.fit.result import FitResult
@@ -78,7 +78,7 @@ def _budget(result: FitResult) -> Iterator[ArithmeticLine]:
         yield ArithmeticLine("left for the KV cache", _range(result.kv_cache), "budget - weights - the above")
     else:
         yield ArithmeticLine("left", _range(stage.left), "memory - weights - the above")
-        yield ArithmeticLine("given to the KV cache", _both(stage.given_bytes), f"{CPU_KVCACHE_SPACE}, in GiB")
+        yield ArithmeticLine("given to the KV cache", _both(stage.given_bytes), f"by {config.kv_cache_given_by}")
 
 
 def _cache(result: FitResult) -> Iterator[ArithmeticLine]:

@@ -130,7 +130,7 @@ class FitResult:
 
         None where not even 1 is enough, and where the size of the cache is given: the share then bounds nothing.
         """
-        if self.config.cpu_kvcache_space:
+        if self.config.given_kv_cache_bytes:
             return None
         conditions = self.deployment.checked.conditions
         lacking = min(c.margin.mid for c in conditions if c.name != "free memory below budget")
