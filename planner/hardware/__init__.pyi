@@ -1,3 +1,5 @@
+from .constants import constant as constant
+from .constants import constant_of as constant_of
 from .machine import local_profile as local_profile
 from .profile import AllReduceCurve as AllReduceCurve
 from .profile import GpuProfile as GpuProfile

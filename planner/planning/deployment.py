@@ -11,7 +11,7 @@ from functools import cached_property
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
 from planner.errors import InputError
-from planner.hardware import GpuProfile
+from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget, stage_weights, with_kv_cache_space
 from planner.model import Model, PerModel, load_quantized
 from planner.planning.fit.check import Checked, check_memory
@@ -28,8 +28,6 @@ from planner.timing import (
 )
 from planner.workload import Requests, Workload
 
-#: Share of a GPU's memory that is taken for the cache of a measured run where the budget, an estimate, leaves less.
-KNOWN_TO_RUN = 0.04
 
 _load_quantized = PerModel(load_quantized)
 
@@ -210,5 +208,5 @@ def resolve_deployment(
         basis,
         calibration,
         checkpoint=None if served is model else model,
-        least_cache_bytes=int(KNOWN_TO_RUN * profile.memory_bytes) if known_to_run else 0,
+        least_cache_bytes=int(constant("known_to_run") * profile.memory_bytes) if known_to_run else 0,
     )

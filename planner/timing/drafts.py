@@ -28,15 +28,13 @@ from dataclasses import replace
 
 from planner.engine import FLAG, RATE_FLAG, EngineConfig, SpeculativeConfig
 from planner.errors import InputError
+from planner.hardware import constant
 from planner.memory import known_draft, module_mixer
 from planner.model import PROJECTIONS, Component, Layer, Model, Quantization, linear
 from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import Calibration, efficiency_for
 from planner.timing.step import Batch, OperatorTime, StepBreakdown, StepModel
 
-#: vLLM 0.27's n-gram search (``v1/spec_decode/ngram_proposer.py``) run alone on one core of an AMD EPYC server over
-#: 1,024 to 131,072 tokens, n from 2 to 5: 0.9 to 4.0 ns a token, 2.9 in the middle.
-NGRAM_S_PER_TOK = 3e-9
 #: Keys of ``--speculative-config`` that change how many tokens are drafted or verified from step to step.
 UNTIMED = frozenset(
     (
@@ -53,7 +51,7 @@ class SpeculativeStep:
         """``drafter`` times one pass of what drafts; None where the host does."""
         self.target, self.drafter = target, drafter
         self.drafted_tok = speculative.num_speculative_tokens
-        self._search_s_per_tok = NGRAM_S_PER_TOK if speculative.method == "ngram" else 0.0
+        self._search_s_per_tok = constant("ngram_search") if speculative.method == "ngram" else 0.0
         self.efficiency: Efficiency = target.efficiency
 
     def step_s(self, batch: Batch) -> float:

@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.hardware import GpuProfile, Quantity
+from planner.hardware import GpuProfile, Quantity, constant
 from planner.resources import data_dir
-from planner.timing.links import bus_bytes_per_s, latency_s
+from planner.timing.links import bus_bytes_per_s, latency_factor
 from planner.units import KIB, MIB
 
 EfficiencyBasis = Literal["gpu", "architecture", "global"]
@@ -96,10 +96,6 @@ def targets(target: str) -> dict[str, int]:
 
 # --- What is believed of each efficiency before any run of vLLM: published kernel tables, and assumptions
 
-#: Share of PCIe that an all-reduce reaches where nobody measured it: without peer access every byte crosses host
-#: memory. 5 of 32 GB/s on RTX 4090 and 8 of 64 on a pair of H100 PCIe, read off serving runs; 0.06 to 0.59 on L40S.
-PCIE_LINK_SHARE = 0.2
-
 
 class Prior(BaseModel):
     """What is believed of a parameter before any run of vLLM."""
@@ -147,9 +143,9 @@ def _exchange_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
     """Latency and bandwidth of the all-reduce that was measured between so many GPUs."""
     curve = profile.interconnect.allreduce_curve(ranks) if ranks > 1 else None
     if curve is None:
-        return {"link_share": PCIE_LINK_SHARE} if profile.interconnect.kind == "pcie" else {}
+        return {"link_share": constant("pcie_link_share")} if profile.interconnect.kind == "pcie" else {}
     small_s = next((time for size, time in curve.points if size >= 8 * KIB), curve.points[-1][1])
-    values = {"collective_s": small_s / latency_s(profile, ranks, 1.0)}
+    values = {"collective_s": small_s / latency_factor(profile, ranks)}
     large = [point for point in curve.points if 4 * MIB <= point[0] <= 16 * MIB]
     if large:
         size, time = large[-1]

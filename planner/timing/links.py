@@ -1,112 +1,170 @@
-"""Time of the collectives of one step: all-reduce, all-gather, expert exchange, and the hop between pipeline stages.
+"""Time of the collectives of one step, of the hop between pipeline stages, and of reads from host memory.
 
 ::
 
     all-reduce of S bytes over n ranks = latency(n) + S x 2 (n - 1) / n / bus bandwidth
     all-gather (S after gathering)     = latency(n) + S x (n - 1) / n / bus bandwidth
+    hop of S bytes                     = latency(2) + S / bandwidth
 
 The topology decides the bus bandwidth. Behind an NVSwitch every rank reaches its full bandwidth whatever n is. In
 an xGMI mesh each pair of GPUs has one link, so n ranks use n - 1 links each: a TP 2 pair gets one link of seven
-(RCCL measures 48 GB/s for a pair and 310-330 GB/s for eight MI300X, of 64 and 448). PCIe is shared by all.
+(RCCL measures 48 GB/s for a pair and 310-330 GB/s for eight MI300X, of 64 and 448). PCIe is shared by all. Between
+nodes each GPU has its share of the network adapters.
+
+Ranks are numbered as vLLM numbers them (``initialize_model_parallel`` of ``distributed/parallel_state.py``): those of
+a TP group are neighbours, then come the pipeline stages, then the DP ranks; nodes are filled in this order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.engine import EngineConfig, Layout, features_of
 from planner.errors import IllegalPlanError, InputError
-from planner.hardware import GpuProfile
+from planner.hardware import GpuProfile, constant, constant_of
 from planner.memory import offloaded_bytes, stage_weights
 from planner.model import Component, Layer, Model, Shard
+<<<<<<< HEAD
 from planner.timing.operators import ACTIVATION_BYTES, SAMPLED, TOKENS, StepLoad
 from planner.units import GB, US
+=======
+from planner.timing.operators import ACTIVATION_BYTES, SAMPLED, TOKENS, StepLoad, expert_ranks
+from planner.timing.roofline import Cost, Part, Per, Term
+>>>>>>> 1257076 (A term of a step is described once: replays and fits read the same costs; assumed constants stand in a file; stages on two nodes hop over the network)
 
-#: Latency added per pair of ranks beyond the first, as a share of the latency of two ranks. vLLM's custom
-#: all-reduce under CUDA graphs, 16 KB: H100 4.5 to 5.3 us from 2 to 8 ranks, RTX PRO 6000 on PCIe 5.1 to 27.5.
-LATENCY_GROWTH = {"nvswitch": 0.06, "xgmi-mesh": 0.06, "nvlink-bridge": 0.5, "pcie": 1.4}
-#: Between nodes, per GPU and one direction: one 400 Gbit/s adapter each, as in DGX H100 and MI300X systems.
-NODE_BYTES_PER_S = 50 * GB
-NODE_LATENCY_S = 20 * US
+#: The latency of a collective was measured up to so many ranks, and is taken to grow no further.
+MOST_RANKS_MEASURED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One kind of exchange in a step, all layers together."""
+    """One kind of collective in a step, all layers together."""
 
     name: str
     count: int
     load: StepLoad
     bytes_per_unit: float  #: bytes on the bus of one rank, per unit of the load, all ``count`` together
     ranks: int
+    span: int  #: GPUs from the first rank to the last: more than ``ranks`` where others lie between them
 
 
-def step_collectives(model: Model, config: EngineConfig) -> tuple[Collective, ...]:
-    """What the ranks of one replica exchange in a step.
+def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple[Collective, ...]:
+    """What the ranks of one DP rank exchange in a step, and what DP ranks exchange that share experts.
 
     Tensor parallelism reduces the hidden vector after each row-split matrix: after the mixer and after the MLP of
-    a layer. Data-parallel replicas of an MoE share the experts: they gather each other's tokens before them and
-    scatter the sums after (``--all2all-backend allgather_reducescatter``, vLLM's default). Each rank of a TP group
-    does so with its peers in the other replicas, and the group still adds up its slices of the experts; with EP the
-    ranks of a group deal its tokens out among them instead (sequence parallelism), and gather them again after.
-    Pipeline stages hand over hidden vector and residual. Source: ``AgRsAll2AllManager`` and
-    ``use_sequence_parallel_moe`` of vLLM 0.27.
+    a layer. DP ranks of an MoE share the experts: they gather each other's tokens before them and scatter the sums
+    after (``--all2all-backend allgather_reducescatter``, vLLM's default). Each rank of a TP group does so with its
+    peers in the other DP ranks, and the group still adds up its slices of the experts; with EP the ranks of a group
+    deal its tokens out among them instead (sequence parallelism), and gather them again after. Source:
+    ``AgRsAll2AllManager`` and ``use_sequence_parallel_moe`` of vLLM 0.27.
     """
     hidden_bytes = model.hidden_size * ACTIVATION_BYTES
     tp, pp, dp = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
-    exchanges = sum(layer.moe is not None for layer in model.layers) if dp > 1 else 0
-    dealt = exchanges if config.enable_expert_parallel and tp > 1 else 0
+    moe_layers = sum(layer.moe is not None for layer in model.layers) if dp > 1 else 0
+    dealt = moe_layers if config.enable_expert_parallel and tp > 1 else 0
     reductions = sum(_reductions(layer) for layer in model.layers) - dealt + 1  # the embedding's is one more
     found = []
     if tp > 1:
-        found.append(Collective("all-reduce", reductions, TOKENS, reductions * hidden_bytes * 2 * (tp - 1) / tp, tp))
+        found.append(
+            Collective("all-reduce", reductions, TOKENS, reductions * hidden_bytes * 2 * (tp - 1) / tp, tp, tp)
+        )
         logits_bytes = model.vocab_size * ACTIVATION_BYTES * (tp - 1) / tp
+<<<<<<< HEAD
         found.append(Collective("logits all-gather", 1, SAMPLED, logits_bytes, tp))
     if exchanges:
         ranks = Layout.of(config).expert_ranks if dealt else dp
         others = (ranks - 1) / tp if dealt else dp - 1  # of the tokens of one replica, those of all being its share
         moved_bytes = 2 * exchanges * hidden_bytes * others
         found.append(Collective("expert exchange", 2 * exchanges, TOKENS, moved_bytes, ranks))
+=======
+        found.append(Collective("logits all-gather", 1, SAMPLED, logits_bytes, tp, tp))
+    if moe_layers:
+        ranks = expert_ranks(config) if dealt else dp
+        others = (ranks - 1) / tp if dealt else dp - 1  # of the tokens of one DP rank, those of all being its share
+        moved_bytes = 2 * moe_layers * hidden_bytes * others
+        found.append(Collective("expert exchange", 2 * moe_layers, TOKENS, moved_bytes, ranks, tp * pp * dp))
+>>>>>>> 1257076 (A term of a step is described once: replays and fits read the same costs; assumed constants stand in a file; stages on two nodes hop over the network)
     if dealt:
         gathered_bytes = dealt * hidden_bytes * (tp - 1) / tp
-        found.append(Collective("token all-gather", dealt, TOKENS, gathered_bytes, tp))
-    if pp > 1:
-        found.append(Collective("pipeline hop", pp - 1, TOKENS, (pp - 1) * 2 * hidden_bytes, 2))
-    return tuple(found)
+        found.append(Collective("token all-gather", dealt, TOKENS, gathered_bytes, tp, tp))
+    return (*found, *_stage_hops(hidden_bytes, profile, tp, pp))
 
 
-def bus_bytes_per_s(profile: GpuProfile, ranks: int) -> float:
-    """Peak bus bandwidth of one GPU among ``ranks``, one direction. Raises IllegalPlanError without links."""
-    links = profile.interconnect
-    if ranks > links.domain_gpus > 1 or ranks > profile.gpus_per_node:
-        return NODE_BYTES_PER_S
+def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Iterator[Collective]:
+    """What pipeline stages hand over: hidden vector and residual of each token.
+
+    Each rank of a TP group sends its slice, and the next stage gathers the slices (``all_gather_group`` in
+    ``execute_model`` of ``v1/worker/gpu_worker.py``, vLLM 0.11 to 0.27).
+    """
+    if pp == 1:
+        return
+    token_bytes = 2 * hidden_bytes
+    # a hop leaves the node unless the first rank of the one stage and the last rank of the other share it
+    firsts = range(0, (pp - 1) * tp, tp)
+    between_nodes = sum(first // _joined(profile) != (first + 2 * tp - 1) // _joined(profile) for first in firsts)
+    for name, hops, span in (
+        ("pipeline hop", pp - 1 - between_nodes, 2),
+        ("pipeline hop between nodes", between_nodes, _joined(profile) + 1),
+    ):
+        if hops:
+            yield Collective(name, hops, TOKENS, hops * token_bytes / tp, 2, span)
+    if tp > 1:
+        gathered_bytes = (pp - 1) * token_bytes * (tp - 1) / tp
+        yield Collective("pipeline all-gather", pp - 1, TOKENS, gathered_bytes, tp, tp)
+
+
+def _joined(profile: GpuProfile) -> int:
+    """GPUs that reach each other without the network: those of a node, or of the nodes that links join (NVL72)."""
+    return max(profile.gpus_per_node, profile.interconnect.domain_gpus)
+
+
+def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) -> float:
+    """Peak bus bandwidth of one GPU among ``ranks`` that lie among ``span`` GPUs, one direction.
+
+    Raises InputError where the network between nodes is not known, IllegalPlanError where there are no links.
+    """
+    links, span = profile.interconnect, span or ranks
+    if span > _joined(profile):
+        if links.network_bandwidth is None:
+            raise InputError(
+                f"{ranks} GPUs span nodes of {_joined(profile)}, and the network bandwidth of {profile.name} is not in "
+                "its profile",
+                hint="use at most the GPUs of one node, or a profile of your own with interconnect.network_bandwidth",
+            )
+        return links.network_bandwidth.base
+    if span > links.domain_gpus > 1:
+        return constant("beyond_links")
     if links.kind == "xgmi-mesh" and links.link_bandwidth:
         return (min(ranks, links.domain_gpus) - 1) * links.link_bandwidth.base
-    if links.bandwidth or links.link_bandwidth:
-        return (links.bandwidth or links.link_bandwidth).base  # type: ignore[union-attr]
+    if bandwidth := links.bandwidth or links.link_bandwidth:
+        return bandwidth.base
     raise IllegalPlanError(
         f"{profile.name} has no links between GPUs, so {ranks} of them cannot share a model",
-        hint="use --tensor-parallel-size 1, and replicas for more throughput",
+        hint="use --tensor-parallel-size 1, and more servers for more throughput",
     )
 
 
-def latency_s(profile: GpuProfile, ranks: int, two_ranks_s: float) -> float:
-    """Seconds that a collective takes however small it is, from those of two ranks."""
-    growth = LATENCY_GROWTH.get(profile.interconnect.kind, 1.0)
-    beyond_node = NODE_LATENCY_S if ranks > profile.gpus_per_node else 0.0
-    return two_ranks_s * (1 + growth * (min(ranks, 8) / 2 - 1)) + beyond_node
+def latency_factor(profile: GpuProfile, ranks: int) -> float:
+    """Latency of a collective over ``ranks``, over that of two ranks."""
+    growth = constant_of("latency_growth", profile.interconnect.kind)
+    return 1 + growth * (min(ranks, MOST_RANKS_MEASURED) / 2 - 1)
 
 
-def collective_rates(
-    collective: Collective, profile: GpuProfile, two_ranks_s: float, link_share: float
-) -> tuple[float, float]:
-    """Seconds of latency of all ``count`` together, and seconds per unit of load.
-
-    ``two_ranks_s`` is the latency between two ranks, ``link_share`` the share of the links' peak that is reached.
-    """
-    fixed_s = collective.count * latency_s(profile, collective.ranks, two_ranks_s)
-    bytes_per_s = bus_bytes_per_s(profile, collective.ranks) * link_share
-    return fixed_s, collective.bytes_per_unit / bytes_per_s
+def collective_term(collective: Collective, profile: GpuProfile) -> Term:
+    """``collective`` on ``profile``. Raises PlannerError where its links are missing or not known."""
+    bytes_per_s = bus_bytes_per_s(profile, collective.ranks, collective.span)
+    latencies = collective.count * latency_factor(profile, collective.ranks)
+    costs = [
+        Cost(Part.FIXED, Per.STEP, latencies, times="collective_s"),
+        Cost(Part.MEMORY, Per.UNIT, collective.bytes_per_unit / bytes_per_s, over="link_share"),
+    ]
+    if collective.span > _joined(profile):
+        costs.append(Cost(Part.FIXED, Per.STEP, collective.count * constant("network_latency")))
+    return Term(
+        collective.name, collective.count, collective.load, tuple(costs),
+        bytes_per_unit=collective.bytes_per_unit, path="link",
+    )  # fmt: skip
 
 
 def _reductions(layer: Layer) -> int:
@@ -126,28 +184,25 @@ def _reductions(layer: Layer) -> int:
 # (zero-copy access of ``model_executor/offloader/uva.py``, vLLM 0.27). This is the least: kernels that read a tile
 # again, and ranks that share a switch, take longer.
 
-#: Share of a PCIe link that payload gets: packets carry 128 bytes, and 20 to 24 more of headers and checks.
-PAYLOAD_SHARE = 0.85
-
 
 def host_bytes_per_s(profile: GpuProfile, what: str) -> float:
-    """What a GPU reads from its host. Raises InputError, naming ``what`` asks for it, where nobody says how fast."""
+    """What a GPU reads from its host. Raises InputError, naming ``what`` asks for it, where it is not known."""
     link = profile.interconnect.host_bandwidth
     if link is None:
         raise InputError(
             f"{what}: how fast {profile.name} reads from its host is not in its profile",
             hint="name another --gpu, or a profile of your own with interconnect.host_bandwidth",
         )
-    return link.base * PAYLOAD_SHARE
+    return link.base * constant("pcie_payload_share")
 
 
-def host_reads(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple[int, float]:
-    """Bytes that one pass through all stages reads from host memory, and the seconds it takes; none without offload.
+def host_read_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Term | None:
+    """What one pass through all stages reads from host memory; None without ``--cpu-offload-gb``.
 
     Raises InputError where the speed of the link is not known.
     """
     if not config.cpu_offload_gb:
-        return 0, 0.0
+        return None
     stages = stage_weights(
         model,
         Layout.of(config),
@@ -156,4 +211,5 @@ def host_reads(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple
         remainder_last=features_of(config, profile).pipeline_remainder_last,
     )
     read_bytes = offloaded_bytes(stages, config)
-    return read_bytes, read_bytes / host_bytes_per_s(profile, "--cpu-offload-gb")
+    cost = Cost(Part.MEMORY, Per.STEP, read_bytes / host_bytes_per_s(profile, "--cpu-offload-gb"))
+    return Term("weights from host", 1, TOKENS, (cost,), fixed_bytes=read_bytes, path="link")

@@ -1,21 +1,28 @@
-"""Time of one operator: a fixed cost per kernel, and the slower of arithmetic and memory.
+"""Time of one operator or collective: a fixed cost per kernel, and the slower of arithmetic and memory.
 
 ::
 
-    time = kernels x launch + max(compute, memory) + (1 - overlap) x min(compute, memory)
-    compute = FLOP / (share x peak FLOP/s)          memory = bytes / (share x peak bytes/s)
+    time    = fixed + max(compute, memory) + (1 - overlap) x min(compute, memory)
+    fixed   = kernels x launch
+    compute = FLOP / (share x peak FLOP/s)
+    memory  = bytes / (share x peak bytes/s)
 
 ``overlap`` 1 is the classic roofline (Williams, Waterman and Patterson, CACM 52(4), 2009); below 1, part of the
 shorter of the two is not hidden. The fixed cost is what kernel tables show at small sizes: t = t0 + bytes / BW.
+
+A ``Term`` is an operator or a collective as a list of costs: seconds at the peaks of the GPU, and the efficiency that
+stretches them. It is the only description of a term. ``step`` works the efficiencies in and evaluates one batch in
+microseconds; ``fit_steps`` evaluates thousands of batches at once, with the derivatives that a fit needs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
 
 from planner.hardware import GpuProfile
-from planner.timing.efficiencies import Efficiency
-from planner.timing.operators import Operator, OperatorKind
+from planner.timing.operators import Operator, OperatorKind, StepLoad
 
 #: Bits of a stored value, by the words of ``weight_dtype`` and ``kv_cache_dtype``; anything else starts with its own.
 STORED_BITS = {
@@ -29,45 +36,129 @@ UNPACKED_BITS = {"mxfp4": 4.25, "nvfp4": 4.5}
 COMPUTE_BITS = {"fp32": 16, "tf32": 16, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp6": 8, "fp4": 4}
 
 
+class Part(IntEnum):
+    """Which part of a term's time a cost belongs to."""
+
+    FIXED = 0
+    COMPUTE = 1
+    MEMORY = 2
+
+
+class Per(IntEnum):
+    """What a cost is multiplied by."""
+
+    STEP = 0
+    UNIT = 1  # of the driver of the term
+    ROW = 2  # that arithmetic is done on: a unit, of experts a token at one of them
+
+
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """What one operator runs at on one GPU: seconds per kernel, FLOP/s and bytes/s, efficiencies included."""
+class Cost:
+    """``seconds`` at the peaks of the GPU, times one efficiency and over another; the names are those of parameters."""
 
-    launch_s: float
-    flop_per_s: float
-    bytes_per_s: float
-
-
-def kernel_time_s(launch_s: float, compute_s: float, memory_s: float, overlap: float) -> float:
-    """Seconds of one operator whose ``compute_s`` and ``memory_s`` overlap by the share ``overlap``."""
-    if compute_s > memory_s:
-        return launch_s + compute_s + (1 - overlap) * memory_s
-    return launch_s + memory_s + (1 - overlap) * compute_s
+    part: Part
+    per: Per
+    seconds: float
+    times: str = ""
+    over: str = ""
 
 
-def as_run(operator: Operator, profile: GpuProfile) -> Operator:
-    """``operator`` with the bytes that emulation adds: weights that are unpacked are written and read once more."""
+@dataclass(frozen=True, slots=True)
+class Term:
+    """An operator or a collective on one GPU, before efficiencies."""
+
+    name: str
+    count: int  #: kernels
+    load: StepLoad
+    costs: tuple[Cost, ...]
+    flop_per_row: float = 0.0
+    fixed_bytes: float = 0.0
+    bytes_per_unit: float = 0.0
+    bytes_per_row: float = 0.0
+    path: str = "memory"  #: what the bytes move over: memory or link
+
+
+def operator_term(operator: Operator, profile: GpuProfile) -> Term:
+    """``operator`` on ``profile``. Raises InputError when the GPU cannot multiply in its dtype."""
+    fixed_bytes = operator.fixed_bytes * _unpacking(operator, profile)
+    return Term(
+        operator.name, operator.count, operator.load, tuple(_costs(operator, fixed_bytes, profile)),
+        operator.flop_per_unit, fixed_bytes, operator.bytes_per_unit, operator.bytes_per_row,
+    )  # fmt: skip
+
+
+def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Iterator[Cost]:
+    """What an operator takes.
+
+    A matrix multiplication of few rows is padded to its tile: by ``tile_tok`` rows, or by ``expert_tile_tok`` for
+    each expert. An expert costs ``expert_each_s`` beside its bytes.
+    """
+    peak_flop_per_s, dtype = compute_peak(operator, profile)
+    flop, bandwidth = _shares(operator, dtype)
+    row_s, byte_s = operator.flop_per_unit / peak_flop_per_s, 1 / profile.memory_bandwidth_bytes_per_s
+    yield Cost(Part.FIXED, Per.STEP, operator.count, times=_LAUNCH[operator.kind])
+    yield Cost(Part.COMPUTE, Per.ROW, row_s, over=flop)
+    yield Cost(Part.MEMORY, Per.STEP, fixed_bytes * byte_s, over=bandwidth)
+    yield Cost(Part.MEMORY, Per.UNIT, operator.bytes_per_unit * byte_s, over=bandwidth)
+    yield Cost(Part.MEMORY, Per.ROW, operator.bytes_per_row * byte_s, over=bandwidth)
+    if operator.kind is OperatorKind.GEMM:
+        yield Cost(Part.COMPUTE, Per.STEP, row_s, times="tile_tok", over=flop)
+    if operator.kind is OperatorKind.EXPERTS:
+        yield Cost(Part.COMPUTE, Per.UNIT, row_s, times="expert_tile_tok", over=flop)
+        yield Cost(Part.MEMORY, Per.UNIT, operator.count, times="expert_each_s")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTerm:
+    """A term under one set of efficiencies: each part of its time is linear in units and rows."""
+
+    term: Term
+    load: int  #: index of its driver
+    fixed_s: float
+    compute_s: tuple[float, float, float]  #: per step, unit and row
+    memory_s: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, term: Term, load: int, efficiency: Callable[[str], float]) -> TimedTerm:
+        """``term`` with the value of each efficiency; ``load`` is the index of its driver."""
+        sums = [[0.0] * len(Per) for _ in Part]
+        for cost in term.costs:
+            times = efficiency(cost.times) if cost.times else 1.0
+            over = efficiency(cost.over) if cost.over else 1.0
+            sums[cost.part][cost.per] += cost.seconds * times / over
+        fixed, compute, memory = map(tuple, sums)
+        return cls(term, load, fixed[Per.STEP], compute, memory)  # type: ignore[arg-type]
+
+    def parts_s(self, units: float, rows: float) -> tuple[float, float]:
+        """Seconds of arithmetic and of memory traffic at ``units`` of the driver, with arithmetic on ``rows``."""
+        compute_s, compute_unit_s, compute_row_s = self.compute_s
+        memory_s, memory_unit_s, memory_row_s = self.memory_s
+        return (
+            compute_s + units * compute_unit_s + rows * compute_row_s,
+            memory_s + units * memory_unit_s + rows * memory_row_s,
+        )
+
+    def time_s(self, units: float, rows: float, overlap: float) -> float:
+        """Seconds at the same load, where the share ``overlap`` of the shorter part is hidden."""
+        compute_s, memory_s = self.parts_s(units, rows)
+        return self.fixed_s + compute_s + memory_s - overlap * (compute_s if compute_s < memory_s else memory_s)
+
+    def bound(self, units: float, rows: float) -> str:
+        """The largest part of the time: launch, compute, memory or link."""
+        compute_s, memory_s = self.parts_s(units, rows)
+        return max((self.fixed_s, "launch"), (compute_s, "compute"), (memory_s, self.term.path))[1]
+
+
+def _unpacking(operator: Operator, profile: GpuProfile) -> float:
+    """What emulation multiplies the bytes of weights by: unpacked, they are written and read once more."""
     bits = UNPACKED_BITS.get(operator.storage)
     if bits is None or operator.kind is not OperatorKind.GEMM or profile.platform != "rocm":
-        return operator
-    if operator.storage not in profile.emulated:
-        return operator
-    return replace(operator, fixed_bytes=operator.fixed_bytes * (1 + 2 * 16 / bits))
+        return 1.0
+    return 1 + 2 * 16 / bits if operator.storage in profile.emulated else 1.0
 
 
-def rates(operator: Operator, profile: GpuProfile, efficiency: Efficiency) -> Rates:
-    """Rates of ``operator`` on ``profile``. Raises InputError when the GPU cannot multiply in its dtype."""
-    peak_flop, dtype = compute_peak(operator, profile)
-    share_flop, share_bytes = shares(operator, dtype)
-    return Rates(
-        launch_s=getattr(efficiency, LAUNCH[operator.kind]),
-        flop_per_s=peak_flop * getattr(efficiency, share_flop),
-        bytes_per_s=profile.memory_bandwidth_bytes_per_s * getattr(efficiency, share_bytes),
-    )
-
-
-#: Which field of ``Efficiency`` is the fixed cost of a kernel of each kind.
-LAUNCH = {
+#: Which efficiency is the fixed cost of a kernel of each kind.
+_LAUNCH = {
     OperatorKind.GEMM: "gemm_launch_s",
     OperatorKind.EXPERTS: "expert_launch_s",
     OperatorKind.ATTENTION: "attention_launch_s",
@@ -77,8 +168,8 @@ LAUNCH = {
 }
 
 
-def shares(operator: Operator, compute_dtype: str) -> tuple[str, str]:
-    """The fields of ``Efficiency`` that are the operator's share of peak FLOP/s and of peak bytes/s."""
+def _shares(operator: Operator, compute_dtype: str) -> tuple[str, str]:
+    """The efficiencies that are the operator's share of peak FLOP/s and of peak bytes/s."""
     stored = STORED_BITS.get(operator.storage, 4)
     computed = COMPUTE_BITS[compute_dtype]
     match operator.kind:
@@ -97,8 +188,8 @@ def shares(operator: Operator, compute_dtype: str) -> tuple[str, str]:
 def compute_peak(operator: Operator, profile: GpuProfile) -> tuple[float, str]:
     """Dense peak that the operator's arithmetic runs against, and its dtype.
 
-    A format that the GPU emulates runs in the dtype the profile says; bf16 and fp16 share a peak where only one is
-    given; fp32 activations run on tf32 or plain fp32 units. Raises InputError when there is none.
+    A format that the GPU emulates runs in the dtype that the profile says. bf16 and fp16 share a peak where only one
+    is given. fp32 activations run on tf32 or plain fp32 units. Raises InputError when there is none.
     """
     wanted = profile.emulated.get(operator.storage, operator.compute_dtype)
     for dtype in (wanted, *_STAND_INS.get(wanted, ())):

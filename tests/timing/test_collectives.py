@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from physics_cases import engine, gpu, llama_8b, moe_model
+from physics_cases import engine, gpu, llama_8b, moe_model, quantity
 
-from planner.errors import IllegalPlanError
-from planner.timing.links import bus_bytes_per_s, collective_rates, latency_s, step_collectives
+from planner.errors import IllegalPlanError, InputError
+from planner.hardware.profile import GpuProfile
+from planner.timing.links import Collective, bus_bytes_per_s, collective_term, latency_factor, step_collectives
+from planner.timing.roofline import Part
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_all_reduce_moves_two_n_minus_one_over_n(tp: int) -> None:
     # one after the embedding, two per layer, each of one hidden vector of 4096 in 16 bits
-    found = {c.name: c for c in step_collectives(llama_8b(), engine(tp))}
+    found = {c.name: c for c in step_collectives(llama_8b(), gpu(), engine(tp))}
     assert found["all-reduce"].count == 65
     assert found["all-reduce"].bytes_per_unit == 65 * 8192 * 2 * (tp - 1) / tp
     assert found["logits all-gather"].bytes_per_unit == 128_256 * 2 * (tp - 1) / tp
 
 
 def test_one_gpu_exchanges_nothing() -> None:
-    assert step_collectives(llama_8b(), engine()) == ()
+    assert step_collectives(llama_8b(), gpu(), engine()) == ()
 
 
 @pytest.mark.parametrize(("ranks", "gb_s"), [(2, 64), (4, 192), (8, 448)])
@@ -32,8 +34,35 @@ def test_behind_a_switch_the_number_of_ranks_does_not_matter(ranks: int) -> None
     assert bus_bytes_per_s(gpu(), ranks) == 450e9
 
 
-def test_beyond_the_node_the_network_adapter_limits() -> None:
-    assert bus_bytes_per_s(gpu(), 16) == 50e9
+def networked(gb_s: float = 25, **changes: object) -> GpuProfile:
+    """The test GPU with so much network for each GPU."""
+    links = gpu().interconnect.model_copy(update={"network_bandwidth": quantity(gb_s, "GB/s"), **changes})
+    return gpu().model_copy(update={"interconnect": links})
+
+
+def seconds(collective: Collective, profile: GpuProfile, part: Part) -> float:
+    """Of one unit of load, where the latency of two ranks is 1 s and links reach their peak."""
+    return sum(cost.seconds for cost in collective_term(collective, profile).costs if cost.part is part)
+
+
+def test_between_nodes_the_network_of_the_profile_limits() -> None:
+    assert bus_bytes_per_s(networked(25), 16) == 25e9
+    assert bus_bytes_per_s(networked(25), 8) == 450e9
+    # four ranks with four GPUs between each and the next lie on two nodes of eight
+    assert bus_bytes_per_s(networked(25), 4, span=16) == 25e9
+
+
+def test_an_unknown_network_is_refused() -> None:
+    with pytest.raises(InputError, match="network bandwidth") as error:
+        bus_bytes_per_s(gpu(), 16)
+    assert error.value.hint
+
+
+def test_nvlink_that_joins_nodes_is_no_network() -> None:
+    rack = networked(50, domain_gpus=72).model_copy(update={"gpus_per_node": 4})
+    assert bus_bytes_per_s(rack, 8) == 450e9
+    names = {c.name for c in step_collectives(llama_8b(), rack, engine(4, pipeline_parallel_size=2))}
+    assert "pipeline hop" in names and "pipeline hop between nodes" not in names
 
 
 def test_without_links_there_is_no_tensor_parallelism() -> None:
@@ -43,21 +72,21 @@ def test_without_links_there_is_no_tensor_parallelism() -> None:
 
 def test_latency_of_the_published_tables() -> None:
     # vLLM custom all-reduce of 16 KB under graphs: H100 4.5 us (2 GPUs) and 5.3 us (8); PCIe RTX PRO 6000 5.1 and 27.5
-    assert latency_s(gpu(), 8, 4.5e-6) == pytest.approx(5.3e-6, rel=0.1)
-    assert latency_s(gpu(links="pcie"), 8, 5.1e-6) == pytest.approx(27.5e-6, rel=0.1)
+    assert latency_factor(gpu(), 8) == pytest.approx(5.3 / 4.5, rel=0.02)
+    assert latency_factor(gpu(links="pcie"), 8) == pytest.approx(27.5 / 5.1, rel=0.05)
+    assert latency_factor(gpu(), 2) == 1
 
 
 def test_a_mesh_pair_is_seven_times_slower_than_a_switch_pair() -> None:
-    (mesh, *_), (switch, *_) = (step_collectives(llama_8b(), engine(2)) for _ in range(2))
-    _, on_mesh = collective_rates(mesh, gpu(links="xgmi-mesh"), 0.0, 1.0)
-    _, on_switch = collective_rates(switch, gpu(), 0.0, 1.0)
+    reduce, *_ = step_collectives(llama_8b(), gpu(), engine(2))
+    on_mesh, on_switch = (seconds(reduce, profile, Part.MEMORY) for profile in (gpu(links="xgmi-mesh"), gpu()))
     assert on_mesh / on_switch == pytest.approx(450 / 64)
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])
 def test_replicas_that_share_experts_gather_and_scatter_tokens(expert_parallel: bool) -> None:
     changes = {"data_parallel_size": 4, "enable_expert_parallel": expert_parallel}
-    found = {c.name: c for c in step_collectives(moe_model(), engine(1, **changes))}
+    found = {c.name: c for c in step_collectives(moe_model(), gpu(), engine(1, **changes))}
     # no all-reduce at TP 1; each rank receives the tokens of 3 others and sends back their sums: 2 x 3 x 4096 bytes
     assert found["expert exchange"].bytes_per_unit == 48 * 2 * 3 * 4096
     assert found["expert exchange"].count == 48 * 2
@@ -65,7 +94,7 @@ def test_replicas_that_share_experts_gather_and_scatter_tokens(expert_parallel: 
 
 def test_replicas_of_two_ranks_each_exchange_side_by_side() -> None:
     # TP 2 x DP 4 without EP: each rank gathers from its 3 peers, and the two add up their slices of the experts
-    found = {c.name: c for c in step_collectives(moe_model(), engine(2, data_parallel_size=4))}
+    found = {c.name: c for c in step_collectives(moe_model(), gpu(), engine(2, data_parallel_size=4))}
     assert (found["expert exchange"].ranks, found["expert exchange"].bytes_per_unit) == (4, 48 * 2 * 3 * 4096)
     assert found["all-reduce"].count == 48 + 48 + 1
     assert "token all-gather" not in found
@@ -74,7 +103,7 @@ def test_replicas_of_two_ranks_each_exchange_side_by_side() -> None:
 def test_with_expert_parallelism_a_group_deals_its_tokens_out() -> None:
     # each of 8 ranks brings half the tokens of a replica and gathers those of 7 others: 7 / 2 of a replica's tokens
     changes = {"data_parallel_size": 4, "enable_expert_parallel": True}
-    found = {c.name: c for c in step_collectives(moe_model(), engine(2, **changes))}
+    found = {c.name: c for c in step_collectives(moe_model(), gpu(), engine(2, **changes))}
     assert (found["expert exchange"].ranks, found["expert exchange"].bytes_per_unit) == (8, 48 * 2 * 3.5 * 4096)
     # mixer and embedding are reduced; after the experts each rank gets the other's half
     assert found["all-reduce"].count == 48 + 1
@@ -82,5 +111,38 @@ def test_with_expert_parallelism_a_group_deals_its_tokens_out() -> None:
 
 
 def test_pipeline_stages_hand_over_hidden_and_residual() -> None:
-    (hop,) = step_collectives(llama_8b(), engine(pipeline_parallel_size=4))
+    (hop,) = step_collectives(llama_8b(), gpu(), engine(pipeline_parallel_size=4))
     assert (hop.count, hop.bytes_per_unit) == (3, 3 * 2 * 8192)
+
+
+def test_each_rank_hands_over_its_slice_and_gathers_the_others() -> None:
+    found = {c.name: c for c in step_collectives(llama_8b(), gpu(), engine(4, pipeline_parallel_size=2))}
+    assert found["pipeline hop"].bytes_per_unit == 2 * 8192 / 4
+    assert found["pipeline all-gather"].bytes_per_unit == 2 * 8192 * 3 / 4
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "inside", "between"), [(8, 2, 0, 1), (4, 4, 2, 1), (4, 2, 1, 0), (2, 12, 9, 2), (8, 4, 0, 3)]
+)
+def test_stages_fill_nodes_of_eight_in_turn(tp: int, pp: int, inside: int, between: int) -> None:
+    found = {c.name: c.count for c in step_collectives(llama_8b(), networked(), engine(tp, pipeline_parallel_size=pp))}
+    assert (found.get("pipeline hop", 0), found.get("pipeline hop between nodes", 0)) == (inside, between)
+
+
+def test_a_hop_between_nodes_takes_the_network() -> None:
+    """TP 8, PP 2 on nodes of eight: 16,384 bytes of a token in eight slices, over 25 GB/s each, and 20 us."""
+    found = {c.name: c for c in step_collectives(llama_8b(), networked(25), engine(8, pipeline_parallel_size=2))}
+    hop = found["pipeline hop between nodes"]
+    assert seconds(hop, networked(25), Part.MEMORY) == pytest.approx(2048 / 25e9)
+    term = collective_term(hop, networked(25))
+    assert [(cost.seconds, cost.times) for cost in term.costs if cost.part is Part.FIXED] == [
+        (1, "collective_s"), (pytest.approx(20e-6), ""),
+    ]  # fmt: skip
+
+
+def test_experts_that_are_shared_across_nodes_exchange_over_the_network() -> None:
+    # TP 4 x DP 4 without EP: a rank's three peers lie 4, 8 and 12 GPUs on, so two of them on the other node
+    found = {c.name: c for c in step_collectives(moe_model(), gpu(), engine(4, data_parallel_size=4))}
+    exchange = found["expert exchange"]
+    assert (exchange.ranks, exchange.span) == (4, 16)
+    assert seconds(exchange, networked(25), Part.MEMORY) == pytest.approx(48 * 2 * 3 * 4096 / 25e9)

@@ -1,4 +1,4 @@
-"""The time of one operator: limit cases of the roofline."""
+"""The time of one operator: limit cases of the roofline, and the efficiency that each precision meets."""
 
 from __future__ import annotations
 
@@ -8,48 +8,62 @@ from hypothesis import strategies as st
 from physics_cases import gpu, perfect
 
 from planner.errors import InputError
+from planner.hardware.profile import GpuProfile
+from planner.timing.efficiencies import Efficiency
 from planner.timing.operators import TOKENS, Operator, OperatorKind
-from planner.timing.roofline import kernel_time_s, rates
+from planner.timing.roofline import Cost, Part, Per, Term, TimedTerm, operator_term
 
 seconds = st.floats(0, 10)
 
 
-@given(seconds, seconds, seconds)
-def test_full_overlap_is_the_classic_roofline(launch: float, compute: float, memory: float) -> None:
-    assert kernel_time_s(launch, compute, memory, 1.0) == launch + max(compute, memory)
+def time_s(fixed: float, compute: float, memory: float, overlap: float) -> float:
+    """Of a term with these parts."""
+    costs = tuple(Cost(part, Per.STEP, part_s) for part, part_s in zip(Part, (fixed, compute, memory), strict=True))
+    return TimedTerm.of(Term("test", 1, TOKENS, costs), 0, lambda _: 1.0).time_s(1, 1, overlap)
 
 
 @given(seconds, seconds, seconds)
-def test_no_overlap_is_a_sum(launch: float, compute: float, memory: float) -> None:
-    assert kernel_time_s(launch, compute, memory, 0.0) == pytest.approx(launch + compute + memory)
+def test_full_overlap_is_the_classic_roofline(fixed: float, compute: float, memory: float) -> None:
+    assert time_s(fixed, compute, memory, 1.0) == pytest.approx(fixed + max(compute, memory))
+
+
+@given(seconds, seconds, seconds)
+def test_no_overlap_is_a_sum(fixed: float, compute: float, memory: float) -> None:
+    assert time_s(fixed, compute, memory, 0.0) == pytest.approx(fixed + compute + memory)
 
 
 @given(seconds, seconds, seconds, st.floats(0, 1))
-def test_time_lies_between_both(launch: float, compute: float, memory: float, overlap: float) -> None:
-    time = kernel_time_s(launch, compute, memory, overlap)
-    assert launch + max(compute, memory) <= time <= launch + compute + memory + 1e-9
+def test_time_lies_between_both(fixed: float, compute: float, memory: float, overlap: float) -> None:
+    found = time_s(fixed, compute, memory, overlap)
+    assert fixed + max(compute, memory) - 1e-9 <= found <= fixed + compute + memory + 1e-9
 
 
 def gemm(storage: str, compute_dtype: str) -> Operator:
-    return Operator("gemm", OperatorKind.GEMM, TOKENS, 1, compute_dtype=compute_dtype, storage=storage)
+    """A matrix multiplication of one FLOP and one byte for each token."""
+    return Operator("gemm", OperatorKind.GEMM, TOKENS, 1, 1.0, 0.0, 1.0, compute_dtype=compute_dtype, storage=storage)
+
+
+def rates(operator: Operator, profile: GpuProfile, efficiency: Efficiency) -> tuple[float, float]:
+    """FLOP/s and bytes/s."""
+    timed = TimedTerm.of(operator_term(operator, profile), 0, efficiency.__getattribute__)
+    compute_s, memory_s = timed.parts_s(1e12, 1e12)
+    return pytest.approx(1e12 / compute_s), pytest.approx(1e12 / memory_s)  # type: ignore[return-value]
 
 
 def test_each_precision_has_its_own_share() -> None:
-    shares = perfect(gemm_flop_16=0.5, gemm_flop_8=0.25, weight_bandwidth_16=0.9, weight_bandwidth_4=0.6)
-    bf16, fp8, awq = (
-        rates(op, gpu(), shares) for op in (gemm("bf16", "bf16"), gemm("fp8", "fp8"), gemm("int4-awq", "bf16"))
+    shares = perfect(
+        gemm_flop_16=0.5, gemm_flop_8=0.25, weight_bandwidth_16=0.9, weight_bandwidth_8=0.8, weight_bandwidth_4=0.6
     )
-    assert bf16.flop_per_s == 0.5 * 989e12
-    assert fp8.flop_per_s == 0.25 * 1979e12
-    assert awq.flop_per_s == bf16.flop_per_s  # weight-only: multiplied in 16 bits
-    assert awq.bytes_per_s == pytest.approx(0.6 * 3.35e12)
+    assert rates(gemm("bf16", "bf16"), gpu(), shares) == (0.5 * 989e12, 0.9 * 3.35e12)
+    assert rates(gemm("fp8", "fp8"), gpu(), shares) == (0.25 * 1979e12, 0.8 * 3.35e12)
+    assert rates(gemm("int4-awq", "bf16"), gpu(), shares) == (0.5 * 989e12, 0.6 * 3.35e12)  # multiplied in 16 bits
 
 
 def test_a_dtype_that_the_gpu_lacks_is_refused() -> None:
     with pytest.raises(InputError, match="no fp8"):
-        rates(gemm("fp8", "fp8"), gpu(fp8=None), perfect())
+        operator_term(gemm("fp8", "fp8"), gpu(fp8=None))
 
 
 def test_an_emulated_format_runs_in_the_dtype_that_the_profile_says() -> None:
     emulating = gpu().model_copy(update={"emulated": {"mxfp4": "bf16"}})
-    assert rates(gemm("mxfp4", "fp4"), emulating, perfect()).flop_per_s == 989e12
+    assert rates(gemm("mxfp4", "fp4"), emulating, perfect())[0] == 989e12

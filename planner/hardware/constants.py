@@ -1,0 +1,52 @@
+"""Numbers that are assumed or read off, one each: ``hardware/calibration/constants.toml`` says on what basis."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from planner.resources import data_dir
+from planner.units import to_base
+
+
+class Constant(BaseModel):
+    """A number with its unit, what it rests on, and whether measured runs determine it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: float
+    unit: str
+    basis: str
+    runs: bool
+
+
+@cache
+def load_constants() -> dict[str, Constant]:
+    """All constants by name; of a group ``group.member``."""
+    path = data_dir("hardware") / "calibration" / "constants.toml"
+    found: dict[str, Constant] = {}
+
+    def add(name: str, table: dict[str, Any]) -> None:
+        if "value" in table:
+            found[name] = Constant(**table)
+            return
+        for member, entry in table.items():
+            add(f"{name}.{member}" if name else member, entry)
+
+    add("", tomllib.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def constant(name: str) -> float:
+    """The value of a constant, in the unit used inside: seconds, bytes/s, or a plain number."""
+    entry = load_constants()[name]
+    return to_base(entry.value, entry.unit)
+
+
+def constant_of(group: str, member: str) -> float:
+    """The value for ``member`` of a group; the group's ``other`` where it has no such member."""
+    name = f"{group}.{member}"
+    return constant(name if name in load_constants() else f"{group}.other")

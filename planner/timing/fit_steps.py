@@ -1,0 +1,139 @@
+"""The step times of many batches at once, as functions of the efficiencies, with their derivatives: what a fit needs.
+
+The terms are those of ``step``: each cost of each term of each batch is one entry of flat arrays. A cost is
+seconds x units x one efficiency / another, so its derivative by the logarithm of an efficiency is itself, or minus
+itself. Beyond the costs only three things move a step: the share of a part that overlap hides, the experts that a
+batch touches, and the host.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.hardware import constant
+from planner.timing.efficiencies import PARAMETERS, SHARES
+from planner.timing.operators import Driver, StepLoad
+from planner.timing.roofline import Part, Per, Term
+from planner.timing.step import Batch, StepModel, combine_shares, distinct_experts
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+INDEX = {name: i for i, name in enumerate(PARAMETERS)}
+IS_SHARE = np.array([name in SHARES for name in PARAMETERS])
+NONE = len(PARAMETERS)  #: the column that stands for no efficiency: 1
+WIDTH = NONE + 1
+
+
+class StepTimes:
+    """Seconds of ``steps``, each of an engine, a batch and the number of the run that it belongs to."""
+
+    def __init__(self, steps: Iterable[tuple[StepModel, Batch, int]]) -> None:
+        self._experts: dict[tuple[int, StepLoad, float], int] = {}
+        batches: list[tuple[float, ...]] = []
+        terms: list[int] = []  # the batch of each
+        costs: list[tuple[float, ...]] = []
+        for number, (step, batch, run) in enumerate(steps):
+            visits = step.config.num_scheduler_steps
+            seqs = (batch.decode_seqs + batch.prefill_seqs) / visits
+            batches.append((run, 1 / visits, seqs, step.eager_kernels(batch), step.config.async_scheduling))
+            for term, units, rows in step.work(batch):
+                costs += self._costs(step, batch, run, len(terms), term, units, rows)
+                terms.append(number)
+        run_of_batch, self._visits, self._seqs, self._eager, asynchronous = np.array(batches).T
+        self.run: Ints = run_of_batch.astype(np.int64)
+        self._asynchronous = asynchronous.astype(np.int64)
+        self._batch_of_term: Ints = np.array(terms, dtype=np.int64)
+        term_of_cost, part, times, over, experts, seconds = np.array(costs).T
+        self._seconds: Floats = seconds
+        self._part: Ints = (term_of_cost * len(Part) + part).astype(np.int64)
+        self._touched: Ints = experts.astype(np.int64)
+        batch_of_cost = self._batch_of_term[term_of_cost.astype(np.int64)]
+        self._times: Ints = batch_of_cost * WIDTH + times.astype(np.int64)
+        self._over: Ints = batch_of_cost * WIDTH + over.astype(np.int64)
+        run, self._num_experts, self._top_k, self._tokens, self._ranks = np.array(
+            [(0, 2, 1, 1, 1)]
+            + [(run, load.num_experts, load.top_k, tokens, load.ranks) for run, load, tokens in self._experts]
+        ).T
+        self._run_of_experts: Ints = run.astype(np.int64)
+
+    def _costs(
+        self, step: StepModel, batch: Batch, run: int, number: int, term: Term, units: float, rows: float
+    ) -> Iterable[tuple[float, ...]]:
+        """The costs of a term, those of one kind as one: term, part, efficiencies, experts, seconds."""
+        experts = 0
+        if term.load.driver is Driver.EXPERTS:
+            key = (run, term.load, step.expert_tok(term.load, batch))
+            experts = self._experts.setdefault(key, len(self._experts) + 1)
+        sums: dict[tuple[int, ...], float] = defaultdict(float)
+        for cost in term.costs:
+            touched = experts if cost.per is Per.UNIT else 0  # experts touched are worked out with the efficiencies
+            amount = (1.0, 1.0 if touched else units, rows)[cost.per]
+            times, over = INDEX.get(cost.times, NONE), INDEX.get(cost.over, NONE)
+            sums[cost.part, times, over, touched] += cost.seconds * amount
+        return ((number, *kind, seconds) for kind, seconds in sums.items() if seconds)
+
+    def seconds(self, log_values: Floats) -> tuple[Floats, Floats]:
+        """Seconds of each batch, and the derivative by the logarithm of each efficiency of its run.
+
+        ``log_values`` has shape (runs, parameters); the results (batches,) and (batches, parameters).
+        """
+        free = ~(IS_SHARE & (log_values > 0))  # shares stop at 1, and no longer move anything
+        values = np.exp(np.where(free, log_values, 0.0))[self.run]
+        gpu_s, derivative = self._gpu(values, log_values)
+        step_s = values[:, INDEX["host_step_s"]] * self._visits
+        seqs_s = values[:, INDEX["host_seq_s"]] * self._seqs
+        host_s, launch_s = step_s + seqs_s, values[:, INDEX["eager_launch_s"]] * self._eager
+        gpu, launch, host = combine_shares(gpu_s, launch_s, host_s, self._asynchronous, constant("unhidden_host"))
+        derivative *= gpu[:, None]
+        derivative[:, INDEX["eager_launch_s"]] += launch * launch_s
+        derivative[:, INDEX["host_step_s"]] += host * step_s
+        derivative[:, INDEX["host_seq_s"]] += host * seqs_s
+        return gpu * gpu_s + launch * launch_s + host * host_s, derivative * free[self.run]
+
+    def _gpu(self, values: Floats, log_values: Floats) -> tuple[Floats, Floats]:
+        """Seconds of operators and collectives of each batch, and the derivatives."""
+        flat = np.hstack([values, np.ones((len(values), 1))]).ravel()
+        touched, slope = self._touched_experts(log_values)
+        cost_s = self._seconds * flat[self._times] / flat[self._over] * touched[self._touched]
+        count = len(self._batch_of_term)
+        fixed_s, compute_s, memory_s = _sums(self._part, cost_s, count * len(Part)).reshape(count, len(Part)).T
+        overlap = values[self._batch_of_term, INDEX["overlap"]]
+        hidden_s = overlap * np.minimum(compute_s, memory_s)
+        term_s = fixed_s + compute_s + memory_s - hidden_s
+
+        seen = np.ones((count, len(Part)))  # of each part: of the shorter one, what is not hidden
+        seen[:, Part.COMPUTE] -= overlap * (compute_s < memory_s)
+        seen[:, Part.MEMORY] -= overlap * (compute_s >= memory_s)
+        cost_s *= seen.ravel()[self._part]
+        size = len(values) * WIDTH
+        by_efficiency = _sums(self._times, cost_s, size) - _sums(self._over, cost_s, size)
+        derivative: Floats = by_efficiency.reshape(len(values), WIDTH)[:, :NONE].copy()
+        derivative[:, INDEX["overlap"]] -= _sums(self._batch_of_term, hidden_s, len(values))
+        batch_of_cost = self._times // WIDTH
+        derivative[:, INDEX["coverage_exponent"]] += _sums(batch_of_cost, cost_s * slope[self._touched], len(values))
+        return _sums(self._batch_of_term, term_s, len(values)), derivative
+
+    def _touched_experts(self, log_values: Floats) -> tuple[Floats, Floats]:
+        """Experts that a rank reads in each batch of each MoE, and the derivative of their logarithm.
+
+        The first one stands for costs that no experts decide. With n = tokens^a and q = 1 - k / E, the derivative of
+        E (1 - q^n) by the logarithm of a is -E q^n ln(q) n ln(n).
+        """
+        exponent = np.exp(np.minimum(log_values[self._run_of_experts, INDEX["coverage_exponent"]], 0.0))
+        found = distinct_experts(self._num_experts, self._top_k, self._tokens, exponent)
+        missed = np.maximum(1 - self._top_k / self._num_experts, 1e-9)
+        log_tokens = exponent * np.log(np.maximum(self._tokens, 1.0))
+        independent = np.exp(log_tokens)
+        slope = -self._num_experts * missed**independent * np.log(missed) * independent * log_tokens / found
+        found, slope = found / self._ranks, slope.copy()
+        found[0], slope[0] = 1.0, 0.0
+        return found, slope
+
+
+def _sums(to: Ints, values: Floats, count: int) -> Floats:
+    """For each of ``count`` results the sum of the values that belong to it."""
+    return np.bincount(to, values, count).astype(np.float64, copy=False)
