@@ -28,7 +28,6 @@ from planner.timing import (
 )
 from planner.workload import Requests, Workload
 
-
 _load_quantized = PerModel(load_quantized)
 
 

@@ -25,13 +25,8 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant, constant_of
 from planner.memory import offloaded_bytes, stage_weights
 from planner.model import Component, Layer, Model, Shard
-<<<<<<< HEAD
 from planner.timing.operators import ACTIVATION_BYTES, SAMPLED, TOKENS, StepLoad
-from planner.units import GB, US
-=======
-from planner.timing.operators import ACTIVATION_BYTES, SAMPLED, TOKENS, StepLoad, expert_ranks
 from planner.timing.roofline import Cost, Part, Per, Term
->>>>>>> 1257076 (A term of a step is described once: replays and fits read the same costs; assumed constants stand in a file; stages on two nodes hop over the network)
 
 #: The latency of a collective was measured up to so many ranks, and is taken to grow no further.
 MOST_RANKS_MEASURED = 8
@@ -70,21 +65,12 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
             Collective("all-reduce", reductions, TOKENS, reductions * hidden_bytes * 2 * (tp - 1) / tp, tp, tp)
         )
         logits_bytes = model.vocab_size * ACTIVATION_BYTES * (tp - 1) / tp
-<<<<<<< HEAD
-        found.append(Collective("logits all-gather", 1, SAMPLED, logits_bytes, tp))
-    if exchanges:
-        ranks = Layout.of(config).expert_ranks if dealt else dp
-        others = (ranks - 1) / tp if dealt else dp - 1  # of the tokens of one replica, those of all being its share
-        moved_bytes = 2 * exchanges * hidden_bytes * others
-        found.append(Collective("expert exchange", 2 * exchanges, TOKENS, moved_bytes, ranks))
-=======
         found.append(Collective("logits all-gather", 1, SAMPLED, logits_bytes, tp, tp))
     if moe_layers:
-        ranks = expert_ranks(config) if dealt else dp
+        ranks = Layout.of(config).expert_ranks if dealt else dp
         others = (ranks - 1) / tp if dealt else dp - 1  # of the tokens of one DP rank, those of all being its share
         moved_bytes = 2 * moe_layers * hidden_bytes * others
         found.append(Collective("expert exchange", 2 * moe_layers, TOKENS, moved_bytes, ranks, tp * pp * dp))
->>>>>>> 1257076 (A term of a step is described once: replays and fits read the same costs; assumed constants stand in a file; stages on two nodes hop over the network)
     if dealt:
         gathered_bytes = dealt * hidden_bytes * (tp - 1) / tp
         found.append(Collective("token all-gather", dealt, TOKENS, gathered_bytes, tp, tp))

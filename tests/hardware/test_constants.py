@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import planner
 from planner.hardware.constants import constant, constant_of, load_constants
 
@@ -21,5 +23,5 @@ def test_a_group_has_a_value_for_what_it_does_not_name() -> None:
 
 
 def test_units_are_those_used_inside() -> None:
-    assert constant("network_latency") == 20e-6
+    assert constant("network_latency") == pytest.approx(20e-6)
     assert constant("beyond_links") == 50e9
