@@ -46,7 +46,8 @@ def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     if step.launch_s > step.gpu_s:
         causes["launches"] += step.launch_s
         return causes
-    collectives = {collective.name for collective in step_collectives(deployment.model, deployment.config)}
+    found = step_collectives(deployment.model, deployment.profile, deployment.config)
+    collectives = {collective.name for collective in found}
     for part in step.parts:
         if part.name != "host":
             cause = "links" if part.name in collectives else _cause(kinds.get(part.name), part.bound)
