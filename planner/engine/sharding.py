@@ -24,7 +24,7 @@ from math import gcd, prod
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, PartitionRule
-from planner.model import Attention, Component, Layer, Mixer, Model, Precision, Shard, StateMixer, Weight
+from planner.model import Attention, Component, Mixer, Model, Precision, Shard, StateMixer, Weight
 
 #: vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE) before TP cuts it.
 VOCAB_PADDING = 64
@@ -321,15 +321,11 @@ def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Ite
     """Matrices that do not divide into the pieces asked for, or whose quantisation groups the cut would split."""
     if layout.expert_ranks == 1:
         return
-    quantization = model.quantization
-    for path, weight in _distinct_weights(model):
+    for path, weight, precision in _distinct_weights(model):
         piece = held_piece(weight, layout)
         axis, cut = piece.cut_axis, piece.count
         if axis is None or cut == 1 or weight.shard is Shard.VOCAB:
             continue
-        precision = quantization.precision_of(
-            path, linear=weight.linear, routed_expert=weight.component is Component.ROUTED_EXPERT
-        )
         padded = weight.shard.of_experts and precision.name == "mxfp4"  # the kernels pad each shard
         if padded:
             continue
@@ -374,13 +370,10 @@ def _cut_hint(weight: Weight, layout: Layout) -> str:
     return "use a smaller --tensor-parallel-size"
 
 
-def _distinct_weights(model: Model) -> Iterator[tuple[str, Weight]]:
-    """Every weight with its path, identical layers once."""
-    first: dict[Layer, int] = {}
-    for index, layer in enumerate(model.layers):
-        first.setdefault(layer, index)
-    for layer, index in first.items():
-        for weight in layer.weights:
-            yield f"{model.layer_prefix}{index}.{weight.name}", weight
+def _distinct_weights(model: Model) -> Iterator[tuple[str, Weight, Precision]]:
+    """Every weight with its path and precision, identical layers once."""
+    for kind in model.layer_kinds:
+        for weight, precision in zip(kind.layer.weights, kind.precisions, strict=True):
+            yield f"{model.layer_prefix}{kind.indices[0]}.{weight.name}", weight, precision
     for weight in (*model.outer, *model.vision):
-        yield weight.name, weight
+        yield weight.name, weight, model.precision_of(weight)

@@ -30,14 +30,13 @@ from planner.engine import (
     graph_batches,
 )
 from planner.hardware import GpuProfile
-from planner.memory import kv_cache as rules
 from planner.memory.activations import peak_terms
 from planner.memory.extras import draft_specs, with_drafts, with_extras
 from planner.memory.kv_blocks import BlockPool, block_pool
 from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
 from planner.memory.overheads import Constants, Interval, Overheads, shipped, total
 from planner.memory.weights import RankWeights, stage_weights
-from planner.model import Model, PerModel
+from planner.model import Attention, Model, PerModel
 from planner.units import GIB
 
 
@@ -203,23 +202,14 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
 def _pool_of(
     model: Model, profile: GpuProfile, config: EngineConfig, found: Features, draft: Model | None
 ) -> BlockPool:
-    speculative = config.speculative_config
-    settings = CacheSettings(
-        config.tensor_parallel_size,
-        config.dtype,
-        config.kv_cache_dtype,
-        config.block_size,
-        config.max_num_batched_tokens,
-        rules.packs_sparse_latents(profile),
-        speculative.num_speculative_tokens if speculative else 0,
-    )
+    settings = CacheSettings.of(config, profile)
     return _pool(
         model,
         settings,
-        draft_specs(model, settings, speculative, draft),
-        rules.keeps_windows(model, found),
-        config.max_num_batched_tokens * rules.batches_in_flight(config, found),
-        rules.states_per_request(config),
+        draft_specs(model, settings, config.speculative_config, draft),
+        keeps_windows(model, found),
+        config.max_num_batched_tokens * batches_in_flight(config, found),
+        states_per_request(config),
         config.decode_context_parallel_size,
     )
 
@@ -241,6 +231,30 @@ def _pool(
         states_per_request=states_per_request,
         context_shards=context_shards,
     )
+
+
+def keeps_windows(model: Model, found: Features) -> bool:
+    """Whether layers with a window, or with chunks, keep only what a query can still see."""
+    chunked = any(isinstance(m, Attention) and m.chunk for m in dict.fromkeys(model.mixers()))
+    return found.keeps_chunks if chunked else found.keeps_windows
+
+
+def batches_in_flight(config: EngineConfig, found: Features) -> int:
+    """Batches whose tokens a window keeps besides its own (``max_concurrent_batches``)."""
+    if found.window_batches == 1:
+        return 1
+    if config.pipeline_parallel_size > 1:
+        return config.pipeline_parallel_size
+    return found.window_batches if config.async_scheduling else 1
+
+
+def states_per_request(config: EngineConfig) -> int:
+    """Recurrent states of one request: two with prefix caching (mode "align": the last block's and the current one).
+
+    Each draft token has a state of its own, to go back to when it is rejected (``num_speculative_blocks``).
+    """
+    drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+    return (2 if config.enable_prefix_caching else 1) + drafts
 
 
 def activation_peak(model: Model, config: EngineConfig, overheads: Overheads) -> Interval:
@@ -270,27 +284,22 @@ def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
     return ranks * len(graph_batches(config, found)) * model.num_layers
 
 
-# --- The KV cache of a CPU has a size of its own: ``VLLM_CPU_KVCACHE_SPACE``, in whole GiB, for each rank
-#
-# ::
-#
-#     blocks = floor(VLLM_CPU_KVCACHE_SPACE x 2**30 / block bytes)        nothing is measured, so nothing is uncertain
-#
-# Every version that serves on CPUs reads it (``int`` and GiB in ``platforms/cpu.py`` and ``envs.py``). From 0.20.0
-# on it
-# sets ``kv_cache_memory_bytes``, and a worker whose machine has less memory free beside the weights refuses to start
-# (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, the cache was allocated unasked.
-#
-# Where it is not set, versions differ (the same files): 4 GiB to 0.12; half the memory of a NUMA node from 0.13; from
-# 0.20.0 what ``--gpu-memory-utilization`` leaves beside the resident set of the worker at that moment, which no plan
-# can
-# know to the byte. So a plan always sets it: to the whole GiB that surely are left of that share.
+# --- the KV cache of a CPU --------------------------------------------------------------------------------------------
 
 
 def with_kv_cache_space(
     model: Model, profile: GpuProfile, config: EngineConfig, basis: Basis = SHIPPED_BASIS
 ) -> EngineConfig:
-    """``config`` with a size of the KV cache, on a CPU where nobody named one; 1 GiB where not even that is left."""
+    """``config`` with a size of the KV cache, on a CPU where the user gave none; at least 1 GiB.
+
+    A plan always sets ``VLLM_CPU_KVCACHE_SPACE`` (whole GiB for each rank: ``platforms/cpu.py`` and ``envs.py``), to
+    the GiB that surely are left of ``--gpu-memory-utilization``. Then nothing is measured, and nothing is uncertain::
+
+        blocks = floor(VLLM_CPU_KVCACHE_SPACE x 2**30 / block bytes)
+
+    From 0.20.0 on a worker whose machine has less memory free beside the weights refuses to start
+    (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, the cache is allocated without a check.
+    """
     if not profile.kv_cache_is_given or config.given_kv_cache_bytes:
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))
@@ -299,7 +308,11 @@ def with_kv_cache_space(
 
 
 def unset_kv_cache_space(profile: GpuProfile, version: EngineVersion) -> int | None:
-    """GiB where the variable is not set; None: what ``--gpu-memory-utilization`` leaves. See above."""
+    """GiB of the cache where ``VLLM_CPU_KVCACHE_SPACE`` is not set: 4 to 0.12, half a NUMA node's memory from 0.13.
+
+    None from 0.20.0 on: what ``--gpu-memory-utilization`` leaves beside the resident set of the worker at that
+    moment, which no plan can know to the byte.
+    """
     if version.release < (0, 13):
         return 4
     return int(profile.memory_bytes / 2 // GIB) if version.release < (0, 20) else None

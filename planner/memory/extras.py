@@ -181,10 +181,8 @@ def _draft_bytes(
     found: Counter[str] = Counter()
     if speculative.method == "mtp":
         for weight in _module_weights(model, layout):
-            precision = model.quantization.precision_of(
-                weight.name, linear=weight.linear, routed_expert=weight.shard.of_experts
-            )
-            precision = UNQUANTIZED[config.dtype] if precision is model.quantization.base else precision
+            stored = model.precision_of(weight)
+            precision = UNQUANTIZED[config.dtype] if stored is model.quantization.base else stored
             found[precision.name] += weight_bytes(weight, precision, layout)
     elif speculative.has_draft_model:
         known = known_draft(speculative, draft)

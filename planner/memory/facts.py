@@ -37,24 +37,12 @@ def model_facts(found: ResolvedModel) -> dict[str, Any]:
 
 def stored_weight_bytes(model: Model) -> int:
     """Bytes of the main model's weights as stored, scales included; MTP modules and vocabulary padding are not."""
-    quantization = model.quantization
-    total = 0
-    known: dict[object, int] = {}
-    for index, layer in enumerate(model.layers):
-        key = (id(layer), quantization.variant(index))
-        if key not in known:
-            prefix = f"{model.layer_prefix}{index}."
-            known[key] = sum(
-                quantization.precision_of(
-                    prefix + w.name, linear=w.linear, routed_expert=w.component == "routed_expert"
-                ).stored_bytes(w.shape, w.copies)
-                for w in layer.weights
-            )
-        total += known[key]
-    return total + sum(
-        quantization.precision_of(w.name, linear=w.linear).stored_bytes(w.shape, w.copies)
-        for w in (*model.outer, *model.vision)
+    layers = sum(
+        len(kind.indices) * precision.stored_bytes(weight.shape, weight.copies)
+        for kind in model.layer_kinds
+        for weight, precision in zip(kind.layer.weights, kind.precisions, strict=True)
     )
+    return layers + sum(model.precision_of(w).stored_bytes(w.shape, w.copies) for w in (*model.outer, *model.vision))
 
 
 def kv_bytes_per_token(model: Model) -> int:

@@ -1,6 +1,16 @@
-"""Rules of vLLM's cache manager that depend on the settings or the GPU, one function for each.
+"""What each layer keeps of a request: bytes of a token, a window, or a state of fixed size, on one rank.
 
-What depends on the version is in ``planner.engine.features``.
+::
+
+    MHA, GQA, MQA    KV heads on the rank x (key + value elements) x element bytes, per token
+    MLA              (latent + rotary key) x element bytes, per token; every rank holds all of it
+    sparse indexer   one 8-bit key and a 4-byte scale per 128 elements, per token
+    window, chunk    as above, but only for the tokens that a query can still see
+    state            convolution and recurrent state, once per request; TP divides it
+    DeepSeek-V4      a window of 584-byte rows, and one row per ``compress_ratio`` tokens beyond it
+
+Rules and figures are vLLM's own (``vllm/v1/kv_cache_interface.py`` and the models of 0.32.0), checked against
+the block counts that start-up logs print. What depends on the version is in ``planner.engine.features``.
 """
 
 from __future__ import annotations
@@ -9,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.engine import EngineConfig, Features, held_heads
+from planner.engine import EngineConfig, held_heads
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.model import (
@@ -22,53 +32,6 @@ from planner.model import (
     SparseIndexer,
     StateMixer,
 )
-
-
-def keeps_windows(model: Model, found: Features) -> bool:
-    """Whether layers with a window, or with chunks, keep only what a query can still see."""
-    chunked = any(isinstance(m, Attention) and m.chunk for m in dict.fromkeys(model.mixers()))
-    return found.keeps_chunks if chunked else found.keeps_windows
-
-
-def batches_in_flight(config: EngineConfig, found: Features) -> int:
-    """Batches whose tokens a window keeps besides its own (``max_concurrent_batches``)."""
-    if found.window_batches == 1:
-        return 1
-    if config.pipeline_parallel_size > 1:
-        return config.pipeline_parallel_size
-    return found.window_batches if config.async_scheduling else 1
-
-
-def states_per_request(config: EngineConfig) -> int:
-    """Recurrent states of one request: two with prefix caching (mode "align": the last block's and the current one).
-
-    Each draft token has a state of its own, to go back to when it is rejected (``num_speculative_blocks``).
-    """
-    drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
-    return (2 if config.enable_prefix_caching else 1) + drafts
-
-
-def packs_sparse_latents(profile: GpuProfile) -> bool:
-    """Whether sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576.
-
-    FlashInfer's kernels for SM 10.x keep plain rows: a B200 logged 78 x 576 + 21 x 132 bytes per token.
-    """
-    return profile.vendor == "nvidia" and (profile.compute_capability or (0, 0))[0] != 10
-
-
-# --- What each layer keeps of a request: bytes of a token, a window, or a state of fixed size, on one rank
-#
-# ::
-#
-#     MHA, GQA, MQA    KV heads on the rank x (key + value elements) x element bytes, per token
-#     MLA              (latent + rotary key) x element bytes, per token; every rank holds all of it
-#     sparse indexer   one 8-bit key and a 4-byte scale per 128 elements, per token
-#     window, chunk    as above, but only for the tokens that a query can still see
-#     state            convolution and recurrent state, once per request; TP divides it
-#     DeepSeek-V4      a window of 584-byte rows, and one row per ``compress_ratio`` tokens beyond it
-#
-# Rules and figures are vLLM's own (``vllm/v1/kv_cache_interface.py`` and the models of 0.32.0), checked against
-# the block counts that start-up logs print.
 
 Kind = Literal["full", "window", "chunk", "cross", "state"]
 
@@ -142,6 +105,28 @@ class CacheSettings:
     encoder_tokens: int  #: of cross attention, where the architecture does not say
     packs_sparse_latents: bool = True  #: an 8-bit cache of sparse MLA is kept in packed rows of 656 bytes
     num_speculative_tokens: int = 0  #: drafted per step: convolutions keep a column for each
+
+    @classmethod
+    def of(cls, config: EngineConfig, profile: GpuProfile) -> CacheSettings:
+        """Those of an engine on a GPU."""
+        speculative = config.speculative_config
+        return cls(
+            config.tensor_parallel_size,
+            config.dtype,
+            config.kv_cache_dtype,
+            config.block_size,
+            encoder_tokens=config.max_num_batched_tokens,
+            packs_sparse_latents=packs_sparse_latents(profile),
+            num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
+        )
+
+
+def packs_sparse_latents(profile: GpuProfile) -> bool:
+    """Whether sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576.
+
+    FlashInfer's kernels for SM 10.x keep plain rows: a B200 logged 78 x 576 + 21 x 132 bytes per token.
+    """
+    return profile.vendor == "nvidia" and (profile.compute_capability or (0, 0))[0] != 10
 
 
 def element_bytes(kv_cache_dtype: str) -> int:

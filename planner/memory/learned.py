@@ -1,14 +1,14 @@
-"""Constants of one machine, worked out from a start-up log of its own.
+"""Constants of one user's GPU, computed from one of its start-up logs.
 
-A log gives sums of bytes; what is kept are the constants behind them, in the format of our own ``memory.toml``, so
-that other models and settings on the same machine profit too::
+A log gives sums of bytes. From them we compute the constants of ``memory.toml``, so that the log also improves the
+answer for other models and settings on the same GPU::
 
     sampler    (peak activation - hidden states) / one copy of the logits, where sampling is the largest peak;
     forward    peak activation / formula, where the forward pass is (``encoder`` alike)
     graphs     what was captured, less what layers and batch sizes explain
 
-Each is kept twice: for the model of the log with the rounding of the log as its interval, and for others on the same
-GPU, vLLM minor version and TP size with the spread that is known between models. Most versions print only what is
+Each is kept twice: for the model of the log, with the rounding of the log as its interval; and for other models on
+the same GPU, vLLM minor version and TP size, with the known spread between models. Most versions print only what is
 left for the cache. Then memory outside torch and graphs are taken as fitted, and activations are the rest.
 """
 
@@ -23,27 +23,24 @@ from planner.hardware import GpuProfile
 from planner.memory.activations import peak_terms
 from planner.memory.budget import MemoryBudget, graph_captures
 from planner.memory.kv_cache import element_bytes
-from planner.memory.overheads import FittedConstant, Interval
+from planner.memory.overheads import FittedConstant, Interval, spread
 from planner.memory.startup_log import StartupLog
 from planner.units import GIB
 
 #: Half of the last digit that vLLM prints.
 ROUNDING_BYTES = 0.005 * GIB
-#: How far another model on the same machine may be off, as a share. Five logs of four models on H100 with vLLM 0.11.0
-#: differ by 1 % (sampler) and 8 % (memory outside torch); the others are guesses on the safe side.
-SPREAD = {"sampler": 0.03, "forward": 0.3, "encoder": 0.5, "non_torch": 0.2, "graphs": 0.5, "graph_each": 0.5}
-IMPLIED = "the log prints the sum of activations and memory outside torch: the split is ours"
+IMPLIED = "the log prints the sum of activations and memory outside torch; the planner divides it"
 PEAKS = ("sampler", "forward", "encoder")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """What a log says, or implies, of the overheads on one GPU, bytes; None: nothing."""
+    """What a log says, or implies, about the overheads on one GPU, bytes; None: nothing."""
 
     activation: Interval | None
     non_torch: Interval | None
     graphs: Interval | None
-    implied: bool = False  #: their sum was printed and the split is ours
+    implied: bool = False  #: only their sum was printed
 
 
 def learn_constants(
@@ -51,8 +48,8 @@ def learn_constants(
 ) -> tuple[FittedConstant, ...]:
     """The constants that ``log`` implies; ``budget`` is the prediction for its settings, from fitted constants.
 
-    Those for the log's own model come first. Empty when the log says nothing about overheads. ``origin`` is the file
-    that will hold them.
+    The constants for the log's own model come first. Empty when the log says nothing about overheads. ``origin`` is
+    the file that will hold them.
     """
     parts = parts_of(log, budget)
     own: dict[str, Interval] = {}
@@ -71,7 +68,7 @@ def learn_constants(
     if own and cache is not None:
         rest = _requested(log, budget) - cache
         own |= {"unexplained": _unexplained(rest, parts, budget), "reported_memory": Interval.exact(0)}
-    machine = {"gpu": profile.id, "tensor_parallel_size": budget.config.tensor_parallel_size}
+    gpu = {"gpu": profile.id, "tensor_parallel_size": budget.config.tensor_parallel_size}
     major, minor = (*budget.config.version.release, 0)[:2]
 
     def kept(found: dict[str, Interval], where: dict[str, Any]) -> Iterator[FittedConstant]:
@@ -80,11 +77,11 @@ def learn_constants(
             yield FittedConstant(name, interval, (log.digest,), where, (major, minor), (major, minor + 1), note, origin)
 
     model = {"model": budget.model.id, "weight_dtype": budget.config.weight_dtype}
-    return (*kept(own, {**machine, **model}), *kept(others, machine))
+    return (*kept(own, {**gpu, **model}), *kept(others, gpu))
 
 
 def parts_of(log: StartupLog, budget: MemoryBudget) -> MemoryParts:
-    """The overheads that a log prints; where it prints only what is left, the sum is split as fitted."""
+    """The overheads that a log prints. Where it prints only what is left, the fitted constants divide the sum."""
     stage, found = budget.binding, budget.features
     graphs = log.graph_estimate_bytes if found.graphs_in_budget else log.graph_bytes
     if graphs is not None and graphs <= 0:  # a difference of free memory: the allocator gave some back
@@ -109,7 +106,7 @@ def parts_of(log: StartupLog, budget: MemoryBudget) -> MemoryParts:
 
 
 def cache_bytes(log: StartupLog, budget: MemoryBudget) -> float | None:
-    """What was left for the cache of a GPU; V0 before 0.6.5 prints its blocks only."""
+    """Memory left for the cache of a GPU; None where it was given. V0 before 0.6.5 prints only blocks."""
     if log.given_cache:
         return None
     if log.kv_cache_bytes is None and log.num_gpu_blocks is not None:
@@ -118,7 +115,7 @@ def cache_bytes(log: StartupLog, budget: MemoryBudget) -> float | None:
 
 
 def _rest(log: StartupLog, budget: MemoryBudget) -> float | None:
-    """Budget less weights and cache: everything else that the log does not name."""
+    """Budget less weights and cache: everything that the log does not name."""
     cache = cache_bytes(log, budget)
     if cache is None or log.weights_bytes is None:
         return None
@@ -130,7 +127,7 @@ def _requested(log: StartupLog, budget: MemoryBudget) -> int:
 
 
 def _peaks(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Interval, Interval | None]]:
-    """(name, constant for this model, for others) of each term of the profile run; None: no news for others."""
+    """Each term of the profile run: name, constant for this model, constant for others (None: the log does not say)."""
     if parts.activation is None:
         return
     overheads, exact = budget.overheads, _rounded(parts.activation.mid)
@@ -153,7 +150,7 @@ def _peaks(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Inte
 
 
 def _unexplained(rest: float, parts: MemoryParts, budget: MemoryBudget) -> Interval:
-    """What closes the sum of all that is not cache: weights are not to the byte what was predicted either."""
+    """The remainder that makes the parts add up to what is not cache; predicted weights are a little off too."""
     stage = budget.binding
     taken = [parts.activation or stage.activation, parts.non_torch or stage.non_torch]
     if stage.graphs_in_budget:
@@ -177,12 +174,12 @@ def _printed(value: float | None) -> Interval | None:
 
 def _rounded(value: float) -> Interval:
     """A figure as vLLM prints it."""
-    return (
-        Interval(value, max(0.0, value - ROUNDING_BYTES), value + ROUNDING_BYTES) if value >= 0 else Interval.exact(0)
-    )
+    if value < 0:
+        return Interval.exact(0)
+    return Interval(value, max(0.0, value - ROUNDING_BYTES), value + ROUNDING_BYTES)
 
 
 def _spread(name: str, interval: Interval) -> Interval:
-    """The interval for other models on the same machine."""
-    share = SPREAD[name]
+    """The interval for other models on the same GPU."""
+    share = spread()[name]
     return Interval(interval.mid, interval.low * (1 - share), interval.high * (1 + share))

@@ -1,8 +1,8 @@
 """The part of vLLM's memory that no formula gives: constants fitted to start-up logs, each with its interval.
 
-Those that we ship live in ``hardware/calibration/memory.toml`` beside the logs they rest on, apart from every vendor's
-figure; those of a user's own machines are written from their logs (``planner.memory.learned``) and count before ours.
-An interval is meant to hold nine logs in ten; intervals of independent parts add in quadrature.
+The constants that we ship live in ``hardware/calibration/memory.toml``, with the logs that they rest on. Those of a
+user's own GPUs are computed from the user's logs (``planner.memory.learned``) and take precedence over ours.
+An interval should hold nine logs in ten. Intervals of independent parts add in quadrature.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Interval:
         return Interval(self.mid * factor, self.low * factor, self.high * factor)
 
     def larger(self, other: Interval) -> Interval:
-        """The larger of two peaks, of which only one counts."""
+        """The larger of two peaks."""
         return Interval(max(self.mid, other.mid), max(self.low, other.low), max(self.high, other.high))
 
     def smaller(self, other: Interval) -> Interval:
@@ -60,7 +60,7 @@ def total(parts: Iterable[Interval]) -> Interval:
     return Interval(mid, mid - below, mid + above)
 
 
-# --- one constant --------------------------------------------------------------------------------------------------
+# --- constants --------------------------------------------------------------------------------------------------------
 
 _ALWAYS, _NEVER = (0,), (10**6,)
 
@@ -91,21 +91,16 @@ class Overheads:
     release: tuple[int, ...]
     where: Mapping[str, Any]
 
-    def fit(self, name: str, **more: Any) -> FittedConstant:
-        """The first constant ``name`` that holds, also under ``more`` circumstances. KeyError when there is none."""
-        found = self.find(name, **more)
-        if found is None:
-            raise KeyError(f"no {name} for vLLM {'.'.join(map(str, self.release))} and {dict(self.where)}")
-        return found
-
-    def find(self, name: str, **more: Any) -> FittedConstant | None:
-        """The same; None when there is none."""
-        where = {**self.where, **more}
-        return next((f for f in self.constants.by_name.get(name, ()) if f.holds(self.release, where)), None)
+    def find(self, name: str) -> FittedConstant | None:
+        """The first constant ``name`` that holds; None when there is none."""
+        return next((f for f in self.constants.by_name.get(name, ()) if f.holds(self.release, self.where)), None)
 
     def __getitem__(self, name: str) -> Interval:
-        """The constant itself, in the unit used inside."""
-        return self.fit(name).interval
+        """The constant itself, in the unit used inside. KeyError when there is none."""
+        found = self.find(name)
+        if found is None:
+            raise KeyError(f"no {name} for vLLM {'.'.join(map(str, self.release))} and {dict(self.where)}")
+        return found.interval
 
     @property
     def non_torch_bytes(self) -> Interval:
@@ -128,12 +123,9 @@ class Overheads:
         return tuple(f for name in names if (f := self.find(name)) is not None and f.origin != SHIPPED)
 
 
-# --- all of them ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Constants:
-    """Constants in the order in which they count: the first of a name that holds."""
+    """Constants by precedence: the first of a name that holds is the one that applies."""
 
     fits: tuple[FittedConstant, ...]
 
@@ -150,10 +142,19 @@ class Constants:
 
 @cache
 def shipped() -> Constants:
-    """Those of our own ``memory.toml``."""
-    path = data_dir("hardware") / "calibration" / "memory.toml"
-    table = tomllib.loads(path.read_text("utf-8"))
-    return Constants(parse_constants(table, str(path), origin=SHIPPED, hint="install planner again"))
+    """The constants of our own ``memory.toml``."""
+    entries = {name: entry for name, entry in _shipped_table().items() if name != "spread"}
+    return Constants(parse_constants(entries, "memory.toml", origin=SHIPPED, hint="install planner again"))
+
+
+def spread() -> dict[str, float]:
+    """How far each constant may be off for another model on the same GPU, as a share."""
+    return dict(_shipped_table()["spread"])
+
+
+@cache
+def _shipped_table() -> dict[str, Any]:
+    return tomllib.loads((data_dir("hardware") / "calibration" / "memory.toml").read_text("utf-8"))
 
 
 def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: str = "") -> tuple[FittedConstant, ...]:

@@ -16,7 +16,7 @@ A model's weights are put in a table once; every layout then costs one pass over
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -53,34 +53,6 @@ class RankWeights:
         return self.weight_bytes - self.offloaded_bytes + self.lora_bytes + self.rotary_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A weight, the precision it is stored in (None: the engine's dtype) and whether MXFP4 kernels pad it."""
-
-    weight: Weight
-    precision: Precision | None
-    padded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A model's weights with their precisions: identical layers once."""
-
-    kinds: list[tuple[_Held, ...]]
-    kind_of_layer: list[int]
-    first: tuple[_Held, ...]  #: on the first stage only: embedding, vision tower
-    last: tuple[_Held, ...]  #: on the last stage only: final norm, lm_head
-    tied: tuple[_Held, ...]  #: on the last of several stages again: the embedding that is also the lm_head
-
-
-@PerModel
-def _all_stages(
-    model: Model, layout: Layout, dtype: str, architecture: str, remainder_last: bool
-) -> tuple[RankWeights, ...]:
-    rotary = rotary_bytes(model, UNQUANTIZED[dtype])
-    return tuple(_stages(_table(model), layout, UNQUANTIZED[dtype], architecture, remainder_last, rotary))
-
-
 def stage_weights(
     model: Model, layout: Layout, dtype: str, *, architecture: str = "", remainder_last: bool = False
 ) -> tuple[RankWeights, ...]:
@@ -90,7 +62,7 @@ def stage_weights(
     GPU's (``sm_90``, ``gfx942``), which decides how MXFP4 experts are padded; ``remainder_last`` splits layers
     as vLLM did before 0.8.0.
     """
-    return _all_stages(model, layout, dtype, architecture, remainder_last)
+    return _stages(model, layout, dtype, architecture, remainder_last)
 
 
 def rotary_bytes(model: Model, dtype: Precision) -> int:
@@ -130,79 +102,62 @@ def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-# --- the table ----------------------------------------------------------------------------------------------------
-
-
 @PerModel
-def _table(model: Model) -> _Table:
-    kinds: dict[Hashable, int] = {}
-    held: list[tuple[_Held, ...]] = []
-    kind_of_layer: list[int] = []
-    for index, layer in enumerate(model.layers):
-        key = (id(layer), model.quantization.variant(index))
-        if key not in kinds:
-            kinds[key] = len(held)
-            held.append(tuple(_hold(model, layer.weights, f"{model.layer_prefix}{index}.")))
-        kind_of_layer.append(kinds[key])
-    embedding = [w for w in model.outer if w.component is Component.EMBEDDING]
-    rest = [w for w in model.outer if w.component is not Component.EMBEDDING]
-    vocabulary = [w for w in embedding if w.shard is Shard.VOCAB]
-    return _Table(
-        kinds=held,
-        kind_of_layer=kind_of_layer,
-        first=tuple(_hold(model, (*embedding, *model.vision))),
-        last=tuple(_hold(model, rest)),
-        tied=tuple(_hold(model, vocabulary)) if model.tied_embeddings else (),
-    )
-
-
-def _hold(model: Model, weights: Iterable[Weight], prefix: str = "") -> Iterator[_Held]:
-    quantization = model.quantization
-    for weight in weights:
-        if weight.component is Component.MTP:
-            continue
-        expert = weight.component is Component.ROUTED_EXPERT
-        precision = quantization.precision_of(prefix + weight.name, linear=weight.linear, routed_expert=expert)
-        padded = expert and quantization.method == "mxfp4"
-        yield _Held(weight, None if precision is quantization.base else precision, padded)
-
-
-# --- the sums -----------------------------------------------------------------------------------------------------
-
-
 def _stages(
-    table: _Table, layout: Layout, dtype: Precision, architecture: str, remainder_last: bool, rotary: int
-) -> Iterator[RankWeights]:
-    padding = EXPERT_PADDING.get(architecture, MARLIN_PADDING)
-
-    def sums(held: Iterable[_Held]) -> Counter[tuple[Component, str]]:
-        found: Counter[tuple[Component, str]] = Counter()
-        for one in held:
-            precision = one.precision or dtype
-            num_bytes = weight_bytes(
-                one.weight, precision, layout, padding=padding if one.padded and architecture else (1, 1)
-            )
-            found[one.weight.component, precision.name] += num_bytes
-        return found
-
-    per_kind = [sums(kind) for kind in table.kinds]
-    sizes = stage_sizes(len(table.kind_of_layer), layout.pipeline_parallel_size, remainder_last=remainder_last)
-    start = 0
+    model: Model, layout: Layout, dtype: str, architecture: str, remainder_last: bool
+) -> tuple[RankWeights, ...]:
+    parts = _Parts(model, layout, UNQUANTIZED[dtype], architecture)
+    kinds = [
+        (kind, parts.bytes_of(zip(kind.layer.weights, kind.precisions, strict=True))) for kind in model.layer_kinds
+    ]
+    rotary, found, start = rotary_bytes(model, UNQUANTIZED[dtype]), [], 0
+    sizes = stage_sizes(model.num_layers, layout.pipeline_parallel_size, remainder_last=remainder_last)
     for stage, size in enumerate(sizes):
-        layers = range(start, start + size)
-        start += size
-        total: Counter[tuple[Component, str]] = Counter()
-        for kind, count in Counter(table.kind_of_layer[i] for i in layers).items():
-            for key, num_bytes in per_kind[kind].items():
-                total[key] += count * num_bytes
-        if stage == 0:
-            total += sums(table.first)
-        if stage == len(sizes) - 1:
-            total += sums(table.last)
-            total += sums(table.tied) if stage > 0 else Counter()
+        layers = range(start, start := start + size)
+        total = parts.bytes_outside_layers(first=stage == 0, last=stage == len(sizes) - 1)
+        for kind, parts_bytes in kinds:
+            if times := sum(index in layers for index in kind.indices):
+                total.update({key: times * num_bytes for key, num_bytes in parts_bytes.items()})
         by_component: Counter[Component] = Counter()
         by_dtype: Counter[str] = Counter()
         for (component, name), num_bytes in total.items():
             by_component[component] += num_bytes
             by_dtype[name] += num_bytes
-        yield RankWeights(layers, by_component, by_dtype, rotary)
+        found.append(RankWeights(layers, by_component, by_dtype, rotary))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Bytes of weights on one rank, by component and name of the precision."""
+
+    model: Model
+    layout: Layout
+    dtype: Precision  #: of what is not quantised
+    architecture: str
+
+    def bytes_of(self, weights: Iterable[tuple[Weight, Precision]]) -> Counter[tuple[Component, str]]:
+        """Of these weights with their precisions; MTP modules are left out."""
+        found: Counter[tuple[Component, str]] = Counter()
+        quantization = self.model.quantization
+        kernels_pad = quantization.method == "mxfp4" and bool(self.architecture)
+        padding = EXPERT_PADDING.get(self.architecture, MARLIN_PADDING)
+        for weight, stored in weights:
+            if weight.component is Component.MTP:
+                continue
+            precision = self.dtype if stored is quantization.base else stored
+            padded = kernels_pad and weight.component is Component.ROUTED_EXPERT
+            num_bytes = weight_bytes(weight, precision, self.layout, padding=padding if padded else (1, 1))
+            found[weight.component, precision.name] += num_bytes
+        return found
+
+    def bytes_outside_layers(self, *, first: bool, last: bool) -> Counter[tuple[Component, str]]:
+        """On the first stage embedding and vision tower; on the last final norm and lm_head, or the tied embedding."""
+        model = self.model
+        embedding = [w for w in model.outer if w.component is Component.EMBEDDING]
+        held: list[Weight] = [*embedding, *model.vision] if first else []
+        if last:
+            held += [w for w in model.outer if w.component is not Component.EMBEDDING]
+            if model.tied_embeddings and not first:
+                held += [w for w in embedding if w.shard is Shard.VOCAB]
+        return self.bytes_of((weight, model.precision_of(weight)) for weight in held)

@@ -16,10 +16,11 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import Any, Generic, TypeVar
 
-from planner.model.precision import Quantization
+from planner.model.precision import Precision, Quantization
 
 
 class Component(StrEnum):
@@ -186,6 +187,15 @@ class Layer:
         return 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers that are alike in everything: weights, mixer, and the precision of each weight."""
+
+    layer: Layer
+    precisions: tuple[Precision, ...]  #: of each of its weights
+    indices: tuple[int, ...]  #: which layers of the model they are
+
+
 @dataclass(frozen=True)
 class Model:
     """A model's architecture, with everything that memory and time are computed from."""
@@ -238,6 +248,26 @@ class Model:
         """Query heads of the attention layers (0 for a pure state-space model)."""
         return max((m.num_heads for m in self.mixers() if not isinstance(m, StateMixer)), default=0)
 
+    def precision_of(self, weight: Weight, layer: int | None = None) -> Precision:
+        """Precision that ``weight`` is stored in; ``layer`` is the index of the layer that it is in, if any."""
+        path = weight.name if layer is None else f"{self.layer_prefix}{layer}.{weight.name}"
+        return self.quantization.precision_of(path, linear=weight.linear, routed_expert=weight.shard.of_experts)
+
+    @cached_property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The different layers of the model, in order of first appearance."""
+        indices: dict[Hashable, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            indices.setdefault((id(layer), self.quantization.variant(index)), []).append(index)
+        return tuple(
+            LayerKind(
+                self.layers[first],
+                tuple(self.precision_of(weight, first) for weight in self.layers[first].weights),
+                (first, *others),
+            )
+            for first, *others in indices.values()
+        )
+
     def mixers(self) -> Iterable[Mixer]:
         """The token mixers, layer by layer; layers without one are passed over."""
         return (layer.mixer for layer in self.layers if layer.mixer is not None)
@@ -258,23 +288,22 @@ class Model:
         yield from self.mtp
 
 
-# --- Remember what was worked out for a model, as long as the model itself lives
-#
-# Models are large and are compared by value; a search asks for the same one hundreds of times. So results are kept
-# by identity: a look-up costs a microsecond, and nothing outlives its model.
-
 T = TypeVar("T")
 
 
 class PerModel(Generic[T]):
-    """Results of ``work`` by model and further arguments."""
+    """Remembers results of ``work`` by model and further arguments, as long as the model lives.
+
+    Models are large and are compared by value, and a search asks for the same one hundreds of times. Results are
+    kept by identity, so that a look-up costs a microsecond.
+    """
 
     def __init__(self, work: Callable[..., T]) -> None:
         self.work = work
         self._found: dict[int, dict[Hashable, T]] = {}
 
     def __call__(self, model: Model, *arguments: Any) -> T:
-        """``work(model, *arguments)``, worked out once."""
+        """``work(model, *arguments)``, computed once."""
         known = self._found.get(id(model))
         if known is None:
             known = self._found[id(model)] = {}

@@ -118,30 +118,11 @@ def step_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
 
     With pipeline parallelism these are the operators of all stages together: what one token passes through.
     """
-    layers = Counter(_distinct_layers(model))
     found: list[Operator] = []
-    for (layer, precisions), times in layers.items():
-        found += _layer_operators(model, layer, precisions, times, config)
+    for kind in model.layer_kinds:
+        found += _layer_operators(model, kind.layer, kind.precisions, len(kind.indices), config)
     found += _outer_operators(model, config)
     return _merged(found)
-
-
-def _distinct_layers(model: Model) -> Iterator[tuple[Layer, tuple[Precision, ...]]]:
-    """Each layer with the precision of each of its weights: equal pairs do equal work."""
-    quantization = model.quantization
-    known: dict[object, tuple[Precision, ...]] = {}
-    for index, layer in enumerate(model.layers):
-        key = (id(layer), quantization.variant(index))
-        if key not in known:
-            known[key] = tuple(
-                quantization.precision_of(
-                    f"{model.layer_prefix}{index}.{weight.name}",
-                    linear=weight.linear,
-                    routed_expert=weight.component is Component.ROUTED_EXPERT,
-                )
-                for weight in layer.weights
-            )
-        yield layer, known[key]
 
 
 def _layer_operators(
@@ -341,7 +322,7 @@ def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
     head = next((w for w in model.outer if w.component is Component.LM_HEAD and w.linear), None)
     if head is None:  # tied: the embedding is the lm_head
         head = next(w for w in model.outer if w.component is Component.EMBEDDING)
-    precision = model.quantization.precision_of(head.name, linear=head.component is Component.LM_HEAD)
+    precision = model.precision_of(head)
     yield _gemm("lm_head", [head], precision, 1, config, SAMPLED)
     logits_bytes = model.vocab_size * FP32_BYTES
     yield Operator(
