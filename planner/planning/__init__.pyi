@@ -68,8 +68,6 @@ from .recommend.assemble import order_words as order_words
 from .recommend.assemble import plans_best_first as plans_best_first
 from .recommend.assemble import rank as rank
 from .recommend.assemble import recipe_of as recipe_of
-from .recommend.goals import pareto as pareto
-from .recommend.goals import wanted_batch as wanted_batch
 from .recommend.request import Candidate as Candidate
 from .recommend.request import Ranking as Ranking
 from .recommend.request import Rejected as Rejected

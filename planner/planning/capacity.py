@@ -267,14 +267,14 @@ def closed_form_load(
 
 
 def most_in_flight(deployment: Deployment) -> int:
-    """Requests that the server computes at once, all replicas of the engine together."""
+    """Requests that the server computes at once, all DP ranks together."""
     return deployment.config.max_num_seqs * deployment.config.data_parallel_size
 
 
 def _at_concurrency(deployment: Deployment, workload: Workload, concurrency: int) -> Estimate:
-    """The closed form with ``concurrency`` requests dealt to the replicas; its throughput is that of all of them."""
-    replicas = deployment.config.data_parallel_size
+    """The closed form with ``concurrency`` requests dealt to the DP ranks; its throughput is that of all of them."""
+    ranks = deployment.config.data_parallel_size
     lengths = workload.input_len, workload.output_len
-    each = estimate(deployment, *lengths, ceil(concurrency / replicas), workload.prefix_len)
-    busy = min(replicas, concurrency)
+    each = estimate(deployment, *lengths, ceil(concurrency / ranks), workload.prefix_len)
+    busy = min(ranks, concurrency)
     return replace(each, concurrency=concurrency, output_tok_per_s=each.output_tok_per_s * busy)

@@ -362,7 +362,7 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
             prefix_len=workload.prefix_len,
         )
     )
-    alone = tuple(candidate for candidate in ranking.candidates if candidate.replicas == 1)  # one server is compared
+    alone = tuple(candidate for candidate in ranking.candidates if candidate.servers == 1)  # one server is compared
     return replace(ranking, candidates=alone)
 
 

@@ -112,7 +112,7 @@ def typical_steps(deployment: Deployment, served: Replay) -> dict[str, StepBreak
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Steady state of a closed loop on one replica. Seconds, and tokens per second."""
+    """Steady state of a closed loop on one DP rank. Seconds, and tokens per second."""
 
     concurrency: int
     ttft_s: float

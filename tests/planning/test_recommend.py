@@ -17,8 +17,8 @@ from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import Goal, PlanFile
 from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.candidates import deployed, largest_batch
-from planner.planning.recommend.goals import merits, pareto
-from planner.planning.recommend.request import Candidate, Ranking, Request
+from planner.planning.recommend.goals import merits
+from planner.planning.recommend.request import Candidate, Ranking, Request, pareto
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 

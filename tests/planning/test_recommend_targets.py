@@ -27,10 +27,11 @@ from planner.planning.capacity import ServedLoad
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
+from planner.planning.recommend.bounds import decode_bound
 from planner.planning.recommend.candidates import layouts
 from planner.planning.recommend.request import Ranking, Request, Targets
 from planner.planning.recommend.service import largest
-from planner.planning.recommend.targets import decode_bound, fewest_servers, share_of
+from planner.planning.recommend.target_search import fewest_servers, share_of
 from planner.timing.step import Batch
 from planner.workload.requests import Requests
 from planner.workload.targets import parse_slos
@@ -239,7 +240,7 @@ def test_parts_are_rented_by_the_package() -> None:
     asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 9.0), "h100-mig-3g.40gb")
     ranking = ranked(asked)
     assert ranking.best is not None
-    service = assemble(asked, ranking, replace(ranking.best, replicas=7)).service
+    service = assemble(asked, ranking, replace(ranking.best, servers=7)).service
     assert service is not None
     # two slices of 3g make up one GPU of 2.95 USD/h (2026-05): seven slices are four GPUs
     assert service.packages == 4
@@ -328,8 +329,8 @@ def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:
     targets = Targets(parse_slos({"tpot": 40.0}), "rate", 100.0, requests)
     best = ranked(request(targets, "h100", gpus_per_node=1)).best
     assert best is not None and best.load is not None
-    assert best.load.value == pytest.approx(100 / best.replicas)
-    assert np.diff(best.load.replay.arrival_s) == pytest.approx(best.replicas / 100)
+    assert best.load.value == pytest.approx(100 / best.servers)
+    assert np.diff(best.load.replay.arrival_s) == pytest.approx(best.servers / 100)
 
 
 def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() -> None:

@@ -22,10 +22,8 @@ from planner.planning import (
     closest_lines,
     closest_point,
     order_words,
-    pareto,
     plans_best_first,
     price_of,
-    wanted_batch,
     with_intervals,
 )
 from planner.timing import SHIPPED
@@ -138,7 +136,7 @@ class Recommendation(Result):
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
             "order": order_words(self._made, request.goal) if self.ok else None,
             "plans": [plan.model_dump(mode="json") for plan in plans_best_first(self._listed, request.goal)],
-            "pareto": [_point(candidate) for ranking in rankings for candidate in pareto(ranking.candidates)],
+            "pareto": [_point(candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
         }
@@ -240,7 +238,7 @@ def _workload(request: Request) -> dict[str, Any]:
         "output_len": request.output_len,
         "range_ratio": request.range_ratio,
         "burstiness": request.burstiness,
-        "max_concurrency": flying if targets else wanted_batch(request),
+        "max_concurrency": flying if targets else request.wanted_batch,
         "request_rate": rate,
         "num_prompts": request.num_prompts,
         "trace": targets.trace.model_dump() if targets and targets.trace else None,

@@ -280,13 +280,13 @@ def _largest_decode(
 ) -> ServedLoad | None:
     """The largest rate of one decode server under ``slos``, by bisection over replays."""
     bounds = interval(server, "output_throughput") or (1.0, 1.0)
-    places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * _replicas(server))
+    places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * _ranks(server))
 
     def steady_rate(batch: float) -> float:
         """Requests per second of a full batch of decode steps."""
-        return _replicas(server) * batch / (workload.output_len * _step_s(server, workload, batch))
+        return _ranks(server) * batch / (workload.output_len * _step_s(server, workload, batch))
 
-    ceiling = steady_rate(max(places / _replicas(server), 1)) * bounds[0 if pessimistic else 1]
+    ceiling = steady_rate(max(places / _ranks(server), 1)) * bounds[0 if pessimistic else 1]
 
     def probe(rate: float) -> ServedLoad:
         sent = at_load(server, workload, slos, "rate", rate)
@@ -310,14 +310,14 @@ def _decode_guess(
         (slo.limit_ms * MS / margin(server, slo, pessimistic=pessimistic) for slo in slos if slo.metric == "tpot"),
         default=inf,
     )
-    low, high = 1, max(ceil(places / _replicas(server)), 1)
+    low, high = 1, max(ceil(places / _ranks(server)), 1)
     while low < high:
         middle = (low + high + 1) // 2
         if _step_s(server, workload, middle) <= limit_s:
             low = middle
         else:
             high = middle - 1
-    return _replicas(server) * low / (workload.output_len * _step_s(server, workload, low))
+    return _ranks(server) * low / (workload.output_len * _step_s(server, workload, low))
 
 
 def _step_s(server: Deployment, workload: Workload, batch: float) -> float:
@@ -326,7 +326,7 @@ def _step_s(server: Deployment, workload: Workload, batch: float) -> float:
     return step_s / server.tokens_per_step
 
 
-def _replicas(server: Deployment) -> int:
+def _ranks(server: Deployment) -> int:
     return server.config.data_parallel_size
 
 

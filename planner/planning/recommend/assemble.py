@@ -1,4 +1,4 @@
-"""From a candidate to a plan: replay it, say why it won, and write down every word that will be launched."""
+"""From a request to plans: rank what each GPU offers, and write down every word that a plan launches, and why."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from planner.planning import defaults
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Goal, Plan, PlannedWorkload
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.goals import figure, predicted, rank_by_goal, wanted_batch
+from planner.planning.recommend.goals import figure, predicted, rank_by_goal
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
-from planner.planning.recommend.targets import rank_by_targets
+from planner.planning.recommend.target_search import rank_by_targets
 from planner.simulator import Replay
 from planner.units import GIB
 from planner.workload import Workload
+
+
+def rank(request: Request) -> list[Ranking]:
+    """The candidates of each GPU, in the order of the request: by the goal, or the cheapest that keep the targets."""
+    search = rank_by_targets if request.targets else rank_by_goal
+    return [search(request, profile, request.version or default_version(profile)) for profile in request.gpus]
 
 
 def assemble(
@@ -229,7 +235,7 @@ def _why_batch(request: Request, winner: Candidate) -> str:
     largest = int(winner.deployment.requests_held(request.total_len, pessimistic=True))
     if request.args.max_num_seqs or request.max_concurrency:
         return "as asked for"
-    if wanted_batch(request):
+    if request.wanted_batch:
         return "a small batch, no larger than the concurrency that latency is wanted at"
     if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees room for a few more
         return "the largest batch whose requests all fit the KV cache at full length"
@@ -274,16 +280,3 @@ def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: R
     copies = node // config.num_gpus
     if copies > 1:
         yield f"a node of {node} holds {copies} such servers: launch.sh starts one, instances.sh all"
-
-
-# --- Which settings? For a goal, or for latency targets under a load; one GPU type at a time
-
-
-def rank(request: Request) -> list[Ranking]:
-    """The candidates of each GPU of the request, in the order of the request."""
-    rankings = []
-    for profile in request.gpus:
-        version = request.version or default_version(profile)
-        by = rank_by_targets if request.targets else rank_by_goal
-        rankings.append(by(request, profile, version))
-    return rankings

@@ -1,4 +1,4 @@
-"""Which checkpoints of a model may be served: the one asked for, and those of publishers that are trusted."""
+"""What a search chooses from: checkpoints of the model, engines on a GPU, and the batches that its memory holds."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from planner.units import GIB
 
 #: Besides the model's own publisher: those who publish evaluations with their quantised checkpoints.
 TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
+GUESSES = 2  #: of the largest batch, before the range that is left is halved
+#: DP attention with EP has been in ``vllm serve`` since this release (``--data-parallel-size``: 0.8.3 offline, 0.9.0).
+DATA_PARALLEL_SINCE = (0, 9)
 
 
 def checkpoints(
@@ -64,13 +67,6 @@ def _not_for(checkpoint: Checkpoint, profile: GpuProfile) -> str | None:
             "saves memory, not time; ask for the checkpoint by name to plan it"
         )
     return None
-
-
-# --- The engines that there are to choose from, and the batches that their memory holds
-
-GUESSES = 2  #: of the largest batch, before the range that is left is halved
-#: DP attention with EP has been in ``vllm serve`` since this release (``--data-parallel-size``: 0.8.3 offline, 0.9.0).
-DATA_PARALLEL_SINCE = (0, 9)
 
 
 def deployed(

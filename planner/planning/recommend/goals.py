@@ -15,7 +15,7 @@ the memory budget holds all its requests at full length, so nothing that is reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import log
 from typing import Any
@@ -29,7 +29,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.plan import Goal
 from planner.planning.predict import compared_rates, estimate, simulate_serve, with_intervals
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, why_not
-from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, turned_down, turned_down_args
+from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
 from planner.simulator import Replay
 from planner.workload import Workload
 
@@ -48,15 +48,6 @@ def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) 
     if candidates:
         rejected += _runners_up(candidates, request.goal)
     return Ranking(profile, version, tuple(candidates), tuple(rejected))
-
-
-# --- which of it fits, and how fast it is ------------------------------------------------------------------------
-
-
-def goal_workload(request: Request, concurrency: int) -> Workload:
-    """What the benchmark of a plan sends."""
-    prompts = request.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
-    return replace(request.workload, num_prompts=prompts, max_concurrency=concurrency)
 
 
 def predicted(deployment: Deployment, workload: Workload, served: Replay | None = None) -> dict[str, Any]:
@@ -81,7 +72,7 @@ def _batches(
     model = resolved.model
 
     def reject(reason: str) -> None:
-        rejected.append(turned_down_args(profile, resolved, args, reason))
+        rejected.append(Rejected.of_args(profile, resolved, args, reason))
 
     try:
         largest = largest_batch(request, model, profile, args, version)
@@ -90,7 +81,7 @@ def _batches(
             return
         batches = _worth_trying(request, largest)
         if not batches:
-            reject(f"holds {largest} requests of this length at once, {wanted_batch(request)} are asked for")
+            reject(f"holds {largest} requests of this length at once, {request.wanted_batch} are asked for")
         for batch in batches:
             deployment = deployed(request, model, profile, replace(args, max_num_seqs=batch), version)
             figures = estimate(deployment, request.input_len, request.output_len, batch, request.prefix_len)
@@ -99,21 +90,11 @@ def _batches(
         reject(error.cause)
 
 
-def wanted_batch(request: Request) -> int | None:
-    """The concurrency that every engine is compared at; None where it is searched."""
-    if request.args.max_num_seqs or request.max_concurrency:
-        return request.args.max_num_seqs or request.max_concurrency
-    return defaults.LATENCY_CONCURRENCY if request.goal == "min-latency" else None
-
-
 def _worth_trying(request: Request, largest: int) -> Sequence[int]:
-    if wanted := wanted_batch(request):
+    if wanted := request.wanted_batch:
         return (wanted,) if wanted <= largest else ()
     least = defaults.LATENCY_CONCURRENCY if request.goal == "balanced" else 1
     return sorted({batch for batch in defaults.GOAL_BATCHES if least <= batch < largest} | {largest})
-
-
-# --- what won, what lost -----------------------------------------------------------------------------------------
 
 
 def candidates_best_first(candidates: Sequence[Candidate], goal: Goal) -> list[Candidate]:
@@ -138,7 +119,7 @@ def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _with_figures(request: Request, candidate: Candidate) -> Candidate:
-    workload = goal_workload(request, candidate.estimate.concurrency)
+    workload = request.closed_loop(candidate.estimate.concurrency)
     return replace(candidate, figures=predicted(candidate.deployment, workload))
 
 
@@ -160,15 +141,6 @@ def merits(candidates: Sequence[Candidate], goal: Goal) -> dict[int, float]:
     }
 
 
-def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those that no other beats in both tokens/s per GPU and tokens/s per user; fastest per user first."""
-    front: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: (-c.tok_per_s_per_user, -c.tok_per_s_per_gpu)):
-        if not front or candidate.tok_per_s_per_gpu > front[-1].tok_per_s_per_gpu:
-            front.append(candidate)
-    return front
-
-
 def _runners_up(candidates: Sequence[Candidate], goal: Goal) -> Iterator[Rejected]:
     """The best of each engine that lost, against the winner."""
     winner = candidates[0]
@@ -177,7 +149,7 @@ def _runners_up(candidates: Sequence[Candidate], goal: Goal) -> Iterator[Rejecte
         if _engine(candidate) in seen:
             continue
         seen.add(_engine(candidate))
-        yield turned_down(candidate, f"{figure(candidate, goal)} against {figure(winner, goal)}")
+        yield Rejected.of(candidate, f"{figure(candidate, goal)} against {figure(winner, goal)}")
 
 
 def _engine(candidate: Candidate) -> tuple[Any, ...]:

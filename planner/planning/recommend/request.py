@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion
@@ -71,6 +71,17 @@ class Request:
             prefix_len=self.prefix_len,
         )
 
+    def closed_loop(self, concurrency: int) -> Workload:
+        """The same requests, ``concurrency`` of them in flight at once, and enough of them for a steady state."""
+        prompts = self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
+        return replace(self.workload, num_prompts=prompts, max_concurrency=concurrency)
+
+    @property
+    def wanted_batch(self) -> int | None:
+        """The concurrency that every engine is compared at; None where it is searched."""
+        latency = defaults.LATENCY_CONCURRENCY if self.goal == "min-latency" else None
+        return self.args.max_num_seqs or self.max_concurrency or latency
+
     @property
     def coarse(self) -> bool:
         """Whether there are so many types of GPUs that each is searched coarsely under targets.
@@ -104,6 +115,36 @@ class Rejected:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
 
+    @classmethod
+    def of(cls, candidate: Candidate, reason: str) -> Rejected:
+        """A candidate that lost, with everything that it would have been launched with."""
+        config = candidate.config
+        return cls(
+            gpu=candidate.deployment.profile.id,
+            model=candidate.resolved.resolved,
+            reason=reason,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            **config.layout,
+        )
+
+    @classmethod
+    def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
+        """Settings that cannot run."""
+        return cls(
+            gpu=profile.id,
+            model=resolved.resolved,
+            tensor_parallel_size=args.tensor_parallel_size,
+            kv_cache_dtype=args.kv_cache_dtype,
+            reason=reason,
+            pipeline_parallel_size=args.pipeline_parallel_size,
+            data_parallel_size=args.data_parallel_size,
+            enable_expert_parallel=args.enable_expert_parallel,
+            weight_dtype=resolved.model.quantization.weight_dtype,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+        )
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -113,7 +154,7 @@ class Candidate:
     deployment: Deployment
     estimate: Estimate
     figures: dict[str, Any] | None = None  #: of the replay, for the finalists; the others have the closed form alone
-    replicas: int = 1  #: servers that carry the load together
+    servers: int = 1  #: that carry the load together
     load: ServedLoad | None = None  #: what one of them carries, where there are targets
 
     @property
@@ -124,7 +165,7 @@ class Candidate:
     @property
     def num_gpus(self) -> int:
         """GPUs of all servers."""
-        return self.replicas * self.config.num_gpus
+        return self.servers * self.config.num_gpus
 
     @property
     def tok_per_s_per_gpu(self) -> float:
@@ -165,32 +206,16 @@ class Ranking:
         """The plan to make, None where nothing fits."""
         return self.candidates[0] if self.candidates else None
 
-
-def turned_down(candidate: Candidate, reason: str) -> Rejected:
-    """A candidate that lost, with everything that it would have been launched with."""
-    config = candidate.config
-    return Rejected(
-        gpu=candidate.deployment.profile.id,
-        model=candidate.resolved.resolved,
-        reason=reason,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        **config.layout,
-    )
+    @property
+    def pareto(self) -> list[Candidate]:
+        """Those that no other beats in both tokens/s per GPU and tokens/s per user."""
+        return pareto(self.candidates)
 
 
-def turned_down_args(profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
-    """Settings that cannot run."""
-    return Rejected(
-        profile.id,
-        resolved.resolved,
-        args.tensor_parallel_size,
-        args.kv_cache_dtype,
-        reason,
-        args.pipeline_parallel_size,
-        args.data_parallel_size,
-        args.enable_expert_parallel,
-        resolved.model.quantization.weight_dtype,
-        args.max_num_seqs,
-        args.max_num_batched_tokens,
-    )
+def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that no other beats in both tokens/s per GPU and tokens/s per user; fastest per user first."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (-c.tok_per_s_per_user, -c.tok_per_s_per_gpu)):
+        if not front or candidate.tok_per_s_per_gpu > front[-1].tok_per_s_per_gpu:
+            front.append(candidate)
+    return front

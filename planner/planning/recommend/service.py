@@ -12,7 +12,6 @@ from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedTarget, Service
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.goals import goal_workload
 from planner.planning.recommend.request import Candidate, Request
 from planner.workload import Workload, targets_in_words
 
@@ -23,7 +22,7 @@ def sent_to_one(request: Request, candidate: Candidate) -> Workload:
     Of a trace, random prompts of the mean lengths, at the rate and burstiness of the busiest stretch.
     """
     if candidate.load is None:
-        return goal_workload(request, candidate.estimate.concurrency)
+        return request.closed_loop(candidate.estimate.concurrency)
     sent = candidate.load.workload
     if request.targets and request.targets.requests is not None:
         sent = replace(sent, burstiness=request.targets.burstiness)
@@ -35,7 +34,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
     load, targets = candidate.load, request.targets
     if load is None or targets is None:
         return None
-    profile, replicas = candidate.deployment.profile, candidate.replicas
+    profile = candidate.deployment.profile
     whole = targets.value if targets.value is not None else load.value
     most = largest(request, candidate)
     servers = node_size(request, profile) // candidate.config.num_gpus
@@ -50,10 +49,10 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
         max_concurrency=round(whole) if targets.by == "concurrency" else None,
         workload=request.workload_name,
         trace=targets.trace,
-        replicas=replicas,
+        replicas=candidate.servers,
         total_gpus=candidate.num_gpus,
         packages=packages,
-        goodput=load.goodput_per_s * replicas,
+        goodput=load.goodput_per_s * candidate.servers,
         largest_load=most.value if most else None,
         node_load=most.value * servers if most else None,
         bound_by=most.bound_by if most else "",
@@ -113,8 +112,8 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
         yield f"{targets_in_words(targets.slos)}: one server of {size} carries {load.value:,.4g} {unit}"
     else:
         size = _gpus(winner.config.num_gpus)
-        several = f"{winner.replicas} servers of {size} each, {load.value:,.4g} on each"
-        servers = several if winner.replicas > 1 else f"one server of {size}"
+        several = f"{winner.servers} servers of {size} each, {load.value:,.4g} on each"
+        servers = several if winner.servers > 1 else f"one server of {size}"
         yield f"{targets.value:,.4g} {unit} with {targets_in_words(targets.slos)}: {servers}"
     for reading in load.readings:
         name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
@@ -123,7 +122,7 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
             f"90 % interval, against {reading.slo.limit_ms:,.4g} ms"
         )
     share = load.good_share
-    yield f"goodput {load.goodput_per_s * winner.replicas:,.4g} requests/s: {share:.1%} meet every target at that end"
+    yield f"goodput {load.goodput_per_s * winner.servers:,.4g} requests/s: {share:.1%} meet every target at that end"
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
     if targets.by == "concurrency":

@@ -1,23 +1,19 @@
-"""What no load can beat: bounds that drop an engine before it is replayed, and never a winner.
+"""The cheapest plan that keeps latency targets under a load, and how much one server of it carries.
 
-::
+The cost of a plan is its GPUs: those of one server times the servers that share the load. Searched: checkpoint
+(precision) x KV dtype x TP, PP, DP, EP x ``max_num_batched_tokens`` x ``max_num_seqs``. A *family* is all engines that
+differ in the last two only. Bounds say how many servers a family needs at least. Families are taken in that order, and
+an engine that could still be cheaper than the best so far is challenged with one replay at the load that it would have
+to carry. Without a load the cheapest plan is the one that carries most requests per second and GPU.
 
-    latency    requests that have the server for themselves, prompts in one step, are never slower than in company
-    rate       no more than full batches serve in the steady state, which is also what a load is held against;
-               and no more than b / (step(b) x output) with the largest b whose steps keep the limit of TPOT
-
-The last one holds whatever the scheduler does. Steps never get shorter with more requests in them, so a convex
-function m below step(b) exists; the requests that keep the limit T see steps of m(b) <= T on average (Jensen, weighing
-each step with its requests), and tokens per second are at most b / m(b) there. What prefill adds is left out.
-
-Pipelines are not bounded: their steps hold shares of a batch, and get shorter when it fills.
+Of several plans of the same cost the one with the most slack is best; with ``min-latency`` the one with the least mean
+E2EL, and with ``max-throughput`` the one with most output tokens/s per GPU at its largest load under the targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import ceil, floor, inf
 
 from planner.engine import EngineArgs, EngineVersion
@@ -31,14 +27,12 @@ from planner.planning.capacity import (
     at_load,
     closed_form_load,
     largest_load,
-    margin,
     measure,
     most_in_flight,
-    paced,
-    steady_rate,
 )
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
+from planner.planning.recommend.bounds import alone, rate_bound
 from planner.planning.recommend.candidates import (
     checkpoints,
     deployed,
@@ -48,116 +42,8 @@ from planner.planning.recommend.candidates import (
     layouts,
     why_not,
 )
-from planner.planning.recommend.request import (
-    Candidate,
-    Ranking,
-    Rejected,
-    Request,
-    Targets,
-    turned_down,
-    turned_down_args,
-)
+from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
 from planner.planning.recommend.service import largest
-from planner.timing import Batch
-from planner.units import MS
-from planner.workload import Requests, Workload
-
-GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
-
-
-def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedLoad:
-    """What requests that have the server for themselves meet: the longest ones where those do, else all of them."""
-
-    def sent(workload: Workload, requests: Requests | None = None) -> ServedLoad:
-        return measure(deployment, workload, targets.slos, pessimistic=targets.pessimistic, requests=requests)
-
-    workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1)
-    if targets.requests is None:
-        longest = sent(workload.longest(2))
-        # with speculative decoding few tokens may come at a slower pace than many
-        if not request.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
-            return longest
-    return sent(workload, paced(targets.requests, workload))
-
-
-def rate_bound(deployment: Deployment, request: Request, targets: Targets) -> float:
-    """Requests per second that one server never exceeds while it keeps the targets."""
-    pessimistic = targets.pessimistic
-    bound = steady_rate(deployment, request.workload, pessimistic=pessimistic)
-    fixed = request.range_ratio == 0 and targets.requests is None
-    if not fixed or request.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
-        return bound
-    for slo in targets.slos:
-        if slo.metric == "tpot":
-            limit_s = slo.limit_ms * MS / margin(deployment, slo, pessimistic=pessimistic)
-            keeping = 1.0 if slo.percentile is None else slo.percentile / 100  # the share of requests that must
-            step_tok = deployment.tokens_per_step
-            if step_tok > 1:  # a row of steps makes at most one token more than on average
-                step_tok *= (request.output_len - 1) / max(request.output_len - 2, 1)
-            tok_per_s = decode_bound(deployment, request.input_len, limit_s * step_tok) * step_tok
-            bound = min(bound, tok_per_s / keeping / (request.output_len - 1))
-    return bound
-
-
-def decode_bound(deployment: Deployment, input_len: int, limit_s: float) -> float:
-    """Decode steps of requests per second, of all replicas of the engine, that take ``limit_s`` on average at most.
-
-    Without speculative decoding these are output tokens.
-    """
-    config = deployment.config
-    batches = _grid(config.max_num_seqs)
-    # between two batches of the grid a step takes at least as long as with the smaller one
-    corners = [(1.0, deployment.timer.step_s(Batch(1, input_len)))]
-    for small, large in pairwise(batches):
-        corners.append((float(large), deployment.timer.step_s(Batch(small, small * input_len))))
-    best = 0.0
-    hull = _lower_hull(corners)
-    for index, (batch, time_s) in enumerate(hull):
-        if time_s <= limit_s:
-            best = max(best, batch / time_s)
-            continue
-        if index:  # where the line from the corner before reaches the limit
-            before, before_s = hull[index - 1]
-            share = (limit_s - before_s) / (time_s - before_s)
-            best = max(best, (before + share * (batch - before)) / limit_s)
-        break
-    return best * config.data_parallel_size
-
-
-def _grid(most: int) -> list[int]:
-    batches = [1]
-    while batches[-1] < most:
-        batches.append(min(max(batches[-1] + 1, int(batches[-1] * GRID)), most))
-    return batches
-
-
-def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Corners of the largest convex function below ``points``, which ascend in the first coordinate."""
-    hull: list[tuple[float, float]] = []
-    for point in points:
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return hull
-
-
-def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
-    width = right[0] - left[0]
-    return (right[1] - left[1]) / width if width else inf
-
-
-# --- The cheapest plan that keeps latency targets under a load, and how much one server carries
-#
-# The cost of a plan is its GPUs: those of one server times the servers that share the load. Searched: checkpoint
-# (precision) x KV dtype x TP, PP, DP, EP x ``max_num_batched_tokens`` x ``max_num_seqs``. A *family* is all engines
-# that
-# differ in the last two only. Bounds say how many servers a family needs at least; families are taken in that order,
-# and an engine that could still be cheaper than the best so far is challenged with one replay, at the load that it
-# would
-# have to carry. Without a load the cheapest plan is the one that carries most requests per second and GPU.
-#
-# Which of several plans of the same cost is best, the load's slack says; with ``min-latency`` the mean E2EL, and with
-# ``max-throughput`` the output tokens/s per GPU at the largest load under the targets.
 
 
 @dataclass(frozen=True)
@@ -198,7 +84,7 @@ class _Search:
     """What has been found of one GPU so far."""
 
     def __init__(self, request: Request, profile: GpuProfile, version: EngineVersion) -> None:
-        assert request.targets is not None  # noqa: S101  (``search.rank`` asks)
+        assert request.targets is not None  # noqa: S101  (``rank`` asks)
         self.request, self.profile, self.version = request, profile, version
         self.targets: Targets = request.targets
         self.found: list[Candidate] = []
@@ -255,8 +141,6 @@ class _Search:
             why = f"limited by {closest.binding}" if closest else "cannot be cheaper"
             self._reject(family, f"{why}, against {best}" if self.found else why)
 
-    # --- what there is --------------------------------------------------------------------------------------------
-
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in checkpoints(self.request.model, self.profile, self.rejected):
             model = resolved.model
@@ -273,7 +157,7 @@ class _Search:
                     try:
                         family = self._family(resolved, launched(self.request, model, self.profile, args, self.version))
                     except PlannerError as error:
-                        self.rejected.append(turned_down_args(self.profile, resolved, args, error.cause))
+                        self.rejected.append(Rejected.of_args(self.profile, resolved, args, error.cause))
                         continue
                     if family is not None:
                         yield family
@@ -285,7 +169,7 @@ class _Search:
         largest = largest_batch(self.request, resolved.model, self.profile, small, self.version)
         if largest < 1:
             without = deployed(self.request, resolved.model, self.profile, args, self.version)
-            self.rejected.append(turned_down_args(self.profile, resolved, args, why_not(without)))
+            self.rejected.append(Rejected.of_args(self.profile, resolved, args, why_not(without)))
             return None
         own = deployed(self.request, resolved.model, self.profile, replace(args, max_num_seqs=largest), self.version)
         most_tok = max(own.config.max_num_batched_tokens, *(budget or 0 for budget in budgets))
@@ -293,12 +177,12 @@ class _Search:
         family = self._engine(resolved, relaxed)
         if least := self._breaks_alone(family.deployment):
             self.hopeless.append((least, family))
-            self._reject(family, f"breaks {least.binding} even with requests that are alone on the server")
+            self._reject(family, f"breaks {least.binding} even with one request at a time on the server")
             return None
         return replace(family, args=args)
 
     def _breaks_alone(self, deployment: Deployment) -> ServedLoad | None:
-        """How requests do that are alone on the server, if they break targets and would not do better in company."""
+        """The load of single requests where even that breaks a target; None where it does not, or is no bound."""
         if deployment.config.pipeline_parallel_size > 1:
             return None
         try:
@@ -339,8 +223,6 @@ class _Search:
         guess = closed_form_load(deployment, workload, targets.slos, targets.by, pessimistic=targets.pessimistic)
         return RankedEngine(resolved, args, deployment, most, guess)
 
-    # --- how it does ----------------------------------------------------------------------------------------------
-
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         """The engine at the least cost where it keeps the targets, if that is below the best; and the last failure."""
         if self.targets.value is None:
@@ -378,9 +260,7 @@ class _Search:
         concurrency = max(min(round(load.replay.mean_in_flight), engine.deployment.config.max_num_seqs), 1)
         asked = self.request
         figures = estimate(engine.deployment, asked.input_len, asked.output_len, concurrency, asked.prefix_len)
-        return Candidate(engine.resolved, engine.deployment, figures, replicas=servers, load=load)
-
-    # --- what comes out -------------------------------------------------------------------------------------------
+        return Candidate(engine.resolved, engine.deployment, figures, servers=servers, load=load)
 
     def ranking(self) -> Ranking:
         """Cheapest first; of equals the one with most slack, the least latency or the most throughput."""
@@ -402,7 +282,7 @@ class _Search:
             key = (candidate.resolved.resolved, candidate.config.tensor_parallel_size, candidate.config.kv_cache_dtype)
             if seen and key not in seen:
                 words = f"{self._cost_words(self.cost(candidate))} against {self._cost_words(self.cost(candidates[0]))}"
-                self.rejected.append(turned_down(candidate, words))
+                self.rejected.append(Rejected.of(candidate, words))
             seen.add(key)
         closest = None if candidates else self._closest()
         return Ranking(self.profile, self.version, tuple(candidates), tuple(self.rejected), closest)
@@ -416,7 +296,7 @@ class _Search:
 
     def _reject(self, engine: RankedEngine, reason: str) -> None:
         candidate = Candidate(engine.resolved, engine.deployment, estimate(engine.deployment, 1, 1, 1))
-        self.rejected.append(turned_down(candidate, reason))
+        self.rejected.append(Rejected.of(candidate, reason))
 
     def _cost_words(self, cost: float) -> str:
         if self.targets.value is None:

@@ -1,0 +1,110 @@
+"""What no load can beat: bounds that drop an engine before it is replayed, and never a winner.
+
+::
+
+    latency    requests that have the server for themselves, prompts in one step, are never slower than in company
+    rate       no more than full batches serve in the steady state, which is also what a load is held against;
+               and no more than b / (step(b) x output) with the largest b whose steps keep the limit of TPOT
+
+The last bound holds whatever the scheduler does. Steps never get shorter with more requests in them, so a convex
+function m below step(b) exists. The requests that keep the limit T see steps of m(b) <= T on average (Jensen, each step
+weighed with its requests), and tokens per second are at most b / m(b) there. What prefill adds is left out.
+
+Pipelines are not bounded: their steps hold shares of a batch, and get shorter when it fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+
+from planner.planning.capacity import ServedLoad, at_load, margin, measure, paced, steady_rate
+from planner.planning.deployment import Deployment
+from planner.planning.recommend.request import Request, Targets
+from planner.timing import Batch
+from planner.units import MS
+from planner.workload import Requests, Workload
+
+GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
+
+
+def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedLoad:
+    """The targets beside requests that have the server for themselves: the longest ones, or all where those fail."""
+
+    def sent(workload: Workload, requests: Requests | None = None) -> ServedLoad:
+        return measure(deployment, workload, targets.slos, pessimistic=targets.pessimistic, requests=requests)
+
+    workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1)
+    if targets.requests is None:
+        longest = sent(workload.longest(2))
+        # with speculative decoding few tokens may come at a slower pace than many
+        if not request.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
+            return longest
+    return sent(workload, paced(targets.requests, workload))
+
+
+def rate_bound(deployment: Deployment, request: Request, targets: Targets) -> float:
+    """Requests per second that one server never exceeds while it keeps the targets."""
+    pessimistic = targets.pessimistic
+    bound = steady_rate(deployment, request.workload, pessimistic=pessimistic)
+    fixed = request.range_ratio == 0 and targets.requests is None
+    if not fixed or request.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
+        return bound
+    for slo in targets.slos:
+        if slo.metric == "tpot":
+            limit_s = slo.limit_ms * MS / margin(deployment, slo, pessimistic=pessimistic)
+            keeping = 1.0 if slo.percentile is None else slo.percentile / 100  # the share of requests that must
+            step_tok = deployment.tokens_per_step
+            if step_tok > 1:  # a row of steps makes at most one token more than on average
+                step_tok *= (request.output_len - 1) / max(request.output_len - 2, 1)
+            tok_per_s = decode_bound(deployment, request.input_len, limit_s * step_tok) * step_tok
+            bound = min(bound, tok_per_s / keeping / (request.output_len - 1))
+    return bound
+
+
+def decode_bound(deployment: Deployment, input_len: int, limit_s: float) -> float:
+    """Decode steps of requests per second, of all DP ranks, that take ``limit_s`` on average at most.
+
+    Without speculative decoding these are output tokens.
+    """
+    config = deployment.config
+    batches = _grid(config.max_num_seqs)
+    # between two batches of the grid a step takes at least as long as with the smaller one
+    corners = [(1.0, deployment.timer.step_s(Batch(1, input_len)))]
+    for small, large in pairwise(batches):
+        corners.append((float(large), deployment.timer.step_s(Batch(small, small * input_len))))
+    best = 0.0
+    hull = _lower_hull(corners)
+    for index, (batch, time_s) in enumerate(hull):
+        if time_s <= limit_s:
+            best = max(best, batch / time_s)
+            continue
+        if index:  # where the line from the corner before reaches the limit
+            before, before_s = hull[index - 1]
+            share = (limit_s - before_s) / (time_s - before_s)
+            best = max(best, (before + share * (batch - before)) / limit_s)
+        break
+    return best * config.data_parallel_size
+
+
+def _grid(most: int) -> list[int]:
+    batches = [1]
+    while batches[-1] < most:
+        batches.append(min(max(batches[-1] + 1, int(batches[-1] * GRID)), most))
+    return batches
+
+
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Corners of the largest convex function below ``points``, which ascend in the first coordinate."""
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    width = right[0] - left[0]
+    return (right[1] - left[1]) / width if width else inf
