@@ -52,6 +52,11 @@ def test_between_nodes_the_network_of_the_profile_limits() -> None:
     assert bus_bytes_per_s(networked(25), 4, span=16) == 25e9
 
 
+def test_beyond_the_links_of_a_node_50_gb_s_are_assumed() -> None:
+    bridged = gpu().model_copy(update={"interconnect": gpu().interconnect.model_copy(update={"domain_gpus": 2})})
+    assert (bus_bytes_per_s(bridged, 2), bus_bytes_per_s(bridged, 4)) == (450e9, 50e9)
+
+
 def test_an_unknown_network_is_refused() -> None:
     with pytest.raises(InputError, match="network bandwidth") as error:
         bus_bytes_per_s(gpu(), 16)
@@ -75,6 +80,13 @@ def test_latency_of_the_published_tables() -> None:
     assert latency_factor(gpu(), 8) == pytest.approx(5.3 / 4.5, rel=0.02)
     assert latency_factor(gpu(links="pcie"), 8) == pytest.approx(27.5 / 5.1, rel=0.05)
     assert latency_factor(gpu(), 2) == 1
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("xgmi-mesh", 1.18), ("nvlink-bridge", 2.5), ("on-package", 4.0)])
+def test_latency_of_eight_ranks_where_nobody_measured_it(kind: str, factor: float) -> None:
+    # a mesh as a switch; a bridge between a switch and PCIe; anything else one latency more for each further pair
+    links = gpu().interconnect.model_copy(update={"kind": kind})
+    assert latency_factor(gpu().model_copy(update={"interconnect": links}), 8) == pytest.approx(factor)
 
 
 def test_a_mesh_pair_is_seven_times_slower_than_a_switch_pair() -> None:

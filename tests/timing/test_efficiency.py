@@ -57,6 +57,11 @@ def test_a_measured_all_reduce_gives_latency_and_bandwidth() -> None:
     assert values["collective_s"] == pytest.approx(5.1e-6 / 1.18, rel=0.01)
 
 
+def test_an_all_reduce_over_pcie_that_nobody_measured_reaches_a_fifth() -> None:
+    # 5 of 32 GB/s on RTX 4090 and 8 of 64 on H100 PCIe are 0.16 and 0.13; up to 0.59 was seen on L40S
+    assert prior_values(gpu(links="pcie"), 2)["link_share"] == pytest.approx(0.2)
+
+
 def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> None:
     effects = (
         Effect(target="gemm_flop_16", when={"architecture": "sm_90"}, factor=0.5, sd=0.1),
