@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from planner.engine.defaults import resolve
+from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import EngineVersion, parse_version
 from planner.hardware.profiles import load_profile

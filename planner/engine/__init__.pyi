@@ -1,46 +1,41 @@
-from .command import bench_backend as bench_backend
-from .command import bench_latency_argv as bench_latency_argv
-from .command import bench_serve_argv as bench_serve_argv
-from .command import bench_throughput_argv as bench_throughput_argv
-from .command import serve_argv as serve_argv
-from .defaults import SHORT_NAMES as SHORT_NAMES
-from .defaults import resolve as resolve
-from .defaults import uses_latent_attention as uses_latent_attention
-from .features import BOTH_SINCE as BOTH_SINCE
-from .features import SORTING_SAMPLER as SORTING_SAMPLER
-from .features import V0_GONE_IN as V0_GONE_IN
-from .features import Features as Features
-from .features import asked_engine as asked_engine
-from .features import default_engine as default_engine
-from .features import features_of as features_of
-from .features import graph_batches as graph_batches
-from .features import version_features as version_features
+# The settings, one table; and what they become
+from .settings import SETTINGS as SETTINGS
+from .settings import Setting as Setting
+from .settings import EngineArgs as EngineArgs
+from .settings import EngineFlags as EngineFlags
+from .settings import EngineConfig as EngineConfig
+from .settings import SpeculativeConfig as SpeculativeConfig
+from .settings import LoraConfig as LoraConfig
+from .settings import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
+from .settings import flag_of as flag_of
+from .resolution import resolve as resolve
+from .resolution import SHORT_NAMES as SHORT_NAMES
+from .resolution import uses_latent_attention as uses_latent_attention
+
+# Drafted tokens
+from .speculative import FLAG as FLAG
+from .speculative import RATE_FLAG as RATE_FLAG
+from .speculative import parse_speculative_config as parse_speculative_config
+from .speculative import with_acceptance as with_acceptance
+
+# Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
+from .version import EngineVersion as EngineVersion
+from .version import parse_version as parse_version
 from .flags import Command as Command
 from .flags import command_status as command_status
 from .flags import env_status as env_status
 from .flags import flag_status as flag_status
 from .flags import value_status as value_status
-from .images import Image as Image
-from .images import default_version as default_version
-from .images import docker_args as docker_args
-from .images import image_for as image_for
-from .images import visible_devices as visible_devices
-from .parse import FlagProblem as FlagProblem
-from .parse import ServeLine as ServeLine
-from .parse import read_line as read_line
-from .recipes import Recipe as Recipe
-from .recipes import known_issues as known_issues
-from .recipes import recipe_for as recipe_for
-from .settings import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
-from .settings import SETTINGS as SETTINGS
+from .features import Features as Features
+from .features import features_of as features_of
+from .features import graph_batches as graph_batches
+from .features import version_features as version_features
 from .settings import Engine as Engine
-from .settings import EngineArgs as EngineArgs
-from .settings import EngineConfig as EngineConfig
-from .settings import EngineFlags as EngineFlags
-from .settings import LoraConfig as LoraConfig
-from .settings import Setting as Setting
-from .settings import SpeculativeConfig as SpeculativeConfig
-from .settings import flag_of as flag_of
+from .generation import asked_engine as asked_engine
+from .generation import default_engine as default_engine
+from .generation import has_both_engines as has_both_engines
+
+# Who holds what: parallel axes, and the piece of each weight on a rank
 from .sharding import Layout as Layout
 from .sharding import Piece as Piece
 from .sharding import check_layout as check_layout
@@ -48,12 +43,26 @@ from .sharding import held_heads as held_heads
 from .sharding import held_piece as held_piece
 from .sharding import legal_tensor_parallel_sizes as legal_tensor_parallel_sizes
 from .sharding import stage_sizes as stage_sizes
+
+# Command lines: ours, and those of others
+from .command import bench_backend as bench_backend
+from .command import bench_latency_argv as bench_latency_argv
+from .command import bench_serve_argv as bench_serve_argv
+from .command import bench_throughput_argv as bench_throughput_argv
+from .command import serve_argv as serve_argv
 from .shell import Found as Found
 from .shell import find_command as find_command
 from .shell import found_in as found_in
-from .speculative import FLAG as FLAG
-from .speculative import RATE_FLAG as RATE_FLAG
-from .speculative import parse_speculative_config as parse_speculative_config
-from .speculative import with_acceptance as with_acceptance
-from .version import EngineVersion as EngineVersion
-from .version import parse_version as parse_version
+from .parse import FlagProblem as FlagProblem
+from .parse import ServeLine as ServeLine
+from .parse import read_line as read_line
+
+# What runs it, and what publishers of recipes set and report broken
+from .images import Image as Image
+from .images import default_version as default_version
+from .images import docker_args as docker_args
+from .images import image_for as image_for
+from .images import visible_devices as visible_devices
+from .recipes import Recipe as Recipe
+from .recipes import known_issues as known_issues
+from .recipes import recipe_for as recipe_for

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from math import isinf
 from typing import Any
 
-from planner.engine.defaults import LONG_NAMES
 from planner.engine.flags import Command, command_status, flag_status, spelled, takes_value
+from planner.engine.resolution import LONG_NAMES
 from planner.engine.settings import SETTINGS, EngineConfig, SpeculativeConfig
 from planner.engine.speculative import speculative_options
 from planner.engine.version import EngineVersion

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, get_args
 
-from planner.engine.features import needs_v0, pipelines_on_v1
 from planner.engine.flags import (
     Command,
     Status,
@@ -28,6 +27,7 @@ from planner.engine.flags import (
     takes_value,
     value_status,
 )
+from planner.engine.generation import needs_v0, pipelines_on_v1
 from planner.engine.settings import CPU_KVCACHE_SPACE, NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
 from planner.engine.shell import API_SERVER
 from planner.engine.speculative import parse_speculative_config

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from planner.engine.defaults import uses_latent_attention
-from planner.engine.features import default_engine
 from planner.engine.flags import env_status, flag_status, value_status
+from planner.engine.generation import default_engine
 from planner.engine.parse import FlagProblem
+from planner.engine.resolution import uses_latent_attention
 from planner.engine.settings import Engine, EngineConfig
 from planner.engine.version import EngineVersion, release_of
 from planner.hardware import GpuProfile

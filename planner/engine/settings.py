@@ -252,7 +252,7 @@ NOT_SIMULATED = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """Room for adapters, see ``planner.engine.extras``."""
+    """Room for adapters, see ``planner.engine.lora``."""
 
     max_loras: int  #: in one batch, and so on the GPU
     max_lora_rank: int

@@ -21,7 +21,6 @@ from math import ceil
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
-    SORTING_SAMPLER,
     EngineConfig,
     EngineVersion,
     Features,
@@ -194,7 +193,7 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "weight_dtype": config.weight_dtype,
             "layers": "moe" if model.is_moe else "dense",
             "tensor_parallel_size": config.tensor_parallel_size,
-            "sampler": "sorting" if found.sampler_factor == SORTING_SAMPLER else "sort-free",
+            "sampler": "sorting" if found.sorts_logits else "sort-free",
         },
     )
 

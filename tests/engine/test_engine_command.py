@@ -17,10 +17,10 @@ from planner.engine.command import (
     bench_throughput_argv,
     serve_argv,
 )
-from planner.engine.defaults import resolve
 from planner.engine.flags import table_versions
 from planner.engine.parse import find_flag_problems
 from planner.engine.recipes import recipe_for
+from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError

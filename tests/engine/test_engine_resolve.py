@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.engine.defaults import resolve
 from planner.engine.features import features_of, graph_batches, version_features
 from planner.engine.flags import table_versions
+from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError
@@ -225,8 +225,8 @@ def test_printed_kv_tokens_and_sampler_by_version() -> None:
     h100 = load_profile("h100-sxm")
     assert version_features(parse_version("0.20.0"), h100).kv_tokens == "blocks"
     assert version_features(parse_version("0.20.1"), h100).kv_tokens == "concurrency"
-    assert version_features(parse_version("0.16.0"), h100).sampler_factor == 9.7
-    assert version_features(parse_version("0.17.0"), h100).sampler_factor == 4.0
+    assert version_features(parse_version("0.16.0"), h100).sorts_logits
+    assert not version_features(parse_version("0.17.0"), h100).sorts_logits
 
 
 @pytest.mark.parametrize(

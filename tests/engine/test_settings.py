@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.engine.command import serve_argv
-from planner.engine.defaults import resolve
 from planner.engine.flags import flag_status, table_versions
 from planner.engine.parse import read_line
+from planner.engine.resolution import resolve
 from planner.engine.settings import ACCEPTANCE_RATE, NOT_SIMULATED, SETTINGS, EngineArgs, EngineConfig, EngineFlags
 from planner.engine.version import parse_version
 from planner.errors import InputError

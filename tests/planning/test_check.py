@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.api.flags import engine_args
-from planner.engine.defaults import resolve
 from planner.engine.flags import table_versions
 from planner.engine.parse import ServeLine, read_line
+from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
 from planner.engine.shell import find_command
 from planner.engine.version import parse_version

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.engine.command import bench_latency_argv, bench_serve_argv, bench_throughput_argv, serve_argv
-from planner.engine.defaults import resolve
 from planner.engine.recipes import recipe_for
+from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
 from planner.engine.version import EngineVersion, parse_version
 from planner.errors import PlannerError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from planner.engine import BOTH_SINCE, V0_GONE_IN, FlagProblem
+from planner.engine import FlagProblem, has_both_engines
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
 from planner.output.result import Result
 from planner.planning import FitResult, LineVerdict, PlannedWorkload, Served
@@ -156,8 +156,7 @@ def _start_lines(answer: LineVerdict) -> Iterator[str]:
 
 def _engine(fit: FitResult) -> str:
     """Which of the two engines, while a version has both."""
-    both = BOTH_SINCE <= fit.config.version.release < V0_GONE_IN
-    return f", {fit.config.engine} engine" if both else ""
+    return f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
 
 
 def _load_lines(answer: LineVerdict) -> Iterator[str]:

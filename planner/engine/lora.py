@@ -1,7 +1,6 @@
-"""What an engine holds beside one model on its GPUs: adapters, and host memory for weights and cache.
+"""LoRA adapters: the room that ``--enable-lora`` leaves for them, with the defaults and refusals of ``config/lora.py``.
 
-``--enable-lora``, ``--cpu-offload-gb``, ``--kv-offloading-size`` and ``--swap-space``, with the defaults and refusals
-of ``config/lora.py``, ``config/offload.py`` and ``config/cache.py`` (vLLM 0.27, where no other version is named).
+vLLM 0.27, where no other version is named.
 """
 
 from __future__ import annotations
@@ -25,24 +24,27 @@ ADAPTED_TABLES = frozenset(
 )  # fmt: skip
 
 
-def lora_of(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfig | None:
+def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfig | None:
     """The adapters that ``args`` leave room for; None without ``--enable-lora``, as in vLLM.
 
-    Raises InputError for numbers that no version takes, IllegalPlanError for what vLLM refuses.
+    Raises InputError for a rank that no version takes, IllegalPlanError for what vLLM refuses.
     """
     if not args.enable_lora:
         return None
     rank, loras = args.max_lora_rank or 16, args.max_loras or 1
     in_host = loras if args.max_cpu_loras is None else args.max_cpu_loras
     if rank not in RANKS:
-        raise InputError(f"--max-lora-rank {rank} is not a rank of vLLM's", hint=f"one of {', '.join(map(str, RANKS))}")
+        raise InputError(
+            f"--max-lora-rank {rank} is no rank that vLLM has", hint=f"use one of {', '.join(map(str, RANKS))}"
+        )
     if in_host < loras:
         raise IllegalPlanError(
-            f"--max-cpu-loras {in_host} is less than --max-loras {loras}", hint="the host keeps those on the GPU too"
+            f"--max-cpu-loras {in_host} is less than --max-loras {loras}",
+            hint="raise it: host memory holds a copy of each adapter on the GPU",
         )
     if model.vocab_size > MOST_VOCABULARY and model.architecture in ADAPTED_TABLES:
         raise IllegalPlanError(
-            f"--enable-lora: vLLM adapts no lm_head of more than {MOST_VOCABULARY:,} rows, {model.id} has "
+            f"--enable-lora: vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows, and {model.id} has "
             f"{model.vocab_size:,}",
             hint="leave it out, or merge the adapter into the model",
         )
@@ -56,7 +58,7 @@ def lora_of(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfi
             f"{args.tensor_parallel_size}",
             hint="raise the rank, or leave it out",
         )
-    # grouped GEMMs take adapters since FusedMoEWithLoRA (pull request 21229); experts had none before
+    # routed experts have adapters since FusedMoEWithLoRA (pull request 21229)
     return LoraConfig(
         max_loras=loras,
         max_lora_rank=rank,
@@ -67,8 +69,8 @@ def lora_of(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfi
     )
 
 
-def ignored(args: EngineArgs) -> str:
-    """Flags of adapters that do nothing because there are none; vLLM makes no ``LoRAConfig`` and says nothing."""
+def ignored_lora_flags(args: EngineArgs) -> str:
+    """A note on flags of adapters without ``--enable-lora``: vLLM ignores them and says nothing."""
     if args.enable_lora:
         return ""
     flags = [

@@ -1,7 +1,8 @@
-"""Defaults that moved between vLLM versions: batch sizes, block size, prefix caching, chunked prefill.
+"""From the settings that are asked for to those that the engine runs with: vLLM's defaults, and its refusals.
 
-Each was read off vLLM's source distributions, 0.6.3 to 0.33.0; the file and function are named. Start-up logs
-agree where they tell (``GPU KV cache size``, ``max_num_seqs`` in the engine's own summary).
+Defaults that moved between versions were read off vLLM's source distributions, 0.6.3 to 0.33.0; the file and the
+function are named. Start-up logs agree where they tell (``GPU KV cache size``, ``max_num_seqs`` in the engine's own
+summary). Nothing here looks at memory: whether the settings fit is another question.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from planner.engine.extras import ignored, lora_of
-from planner.engine.features import V0_GONE_IN, Features, default_engine, v1_serves, version_features
+from planner.engine.features import Features, version_features
 from planner.engine.flags import flag_status, value_status
+from planner.engine.generation import V0_GONE_IN, default_engine, v1_serves
+from planner.engine.lora import ignored_lora_flags, resolve_lora
 from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig
 from planner.engine.speculative import check_speculative_config
 from planner.engine.version import EngineVersion
@@ -30,225 +32,24 @@ from planner.units import GIB
 
 Usage = Literal["serve", "offline"]
 
-#: V0, ``SchedulerConfig``: tokens of a step that chunks; 512 to 0.6.4.
+#: vLLM's long names, by the short ones used here.
+LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp16", "float": "fp32"}
+#: vLLM's method names for checkpoints whose own ``quant_method`` is wider.
+_METHODS = {("modelopt", "nvfp4"): "modelopt_fp4", ("modelopt", "mxfp8"): "modelopt_mxfp8"}
+#: V0, ``SchedulerConfig``: tokens of a step with chunked prefill; 512 to 0.6.4.
 _V0_CHUNK_TOKENS = 2048
 #: V0: least tokens of a step when a model sees images (``_MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``).
 _V0_MULTIMODAL_TOKENS = 5120
 
 
-def is_hybrid(model: Model) -> bool:
-    """Whether the model has layers with a state, beside attention or alone."""
-    return any(isinstance(mixer, StateMixer) for mixer in model.mixers())
-
-
-def uses_latent_attention(model: Model) -> bool:
-    """Whether vLLM takes its MLA path."""
-    return any(isinstance(mixer, LatentAttention) for mixer in model.mixers())
-
-
-def chunked_prefill(model: Model, max_model_len: int, found: Features) -> bool:
-    """V1 always chunks. V0 does for long contexts, but not with images, MLA or sliding windows (``arg_utils.py``)."""
-    if found.chunked_prefill_above is None or max_model_len <= found.chunked_prefill_above:
-        return False
-    if found.engine == "V1":
-        return True
-    windows = any(isinstance(m, Attention) and m.window for m in model.mixers())
-    return not (model.vision or windows or uses_latent_attention(model))
-
-
-def prefix_caching(model: Model, found: Features) -> bool:
-    """On in V1 for attention models, later for hybrids, never for pure state-space models."""
-    if not is_hybrid(model):
-        return found.prefix_caching
-    attention = any(not isinstance(mixer, StateMixer) for mixer in model.mixers())
-    return attention and found.hybrid_prefix_caching
-
-
-def batch_defaults(
-    profile: GpuProfile, version: EngineVersion, usage: Usage, *, world_size: int = 1
-) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of a V1 engine, before the model's length is looked at.
-
-    Source: ``_set_default_args_v1``, later ``get_batch_defaults``. ``world_size`` is TP x PP, which matters on CPUs.
-    """
-    offline = usage == "offline"
-    if profile.platform == "cpu":
-        return (4096 * world_size, 256 * world_size) if offline else (2048 * world_size, 128 * world_size)
-    if version.release >= (0, 28) and profile.memory_bytes >= 160 * GIB:
-        return 16384, 1024
-    if _is_large(profile, version):
-        return (16384, 1024) if offline else (8192, 1024)
-    small_seqs = 1024 if version.release < (0, 8, 4) else 256
-    return (8192, small_seqs) if offline else (2048, small_seqs)
-
-
-def v0_batched_tokens(version: EngineVersion, model: Model, max_model_len: int, *, chunked: bool) -> int:
-    """max_num_batched_tokens of a V0 engine: a whole context unless it chunks (``SchedulerConfig``)."""
-    if chunked:
-        return 512 if version.release < (0, 6, 5) else _V0_CHUNK_TOKENS
-    tokens = max(max_model_len, 2048)
-    return max(tokens, _V0_MULTIMODAL_TOKENS) if model.vision else tokens
-
-
-def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
-    """Tokens of a KV block.
-
-    16 for models with KV heads. MLA follows its kernel (``platforms/cuda.py`` to 0.17, the backends'
-    ``get_preferred_block_size`` after): FlashMLA 64 on Hopper until FlashAttention took over in 0.18, CUTLASS 128
-    and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19. Blocks of hybrid models grow to the size of
-    their state; that is the memory model's to say.
-    """
-    release = version.release
-    if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
-        return 256  # sparse_swa.py; the recipes name it too
-    if profile.platform == "cpu":
-        return 16 if uses_latent_attention(model) or release < (0, 9) else 128
-    if not uses_latent_attention(model):
-        return 16
-    if profile.platform == "rocm":
-        return 1 if (0, 8, 5) <= release < (0, 20) else 16
-    capability = (profile.compute_capability or (0, 0))[0]
-    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.mixers())
-    if sparse and capability in (9, 10):
-        return 64
-    if capability == 10 and release >= (0, 10, 2):
-        return 128 if release < (0, 18) else 32
-    return 64 if capability == 9 and (0, 8) <= release < (0, 18) else 16
-
-
-def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
-    """By name to 0.8.4 (H100 and H200), by memory from 0.8.5; A100 excepted from 0.9.0, GB10 from 0.33.0."""
-    name = profile.name.lower()
-    if version.release < (0, 8, 5):
-        return "h100" in name or "h200" in name
-    if version.release >= (0, 9) and "a100" in name:
-        return False
-    if version.release >= (0, 33) and profile.compute_capability == (12, 1):
-        return False
-    return profile.memory_bytes >= 70 * GIB
-
-
-# --- Which element type the KV cache gets, and which value of ``--kv-cache-dtype`` gives it
-
-#: vLLM's long names, by the short ones used here.
-LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp16", "float": "fp32"}
-
-
-@dataclass(frozen=True, slots=True)
-class KvDtype:
-    """The element type of the cache, how to ask for it, and what decided it."""
-
-    dtype: str  #: bf16, fp16, fp32, fp8, fp8_e4m3, ...
-    flag: str  #: value of ``--kv-cache-dtype``
-    reason: str = ""  #: set when the default was taken
-
-    @property
-    def is_fp8(self) -> bool:
-        """Whether elements take one byte."""
-        return self.dtype.startswith("fp8")
-
-
-def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> KvDtype:
-    """Resolve ``--kv-cache-dtype``; ``dtype`` is that of the activations, which ``auto`` mostly follows.
-
-    Raises IllegalPlanError for a value that the version does not know, or whose layout is not modelled.
-    """
-    if asked == "auto":
-        return _auto(dtype, model, profile, version)
-    name = SHORT_NAMES.get(asked, asked)
-    if name == dtype:
-        return KvDtype(dtype, _unquantised_flag(dtype, model, profile, version))
-    flag = LONG_NAMES.get(name, name)
-    status = value_status(version, "kv_cache_dtype", flag)
-    if status.state == "unknown":
-        raise InputError(
-            f"--kv-cache-dtype {asked} is not a value that vLLM knows",
-            hint=f"use one of: {', '.join(_modelled(version))}",
-        )
-    if not status:
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {asked}: vLLM {version} does not know it ({status})",
-            hint=f"use one of: {', '.join(_modelled(version))}",
-        )
-    if name in LONG_NAMES:  # vLLM 0.33 refuses it and older versions compute nonsense
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in",
-            hint=f"leave it at auto, or use --dtype {asked}",
-        )
-    if name not in KV_ELEMENT_BYTES:
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {asked}: vLLM has it, but its layout is not modelled here",
-            hint=f"use one of: {', '.join(_modelled(version))}",
-        )
-    return KvDtype(name, flag)
-
-
-def _auto(dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> KvDtype:
-    reason = _fp8_by_default(model, profile, version)
-    if reason:
-        return KvDtype("fp8", "fp8", f"kv_cache_dtype fp8: {reason}")
-    return KvDtype(dtype, "auto", f"kv_cache_dtype {dtype} (auto)")
-
-
-def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -> str:
-    """Why ``auto`` means fp8; empty where it means the model's own type.
-
-    Sources: ``resolve_kv_cache_dtype_string`` (ModelOpt, 0.14.0 on), ``attention.py`` (compressed-tensors, 0.15.0
-    on), ``models/config.py`` (DeepSeek-V3.2 in 0.11.0; GLM-5 on Blackwell, 0.32.0 on). A Quark checkpoint's scales
-    are used only when ``--kv-cache-dtype fp8`` asks for it.
-    """
-    release, method = version.release, model.quantization.method or ""
-    carries = (model.quantization.kv_cache_dtype or "").startswith("fp8")
-    if carries and method.startswith("modelopt") and release >= (0, 14):
-        return "the checkpoint carries scales for it (ModelOpt)"
-    if carries and method == "compressed-tensors" and release >= (0, 15):
-        return "the checkpoint carries scales for it (compressed-tensors)"
-    if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
-        return "the packed layout of DeepSeek-V4"
-    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.mixers())
-    if sparse and model.architecture == "DeepseekV32ForCausalLM" and (0, 11) <= release < (0, 11, 1):
-        return "vLLM 0.11.0 packs DeepSeek-V3.2"
-    blackwell = (profile.compute_capability or (0, 0))[0] == 10
-    if sparse and model.architecture == "GlmMoeDsaForCausalLM" and blackwell and release >= (0, 32):
-        return "vLLM's choice for GLM-5 on Blackwell"
-    return ""
-
-
-def _unquantised_flag(dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> str:
-    """How to ask for the model's own type: ``auto`` where that is what it means."""
-    if not _fp8_by_default(model, profile, version):
-        return "auto"
-    flag = LONG_NAMES[dtype]
-    if not value_status(version, "kv_cache_dtype", flag):
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {flag}: vLLM {version} would take fp8 and cannot be told otherwise",
-            hint="use --kv-cache-dtype fp8, or a newer --engine-version",
-        )
-    return flag
-
-
-def _modelled(version: EngineVersion) -> list[str]:
-    """The values that this version has and that are modelled here."""
-    names = ["auto", *dict.fromkeys(LONG_NAMES.get(name, name) for name in KV_ELEMENT_BYTES)]
-    return [name for name in names if value_status(version, "kv_cache_dtype", name)]
-
-
-# --- From the flags that somebody gives to the settings that the engine runs with, defaults and refusals as vLLM's
-#
-# Nothing here looks at memory: whether the settings fit is another question.
-
-#: vLLM's method names for checkpoints whose own ``quant_method`` is wider.
-_METHODS = {("modelopt", "nvfp4"): "modelopt_fp4", ("modelopt", "mxfp8"): "modelopt_mxfp8"}
-
-
 def resolve(
     args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion, *, usage: Usage = "serve"
 ) -> EngineConfig:
-    """The settings that ``vllm serve`` (or the offline ``LLM`` class) of ``version`` would run with.
+    """The settings that ``vllm serve`` (or the offline ``LLM`` class) of ``version`` runs with.
 
-    Raises InputError for values outside their range and IllegalPlanError for what vLLM refuses: settings that
-    contradict each other, the model, the GPU or the version.
+    Raises InputError for values out of bounds, and IllegalPlanError for what vLLM refuses: settings that contradict
+    each other, the model, the GPU or the version.
     """
     return _Resolver(args, model, profile, version, usage).config()
 
@@ -265,11 +66,11 @@ class _Resolver:
         self.taken: list[str] = [self.version.note] if self.version.note else []
 
     def config(self) -> EngineConfig:
-        """Resolve each setting from those before it."""
+        """Every setting, each from those before it."""
         args = self.args
         self._check_options()
         self._check_layout()
-        self._took(ignored(args))
+        self._took(ignored_lora_flags(args))
         dtype, weight_dtype = self._dtype(), self._weight_dtype()
         kv = kv_cache_dtype(
             args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version
@@ -299,7 +100,7 @@ class _Resolver:
             "async_scheduling": self._async_scheduling(found),
             "enable_chunked_prefill": chunked,
             "engine": engine,
-            "lora": lora_of(args, self.model, self.version),
+            "lora": resolve_lora(args, self.model, self.version),
             "cpu_offload_gb": args.cpu_offload_gb or 0.0,
             # on a CPU only, as in vLLM; ``with_kv_cache_space`` of the memory room says it where nobody did
             "cpu_kvcache_space": args.cpu_kvcache_space if self.profile.kv_cache_is_given else None,
@@ -308,7 +109,7 @@ class _Resolver:
         return EngineConfig(**as_given | resolved, defaults_taken=tuple(self.taken))
 
     def _took(self, what: str) -> None:
-        """Note a default, under the name of the version that it is the default of."""
+        """Note a default that was taken."""
         if what:
             self.taken.append(what)
 
@@ -328,7 +129,7 @@ class _Resolver:
                 )
 
     def _check_layout(self) -> None:
-        """Layouts that the model cannot have."""
+        """Parallel axes that the model does not have."""
         args = self.args
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(
@@ -364,7 +165,7 @@ class _Resolver:
                 )
 
     def _dtype(self) -> str:
-        """``auto`` is the checkpoint's; 32 bits become 16, as do bf16 on GPUs that do not have it."""
+        """``auto`` is the checkpoint's type; fp32 becomes a 16-bit type, and bf16 becomes fp16 on GPUs without it."""
         asked = SHORT_NAMES.get(self.args.dtype, self.args.dtype)
         half = "fp16" if (self.profile.compute_capability or (9, 9)) < (8, 0) else "bf16"
         if asked == "auto":
@@ -386,13 +187,13 @@ class _Resolver:
         return asked
 
     def _weight_dtype(self) -> str:
-        """Of the linear weights, after ``--quantization``. The method must be one that the version has."""
+        """The type of the linear weights, after ``--quantization``. The version must have the method."""
         asked, served = self.args.quantization, self.model
         if asked:
             status = value_status(self.version, "quantization", asked)
             if not status:
                 raise IllegalPlanError(
-                    f"--quantization {asked}: vLLM {self.version} does not know it ({status})",
+                    f"--quantization {asked}: vLLM {self.version} does not have it ({status})",
                     hint=status.hint or "leave it out to serve the checkpoint as it is",
                 )
             served = load_quantized(self.model, asked)
@@ -407,7 +208,7 @@ class _Resolver:
         return quantization.weight_dtype
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
-        """The default engine, or the one that is asked for; each has models that it does not serve."""
+        """The engine that runs. Each engine has models that it does not serve."""
         args, model, version = self.args, self.model, self.version
         engine = default_engine(
             version,
@@ -444,7 +245,7 @@ class _Resolver:
         if asked > own:
             raise IllegalPlanError(
                 f"--max-model-len {asked} is more than the {own} tokens that {self.model.id} was made for",
-                hint=f"use --max-model-len {own} or less; longer contexts need another rope scaling in its config",
+                hint=f"use --max-model-len {own} or less; a longer context needs another rope scaling in its config",
             )
         return asked
 
@@ -475,7 +276,7 @@ class _Resolver:
         return asked
 
     def _batch(self, found: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
-        """(max_num_batched_tokens, max_num_seqs), each as given or by default, and legal together."""
+        """(max_num_batched_tokens, max_num_seqs), as asked for or by default, if vLLM accepts them together."""
         args = self.args
         asked_tokens, asked_seqs = args.max_num_batched_tokens, args.max_num_seqs
         world = args.tensor_parallel_size * args.pipeline_parallel_size
@@ -542,3 +343,197 @@ class _Resolver:
         value = found.async_scheduling and not pipelined and (not drafts or drafts.method in ("mtp", "eagle"))
         self._took(f"async_scheduling {value} (vLLM {self.version})")
         return value
+
+
+# --- defaults by version --------------------------------------------------------------------------------------------
+
+
+def is_hybrid(model: Model) -> bool:
+    """Whether some layers of the model keep a state instead of a KV cache."""
+    return any(isinstance(mixer, StateMixer) for mixer in model.mixers())
+
+
+def uses_latent_attention(model: Model) -> bool:
+    """Whether vLLM runs the model's attention as MLA."""
+    return any(isinstance(mixer, LatentAttention) for mixer in model.mixers())
+
+
+def chunked_prefill(model: Model, max_model_len: int, found: Features) -> bool:
+    """On in V1. V0 splits prompts of long contexts, but not with images, MLA or sliding windows (``arg_utils.py``)."""
+    if found.chunked_prefill_above is None or max_model_len <= found.chunked_prefill_above:
+        return False
+    if found.engine == "V1":
+        return True
+    windows = any(isinstance(m, Attention) and m.window for m in model.mixers())
+    return not (model.vision or windows or uses_latent_attention(model))
+
+
+def prefix_caching(model: Model, found: Features) -> bool:
+    """On in V1 for attention models, later for hybrids, never for pure state-space models."""
+    if not is_hybrid(model):
+        return found.prefix_caching
+    attention = any(not isinstance(mixer, StateMixer) for mixer in model.mixers())
+    return attention and found.hybrid_prefix_caching
+
+
+def batch_defaults(
+    profile: GpuProfile, version: EngineVersion, usage: Usage, *, world_size: int = 1
+) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of a V1 engine, before the model's length is looked at.
+
+    Source: ``_set_default_args_v1``, later ``get_batch_defaults``. ``world_size`` is TP x PP; CPUs scale with it.
+    """
+    offline = usage == "offline"
+    if profile.platform == "cpu":
+        return (4096 * world_size, 256 * world_size) if offline else (2048 * world_size, 128 * world_size)
+    if version.release >= (0, 28) and profile.memory_bytes >= 160 * GIB:
+        return 16384, 1024
+    if _is_large(profile, version):
+        return (16384, 1024) if offline else (8192, 1024)
+    small_seqs = 1024 if version.release < (0, 8, 4) else 256
+    return (8192, small_seqs) if offline else (2048, small_seqs)
+
+
+def v0_batched_tokens(version: EngineVersion, model: Model, max_model_len: int, *, chunked: bool) -> int:
+    """max_num_batched_tokens of a V0 engine: a whole context, unless prompts are split (``SchedulerConfig``)."""
+    if chunked:
+        return 512 if version.release < (0, 6, 5) else _V0_CHUNK_TOKENS
+    tokens = max(max_model_len, 2048)
+    return max(tokens, _V0_MULTIMODAL_TOKENS) if model.vision else tokens
+
+
+def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
+    """Tokens of a KV block.
+
+    16 for models with KV heads. MLA follows its kernel (``platforms/cuda.py`` to 0.17, the backends'
+    ``get_preferred_block_size`` after): FlashMLA 64 on Hopper until FlashAttention took over in 0.18, CUTLASS 128
+    and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19. Blocks of hybrid models grow to the size of
+    their state; the memory room computes that.
+    """
+    release = version.release
+    if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
+        return 256  # sparse_swa.py; the recipes name it too
+    if profile.platform == "cpu":
+        return 16 if uses_latent_attention(model) or release < (0, 9) else 128
+    if not uses_latent_attention(model):
+        return 16
+    if profile.platform == "rocm":
+        return 1 if (0, 8, 5) <= release < (0, 20) else 16
+    capability = (profile.compute_capability or (0, 0))[0]
+    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.mixers())
+    if sparse and capability in (9, 10):
+        return 64
+    if capability == 10 and release >= (0, 10, 2):
+        return 128 if release < (0, 18) else 32
+    return 64 if capability == 9 and (0, 8) <= release < (0, 18) else 16
+
+
+def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
+    """H100 and H200 by name to 0.8.4; by memory from 0.8.5, without A100 from 0.9.0 and GB10 from 0.33.0."""
+    name = profile.name.lower()
+    if version.release < (0, 8, 5):
+        return "h100" in name or "h200" in name
+    if version.release >= (0, 9) and "a100" in name:
+        return False
+    if version.release >= (0, 33) and profile.compute_capability == (12, 1):
+        return False
+    return profile.memory_bytes >= 70 * GIB
+
+
+# --- the element type of the KV cache -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KvDtype:
+    """The element type of the cache, the flag that gives it, and what decided it."""
+
+    dtype: str  #: bf16, fp16, fp32, fp8, fp8_e4m3, ...
+    flag: str  #: value of ``--kv-cache-dtype``
+    reason: str = ""  #: empty where it was asked for
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether an element takes one byte."""
+        return self.dtype.startswith("fp8")
+
+
+def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> KvDtype:
+    """Resolve ``--kv-cache-dtype``. ``dtype`` is that of the activations, which ``auto`` follows in most cases.
+
+    Raises IllegalPlanError for a value that the version does not have, or whose layout is not modelled.
+    """
+    if asked == "auto":
+        reason = _fp8_by_default(model, profile, version)
+        if reason:
+            return KvDtype("fp8", "fp8", f"kv_cache_dtype fp8: {reason}")
+        return KvDtype(dtype, "auto", f"kv_cache_dtype {dtype} (auto)")
+    name = SHORT_NAMES.get(asked, asked)
+    possible = f"use one of: {', '.join(_modelled(version))}"
+    if name == dtype:
+        return KvDtype(dtype, _unquantised_flag(dtype, model, profile, version))
+    flag = LONG_NAMES.get(name, name)
+    status = value_status(version, "kv_cache_dtype", flag)
+    if status.state == "unknown":
+        raise InputError(
+            f"--kv-cache-dtype {asked} is not a value that vLLM knows",
+            hint=possible,
+        )
+    if not status:
+        raise IllegalPlanError(
+            f"--kv-cache-dtype {asked}: vLLM {version} does not have it ({status})",
+            hint=possible,
+        )
+    if name in LONG_NAMES:  # vLLM 0.33 refuses it and older versions compute nonsense
+        raise IllegalPlanError(
+            f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in",
+            hint=f"leave it at auto, or use --dtype {asked}",
+        )
+    if name not in KV_ELEMENT_BYTES:
+        raise IllegalPlanError(
+            f"--kv-cache-dtype {asked}: its layout in memory is not modelled",
+            hint=possible,
+        )
+    return KvDtype(name, flag)
+
+
+def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -> str:
+    """Why ``auto`` means fp8; empty where it means the model's own type.
+
+    Sources: ``resolve_kv_cache_dtype_string`` (ModelOpt, 0.14.0 on), ``attention.py`` (compressed-tensors, 0.15.0
+    on), ``models/config.py`` (DeepSeek-V3.2 in 0.11.0; GLM-5 on Blackwell, 0.32.0 on). A Quark checkpoint's scales
+    are used only when ``--kv-cache-dtype fp8`` asks for it.
+    """
+    release, method = version.release, model.quantization.method or ""
+    carries = (model.quantization.kv_cache_dtype or "").startswith("fp8")
+    if carries and method.startswith("modelopt") and release >= (0, 14):
+        return "the checkpoint carries scales for it (ModelOpt)"
+    if carries and method == "compressed-tensors" and release >= (0, 15):
+        return "the checkpoint carries scales for it (compressed-tensors)"
+    if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
+        return "the packed layout of DeepSeek-V4"
+    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.mixers())
+    if sparse and model.architecture == "DeepseekV32ForCausalLM" and (0, 11) <= release < (0, 11, 1):
+        return "vLLM 0.11.0 packs DeepSeek-V3.2"
+    blackwell = (profile.compute_capability or (0, 0))[0] == 10
+    if sparse and model.architecture == "GlmMoeDsaForCausalLM" and blackwell and release >= (0, 32):
+        return "vLLM's choice for GLM-5 on Blackwell"
+    return ""
+
+
+def _unquantised_flag(dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> str:
+    """The flag that gives the model's own type: ``auto`` where it means that."""
+    if not _fp8_by_default(model, profile, version):
+        return "auto"
+    flag = LONG_NAMES[dtype]
+    if not value_status(version, "kv_cache_dtype", flag):
+        raise IllegalPlanError(
+            f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type",
+            hint="use --kv-cache-dtype fp8, or a newer --engine-version",
+        )
+    return flag
+
+
+def _modelled(version: EngineVersion) -> list[str]:
+    """The values that this version has and that are modelled here."""
+    names = ["auto", *dict.fromkeys(LONG_NAMES.get(name, name) for name in KV_ELEMENT_BYTES)]
+    return [name for name in names if value_status(version, "kv_cache_dtype", name)]
