@@ -10,7 +10,8 @@ of images before. The largest of these peaks is taken from the cache::
 
 The widest part is the MLP (gate, up and their product), attention (q, k, v and its output) or the buffers of the
 routed experts: ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate for every token. How many
-copies of the logits live at once depends on the sampler and is fitted (``hardware/calibration/memory.toml``).
+copies of the logits live at once depends on the sampler and is fitted (``hardware/calibration/memory.toml``), and so
+is the ratio of measured peaks to these formulas.
 """
 
 from __future__ import annotations
@@ -24,22 +25,20 @@ from planner.model import Component, LatentAttention, Layer, Model, PerModel, Sh
 LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
 #: Hidden vectors of a token alive at the widest point: residual, normed input, output and its reduced copy.
 RESIDUALS = 4
-#: Patches that are merged into one token, and tokens of the largest image, by model type; Qwen-VL's where not known.
+#: Patches that are merged into one token, and tokens of the largest image, by model type: from the defaults of the
+#: image processors. Gemma 3: 64 x 64 patches in 256 tokens; Mistral 3: 110 x 110 patches, merged by 2 x 2; Llama 4: 16
+#: tiles and a whole of 144 tokens; others: ``max_pixels`` of Qwen-VL, 12,845,056 / 28**2.
 IMAGES = {"": (4, 16384), "gemma3": (16, 256), "mistral3": (4, 3025), "llama4": (4, 2448)}
 
 
 @dataclass(frozen=True, slots=True)
 class PeakTerms:
-    """What the peak of a profile run is made of before any constant is fitted to it, bytes."""
+    """The terms of the peak of a profile run, by formula, before the fitted constants, bytes."""
 
     logits_bytes: int  #: one copy
     hidden_bytes: int  #: alive while the logits are sampled
     forward_bytes: int
     encoder_bytes: int
-
-    def sampling(self, copies: float) -> float:
-        """Peak while sampling with ``copies`` of the logits alive."""
-        return copies * self.logits_bytes + self.hidden_bytes
 
 
 def peak_terms(model: Model, config: EngineConfig, element_bytes: int) -> PeakTerms:

@@ -1,7 +1,7 @@
-"""What adapters take on a GPU, and what is kept in host memory instead.
+"""What a rank holds beside the model, LoRA adapters and drafts, and what host memory holds instead.
 
-LoRA. vLLM makes room for ``max_loras`` adapters of ``max_lora_rank`` when it loads the model, used or not, for every
-linear layer (``create_lora_weights`` in ``lora/layers/``)::
+**Adapters.** vLLM makes room for ``max_loras`` adapters of ``max_lora_rank`` when it loads the model, used or not, for
+every linear layer (``create_lora_weights`` in ``lora/layers/``)::
 
     A = rank x inputs,  B = outputs x rank              of each matrix, beside its own piece on the rank:
     elements = max_loras x rank x sum of (inputs + outputs of the piece)
@@ -11,9 +11,19 @@ exactly the two sides of its piece. ``--fully-sharded-loras`` cuts the whole sid
 run fused (q, k, v) have an A each; experts have one pair each. Where embedding and lm_head are adapted, both are held
 whole on every rank: (vocabulary + hidden) x rank.
 
-Weights. ``--cpu-offload-gb`` keeps that many GiB of each rank's decoder layers in host memory.
+**Host memory.** ``--cpu-offload-gb`` keeps that many GiB of each rank's decoder layers there.
+``--kv-offloading-size`` is room for KV blocks there, all ranks together; the cache on the GPU does not change.
 
-Cache. ``--kv-offloading-size`` is host memory for blocks, all ranks together. The GPU's own cache stays what it is.
+**Drafts** stand on the last pipeline stage::
+
+    mtp           the modules of the checkpoint; embedding and lm_head are the model's own. Over several stages the
+                  last one, which drafts, loads the embedding again
+    draft_model   all of the second model
+    eagle         one layer and a projection from 2 hidden to hidden; embedding and lm_head are the model's own
+    ngram, suffix nothing
+
+Each module or layer of the draft keeps its tokens beside the model's layers, in the same pool of blocks. The
+rejection sampler's share of the profile run is left out.
 """
 
 from __future__ import annotations
@@ -40,12 +50,12 @@ from planner.model import (
 )
 from planner.units import GIB
 
-#: Parts of a model outside its decoder layers, which are never kept in host memory.
+#: Parts outside the decoder layers: they always stay on the GPU.
 _OUTSIDE = frozenset((Component.EMBEDDING, Component.LM_HEAD, Component.VISION))
 
 
 def with_extras(stages: tuple[RankWeights, ...], model: Model, config: EngineConfig) -> tuple[RankWeights, ...]:
-    """``stages`` with the adapters that each rank holds and the weights that the host keeps for it."""
+    """``stages`` with the adapters on each rank, and the weights that host memory holds for it."""
     lora, kept = config.lora, round(config.cpu_offload_gb * GIB)
     if lora is None and not kept:
         return stages
@@ -113,24 +123,13 @@ def host_kv_tokens(config: EngineConfig, kv_bytes_per_token: float) -> int:
     return int(config.kv_offloading_size * GIB / ranks / kv_bytes_per_token)
 
 
-# --- What drafting holds besides the model: weights on the last pipeline stage, and a KV cache of its own
-#
-# ::
-#
-#     mtp           the modules of the checkpoint; embedding and lm_head are the model's own. Over several stages the
-#                   last one, which drafts, loads the embedding again
-#     draft_model   all of the second model
-#     eagle         one layer and a projection from 2 hidden to hidden; embedding and lm_head are the model's own
-#     ngram, suffix nothing
-#
-# Each module or layer of the draft keeps its tokens beside the model's layers, in the same pool of blocks. What is
-# left out: the rejection sampler's share of the profile run.
+# --- drafts -----------------------------------------------------------------------------------------------------------
 
 
 def with_drafts(
     stages: tuple[RankWeights, ...], model: Model, config: EngineConfig, draft: Model | None
 ) -> tuple[RankWeights, ...]:
-    """``stages`` with what drafts on the last of them; its layers then count those of the draft."""
+    """``stages`` with the draft on the last one, whose layers then count those of the draft."""
     speculative = config.speculative_config
     if speculative is None:
         return stages
@@ -149,7 +148,7 @@ def with_drafts(
 def draft_specs(
     model: Model, settings: CacheSettings, speculative: SpeculativeConfig | None, draft: Model | None
 ) -> tuple[tuple[int, CacheSpec], ...]:
-    """(layer, spec) of every cache that drafting adds, as layers beyond the model's last."""
+    """(layer, spec) of every cache that the draft adds, as layers beyond the model's last."""
     if speculative is None:
         return ()
     mixers = _draft_mixers(model, speculative, draft)
@@ -159,14 +158,14 @@ def draft_specs(
 
 
 def _draft_mixers(model: Model, speculative: SpeculativeConfig, draft: Model | None) -> tuple[Mixer, ...]:
-    """The token mixers of what drafts, one for each of its layers."""
+    """The token mixers of the draft, one for each of its layers."""
     if speculative.has_draft_model:
         return tuple(known_draft(speculative, draft).mixers())
     return (module_mixer(model),) * module_count(model.mtp) if speculative.method == "mtp" else ()
 
 
 def module_mixer(model: Model) -> Mixer:
-    """The mixer of an MTP module: like the model's first attention layer, unless its queries are those of another."""
+    """The mixer of an MTP module: the model's first attention layer that has as many queries, else the first."""
     attention = [mixer for mixer in dict.fromkeys(model.mixers()) if not isinstance(mixer, StateMixer)]
     rows = {w.shape[0] for w in model.mtp if w.name.endswith("q_proj")}
     alike = (m for m in attention if isinstance(m, Attention) and rows & {m.num_heads * m.head_dim * n for n in (1, 2)})
@@ -197,14 +196,14 @@ def _draft_bytes(
 
 
 def _module_weights(model: Model, layout: Layout) -> Iterator[Weight]:
-    """Weights of the MTP modules that are loaded: not the tables that checkpoints repeat."""
+    """Weights of the MTP modules that vLLM loads: not the tables that checkpoints repeat."""
     yield from (weight for weight in model.mtp if weight.shard is not Shard.VOCAB)
     if layout.pipeline_parallel_size > 1:
         yield from (w for w in model.outer if w.component is Component.EMBEDDING and w.shard is Shard.VOCAB)
 
 
 def known_draft(speculative: SpeculativeConfig, draft: Model | None) -> Model:
-    """``draft``. Raises InputError where the second model that ``speculative`` names was not looked up."""
+    """``draft``. Raises InputError where the model that ``speculative`` names was not looked up."""
     if draft is None:
         raise InputError(
             f"--speculative-config: the architecture of {speculative.model} is needed",

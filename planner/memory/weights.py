@@ -4,13 +4,11 @@
 
     bytes of a stage = sum over its weights of  copies on the rank x stored bytes of the rank's piece
 
-Stored bytes count scales and zero points; the vocabulary is padded to 64 rows; KV heads are repeated where there
-are more ranks than heads; MTP modules are loaded where they draft only (``memory.speculative``); a tied lm_head
-costs nothing on one stage and a second embedding on the last of several. To these comes the table of rotary
-cosines and sines, one row for each position of the model's own context: vLLM makes it while it loads. Re-packing
-at load time is left out except for MXFP4 experts, whose kernels pad every shard.
-
-A model's weights are put in a table once; every layout then costs one pass over the kinds of layers.
+The rank's piece is ``planner.engine.held_piece``; ``planner.timing`` reads the same bytes in a step. Stored bytes
+count scales and zero points. MTP modules are loaded only where they draft (``memory.extras``). A tied lm_head costs
+nothing on one stage, and a second embedding on the last of several. The table of rotary cosines and sines comes on
+top, one row for each position of the model's own context: vLLM makes it while it loads. Re-packing at load time is
+left out, except for MXFP4 experts, whose kernels pad every shard.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ class RankWeights:
     by_component: dict[Component, int]
     by_dtype: dict[str, int]
     rotary_bytes: int  #: the table of rotary cosines and sines
-    draft_bytes: int = 0  #: of what drafts (``memory.speculative``): MTP modules, a second model
-    lora_bytes: int = 0  #: of adapters (``memory.extras``)
-    offloaded_bytes: int = 0  #: of the weights, those that host memory holds instead (``memory.extras``)
+    draft_bytes: int = 0  #: of the draft (``memory.extras``): MTP modules, a second model
+    lora_bytes: int = 0  #: of LoRA adapters
+    offloaded_bytes: int = 0  #: of the weights, those in host memory
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Parameters and scales of the rank, those of what drafts among them."""
+        """Parameters and scales of the rank, the draft's included."""
         return sum(self.by_component.values()) + self.draft_bytes
 
     @cached_property

@@ -1,7 +1,7 @@
-"""The load: what is sent, how long, and how it arrives. The words are those of ``vllm bench``.
+"""The load: what is sent, how long it is, and when it arrives. The words are those of ``vllm bench``.
 
 ``Workload.sample`` draws the very lengths and arrival times that ``vllm bench serve --dataset-name random``
-draws for the same seed, so that what is replayed is what will be sent.
+draws for the same seed, so that the replay gets what the benchmark will send.
 
 >>> Workload(input_len=1000, output_len=130, num_prompts=2, range_ratio=0.25, seed=7).sample().input_len
 array([1223, 1063])
@@ -9,15 +9,20 @@ array([1223, 1063])
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil, floor, inf, isfinite
 from typing import TYPE_CHECKING, Literal
 
 from planner.errors import InputError
+from planner.resources import data_dir
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    Tokens = NDArray[np.int64]
 
 LengthDistribution = Literal["symmetric", "below", "conversation"]
 
@@ -28,23 +33,16 @@ NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
     "sharegpt": ("conversation", 0.0),
 }
 
-#: Lengths in conversations, of which published runs give means only: ``LONGEST`` x the mean x a number drawn from
-#: Beta(a, a (LONGEST - 1)), whose mean is 1 / LONGEST. The longest answer of 200 has 4 times the mean, as in runs at
-#: 32 requests/s whose duration it decides. ``a`` is the smaller, the more are short: of 300 prompts of ShareGPT that
-#: LLMServingSim ships the median is 0.15 of the mean and the 90th percentile 4 times it; answers scatter less.
-CONVERSATION_LONGEST = 5.0
-CONVERSATION_INPUT_SHAPE = 0.3
-CONVERSATION_OUTPUT_SHAPE = 0.7
 #: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
 CONVERSATION_MIN_TOK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What the client sends, in order. Arrays of shape (num_prompts,)."""
+    """What the client sends, in order: tokens and arrival times. Arrays of shape (num_prompts,)."""
 
-    input_len: NDArray[np.int64]  #: tokens
-    output_len: NDArray[np.int64]  #: tokens
+    input_len: Tokens
+    output_len: Tokens
     arrival_s: NDArray[np.float64]  #: when each may be sent at the earliest, non-decreasing
 
     @property
@@ -53,7 +51,7 @@ class Requests:
         return int((self.input_len + self.output_len).max())
 
     def dealt(self, servers: int, most: int) -> Requests:
-        """What one of ``servers`` gets that are dealt to in turn; the first ``most`` of it, from time zero on."""
+        """The share of one of ``servers`` that get requests in turn: the first ``most`` of it, from time zero on."""
         chosen = slice(0, most * servers, servers)
         arrival_s = self.arrival_s[chosen]
         return Requests(self.input_len[chosen], self.output_len[chosen], arrival_s - arrival_s[0])
@@ -63,22 +61,22 @@ class Requests:
 class Workload:
     """Requests of ``input_len`` and ``output_len`` tokens.
 
-    Closed loop when ``max_concurrency`` is given (at most so many in flight, opened by a burst), open loop
-    when only ``request_rate`` is (requests per second; infinite means all at once), and with both each
-    request waits for its arrival and for a free place. ``burstiness`` is the shape of the gamma-distributed
-    gaps: 1 is Poisson, less is burstier, infinity is a metronome.
+    With ``max_concurrency`` the loop is closed: at most that many requests are in flight, and a burst opens it. With
+    ``request_rate`` alone (requests per second; infinite means all at once) the loop is open. With both, each request
+    waits for its arrival and for a free place. ``burstiness`` is the shape of the gamma-distributed gaps: 1 is
+    Poisson, less is burstier, infinity is a metronome.
 
     ``length_distribution`` says what ``range_ratio`` r does to a length L:
 
     - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4,
       its ``bench serve`` since 0.9.1 (pull request 16126)
     - ``below``: uniform in [int(r L), L], vLLM before that, SGLang and InferenceX
-    - ``conversation``: only the means are known, as for ShareGPT (``CONVERSATION_LONGEST``); r is not used
+    - ``conversation``: scattered as in ShareGPT, whose means alone are known; r is not used
 
-    ``prefix_len`` tokens that all prompts share stand before the ``input_len`` of each (``--random-prefix-len``).
+    All prompts share ``prefix_len`` tokens, which stand before the ``input_len`` of each (``--random-prefix-len``).
     ``prefix_cache_hit_rate`` is the share of each prompt that the server has seen before; no benchmark sends that.
 
-    Raises InputError, naming the flag of ``vllm bench``, for values that it would not accept.
+    Raises InputError, with the flag of ``vllm bench``, for values that it does not accept.
     """
 
     input_len: int
@@ -95,49 +93,43 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "num_prompts"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise InputError(
-                    f"{flag} must be at least 1, got {getattr(self, name)}",
-                    hint=f"give {flag} a positive number",
-                )
-        if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise InputError(
-                f"--max-concurrency must be at least 1, got {self.max_concurrency}",
-                hint="leave it out for an open loop",
-            )
-        if not self.request_rate > 0:
-            raise InputError(
-                f"--request-rate must be positive, got {self.request_rate:g}",
-                hint="use inf to send everything at once",
-            )
-        if not self.burstiness > 0:
-            raise InputError(f"--burstiness must be positive, got {self.burstiness:g}", hint="1 is a Poisson process")
-        if self.seed < 0:
-            raise InputError(f"--seed must not be negative, got {self.seed}", hint="0 is the default")
-        if self.prefix_len < 0:
-            raise InputError(
-                f"--random-prefix-len must not be negative, got {self.prefix_len}", hint="0 shares nothing"
-            )
-        if not 0 <= self.prefix_cache_hit_rate <= 1:
-            raise InputError(
-                f"--prefix-cache-hit-rate must lie between 0 and 1, got {self.prefix_cache_hit_rate:g}",
-                hint="it is the share of each prompt that is in the prefix cache",
-            )
-        self._check_range_ratio()
-
-    def _check_range_ratio(self) -> None:
+            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
+            _require(value >= 1, f"{flag} must be at least 1, got {value}", f"give {flag} a positive number")
+        _require(
+            self.max_concurrency is None or self.max_concurrency >= 1,
+            f"--max-concurrency must be at least 1, got {self.max_concurrency}",
+            "leave it out for an open loop",
+        )
+        _require(
+            self.request_rate > 0,
+            f"--request-rate must be positive, got {self.request_rate:g}",
+            "use inf to send everything at once",
+        )
+        _require(
+            self.burstiness > 0, f"--burstiness must be positive, got {self.burstiness:g}", "1 is a Poisson process"
+        )
+        _require(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "0 is the default")
+        _require(
+            self.prefix_len >= 0,
+            f"--random-prefix-len must not be negative, got {self.prefix_len}",
+            "0 shares nothing",
+        )
+        _require(
+            0 <= self.prefix_cache_hit_rate <= 1,
+            f"--prefix-cache-hit-rate must lie between 0 and 1, got {self.prefix_cache_hit_rate:g}",
+            "it is the share of each prompt that is in the prefix cache",
+        )
         below = self.length_distribution == "below"
-        if not 0 <= self.range_ratio <= 1 or (self.range_ratio == 1 and not below):
-            raise InputError(
-                f"--random-range-ratio must be in [0, 1), got {self.range_ratio:g}",
-                hint="0 sends requests of equal length",
-            )
-        if floor(self.input_len * (1 - self.range_ratio)) < 1 and not below:
-            raise InputError(
-                f"--random-range-ratio {self.range_ratio:g} of {self.input_len} tokens allows empty prompts",
-                hint="give a longer input or a smaller ratio",
-            )
+        _require(
+            0 <= self.range_ratio < 1 or (self.range_ratio == 1 and below),
+            f"--random-range-ratio must be in [0, 1), got {self.range_ratio:g}",
+            "0 sends requests of equal length",
+        )
+        _require(
+            below or floor(self.input_len * (1 - self.range_ratio)) >= 1,
+            f"--random-range-ratio {self.range_ratio:g} of {self.input_len} tokens allows empty prompts",
+            "give a longer input or a smaller ratio",
+        )
 
     @property
     def total_len(self) -> int:
@@ -146,16 +138,16 @@ class Workload:
 
     @property
     def max_total_len(self) -> int:
-        """Tokens, input and output, of the longest request that may be drawn: what max_model_len must hold.
+        """Tokens, input and output, of the longest request that may be drawn, which max_model_len must hold.
 
-        Of conversations the longest of ``sample`` is given.
+        For conversations: the longest of ``sample``.
         """
         if self.length_distribution == "conversation":
             return self.sample().max_total_len
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
     def longest(self, num_prompts: int) -> Workload:
-        """``num_prompts`` requests of the largest lengths that may be drawn, of the distributions that have any."""
+        """``num_prompts`` requests of the largest lengths that a uniform distribution may draw."""
         input_len, output_len = self._bounds(self.input_len)[1], self._bounds(self.output_len)[1]
         return replace(
             self,
@@ -176,8 +168,8 @@ class Workload:
 
         rng = np.random.default_rng(self.seed)
         return Requests(
-            input_len=self._draw_lengths(self.input_len, CONVERSATION_INPUT_SHAPE, rng) + self.prefix_len,
-            output_len=self._draw_lengths(self.output_len, CONVERSATION_OUTPUT_SHAPE, rng),
+            input_len=self._draw_lengths(self.input_len, "input", rng) + self.prefix_len,
+            output_len=self._draw_lengths(self.output_len, "output", rng),
             arrival_s=self._draw_arrivals(),
         )
 
@@ -186,13 +178,14 @@ class Workload:
             return max(int(length * self.range_ratio), 1), length
         return max(floor(length * (1 - self.range_ratio)), 1), ceil(length * (1 + self.range_ratio))
 
-    def _draw_lengths(self, length: int, shape: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw_lengths(self, length: int, kind: Literal["input", "output"], rng: np.random.Generator) -> Tokens:
         import numpy as np
 
-        lengths: NDArray[np.int64]
+        lengths: Tokens
         if self.length_distribution == "conversation":
-            longest = CONVERSATION_LONGEST
-            drawn = rng.beta(shape, shape * (longest - 1), self.num_prompts)
+            known = _conversation()
+            shape = known[f"{kind}_shape"]
+            drawn = rng.beta(shape, shape * (known["longest"] - 1), self.num_prompts)
             shortest = min(CONVERSATION_MIN_TOK, length)
             lengths = np.maximum(np.rint(drawn * (length / drawn.mean())), shortest).astype(np.int64)
         else:
@@ -215,18 +208,33 @@ class Workload:
         return times
 
 
-# --- Loads by name: how long prompts and answers usually are. ``docs/workload.md`` says where the lengths are from
-#
-# Lengths are uniform around the mean, by the share ``range_ratio``: what ``vllm bench serve --random-range-ratio`` can
-# send, so that the very load that is planned for can be measured. Real conversations spread wider; a trace says how.
-#
-# >>> NAMED["chat"].input_len
-# 1024
+def _require(holds: bool, cause: str, hint: str) -> None:
+    if not holds:
+        raise InputError(cause, hint=hint)
+
+
+@cache
+def _conversation() -> dict[str, float]:
+    """How the lengths of conversations scatter."""
+    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
+    known: dict[str, float] = tomllib.loads(text)["conversation"]
+    return known
+
+
+# --- loads by name ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NamedWorkload:
-    """Tokens of prompts and answers, uniform in [(1 - r) L, (1 + r) L]."""
+    """Usual lengths of prompts and answers, uniform in [(1 - r) L, (1 + r) L].
+
+    ``vllm bench serve --random-range-ratio`` can send the same load, so that the load that was planned for can be
+    measured. Real conversations scatter more widely; a trace shows how. ``docs/commands.md`` says where the lengths
+    are from.
+
+    >>> NAMED["chat"].input_len
+    1024
+    """
 
     input_len: int
     output_len: int
