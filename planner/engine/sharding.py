@@ -1,4 +1,4 @@
-"""Who holds what: the sizes of the parallel axes, which of them are legal, and the piece of a weight on one rank.
+"""What each rank holds: sizes of the parallel axes, which of them are legal, and the piece of a weight on one rank.
 
 ::
 
@@ -7,8 +7,8 @@
     EP  gives each rank whole experts instead of a slice of every expert
     DP  repeats the engine; the experts of an MoE are the exception: all TP x DP ranks share them
 
-KV heads that are fewer than the ranks are repeated, so bytes per rank stop falling there. A size that vLLM refuses
-is refused here in vLLM's words, before anything is computed from it.
+Where there are fewer KV heads than ranks the heads are repeated, and bytes per rank stop falling. A size that vLLM
+refuses is refused here in vLLM's words, before anything is computed from it.
 
 >>> stage_sizes(61, 4)
 (15, 15, 16, 15)
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs (or partitions) of all replicas together."""
+        """GPUs (or partitions) of all DP ranks together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
@@ -110,7 +110,7 @@ class Piece:
     copies: int
     shape: tuple[int, ...]  #: of one copy, vocabulary padding included
     cut_axis: int | None  #: 0 for output features, -1 for input features, None: each copy is whole
-    count: int  #: into how many pieces each copy is cut; ranks beyond that hold replicas
+    count: int  #: pieces that each copy is cut into; ranks beyond that repeat them
 
     @property
     def params(self) -> int:
@@ -154,7 +154,7 @@ def held_piece(weight: Weight, layout: Layout) -> Piece:
 
 
 def held_heads(num_heads: int, tensor_parallel_size: int) -> int:
-    """Query, KV or state heads on each rank. Ranks beyond the number of heads hold replicas."""
+    """Query, KV or state heads on each rank; where ranks outnumber heads, each holds one."""
     return -(-num_heads // min(num_heads, tensor_parallel_size))
 
 
@@ -188,7 +188,7 @@ def problems(
 ) -> Iterator[LayoutProblem]:
     """What forbids ``layout``, hardware first; nothing when it is legal.
 
-    ``refines_fp8_blocks``: the engine re-cuts the scales of fp8 experts whose shard cuts a block (vLLM 0.32 on).
+    ``refines_fp8_blocks``: the engine divides the scales of fp8 experts anew where a shard cuts a block (vLLM 0.32 on).
     """
     yield from _hardware_problems(profile, layout, allow_unvalidated)
     yield from _head_problems(model, layout)
@@ -318,7 +318,7 @@ def _expert_problems(model: Model, layout: Layout) -> Iterator[LayoutProblem]:
 
 
 def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Iterator[LayoutProblem]:
-    """Matrices that do not divide into the pieces asked for, or whose quantisation groups the cut would split."""
+    """Matrices that do not divide into so many pieces, or whose quantisation groups the cut would split."""
     if layout.expert_ranks == 1:
         return
     for path, weight, precision in _distinct_weights(model):

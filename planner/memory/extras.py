@@ -46,7 +46,7 @@ from planner.model import (
     Shard,
     StateMixer,
     Weight,
-    module_count,
+    mtp_projections,
 )
 from planner.units import GIB
 
@@ -161,7 +161,7 @@ def _draft_mixers(model: Model, speculative: SpeculativeConfig, draft: Model | N
     """The token mixers of the draft, one for each of its layers."""
     if speculative.has_draft_model:
         return tuple(known_draft(speculative, draft).mixers())
-    return (module_mixer(model),) * module_count(model.mtp) if speculative.method == "mtp" else ()
+    return (module_mixer(model),) * len(mtp_projections(model.mtp)) if speculative.method == "mtp" else ()
 
 
 def module_mixer(model: Model) -> Mixer:

@@ -1,3 +1,4 @@
+# what a model is made of
 from .architecture import Attention as Attention
 from .architecture import Component as Component
 from .architecture import CompressedAttention as CompressedAttention
@@ -10,19 +11,27 @@ from .architecture import Shard as Shard
 from .architecture import SparseIndexer as SparseIndexer
 from .architecture import StateMixer as StateMixer
 from .architecture import Weight as Weight
-from .blocks import linear as linear
+
+# the bundled facts of well-known models
 from .catalog import CatalogEntry as CatalogEntry
 from .catalog import Checkpoint as Checkpoint
 from .catalog import catalog_ids as catalog_ids
 from .catalog import find_entry as find_entry
 from .catalog import quantized_checkpoints as quantized_checkpoints
+
+# bytes and arithmetic of a weight, and of the cache
 from .precision import KV_ELEMENT_BYTES as KV_ELEMENT_BYTES
 from .precision import UNQUANTIZED as UNQUANTIZED
 from .precision import Precision as Precision
 from .precision import Quantization as Quantization
+
+# another form of the same model
 from .quantization import as_quantized as as_quantized
 from .quantization import load_quantized as load_quantized
-from .reading import PROJECTIONS as PROJECTIONS
-from .reading import module_count as module_count
+
+# modules for multi-token prediction
+from .reading import mtp_projections as mtp_projections
+
+# from a name to a model
 from .resolve import ResolvedModel as ResolvedModel
 from .resolve import resolve_model as resolve_model

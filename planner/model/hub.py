@@ -1,14 +1,14 @@
-"""The only network code: the small files that describe a model, fetched with huggingface_hub.
+"""The only code that touches the network: it fetches the small files that describe a model, with huggingface_hub.
 
 Three steps, from free to slow::
 
-    cached_snapshot   what the local hub cache holds; never touches the network
-    fetch_snapshot    config.json and hf_quant_config.json, into the same cache
-    stored_bytes      what the safetensors files really hold, by dtype: their headers only, a few kB each
+    cached_snapshot      what the local hub cache holds; never touches the network
+    fetch_snapshot       config.json and hf_quant_config.json, into the same cache
+    fetch_stored_bytes   what the safetensors files hold, by dtype: only their headers, a few kB each
 
 The environment is read at each call: ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HUB_CACHE``, ``HF_HOME``,
 ``HF_HUB_ETAG_TIMEOUT``. The token (``HF_TOKEN``, or the one saved by ``hf auth login``) is read by huggingface_hub
-itself and never seen here. huggingface_hub is imported inside the functions: most calls never need it.
+itself and does not pass through here. Functions import huggingface_hub themselves: most calls never need it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIDECAR = "hf_quant_config.json"  #: where NVIDIA's modelopt checkpoints keep th
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_TIMEOUT_S = 10.0
 
-# The hub's own rule, and no more: letters, digits, "-", "_" and "." inside, an organisation and a name.
+# The hub's own rule: letters, digits, "-", "_" and "." inside, an organisation and a name.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_-])?"
 _REPO_ID = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}")
@@ -128,7 +128,7 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Snapshot | Non
 
 
 def fetch_snapshot(repo_id: str, revision: str | None = None) -> Snapshot:
-    """Fetch config.json and, where there is one, hf_quant_config.json into the local hub cache, anew.
+    """Fetch config.json and, where there is one, hf_quant_config.json into the local hub cache, even if they are there.
 
     Raises HubError when the hub cannot be reached, refuses, or has no such repository, revision or config.json;
     InputError for a malformed id.
@@ -166,8 +166,8 @@ def fetch_snapshot(repo_id: str, revision: str | None = None) -> Snapshot:
 def fetch_stored_bytes(repo_id: str, commit: str, *, network: bool = True) -> dict[str, int] | None:
     """Bytes of the tensors in the safetensors files of a commit, by dtype as in their headers (``BF16``, ``U8``).
 
-    A commit never changes, so the answer is kept in the user's cache folder. None when it is neither there nor
-    to be had: no network wanted, no safetensors in the repository. Raises HubError like ``fetch_snapshot``.
+    A commit never changes, so the answer is kept in the user's cache folder. None when it is not there and the hub
+    is not asked (``network``, offline) or has no safetensors. Raises HubError like ``fetch_snapshot``.
     """
     memo = _memo_path(check_repo_id(repo_id), commit)
     known = _recall(memo)
@@ -210,7 +210,7 @@ def _recall(memo: Path) -> dict[str, int] | None:
 
 
 def _remember(memo: Path, total: dict[str, int]) -> None:
-    """Keep an answer for next time. A cache that cannot be written is no reason to fail."""
+    """Keep an answer for next time; a folder that cannot be written does no harm."""
     try:
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_then_rename(memo, json.dumps(total).encode())
@@ -235,7 +235,7 @@ def _errors_explained(repo_id: str, revision: str | None, settings: Settings) ->
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars for files of a few kB, and no log lines: they would show what an error says better."""
+    """No progress bars for files of a few kB, and no log lines: our errors say the same."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
@@ -252,50 +252,44 @@ def _quiet() -> Iterator[None]:
 
 
 def _explained(error: Exception, repo_id: str, revision: str | None, settings: Settings) -> HubError:
-    """One cause and one hint for an error of huggingface_hub. Its own text is not shown: it runs over many lines."""
+    """One cause and one hint for an error of huggingface_hub, whose own text runs over many lines."""
     from huggingface_hub import errors
 
     while isinstance(error, errors.LocalEntryNotFoundError | ValueError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # "not cached, and the request failed": the request says why
     page = f"{settings.endpoint}/{repo_id}".replace(urlsplit(settings.endpoint).netloc, settings.host)
-    known: tuple[tuple[type[Exception], str, str], ...] = (
-        (
-            errors.GatedRepoError,
-            f"{repo_id} is gated, and {settings.host} refused its files",
+    host, folder = settings.host, "give a folder with the model's config.json"
+    known: dict[type[Exception], tuple[str, str]] = {
+        errors.GatedRepoError: (
+            f"{repo_id} is gated, and {host} refused its files",
             f"accept the licence at {page}, then set HF_TOKEN",
         ),
-        (
-            errors.RepositoryNotFoundError,
-            f"{settings.host} has no repository {repo_id}, or it is private",
+        errors.RepositoryNotFoundError: (
+            f"{host} has no repository {repo_id}, or it is private",
             "check the spelling; for a private repository set HF_TOKEN",
         ),
-        (
-            errors.RevisionNotFoundError,
+        errors.RevisionNotFoundError: (
             f"{repo_id} has no revision {revision!r}",
             "give --revision a branch, a tag or a commit of that repository",
         ),
-        (
-            errors.EntryNotFoundError,
+        errors.EntryNotFoundError: (
             f"{repo_id} has no {CONFIG}",
             "a repository of GGUF files or of an adapter describes no architecture: give the base model",
         ),
-        (
-            errors.OfflineModeIsEnabled,
+        errors.OfflineModeIsEnabled: (
             f"{repo_id} is not in the local hub cache, and huggingface_hub is offline",
-            "unset HF_HUB_OFFLINE, or give a folder with the model's config.json",
+            f"unset HF_HUB_OFFLINE, or {folder}",
         ),
-        (
-            errors.SafetensorsParsingError,
+        errors.SafetensorsParsingError: (
             f"{repo_id}: its safetensors headers or index cannot be read",
             "the repository is damaged: report it to its owner",
         ),
-        (
-            errors.FileMetadataError,
-            f"{settings.host} does not answer like a Hugging Face hub",
+        errors.FileMetadataError: (
+            f"{host} does not answer like a Hugging Face hub",
             "check HF_ENDPOINT, and whether a proxy or a login page stands in between",
         ),
-    )
-    for kind, cause, hint in known:
+    }
+    for kind, (cause, hint) in known.items():
         if isinstance(error, kind):
             return HubError(cause, hint=hint)
     if isinstance(error, OSError) and error.filename:
@@ -303,10 +297,9 @@ def _explained(error: Exception, repo_id: str, revision: str | None, settings: S
             f"the local hub cache cannot be used: {error.strerror} ({error.filename})",
             hint="set HF_HOME to a folder that you may write",
         )
-    return HubError(f"{settings.host}: {_transport_cause(error)}", hint=_RETRY)
-
-
-_RETRY = "check the network, HF_ENDPOINT and HF_TOKEN; offline, give a folder with the model's config.json"
+    return HubError(
+        f"{host}: {_transport_cause(error)}", hint=f"check the network, HF_ENDPOINT and HF_TOKEN; offline, {folder}"
+    )
 
 
 def _transport_cause(error: Exception) -> str:

@@ -193,6 +193,6 @@ def mtp_layers(config: Config, layer: Layer, *, tables: bool) -> tuple[Weight, .
     return weights
 
 
-def module_count(mtp: tuple[Weight, ...]) -> int:
-    """How many modules the weights ``mtp`` make up."""
-    return sum(weight.name.rpartition(".")[2] in PROJECTIONS for weight in mtp)
+def mtp_projections(mtp: tuple[Weight, ...]) -> list[Weight]:
+    """The projection of each module among the weights ``mtp``."""
+    return [weight for weight in mtp if weight.name.rpartition(".")[2] in PROJECTIONS]

@@ -1,4 +1,4 @@
-"""From a name on the command line to a model: a path, the bundled catalog, the local hub cache, the hub."""
+"""From a name to a model: a path, the bundled catalog, the local hub cache, the hub."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def resolve_model(
     """The model that ``name`` means: a folder with a config.json, such a file, or a hub id.
 
     Tried in this order: path, bundled catalog, local hub cache, the hub. The catalog holds facts of the main
-    revision, so ``revision`` passes it over; ``refresh`` passes over both it and the cache.
+    revision, so ``revision`` skips it; ``refresh`` skips both it and the cache.
 
     Raises InputError for a path without a readable config.json or a malformed name, UnsupportedModelError for an
     architecture or quantisation that is not understood, HubError when the hub is needed and cannot be had.
@@ -69,7 +69,7 @@ def resolve_model(
 
 
 def _existing(name: str) -> Path | None:
-    """The path that ``name`` is, where it exists. Raises InputError where that cannot be told."""
+    """The path that ``name`` is, if it exists. Raises InputError where the system cannot tell."""
     if not name.strip():
         raise InputError("the model's name is empty", hint="give a hub id, or a folder with a config.json")
     try:
@@ -77,7 +77,9 @@ def _existing(name: str) -> Path | None:
         return path if path.exists() else None
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, no permission, no such user
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{name[:200]!r} is no path: {reason}", hint="give a hub id or a readable folder") from error
+        raise InputError(
+            f"{name[:200]!r} is not a path: {reason}", hint="give a hub id or a readable folder"
+        ) from error
 
 
 def _is_model(path: Path) -> bool:
@@ -90,13 +92,13 @@ def _is_model(path: Path) -> bool:
 
 def _from_path(name: str, path: Path) -> ResolvedModel:
     folder, config = (path, path / hub.CONFIG) if path.is_dir() else (path.parent, path)
-    beside = config.name == hub.CONFIG  # a file of another name may lie among strangers
+    beside = config.name == hub.CONFIG  # the files beside another name may belong to other models
     model = _read_model(folder if beside else None, config, model_id=name)
     return ResolvedModel(name, str(path), model, "path", checkpoint=stored_bytes(folder) if beside else None)
 
 
 def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
-    """Say what is wrong with a name that is neither a model on disk nor in the catalog, unless it may be a hub id."""
+    """Raise InputError for a name that is not a model on disk, not in the catalog, and cannot be a hub id."""
     if path is not None and path.is_dir():
         raise InputError(f"{name}: {_what_is_in(path)}", hint="give a folder with a config.json in Hugging Face format")
     if path is not None:
@@ -109,7 +111,7 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
 
 
 def _what_is_in(folder: Path) -> str:
-    """Why a folder without config.json is no model."""
+    """What a folder without config.json holds instead."""
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError as error:
@@ -138,7 +140,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
-            raise InputError(f"{path}: {size:,} bytes are no config.json", hint="give the model's own config.json")
+            raise InputError(f"{path}: too large for a config.json ({size:,} bytes)", hint="give the model's own file")
         values = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="check the path and its permissions") from error
@@ -146,7 +148,7 @@ def read_json(path: Path) -> dict[str, Any]:
         reason = str(error).partition("\n")[0][:120]
         raise InputError(f"{path} is not valid JSON: {reason}", hint="give the model's own, complete file") from error
     if not isinstance(values, dict):
-        raise InputError(f"{path} holds no JSON object", hint="give the model's own config.json")
+        raise InputError(f"{path} does not hold a JSON object", hint="give the model's own config.json")
     return values
 
 
@@ -170,7 +172,7 @@ def _from_hub(
     except HubError as error:
         if cached is None:
             raise _with_nearest(error, name) from error
-        notes += (f"{hub.SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not seen",)
+        notes += (f"{hub.SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not known",)
         return _from_snapshot(name, repo_id, cached, "cache", notes)
     return _from_snapshot(name, repo_id, fetched, "hub", notes)
 
@@ -191,7 +193,7 @@ def _from_snapshot(
 
 
 def _with_nearest(error: HubError, name: str) -> HubError:
-    """The same error, with what the catalog has to offer instead."""
+    """The same error, with the nearest ids of the catalog in its hint."""
     if find_entry(name):
         return HubError(error.cause, hint=f"{error.hint}; without --revision and --refresh the bundled catalog answers")
     near = nearest_ids(name)

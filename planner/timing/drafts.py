@@ -30,7 +30,7 @@ from planner.engine import FLAG, RATE_FLAG, EngineConfig, SpeculativeConfig
 from planner.errors import InputError
 from planner.hardware import constant
 from planner.memory import known_draft, module_mixer
-from planner.model import PROJECTIONS, Component, Layer, Model, Quantization, linear
+from planner.model import Component, Layer, Model, Quantization, Weight, mtp_projections
 from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import Calibration, efficiency_for
 from planner.timing.step import Batch, OperatorTime, StepBreakdown, StepModel
@@ -171,7 +171,7 @@ def module_model(model: Model) -> Model:
     """
     mixer = module_mixer(model)
     layer = next(layer for layer in reversed(model.layers) if layer.mixer == mixer)
-    projection = next(w for w in model.mtp if w.name.rpartition(".")[2] in PROJECTIONS)
+    projection = mtp_projections(model.mtp)[0]
     weights = (*layer.weights, replace(projection, component=Component.MLP))
     return replace(
         model,
@@ -200,5 +200,5 @@ def _module_quantization(model: Model) -> Quantization:
 def _with_projection(draft: Model) -> Model:
     """An EAGLE layer takes embedding and hidden state: one more matrix from twice the hidden size."""
     last = draft.layers[-1]
-    fc = linear("fc", draft.hidden_size, 2 * draft.hidden_size, Component.MLP)
-    return replace(draft, layers=(*draft.layers[:-1], Layer((*last.weights, *fc), last.mixer, last.moe)))
+    fc = Weight("fc", Component.MLP, (draft.hidden_size, 2 * draft.hidden_size), linear=True)
+    return replace(draft, layers=(*draft.layers[:-1], Layer((*last.weights, fc), last.mixer, last.moe)))

@@ -281,7 +281,7 @@ def test_a_cache_without_sidecar_is_used_when_the_hub_is_gone_and_says_so(server
 
 def test_a_config_that_is_no_config_is_refused(server: HubServer) -> None:
     server.add("org/list", {"config.json": b"[]"})
-    with pytest.raises(InputError, match="no JSON object"):
+    with pytest.raises(InputError, match="not hold a JSON object"):
         resolve_model("org/list")
 
 
