@@ -34,17 +34,19 @@ NVIDIA_X16 = over_two_nodes(b200())  # 0.14.0: by vLLM's own processes
 SINGLE = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
 SEVERAL = ("lws", "slurm", "ray")
 
-#: Folder under ``golden/deploy`` -> the plan, the target and the place.
+#: Kept word by word (``kept``): the plan, the target and the place.
 CASES: dict[str, tuple[Emission, str, Site]] = {
     **{f"mi355x/{name}": (GOLDEN["mi355x"], name, Site()) for name in SINGLE},
     **{f"b200-x2/{name}": (GOLDEN["b200-x2"], name, Site()) for name in SINGLE},
     **{f"mi355x-x16/{name}": (AMD_X16, name, Site()) for name in SEVERAL},
     **{f"b200-x16/{name}": (NVIDIA_X16, name, Site()) for name in SEVERAL},
-    "mi355x/compose-x8": (GOLDEN["mi355x"], "compose", Site(replicas=8)),
-    "b200-x2/compose-x4": (GOLDEN["b200-x2"], "compose", Site(replicas=4)),
+    "mi355x/compose-x2": (GOLDEN["mi355x"], "compose", Site(replicas=2)),
+    "b200-x2/compose-x2": (GOLDEN["b200-x2"], "compose", Site(replicas=2)),
 }
 #: More that is checked and not kept.
 MORE: dict[str, tuple[Emission, str, Site]] = {
+    "mi355x/compose-x8": (GOLDEN["mi355x"], "compose", Site(replicas=8)),
+    "b200-x2/compose-x4": (GOLDEN["b200-x2"], "compose", Site(replicas=4)),
     "cpx/compose": (GOLDEN["mi300x-cpx-nps4"], "compose", Site(replicas=64, host="0.0.0.0")),
     "cpx/kubernetes": (GOLDEN["mi300x-cpx-nps4"], "kubernetes", Site(replicas=64, cache="pvc", namespace="llm")),
     "mig/compose": (GOLDEN["h100-mig"], "compose", Site(replicas=2)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from functools import lru_cache
+from functools import cache
+from typing import Any
 
 from planner.output.workflows.catalog import find_workflow, list_workflows
 from planner.output.workflows.render import plan_workflow
@@ -13,9 +14,9 @@ from planner.output.workflows.subject import Choice
 NAMES = tuple(list_workflows())
 
 
-@lru_cache(maxsize=64)
-def files_of(name: str, **choice: str) -> dict[str, str]:
-    return plan_workflow(find_workflow(name), Choice(**choice), command=f"planner workflow {name}")  # type: ignore[arg-type]
+@cache
+def files_of(name: str, **choice: Any) -> dict[str, str]:
+    return plan_workflow(find_workflow(name), Choice(**choice), command=f"planner workflow {name}")
 
 
 def saved_plan(name: str, **choice: str) -> dict[str, object]:

@@ -26,9 +26,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
 import plan_matrix  # noqa: E402
 from pairwise import Row, pairwise  # noqa: E402
+from script_plans import GOLDEN  # noqa: E402
 
 from planner.model import find_entry  # noqa: E402
-from planner.planning.plan import Plan, PlanFile  # noqa: E402
+from planner.planning.plan import Plan  # noqa: E402
 
 INSTALLED = "0.32.0"
 #: Versions whose parsers judge, and the folder of libraries that their trees import (none: the environment's); the
@@ -50,8 +51,8 @@ class Case:
 
 
 def golden() -> Iterator[Case]:
-    for path in sorted((ROOT / "tests" / "golden").glob("*/plan.json")):
-        yield Case(f"golden {path.parent.name}", PlanFile.from_json(path.read_text()).plan)
+    for name, emission in GOLDEN.items():
+        yield Case(f"golden {name}", emission.file.plan)
 
 
 def rows() -> Iterator[Row]:

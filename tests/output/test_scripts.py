@@ -7,15 +7,16 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
+import kept
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from script_machine import values_of
 from script_plans import AMD_DOCKER, GOLDEN, MATRIX, emission, mig, partition, plan, serve
+from shell_checks import check_scripts
 
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_all
@@ -27,7 +28,6 @@ from planner.planning.plan import Plan, PlanFile
 from planner.resources import data_dir
 
 TEMPLATES = sorted((data_dir("templates") / "vllm").rglob("*.j2"))
-GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
 RENDERED = {name: render_scripts(made) for name, made in MATRIX.items()}
 
 
@@ -74,24 +74,15 @@ def test_an_undefined_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what they hold ---
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_scripts(name: str) -> None:
-    """``python tests/golden/refresh.py`` writes them anew; read what changed."""
-    kept = {path.name: path.read_text() for path in (GOLDEN_FOLDER / name).iterdir()}
-    assert kept == RENDERED[name]
+@pytest.mark.parametrize("case", kept.CASES)
+def test_files_are_those_that_are_kept(case: str) -> None:
+    """``python tests/kept.py`` writes them anew; read what changed."""
+    change = kept.change_of(case)
+    assert not change, change
 
 
 def test_scripts_are_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
-    paths = []
-    for name, files in RENDERED.items():
-        for script, content in scripts_of(files).items():
-            paths.append(tmp_path / f"{name}-{script}")
-            paths[-1].write_text(content)
-    for path in paths:
-        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
-    shellcheck = Path(sys.executable).parent / "shellcheck"
-    found = subprocess.run([shellcheck, *paths], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
+    check_scripts([text for files in RENDERED.values() for text in scripts_of(files).values()], tmp_path)
 
 
 @pytest.mark.parametrize("name", MATRIX)

@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 from pairwise import covering
 from plan_matrix import FACTORS, emitted, planned
+from shell_checks import check_scripts
 
 from planner.engine.parse import read_line
 from planner.engine.version import parse_version
@@ -35,6 +35,7 @@ from planner.planning.predict import simulate_serve
 from planner.resources import data_dir
 from planner.workload.requests import Workload
 
+pytestmark = pytest.mark.xdist_group("matrix")
 #: The kinds that scripts differ by; ``make e2e`` plans the whole table.
 TABLE = {
     **FACTORS,
@@ -177,20 +178,8 @@ def scripts_of(case: Case) -> list[str]:
     return [text for name, text in case.files.items() if name.endswith(".sh")]
 
 
-def body(case: Case, script: str) -> str:
-    """What is left of a script without its header and the plan's name."""
-    return script.partition("set -euo pipefail\n")[2].replace(case.emission.file.plan.digest, "")
-
-
 def test_every_script_is_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
-    texts = {body(case, text): text for case in cases().values() for text in scripts_of(case)}.values()
-    paths = [tmp_path / f"{number}.sh" for number in range(len(texts))]
-    for path, text in zip(paths, sorted(texts), strict=True):
-        path.write_text(text)
-        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0, text[:200]
-    shellcheck = Path(sys.executable).parent / "shellcheck"
-    found = subprocess.run([shellcheck, *paths], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
+    check_scripts([text for case in cases().values() for text in scripts_of(case)], tmp_path)
 
 
 def some_case(start: str = "mi355x llama-70b") -> Case:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from shell_checks import check_scripts
 from workflow_cases import NAMES, commands_in, files_of, in_container, points_of, saved_plan, value_of
 
 from planner.cli.main import main
@@ -26,6 +25,7 @@ from planner.output.workflows.render import needed_by, purpose_of
 from planner.planning.plan import PlanFile
 from planner.resources import data_dir
 
+pytestmark = pytest.mark.xdist_group("workflows")
 TEMPLATES = sorted((data_dir("templates") / "workflows").glob("*.j2"))
 
 
@@ -53,17 +53,9 @@ def test_every_script_is_valid_bash_without_shellcheck_findings(tmp_path: Path) 
     made = [files_of(name) for name in NAMES]
     made += [files_of(name, **other) for name in ("latency", "copies", "sweep", "online") for other in others]
     # those of every plan are judged with the plans
-    texts = {text for files in made for path, text in files.items() if path.endswith(".sh") and purpose_of(path)}
-    paths = []
-    for number, text in enumerate(sorted(texts)):
-        paths.append(tmp_path / f"{number}.sh")
-        paths[-1].write_text(text)
-        assert subprocess.run(["bash", "-n", paths[-1]], check=False).returncode == 0, text[:200]
-        assert "set -euo pipefail" in text
-    found = subprocess.run(
-        [Path(sys.executable).parent / "shellcheck", *paths], capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stdout
+    texts = [text for files in made for path, text in files.items() if path.endswith(".sh") and purpose_of(path)]
+    assert all("set -euo pipefail" in text for text in texts)
+    check_scripts(texts, tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)

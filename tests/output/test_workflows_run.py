@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from workflow_cases import files_of
 from workflow_machine import Machine
 
-from planner.output.workflows.catalog import find_workflow
-from planner.output.workflows.render import plan_workflow
-from planner.output.workflows.subject import Choice
-
+pytestmark = pytest.mark.xdist_group("workflows")
 MakeMachine = Callable[..., Machine]
-
-
-@lru_cache(maxsize=32)
-def files_of(name: str, model: str | None = None, gpu: str | None = None, load: int | None = None) -> dict[str, str]:
-    choice = Choice(model=model, gpu=gpu, max_concurrency=load)
-    return plan_workflow(find_workflow(name), choice, command=f"planner workflow {name}")
 
 
 @pytest.fixture
@@ -28,7 +19,7 @@ def machine(tmp_path: Path) -> MakeMachine:
     """A machine with the files of a workflow."""
 
     def make(name: str, **choice: object) -> Machine:
-        return Machine(tmp_path, files_of(name, **choice))  # type: ignore[arg-type]
+        return Machine(tmp_path, files_of(name, **choice))
 
     return make
 
@@ -116,7 +107,7 @@ def test_a_request_shows_its_answer_and_an_empty_one_is_an_error(machine: MakeMa
 
 @pytest.mark.parametrize(("kind", "points"), [("concurrency", 6), ("rate", 6)])
 def test_a_sweep_skips_what_is_done(machine: MakeMachine, kind: str, points: int) -> None:
-    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", load=32)
+    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", max_concurrency=32)
     here.serve()
     done = here.run("sweep.sh", kind)
     assert done.returncode == 0, done.stderr
@@ -135,7 +126,7 @@ def test_a_sweep_skips_what_is_done(machine: MakeMachine, kind: str, points: int
 
 
 def test_a_sweep_goes_on_where_it_was_interrupted(machine: MakeMachine) -> None:
-    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", load=32)
+    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", max_concurrency=32)
     here.serve()
     here.set(fails="--num-prompts 20 ")
     assert here.run("sweep.sh").returncode == 1
@@ -148,7 +139,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted(machine: MakeMachine) -> None:
 
 
 def test_a_load_that_loses_requests_leaves_no_result(machine: MakeMachine) -> None:
-    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", load=32)
+    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", max_concurrency=32)
     here.serve()
     (here.state / "result").write_text('{"completed": 3}')
     done = here.run("sweep.sh")
@@ -156,7 +147,7 @@ def test_a_load_that_loses_requests_leaves_no_result(machine: MakeMachine) -> No
 
 
 def test_guidellm_is_installed_once_and_measures_each_load_once(machine: MakeMachine) -> None:
-    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", load=32)
+    here = machine("sweep", model="Qwen/Qwen3-0.6B", gpu="h100-sxm", max_concurrency=32)
     here.serve()
     assert here.run("guidellm.sh").returncode == 0
     calls = here.calls("guidellm")

@@ -11,6 +11,7 @@ import pytest
 from command_line import error_of, run
 from hypothesis import given
 from hypothesis import strategies as st
+from script_plans import GOLDEN
 
 from planner.api.flags import engine_args
 from planner.engine.flags import table_versions
@@ -22,9 +23,9 @@ from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
+from planner.output.scripts.render import render_scripts
 from planner.planning.plan import PlannedWorkload
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NEW = parse_version("0.32.0")
 
@@ -36,10 +37,10 @@ def words_of(script: str) -> list[str]:
 # --- finding the line in a script ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in GOLDEN.glob("*/launch.sh")))
+@pytest.mark.parametrize("name", GOLDEN)
 def test_our_own_launch_script_gives_the_plans_command(name: str) -> None:
-    saved = json.loads((GOLDEN / name / "plan.json").read_text())
-    found = find_command((GOLDEN / name / "launch.sh").read_text())
+    files = render_scripts(GOLDEN[name])
+    saved, found = json.loads(files["plan.json"]), find_command(files["launch.sh"])
     assert list(found.argv) == saved["serve_argv"]
     assert all(found.env[name] == value for name, value in saved["env"].items() if name.startswith("VLLM_"))
 

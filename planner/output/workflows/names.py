@@ -46,7 +46,7 @@ def workflow_names(found: Subject, script: str) -> dict[str, Any]:
         "request.sh": lambda: {"request_body": _request_body(found.plan)},
         "quantize.sh": lambda: _quantize_names(found),
         "sweep.sh": lambda: sweep_names(found.plan, found.deployment),
-        "guidellm.sh": lambda: guidellm_names(found.plan, found.deployment),
+        "guidellm.sh": lambda: guidellm_names(found.plan),
         "mad.sh": lambda: _mad_names(found),
     }
     if script in OFFLINE_SCRIPTS:

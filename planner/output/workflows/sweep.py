@@ -22,7 +22,6 @@ class SweepLoad:
     """One load of a sweep: a command, how many requests it sends, and the output tokens/s that are predicted."""
 
     name: str
-    concurrency: int
     prompts: int
     predicted: str
     seed: int
@@ -40,9 +39,9 @@ def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def guidellm_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
+def guidellm_names(plan: Plan) -> dict[str, Any]:
     """What the template of guidellm.sh names. JSON, because GuideLLM cuts its other form at every comma."""
-    loads, sent = concurrency_loads(plan, deployment), plan.workload
+    loads, sent = _closed_loads(plan), plan.workload
     return {
         "guidellm_requirement": GUIDELLM_REQUIREMENT,
         "guidellm_backend": json.dumps({"kind": "openai_http", "model": served_name(plan)}),
@@ -51,16 +50,15 @@ def guidellm_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
             {"kind": "synthetic_text", "prompt_tokens": sent.input_len, "output_tokens": sent.output_len}
         ),
         "guidellm_total": len(loads),
-        "concurrency_loads": loads,
+        "guidellm_loads": loads,
     }
 
 
 def concurrency_loads(plan: Plan, deployment: Deployment) -> tuple[SweepLoad, ...]:
     """One request at a time, two, four, ... to ``max_num_seqs``."""
-    most = plan.max_num_seqs
-    steps = sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
-    loads = [replace(_closed(plan, step), seed=_seed(plan, place)) for place, step in enumerate(steps)]
-    return tuple(_predict(plan, deployment, f"concurrency-{load.max_concurrency}", load) for load in loads)
+    return tuple(
+        _predict(plan, deployment, f"concurrency-{load.max_concurrency}", load) for load in _closed_loads(plan)
+    )
 
 
 def rate_loads(plan: Plan, deployment: Deployment) -> tuple[SweepLoad, ...]:
@@ -74,6 +72,12 @@ def rate_loads(plan: Plan, deployment: Deployment) -> tuple[SweepLoad, ...]:
         for place, rate in enumerate(rates)
     ]
     return tuple(_predict(plan, deployment, f"rate-{load.request_rate:g}", load) for load in loads)
+
+
+def _closed_loads(plan: Plan) -> list[Workload]:
+    most = plan.max_num_seqs
+    steps = sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
+    return [replace(_closed(plan, step), seed=_seed(plan, place)) for place, step in enumerate(steps)]
 
 
 def _seed(plan: Plan, place: int) -> int:
@@ -95,5 +99,4 @@ def _closed(plan: Plan, concurrency: int) -> Workload:
 def _predict(plan: Plan, deployment: Deployment, name: str, load: Workload) -> SweepLoad:
     throughput = simulate_serve(deployment, load).result["output_throughput"]
     argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
-    streams = load.max_concurrency or plan.max_num_seqs
-    return SweepLoad(name, streams, load.num_prompts, f"{throughput:.1f}", load.seed, tuple(argv))
+    return SweepLoad(name, load.num_prompts, f"{throughput:.1f}", load.seed, tuple(argv))

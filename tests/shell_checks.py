@@ -1,0 +1,35 @@
+"""Scripts as text: are they valid bash, and does shellcheck find anything?"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def check_scripts(texts: Iterable[str], folder: Path) -> None:
+    """Bash reads every script. Shellcheck reads one of those that differ in nothing but values."""
+    kinds = {_code_of(text): text for text in texts}
+    paths = [folder / f"{number}.sh" for number in range(len(kinds))]
+    for path, text in zip(paths, kinds.values(), strict=True):
+        path.write_text(text)
+        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0, text[:200]
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    found = subprocess.run([shellcheck, *paths], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
+def _code_of(script: str) -> frozenset[str]:
+    """The lines of a script without comments and without plain values, which templates write through one filter."""
+    lines = (line for line in script.splitlines() if not line.startswith("#"))
+    return frozenset(_VALUE.sub(_without_value, line) for line in lines)
+
+
+#: ``name=value``, an option of a command, and the calls with the loads of a measurement.
+_VALUE = re.compile(r"^(\w+=)[^$`]*$|^( +)-[^$`]*$|^ *(measure|point|streams|layout) .*$")
+
+
+def _without_value(found: re.Match[str]) -> str:
+    return found[1] or found[2] or found[3]
