@@ -26,7 +26,7 @@ types: $(STAMP)
 	$(BIN)/mypy tests/library_use.py  # the types as a user of the library sees them
 
 unit: $(STAMP)
-	$(BIN)/pytest -n auto --dist loadgroup
+	$(BIN)/pytest -n auto
 
 browser: $(STAMP)  ## the report in headless Chromium, which has to be installed
 	$(BIN)/pytest tests/browser/check_report.py

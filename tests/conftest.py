@@ -1,8 +1,24 @@
 """Shared fixtures: nothing here touches the network or the user's own files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+#: Files whose tests share what is made once, and take longer when two workers make it.
+TOGETHER = {"workflow": "workflows", "test_scripts_matrix": "matrix"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``pytest -n 2`` sends those files to one worker each, and all other tests one by one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group for part, group in TOGETHER.items() if part in nodeid), nodeid)
+
+    return Scheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,6 @@ from planner.planning.predict import simulate_serve
 from planner.resources import data_dir
 from planner.workload.requests import Workload
 
-pytestmark = pytest.mark.xdist_group("matrix")
 #: The kinds that scripts differ by; ``make e2e`` plans the whole table.
 TABLE = {
     **FACTORS,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from workflow_cases import commands_in, files_of, in_container
 
 from planner.cli.main import main
 from planner.engine.parse import split_command
 
-pytestmark = pytest.mark.xdist_group("workflows")
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "workflows.md"
 
 #: The headings of the documents that say something to do; those of licences and tables stand beside them.

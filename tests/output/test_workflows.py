@@ -25,7 +25,6 @@ from planner.output.workflows.render import needed_by, purpose_of
 from planner.planning.plan import PlanFile
 from planner.resources import data_dir
 
-pytestmark = pytest.mark.xdist_group("workflows")
 TEMPLATES = sorted((data_dir("templates") / "workflows").glob("*.j2"))
 
 

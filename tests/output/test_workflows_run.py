@@ -10,7 +10,6 @@ import pytest
 from workflow_cases import files_of
 from workflow_machine import Machine
 
-pytestmark = pytest.mark.xdist_group("workflows")
 MakeMachine = Callable[..., Machine]
 
 
