@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 E2E_VENV ?= .venv-e2e
 
-.PHONY: test check lint types unit browser e2e docs pictures lock benchmarks clean
+.PHONY: test check lint types unit browser e2e docs pictures lock clean
 
 test: lint types unit
 
@@ -31,11 +31,12 @@ unit: $(STAMP)
 browser: $(STAMP)  ## the report in headless Chromium, which has to be installed
 	$(BIN)/pytest tests/browser/check_report.py
 
-e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB
+e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB; needs nginx
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { echo "e2e needs nginx: apt-get install nginx-light"; exit 1; }
 	PYTHON=$(PYTHON) tests/e2e/install.sh $(E2E_VENV) build/e2e
 	$(BIN)/python tests/e2e/run.py $(E2E_VENV) build/e2e
 
-docs: $(STAMP)  ## write the real output of each documented command into docs/
+docs: $(STAMP)  ## the output of each documented command, and the reference of the commands
 	$(BIN)/python docs/refresh.py
 
 pictures: $(STAMP)  ## the screenshots in docs/images, by headless Chromium
