@@ -20,6 +20,7 @@ from planner.engine.flags import (
 )
 from planner.engine.parse import find_flag_problems
 from planner.engine.version import parse_version
+from planner.resources import package_dir
 
 # (option, last version with it, first version that rejects it): tried on the argparse of those versions.
 GONE = [
@@ -223,3 +224,13 @@ def test_the_server_decides_what_is_a_switch_when_the_table_is_built(tmp_path: P
     switches = json.loads((tmp_path / "table").read_text())["switches"]
     assert switches == {"0.6.3..": "--enforce-eager", "0.8.5..": flag}
     assert takes_value(parse_version("0.6.3"), flag) and not takes_value(parse_version("0.8.5"), flag)
+
+
+def test_one_dump_adds_one_version(tmp_path: Path) -> None:
+    """What the table says of the other versions stays, word for word."""
+    table = package_dir("engine") / "flags.json"
+    builder = Path(__file__).parents[1] / "real_parsers" / "build_table.py"
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "table").write_text(table.read_text())
+    subprocess.run([sys.executable, builder, tmp_path / "dumps", tmp_path / "table"], check=True)
+    assert (tmp_path / "table").read_text() == table.read_text()

@@ -1,8 +1,10 @@
-"""Merge what ``dump_parsers.py`` wrote for every version into ``planner/engine/flags.json``.
+"""Merge what ``dump_parsers.py`` wrote into ``planner/engine/flags.json``.
 
 ::
 
     python tests/real_parsers/build_table.py DUMPS planner/engine/flags.json
+
+A version that has no dump in the folder stays as the table has it, so one dump adds one version.
 
 Names are grouped by the versions that know them, so that the file stays small and its differences readable::
 
@@ -69,10 +71,40 @@ def switches(dump: Mapping[str, Any]) -> set[str]:
     return {name for name, takes in options if served.get(name, takes) == "switch"}
 
 
+def order(version: str) -> tuple[int, ...]:
+    """Versions by their numbers."""
+    return tuple(map(int, version.split(".")))
+
+
+def names_of(groups: Mapping[str, str], version: str) -> set[str]:
+    """The names that a version knows, from their ranges."""
+    found: set[str] = set()
+    for spans, names in groups.items():
+        for first, last in (span.split("..") for span in spans.split(",")):
+            if order(first) <= order(version) and (not last or order(version) <= order(last)):
+                found.update(names.split())
+    return found
+
+
+def dumps_of(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the dump of each version of a table says, as far as the table keeps it."""
+    dumps: dict[str, dict[str, Any]] = {}
+    for version in table["versions"].split():
+        dump: dict[str, Any] = {"version": version}
+        known_switches = names_of(table["switches"], version)
+        for command in COMMANDS:
+            shared = names_of(table["engine"], version) if command in ENGINE_COMMANDS else set()
+            if own := names_of(table[command], version) | shared:
+                dump[command] = {name: "switch" if name in known_switches else "value" for name in own}
+        dumps[version] = dump | {name: sorted(names_of(table[name], version)) for name in LISTS}
+    return dumps
+
+
 def main(folder: Path, target: Path) -> None:
-    dumps = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    dumps.sort(key=lambda dump: tuple(map(int, dump["version"].split("."))))
-    versions = [dump["version"] for dump in dumps]
+    by_version = dumps_of(json.loads(target.read_text())) if target.exists() else {}
+    by_version |= {dump["version"]: dump for dump in (json.loads(path.read_text()) for path in folder.glob("*.json"))}
+    versions = sorted(by_version, key=order)
+    dumps = [by_version[version] for version in versions]
     tables = {}
     engine = [
         set.intersection(*(set(d[c]) for c in ENGINE_COMMANDS if c in d))
