@@ -1,9 +1,14 @@
-"""Read a command line the way one vLLM version would, and say what it would not take.
+"""A command line as the parser of one vLLM version reads it: the settings, and what that version refuses or ignores.
+
+The parser takes an option by any unambiguous beginning, with hyphens or underscores, joined to its value by ``=`` or
+not. Of two equal options the last one counts.
 
 >>> from planner.engine.version import parse_version
->>> for problem in check_command("vllm serve m --swap-space 16".split(), parse_version("0.18.0")):
+>>> for problem in find_flag_problems("vllm serve m --swap-space 16".split(), parse_version("0.18.0")):
 ...     print(problem)
 --swap-space: gone in 0.18.0 (nothing: V1 recomputes instead of swapping)
+>>> read_line(["vllm", "serve", "m", "-tp=2", "--max_num_seqs", "8"], parse_version("0.27.1")).args.max_num_seqs
+8
 """
 
 from __future__ import annotations
@@ -36,17 +41,28 @@ from planner.errors import InputError
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z]")
-_CONFIGS: dict[str, Values] = {
+#: The settings by what a line says for them: the flag, or the variable where there is no flag.
+_ROWS = {row.env or row.flag: row for row in SETTINGS.values() if not row.ours}
+_LONG = {row.short: row.flag for row in _ROWS.values() if row.short} | {"-cc": "--compilation-config"}
+_SWITCHES = {
+    flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
+}
+#: Options whose values, or the keys of whose JSON, differ between versions.
+_VALUES: dict[str, Values] = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
+_KEYS: dict[str, Values] = {
     "--compilation-config": "compilation_config",
-    "-cc": "compilation_config",
     "--speculative-config": "speculative_config",
-    "-sc": "speculative_config",
 }
-_VALUES: dict[str, Values] = {
-    "--kv-cache-dtype": "kv_cache_dtype",
-    "--quantization": "quantization",
-    "-q": "quantization",
-}
+_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+#: Options that take a list: every word up to the next option.
+_LISTS = frozenset(
+    ("--served-model-name", "--lora-modules", "--middleware", "--cudagraph-capture-sizes", "--cuda-graph-sizes")
+)
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+
+
+# --- what a version does not take ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +79,10 @@ class FlagProblem:
 
 
 def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
-    """What ``version`` would refuse or ignore in a command: options, their values, variables set before it.
+    """What ``version`` refuses or ignores in a command: options, their values, variables set before it.
 
-    Understands ``vllm serve``, ``vllm bench serve|throughput|latency`` and the ``benchmark_*.py`` scripts; other
-    commands are not vLLM's and have no problems. ``platform`` (``rocm``) admits what AMD's images had early.
+    Reads ``vllm serve``, ``vllm bench serve|throughput|latency`` and the ``benchmark_*.py`` scripts; other commands
+    are not vLLM's and have no problems. With ``platform`` ``rocm``, what AMD's images had early is no problem.
     """
     words = list(argv)
     problems = []
@@ -84,13 +100,13 @@ def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform:
 
 
 def check_env(name: str, version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
-    """Whether ``version`` reads a variable. One that it does not read has no effect, so it is never fatal."""
+    """The problem of a variable that ``version`` does not read. It has no effect, so it is never fatal."""
     status = env_status(version, name, platform=platform)
     return [] if status else [FlagProblem(name, str(status), status.hint, fatal=False)]
 
 
 def split_command(words: Sequence[str]) -> tuple[Command | None, list[str]]:
-    """The command that an argument list runs, and its arguments; None for one that is not vLLM's."""
+    """The vLLM command that a list of words runs, and its arguments; None for another program."""
     for index, word in enumerate(words):
         name = word.rsplit("/", 1)[-1]
         if name in get_args(Command):
@@ -126,15 +142,16 @@ def _nearest(flag: str, version: EngineVersion, command: Command) -> str:
 
 
 def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[FlagProblem]:
-    if flag in _VALUES:
-        yield from _missing(f"{flag} {value}", value_status(version, _VALUES[flag], value))
-    elif flag in _CONFIGS and value.startswith("{"):
+    option = _LONG.get(flag, flag)
+    if option in _VALUES:
+        yield from _missing(f"{flag} {value}", value_status(version, _VALUES[option], value))
+    elif option in _KEYS and value.startswith("{"):
         try:
             config = json.loads(value)
         except json.JSONDecodeError as error:
-            yield FlagProblem(flag, f"{value!r} is not JSON: {error}", "quote the keys, and the whole for the shell")
+            yield FlagProblem(flag, f"{value!r} is not JSON: {error}", "quote the keys, and the value for the shell")
         else:
-            yield from _check_keys(flag, config, _CONFIGS[flag], version)
+            yield from _check_keys(flag, config, _KEYS[option], version)
     elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):
         yield FlagProblem(flag, f"takes JSON, not {value!r}, from vLLM 0.10.2 on", 'write {"mode": 3}')
 
@@ -151,38 +168,22 @@ def _missing(word: str, status: Status) -> Iterator[FlagProblem]:
         yield FlagProblem(word, str(status), status.hint)
 
 
-# --- From the words of a ``vllm serve`` line to settings, the way the parser of one vLLM version reads them
-#
-# Its parser takes options by any unambiguous beginning, with hyphens or underscores, joined to their value by ``=`` or
-# not; the last of two equal options wins. ``planner.engine.check`` knows which options the version has.
-#
-# >>> from planner.engine.version import parse_version
-# >>> read_line(["vllm", "serve", "m", "-tp=2", "--max_num_seqs", "8"], parse_version("0.27.1")).args.max_num_seqs
-# 8
-
-_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-_line_OPTION = re.compile(r"--?[A-Za-z]")
-_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-#: Options that take a list: every word up to the next option.
-_LISTS = frozenset(
-    ("--served-model-name", "--lora-modules", "--middleware", "--cudagraph-capture-sizes", "--cuda-graph-sizes")
-)
+# --- the settings of a line -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ServeLine:
-    """What a line asks for, and what its version would not take."""
+    """What a line asks for, and what its version does not take."""
 
-    model: str | None  #: hub id or path; None: vLLM's own default, which nobody wants
+    model: str | None  #: hub id or path; None: the line names none
     args: EngineArgs
     problems: tuple[FlagProblem, ...]
-    not_simulated: tuple[str, ...]  #: options and variables that change memory or time and are left out of account
+    not_simulated: tuple[str, ...]  #: options that change memory or time and are left out of account
     longest_context: bool = False  #: --max-model-len auto: as long as the memory allows
-    num_scheduler_steps: int = 1  #: steps of the V0 engine for one visit of its scheduler
-    only_v0: tuple[str, ...] = ()  #: what of it the V1 engine does not serve
-    env: Mapping[str, str] = field(default_factory=dict)  #: variables that are set for it
-    pipelines_on_v1: bool = False  #: by its executor's backend, where others would have V0 for a pipeline
+    num_scheduler_steps: int = 1  #: steps that the V0 engine takes for one visit of its scheduler
+    only_v0: tuple[str, ...] = ()  #: words that the V1 engine does not serve
+    env: Mapping[str, str] = field(default_factory=dict)  #: variables that are set for the command
+    pipelines_on_v1: bool = False  #: its executor runs a pipeline on V1, where the default one needs V0
 
     @property
     def use_v1(self) -> str | None:
@@ -191,7 +192,7 @@ class ServeLine:
 
     @property
     def refused(self) -> bool:
-        """Whether the parser ends before the model is looked at."""
+        """Whether the parser stops with an error."""
         return any(problem.fatal for problem in self.problems)
 
 
@@ -200,7 +201,7 @@ def read_line(
 ) -> ServeLine:
     """The settings of a server's command line under ``version``.
 
-    Raises InputError for a command that is not vLLM's server, and for options that a file holds (``--config``).
+    Raises InputError for a command that is not vLLM's server, and for ``--config``, whose file is not read.
     """
     words = _arguments(argv)
     reader = _Reader(version)
@@ -227,7 +228,7 @@ def read_line(
 
 
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
-    """A replacement that comes only with a later version says so."""
+    """The problem, with a note where its hint names an option that only a later version has."""
     later = [flag_status(version, flag) for flag in re.findall(r"--[a-z][\w-]+", problem.hint)]
     since = next((status.since for status in later if status.state == "not yet"), None)
     return replace(problem, hint=f"{problem.hint}, from {since} on; leave it out until then") if since else problem
@@ -244,7 +245,7 @@ def _arguments(argv: Sequence[str]) -> list[str]:
 
 
 class _Reader:
-    """Walks along the words as argparse does."""
+    """Reads the words from left to right, as argparse does."""
 
     def __init__(self, version: EngineVersion) -> None:
         self.version = version
@@ -257,16 +258,16 @@ class _Reader:
         self.options: dict[str, str] = {}  #: whole names with their values, the last of equal ones
         self.problems: list[FlagProblem] = []
         self.not_simulated: list[str] = []
-        self.canonical: list[str] = []  #: the same words with whole option names, for ``check_command``
+        self.canonical: list[str] = []  #: the same words with whole option names
 
     def read(self, words: Sequence[str]) -> None:
         at = 0
         while at < len(words):
             word = words[at]
-            if not _line_OPTION.match(word):
+            if not _OPTION.match(word):
                 if self.positional:
                     self.problems.append(
-                        FlagProblem(word, "is no option, and the model is named already", "quote values")
+                        FlagProblem(word, "is neither an option nor the model", "quote values with spaces")
                     )
                 self.positional = self.positional or word
                 self.canonical.append(word)
@@ -295,18 +296,18 @@ class _Reader:
         """The words that belong to an option: none, one, or for lists all up to the next option."""
         truth = following[:1] if following and following[0].lower() in ("true", "false") else []
         if flag in self.known and not takes_value(self.version, flag):
-            return list(truth)  # refused, but not taken for the model
-        upto = next((i for i, word in enumerate(following) if _line_OPTION.match(word)), len(following))
+            return list(truth)  # refused later, but not read as the model
+        upto = next((i for i, word in enumerate(following) if _OPTION.match(word)), len(following))
         own = list(following[:upto])
         if _LONG.get(flag, flag) in _SWITCHES:
             return list(truth)
         if flag not in self.known and not (self.positional or self.named) and len(own) == 1:
-            return []  # an unknown option in front of the model: the model it is
+            return []  # an unknown option in front of the model
         return own if flag in _LISTS else own[:1]
 
     def _take(self, flag: str, values: list[str]) -> None:
         if flag == "--config":
-            raise InputError("--config: the settings are in a file that is not read", hint="write them out instead")
+            raise InputError("--config: the file with the settings is not read", hint="write the settings out")
         if flag in NOT_SIMULATED:
             self.not_simulated.append(flag)
         flag = _LONG.get(flag, flag)
@@ -316,7 +317,7 @@ class _Reader:
         elif flag == "--num-scheduler-steps" and values and values[0].isdecimal():
             self.num_scheduler_steps = max(int(values[0]), 1)
         elif flag not in self.known:
-            return  # a problem of its own; the rest of the line is answered without it
+            return  # a problem already; the rest of the line is answered without it
         elif flag in _SWITCHES:
             name, value = _SWITCHES[flag]
             self.settings[name] = value if not values else value == (values[0].lower() == "true")
@@ -329,7 +330,7 @@ class _Reader:
         if not values:
             self.problems.append(FlagProblem(flag, "needs a value"))
         elif "$" in values[0]:
-            self.problems.append(FlagProblem(flag, f"{values[0]} is not set in the script", "write the value out"))
+            self.problems.append(FlagProblem(flag, f"the script does not set {values[0]}", "write the value out"))
         elif flag == "--dtype" and values[0] not in _DTYPES:
             self.problems.append(FlagProblem(flag, f"takes no {values[0]!r}", f"use {', '.join(_DTYPES)}"))
         elif flag == "--max-model-len" and values[0] in ("auto", "-1"):
@@ -347,14 +348,6 @@ def _count(text: str) -> int:
     """``32k`` is 32,000 and ``32K`` 32,768, as vLLM reads lengths (``human_readable_int``)."""
     scaled = _SCALED.fullmatch(text.strip())
     return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
-
-
-#: The settings by what a line says for them: the flag, the short one, or the variable where there is no flag.
-_ROWS = {row.env or row.flag: row for row in SETTINGS.values() if not row.ours}
-_LONG = {row.short: row.flag for row in _ROWS.values() if row.short}
-_SWITCHES = {
-    flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
-}
 
 
 def _reader(row: Setting) -> Callable[[str], Any]:

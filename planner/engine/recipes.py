@@ -1,7 +1,10 @@
-"""What the publishers of recipes set beside the planned settings, as far as the version at hand knows it.
+"""What publishers of recipes set beside the planned settings, and what they report broken.
 
-The layers are in ``recipes.toml``, each with its source. Names there are the newest ones: an older spelling is used
-where the version has only that, and what it does not have at all is left out and said so.
+``recipes.toml`` holds the recipes in layers, each with its source and the newest spelling of each name. A version that
+has only an older spelling gets that one. What a version does not have is left out, and the answer says so.
+
+What is broken: AMD, vLLM FP8 latency and throughput benchmarks on MI300X, vLLM 0.9.1: "AITER does not support fp8 kv
+cache", and of DeepSeek-V3 and R1 "--max-model-len cannot be greater than 32768".
 """
 
 from __future__ import annotations
@@ -30,8 +33,11 @@ _OLDER_KEYS = {
     "fuse_attn_quant": "enable_attn_fusion",
     "mode": "level",
 }
-#: Variables, and keys of ``--compilation-config``, that matter to sums over several GPUs only.
+#: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
+DEEPSEEK_MAX_MODEL_LEN = 32768  #: tokens
+#: Releases whose AMD images had AITER before vLLM had it: first, and first without.
+AITER_IMAGES_SINCE, AITER_IMAGES_UNTIL = (0, 8, 4), (0, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Recipe:
     flags: dict[str, Any] = field(default_factory=dict)  #: for ``extra`` of ``serve_argv``
     settings: dict[str, Any] = field(default_factory=dict)  #: names of EngineArgs
     sources: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  #: what the sources set and the version does not know
+    left_out: tuple[str, ...] = ()  #: what the sources set and the version does not have
 
 
 def recipe_for(
@@ -54,9 +60,9 @@ def recipe_for(
     engine: Engine | None = None,
     tensor_parallel_size: int | None = None,
 ) -> Recipe:
-    """The layers that match, merged; only names that ``version`` knows.
+    """The layers that match, merged, in names that ``version`` has.
 
-    ``tensor_parallel_size``: where it is 1, what matters to sums over GPUs only is left out; None keeps it.
+    With ``tensor_parallel_size`` 1, what changes sums over GPUs only is left out; None keeps it.
     """
     env: dict[str, str] = {}
     flags: dict[str, Any] = {}
@@ -161,21 +167,11 @@ def _data() -> dict[str, Any]:
     return tomllib.loads((package_dir("engine") / "recipes.toml").read_text(encoding="utf-8"))
 
 
-# --- What a publisher says does not work although the parser takes it: plans keep clear of it unless a user asks for it
-#
-# Source: AMD, vLLM FP8 latency and throughput benchmarks on MI300X, vLLM 0.9.1: "AITER does not support fp8 kv cache",
-# and of DeepSeek-V3 and R1 "--max-model-len cannot be greater than 32768".
-
-DEEPSEEK_MAX_MODEL_LEN = 32768  #: tokens
-#: Releases with AITER in AMD's images before vLLM took it over, as for the recipes of ``planner.engine``.
-FIRST, UNTIL = (0, 8, 4), (0, 10)
-
-
 def known_issues(
     config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile
 ) -> Iterator[FlagProblem]:
-    """A remark for each one that these settings run into."""
-    if profile.architecture != "gfx942" or not FIRST <= config.version.release < UNTIL:
+    """What these settings run into that the parser takes and AMD reports broken."""
+    if profile.architecture != "gfx942" or not AITER_IMAGES_SINCE <= config.version.release < AITER_IMAGES_UNTIL:
         return
     image = f"AMD's image of vLLM {config.version} for this GPU"
     if env.get("VLLM_ROCM_USE_AITER", "").lower() in ("1", "true") and config.kv_cache_dtype == "fp8":

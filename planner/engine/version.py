@@ -1,6 +1,11 @@
-"""Release dates of vLLM, so that a date or an unnumbered build can be placed.
+"""Versions of vLLM: their order, and the release whose rules a date or a build of unknown number follows.
 
-Source: the day on which the first file of each release was uploaded to the Python package index, read 2026-11-20.
+>>> parse_version("v0.11.0").release
+(0, 11, 0)
+>>> str(parse_version("2025-10"))
+'0.11.0'
+>>> parse_version("0.10.0") < parse_version("0.10.1.1") < parse_version("0.33.0")
+True
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from planner.errors import InputError
 
 Release = tuple[int, ...]
 
+#: Release dates: the day on which the first file was uploaded to the Python package index, read 2026-11-20.
 _DATES = """
 0.2.0 2023-09-28   0.2.7 2024-01-04   0.3.0 2024-01-31   0.3.3 2024-03-01   0.4.0 2024-03-31   0.4.1 2024-04-24
 0.4.2 2024-05-05   0.4.3 2024-06-01   0.5.0 2024-06-11   0.5.1 2024-07-06   0.5.2 2024-07-15   0.5.3 2024-07-23
@@ -45,7 +51,7 @@ RELEASES: dict[Release, datetime.date] = {
 }
 
 NEWEST: Release = max(RELEASES)
-#: First release with measured runs to compare with; what is older is treated like it.
+#: First release with measured runs to compare with; older ones follow its rules.
 OLDEST: Release = (0, 4, 2)
 
 
@@ -63,15 +69,6 @@ def newest_of_minor(major: int, minor: int) -> Release:
     """The newest release of ``0.8.x``; ``0.8.0`` itself where none is known."""
     return max((r for r in RELEASES if r[:2] == (major, minor)), default=(major, minor, 0))
 
-
-# --- vLLM versions: their order, and the era that a date or an unknown build falls to
-#
-# >>> parse_version("v0.11.0").release
-# (0, 11, 0)
-# >>> str(parse_version("2025-10"))
-# '0.11.0'
-# >>> parse_version("0.10.0") < parse_version("0.10.1.1") < parse_version("0.33.0")
-# True
 
 Build = Literal["vllm", "vllm+atom-plugin"]
 
@@ -91,7 +88,7 @@ _NAMED_BUILDS = {"minimax-m3": datetime.date(2026, 6, 13)}  # InferenceX's blog 
 
 @dataclass(frozen=True, slots=True, order=True)
 class EngineVersion:
-    """One vLLM version. Ordered and compared by release and build; how it was written does not count."""
+    """One vLLM version. Release and build decide order and equality; spelling does not."""
 
     release: Release
     build: Build = "vllm"
@@ -106,18 +103,18 @@ class EngineVersion:
 
 
 def parse_version(text: str, *, date: str = "") -> EngineVersion:
-    """The version that ``text`` names: a release, a development build, a date, a build of unknown number.
+    """The version that ``text`` names: a release, a development build, a date, or a build of unknown number.
 
-    Dates and unnumbered builds fall to the newest release that was out on that day (the 15th of a month, the
-    middle of a year); ``date`` (``2026-03-22``, ``2025-2026``) is used where the text itself tells none. What was
-    assumed is in ``note``. Raises InputError for anything else.
+    A date and an unnumbered build follow the newest release that was out on that day (the 15th of a month, the middle
+    of a year). ``date`` (``2026-03-22``, ``2025-2026``) counts where the text has no date. ``note`` says what was
+    assumed. Raises InputError for anything else.
     """
     text = text.strip()
     if not _PLAIN.fullmatch(text):
         raise _unreadable(text)
     build: Build = "vllm+atom-plugin" if re.search(r"\batom\b", text.lower()) else "vllm"
     release, note = _numbered(text) or _mentioned(text) or _dated(text, date)
-    return EngineVersion(release, build, text, note or _strangeness(release), "V0" if "V0 engine" in text else "")
+    return EngineVersion(release, build, text, note or _unknown_note(release), "V0" if "V0 engine" in text else "")
 
 
 def known_version(name: str) -> EngineVersion:
@@ -147,7 +144,7 @@ def _mentioned(text: str) -> tuple[Release, str] | None:
 
 
 def _dated(text: str, date: str) -> tuple[Release, str]:
-    """A date, or a build that only a date can place."""
+    """The release of a date, or of a build that has only a date."""
     lowered = text.lower()
     day = _day_in(lowered) or next((d for name, d in _NAMED_BUILDS.items() if name in lowered), None)
     if day is None and text and not _BUILD_WORDS.search(lowered):
@@ -155,7 +152,7 @@ def _dated(text: str, date: str) -> tuple[Release, str]:
     day = day or _day_in(date.lower())
     what = repr(text) if text else "no version"
     if day is None:
-        return NEWEST, f"{what} tells neither number nor date; taken as vLLM {release_text(NEWEST)}, the newest known"
+        return NEWEST, f"{what} has neither number nor date; taken as vLLM {release_text(NEWEST)}, the newest known"
     release = newest_by(day)
     return release, f"{what} is taken as vLLM {release_text(release)}, the newest release by {day}"
 
@@ -180,8 +177,8 @@ def _day_in(text: str) -> datetime.date | None:
     return None
 
 
-def _strangeness(release: Release) -> str:
-    """What to say of a release that is not in the table."""
+def _unknown_note(release: Release) -> str:
+    """A note on a release that is not in the table."""
     if release > NEWEST:
         return f"newer than vLLM {release_text(NEWEST)}, the newest known; its rules are taken"
     if release < OLDEST:
