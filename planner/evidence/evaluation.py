@@ -24,7 +24,6 @@ from planner.planning import (
     SHIPPED,
     Deployment,
     Local,
-    interval,
     resolve_deployment,
     simulate_latency,
     simulate_serve,
@@ -124,7 +123,7 @@ def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = Fal
 
 
 def _figure(case: Case, name: str, measured: float, predicted: float) -> PredictedFigure:
-    bounds = interval(case.deployment, name)
+    bounds = case.deployment.interval(name)
     return PredictedFigure(measured, predicted, *(predicted * factor for factor in bounds or ()))
 
 

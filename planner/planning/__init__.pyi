@@ -57,12 +57,9 @@ from .plan import Service as Service
 from .plan import read_plan as read_plan
 from .predict import Prediction as Prediction
 from .predict import estimate as estimate
-from .predict import interval as interval
 from .predict import simulate_latency as simulate_latency
 from .predict import simulate_serve as simulate_serve
 from .predict import simulate_throughput as simulate_throughput
-from .predict import typical_steps as typical_steps
-from .predict import with_intervals as with_intervals
 from .recommend.assemble import assemble as assemble
 from .recommend.assemble import order_words as order_words
 from .recommend.assemble import plans_best_first as plans_best_first

@@ -20,7 +20,7 @@ from typing import Literal
 
 from planner.planning import defaults
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Estimate, estimate, interval
+from planner.planning.predict import Estimate, estimate
 from planner.simulator import Replay, good_requests, statistic_ms
 from planner.units import MS
 from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload
@@ -97,7 +97,7 @@ class ServedLoad:
 
 def margin(deployment: Deployment, slo: Slo, *, pessimistic: bool = True) -> float:
     """The factor from a predicted figure to the end of its interval; 1 where no interval is known."""
-    bounds = interval(deployment, slo.interval_key)
+    bounds = deployment.interval(slo.interval_key)
     return bounds[1 if pessimistic else 0] if bounds else 1.0
 
 
@@ -163,7 +163,7 @@ def largest_load(
 
 def steady_rate(deployment: Deployment, workload: Workload, *, pessimistic: bool = True) -> float:
     """Requests per second that full batches serve in the steady state, at the end of the interval that counts."""
-    bounds = interval(deployment, "output_throughput") or (1.0, 1.0)
+    bounds = deployment.interval("output_throughput") or (1.0, 1.0)
     steady = _at_concurrency(deployment, workload, most_in_flight(deployment))
     return steady.output_tok_per_s / workload.output_len * bounds[0 if pessimistic else 1]
 

@@ -6,8 +6,10 @@ how fast it is are all read off the same object.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
 from planner.errors import InputError
@@ -20,13 +22,25 @@ from planner.timing import (
     SHIPPED,
     Calibration,
     SpeculativeStep,
+    StepBreakdown,
     StepModel,
     covariates_of,
     efficiency_for,
     host_bytes_per_s,
+    load_calibration,
     speculative_step,
 )
 from planner.workload import Requests, Workload
+
+#: Figures that scale with the output throughput.
+RATES = frozenset(
+    {
+        "output_throughput", "total_token_throughput", "request_throughput", "requests_per_second",
+        "tokens_per_second", "output_throughput_per_gpu", "output_throughput_per_user",
+    }
+)  # fmt: skip
+#: Whose interval a statistic takes: runs were published with means, medians and 99th percentiles.
+STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
 
 _load_quantized = PerModel(load_quantized)
 
@@ -83,6 +97,36 @@ class Deployment:
         speed = self.calibration.origin(self.covariates) if self.calibration else SHIPPED
         own = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
         return ", ".join(name for name in own if name != SHIPPED) or SHIPPED
+
+    def interval(self, key: str) -> tuple[float, float] | None:
+        """Factors around the figure ``key`` between which 90 % of measurements lie; None for what is no prediction."""
+        calibration = self.calibration or load_calibration()
+        if key in ("duration", "elapsed_time"):  # the same work in more time is less throughput
+            bounds = calibration.interval("output_throughput", self.covariates)
+            return (1 / bounds[1], 1 / bounds[0]) if bounds else None
+        if key in ("avg_latency", "avg_latency_s"):
+            return calibration.interval("avg_latency_s", self.covariates)
+        if key in RATES:
+            return calibration.interval("output_throughput", self.covariates)
+        statistic, _, metric = key.partition("_")
+        if not metric.endswith("_ms") or statistic not in STATISTICS:
+            return None
+        return calibration.interval(f"{STATISTICS[statistic]}_{metric}", self.covariates)
+
+    def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
+        found: dict[str, Any] = {}
+        for key, value in figures.items():
+            found[key] = value
+            bounds = self.interval(key)
+            if bounds and isinstance(value, float):
+                found[f"{key}_lo"], found[f"{key}_hi"] = value * bounds[0], value * bounds[1]
+        return found
+
+    def typical_steps(self, served: Replay) -> dict[str, StepBreakdown]:
+        """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
+        batches = {"decode step": served.decode_batch, "prefill step": served.prefill_batch}
+        return {name: self.timer.breakdown(batch) for name, batch in batches.items() if batch is not None}
 
     def requests_held(self, total_len: int, *, pessimistic: bool = False) -> float:
         """Requests of ``total_len`` tokens that the KV cache holds at once; 0 when there is no cache."""

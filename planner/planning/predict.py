@@ -20,18 +20,8 @@ from typing import Any
 from planner.engine import bench_backend
 from planner.planning.deployment import Deployment
 from planner.simulator import Replay, latency_result, serve_result, speculative_result, throughput_result
-from planner.timing import Batch, StepBreakdown, load_calibration
+from planner.timing import Batch
 from planner.workload import Workload
-
-#: Figures that scale with the output throughput.
-RATES = frozenset(
-    {
-        "output_throughput", "total_token_throughput", "request_throughput", "requests_per_second",
-        "tokens_per_second", "output_throughput_per_gpu", "output_throughput_per_user",
-    }
-)  # fmt: skip
-#: Whose interval a statistic takes: runs were published with means, medians and 99th percentiles.
-STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ def simulate_serve(
     result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:
         result |= speculative_result(served, drafts.acceptance_rates)
-    return Prediction(with_intervals(deployment, result), served)
+    return Prediction(deployment.with_intervals(result), served)
 
 
 def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, float]:
@@ -68,46 +58,13 @@ def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, 
 def simulate_throughput(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench throughput``: all prompts at once."""
     served = deployment.replay(workload, offline=True)
-    return Prediction(with_intervals(deployment, throughput_result(served, model_id=deployment.model.id)), served)
+    return Prediction(deployment.with_intervals(throughput_result(served, model_id=deployment.model.id)), served)
 
 
 def simulate_latency(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
     served = deployment.replay(workload, offline=True)
-    return Prediction(with_intervals(deployment, latency_result(served, model_id=deployment.model.id)), served)
-
-
-def with_intervals(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
-    """``result`` and, beside each predicted figure, ``KEY_lo`` and ``KEY_hi``: the 90 % interval of its fits."""
-    found: dict[str, Any] = {}
-    for key, value in result.items():
-        found[key] = value
-        bounds = interval(deployment, key)
-        if bounds and isinstance(value, float):
-            found[f"{key}_lo"], found[f"{key}_hi"] = value * bounds[0], value * bounds[1]
-    return found
-
-
-def interval(deployment: Deployment, key: str) -> tuple[float, float] | None:
-    """Factors around the figure ``key`` between which 90 % of measurements lie; None for what is no prediction."""
-    calibration, held = deployment.calibration or load_calibration(), deployment.covariates
-    if key in ("duration", "elapsed_time"):  # the same work in more time is less throughput
-        bounds = calibration.interval("output_throughput", held)
-        return (1 / bounds[1], 1 / bounds[0]) if bounds else None
-    if key in ("avg_latency", "avg_latency_s"):
-        return calibration.interval("avg_latency_s", held)
-    if key in RATES:
-        return calibration.interval("output_throughput", held)
-    statistic, _, metric = key.partition("_")
-    if not metric.endswith("_ms") or statistic not in STATISTICS:
-        return None
-    return calibration.interval(f"{STATISTICS[statistic]}_{metric}", held)
-
-
-def typical_steps(deployment: Deployment, served: Replay) -> dict[str, StepBreakdown]:
-    """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
-    batches = {"decode step": served.decode_batch, "prefill step": served.prefill_batch}
-    return {name: deployment.timer.breakdown(batch) for name, batch in batches.items() if batch is not None}
+    return Prediction(deployment.with_intervals(latency_result(served, model_id=deployment.model.id)), served)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from planner.planning.calibration import SHIPPED, Local
 from planner.planning.check import redeploy
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan
-from planner.planning.predict import compared_rates, simulate_serve, typical_steps, with_intervals
+from planner.planning.predict import compared_rates, simulate_serve
 from planner.timing import StepBreakdown
 from planner.workload import Workload
 
@@ -61,7 +61,7 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
     return Sweep(
         by,
         points,
-        typical_steps(deployment, planned.replay),
+        deployment.typical_steps(planned.replay),
         deployment.timer.efficiency.basis,
         notes=tuple(_notes(plan, deployment, planned.result)),
     )
@@ -72,7 +72,7 @@ def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[Loa
         planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
         sent = workload if planned else _at(workload, by, load)
         result = simulate_serve(deployment, sent, percentiles=defaults.PERCENTILES)
-        rates = with_intervals(deployment, compared_rates(deployment, result))
+        rates = deployment.with_intervals(compared_rates(deployment, result))
         yield LoadPoint(load, {**result.result, **rates}, planned)
 
 

@@ -24,7 +24,7 @@ from planner.planning.capacity import (
     steady_rate,
 )
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import estimate, interval
+from planner.planning.predict import estimate
 from planner.workload.requests import Requests, Workload
 from planner.workload.targets import Slo, parse_slos
 
@@ -65,7 +65,7 @@ def test_a_concurrency_found_by_bisection_is_the_one_that_trying_all_finds() -> 
 
 def test_what_is_expected_lies_at_the_end_of_the_interval_that_is_asked_for() -> None:
     (slo,) = parse_slos({"ttft": 400.0})
-    bounds = interval(server(), "p99_ttft_ms")
+    bounds = server().interval("p99_ttft_ms")
     assert bounds is not None
     assert (margin(server(), slo, pessimistic=False), margin(server(), slo)) == bounds
     (reading,) = at(4, (slo,), "concurrency").readings
@@ -89,7 +89,7 @@ def test_a_target_below_a_step_is_never_met() -> None:
 def test_without_targets_the_rate_is_what_full_batches_serve() -> None:
     found = largest_load(server(), LOAD, ())
     steady = estimate(server(), 512, 128, 128)  # the closed form at max_num_seqs
-    bounds = interval(server(), "output_throughput")
+    bounds = server().interval("output_throughput")
     assert found is not None and bounds is not None
     assert found.value == pytest.approx(steady.output_tok_per_s / 128 * bounds[0], rel=0.03)
     assert found.value <= steady_rate(server(), LOAD) * 1.000001

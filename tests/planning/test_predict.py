@@ -11,7 +11,7 @@ from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import estimate, simulate_latency, simulate_serve, simulate_throughput, typical_steps
+from planner.planning.predict import estimate, simulate_latency, simulate_serve, simulate_throughput
 from planner.workload.requests import Workload
 
 
@@ -69,7 +69,7 @@ def test_more_bandwidth_and_compute_are_never_slower() -> None:
 
 def test_the_breakdown_adds_up_to_the_step() -> None:
     served = simulate_serve(deployed(), Workload(1024, 128, 32, max_concurrency=8))
-    for step in typical_steps(deployed(), served.replay).values():
+    for step in deployed().typical_steps(served.replay).values():
         on_gpu = sum(part.time_s for part in step.parts if part.name != "host")
         assert on_gpu == pytest.approx(step.gpu_s)
         assert step.total_s >= step.gpu_s

@@ -20,7 +20,7 @@ from planner.hardware.profiles import load_profile
 from planner.memory.budget import Basis
 from planner.model.architecture import Model
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import estimate, simulate_latency, simulate_serve, typical_steps
+from planner.planning.predict import estimate, simulate_latency, simulate_serve
 from planner.simulator.bench import serve_table
 from planner.timing.drafts import SpeculativeStep, module_model, speculative_step
 from planner.timing.operators import step_operators
@@ -262,7 +262,7 @@ def test_the_closed_form_is_the_steady_state_of_the_replay() -> None:
 
 def test_explained_steps_show_draft_and_verification() -> None:
     usual = served(small_draft("0.6"))
-    steps = typical_steps(usual, simulate_latency(usual, Workload(128, 64, 4)).replay)
+    steps = usual.typical_steps(simulate_latency(usual, Workload(128, 64, 4)).replay)
     names = [part.name for part in steps["decode step"].parts]
     assert {"mlp up", "draft: mlp up", "draft: lm_head", "host"} <= set(names)
     (head,) = [part for part in steps["decode step"].parts if part.name == "draft: lm_head"]

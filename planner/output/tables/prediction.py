@@ -11,7 +11,7 @@ from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import MetricRows
-from planner.planning import Deployment, Prediction, typical_steps
+from planner.planning import Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
 from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
@@ -62,7 +62,7 @@ class PredictionAnswer(MetricRows):
     @cached_property
     def steps(self) -> dict[str, StepBreakdown]:
         """The average decode step and the average prefill step, operator by operator."""
-        return typical_steps(self.deployment, self.record.replay)
+        return self.deployment.typical_steps(self.record.replay)
 
     def _object(self) -> dict[str, Any]:
         breakdown = {name: _breakdown(step) for name, step in self.steps.items()}

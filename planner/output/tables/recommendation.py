@@ -24,7 +24,6 @@ from planner.planning import (
     order_words,
     plans_best_first,
     price_of,
-    with_intervals,
 )
 from planner.timing import SHIPPED
 from planner.units import MS
@@ -267,7 +266,7 @@ def _point(candidate: Candidate) -> dict[str, Any]:
         "weight_dtype": config.weight_dtype,
         "kv_cache_dtype": config.kv_cache_dtype,
         "max_num_seqs": config.max_num_seqs,
-        **with_intervals(candidate.deployment, figures),
+        **candidate.deployment.with_intervals(figures),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 
 from planner.planning.deployment import Deployment
-from planner.planning.predict import typical_steps
 from planner.simulator import Replay
 from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
 
@@ -17,7 +16,7 @@ def time_shares(deployment: Deployment, served: Replay) -> dict[str, float]:
     """Share of the engine's time by what bounds it, largest first: of the average steps of a replay."""
     spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}
     total: dict[str, float] = defaultdict(float)
-    for name, step in typical_steps(deployment, served).items():
+    for name, step in deployment.typical_steps(served).items():
         for cause, time_s in _causes(deployment, step).items():
             total[cause] += time_s / step.total_s * spent_s[name]
     whole_s = sum(total.values())

@@ -36,7 +36,6 @@ from planner.planning.capacity import (
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
-from planner.planning.predict import interval
 from planner.planning.recommend.candidates import tensor_parallel_sizes
 from planner.simulator import statistic_ms
 from planner.timing import Batch
@@ -279,7 +278,7 @@ def _largest_decode(
     server: Deployment, workload: Workload, slos: tuple[Slo, ...], *, pessimistic: bool
 ) -> ServedLoad | None:
     """The largest rate of one decode server under ``slos``, by bisection over replays."""
-    bounds = interval(server, "output_throughput") or (1.0, 1.0)
+    bounds = server.interval("output_throughput") or (1.0, 1.0)
     places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * _ranks(server))
 
     def steady_rate(batch: float) -> float:

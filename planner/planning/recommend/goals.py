@@ -27,7 +27,7 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Goal
-from planner.planning.predict import compared_rates, estimate, simulate_serve, with_intervals
+from planner.planning.predict import compared_rates, estimate, simulate_serve
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, why_not
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
 from planner.simulator import Replay
@@ -56,7 +56,7 @@ def predicted(deployment: Deployment, workload: Workload, served: Replay | None 
     ``served`` is the replay of ``workload``, where it is at hand.
     """
     prediction = simulate_serve(deployment, workload, served=served, percentiles=defaults.PERCENTILES)
-    rates = with_intervals(deployment, compared_rates(deployment, prediction))
+    rates = deployment.with_intervals(compared_rates(deployment, prediction))
     return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
 
 
