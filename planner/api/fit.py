@@ -133,19 +133,10 @@ def _with_log(
     remarks: tuple[str, ...],
 ) -> FitAnswer:
     """The answer with the overheads of a start-up log, compared with what was fitted to other machines."""
-    from planner.planning import fit_with_log, log_version, read_log
+    from planner.planning import fit_with_log
 
-    log = read_log(path, (resolved.requested, resolved.resolved, resolved.model.id))
-    result = fit_with_log(
-        log,
-        resolved.model,
-        profile,
-        args,
-        log_version(log, asked_version(version)) or version_for(None, profile),
-        basis_for(calibration or "none", args),
-        requested_model=resolved.requested,
-        resolved_model=resolved.resolved,
-    )
+    basis = basis_for(calibration or "none", args)
+    result = fit_with_log(path, resolved, profile, args, asked_version(version), basis)
     return FitAnswer(result, resolved, explain, remarks)
 
 

@@ -143,7 +143,7 @@ def _demands(
     trace: Path | None,
 ) -> tuple[tuple[Demand, ...], tuple[str, ...]]:
     """The classes of requests, and remarks on where they are from."""
-    from planner.planning import Demand, check_names, named, of_trace
+    from planner.planning import Demand
     from planner.workload import NAMED, read_trace
 
     lengths = any(value is not None for value in (input_len, output_len, range_ratio))
@@ -158,18 +158,17 @@ def _demands(
             raise InputError(
                 f"--class is given {len(classes)} times", hint=f"plan {defaults.MOST_CLASSES} classes at most"
             )
-        check_names(classes)
         return tuple(replace(one, request_rate=float(one.request_rate)) for one in classes), ()
     rate = None if request_rate is None else typed("request_rate", request_rate, float)
     if trace is not None:
         recorded = read_trace(trace)
-        return of_trace(recorded, rate), recorded.notes
+        return Demand.of_trace(recorded, rate), recorded.notes
     if rate is None:
         raise InputError("no load is given", hint="add --request-rate, --class or --trace")
     if workload is not None:
         if typed("workload", workload, str) not in NAMED:
             raise UnknownNameError("workload", workload, NAMED, see="docs/library.md")
-        return (named("", rate, workload),), ()
+        return (Demand.named("", rate, workload),), ()
     input_tok = defaults.LEN if input_len is None else typed("input_len", input_len, int)
     output_tok = defaults.LEN if output_len is None else typed("output_len", output_len, int)
     ratio = 0.0 if range_ratio is None else typed("random_range_ratio", range_ratio, float)

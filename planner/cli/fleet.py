@@ -127,7 +127,7 @@ def fleet(
     from planner.api.flags import flags_of
     from planner.api.fleet import size_fleet
     from planner.api.recommend import GIVEN
-    from planner.planning import parse_class
+    from planner.planning import Demand
 
     def stated(name: str) -> bool:
         """Whether a length is given, or stands in planner.toml and nothing else gives one."""
@@ -142,7 +142,7 @@ def fleet(
         output_len=output_len if stated("output_len") else None,
         random_range_ratio=range_ratio if stated("range_ratio") else None,
         workload=workload.value if workload else None,
-        classes=tuple(map(parse_class, classes or ())),
+        classes=tuple(map(Demand.parse, classes or ())),
         trace=trace,
         ttft=ttft,
         tpot=tpot,

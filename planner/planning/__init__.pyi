@@ -1,53 +1,46 @@
+# What is taken where nobody says otherwise
 from . import defaults as defaults
+
+# What the user's own machines taught
 from .calibration import SHIPPED as SHIPPED
 from .calibration import Local as Local
 from .calibration import local_for as local_for
 from .calibration import local_path as local_path
 from .calibration import read_local as read_local
 from .calibration import save as save
-from .check import LineRequest as LineRequest
-from .check import LineVerdict as LineVerdict
-from .check import Served as Served
-from .check import check_line as check_line
-from .check import launched_args as launched_args
-from .check import redeploy as redeploy
-from .compare.comparison import Comparison as Comparison
-from .compare.comparison import Flip as Flip
-from .compare.comparison import Order as Order
-from .compare.comparison import compare_hardware as compare_hardware
-from .compare.comparison import compare_partitions as compare_partitions
-from .compare.point import ComparedPoint as ComparedPoint
-from .compare.setup import Question as Question
-from .cost import Span as Span
-from .cost import parse_prices as parse_prices
-from .cost import price_of as price_of
-from .cost import span_figures as span_figures
+
+# One model on one engine
 from .deployment import Deployment as Deployment
 from .deployment import resolve_deployment as resolve_deployment
+
+# Does it fit?
+from .fit.result import FitResult as FitResult
+from .fit.check import Verdict as Verdict
+from .fit.result import LogLine as LogLine
 from .fit.answer import fit_model as fit_model
 from .fit.answer import sweep_settings as sweep_settings
-from .fit.check import Verdict as Verdict
+from .fit.startup import fit_with_log as fit_with_log
+from .fit.startup import read_start as read_start
 from .fit.explain import ArithmeticLine as ArithmeticLine
 from .fit.explain import explain as explain
-from .fit.result import FitResult as FitResult
-from .fit.result import LogLine as LogLine
-from .fit.startup import fit_with_log as fit_with_log
-from .fit.startup import log_version as log_version
-from .fit.startup import read_log as read_log
-from .fit.startup import read_start as read_start
-from .fleet.demand import Demand as Demand
-from .fleet.demand import check_names as check_names
-from .fleet.demand import named as named
-from .fleet.demand import of_trace as of_trace
-from .fleet.demand import parse_class as parse_class
-from .fleet.disaggregated import Disaggregated as Disaggregated
-from .fleet.disaggregated import NotDivided as NotDivided
-from .fleet.disaggregated import disaggregate as disaggregate
-from .fleet.kinds import FleetRequest as FleetRequest
-from .fleet.plan import Fleet as Fleet
-from .fleet.plan import Fleets as Fleets
-from .fleet.plan import Pool as Pool
-from .fleet.plan import plan_fleets as plan_fleets
+
+# How fast is it?
+from .predict import Prediction as Prediction
+from .predict import simulate_serve as simulate_serve
+from .predict import simulate_throughput as simulate_throughput
+from .predict import simulate_latency as simulate_latency
+from .predict import estimate as estimate
+from .sweep import LoadPoint as LoadPoint
+from .sweep import Sweep as Sweep
+from .sweep import sweep_loads as sweep_loads
+
+# What does it cost?
+from .cost import Span as Span
+from .cost import span_figures as span_figures
+from .cost import parse_prices as parse_prices
+from .cost import price_of as price_of
+
+# The plan: the one object that is simulated, launched, benchmarked and validated
 from .plan import Goal as Goal
 from .plan import Plan as Plan
 from .plan import PlanFile as PlanFile
@@ -55,23 +48,45 @@ from .plan import PlannedTrace as PlannedTrace
 from .plan import PlannedWorkload as PlannedWorkload
 from .plan import Service as Service
 from .plan import read_plan as read_plan
-from .predict import Prediction as Prediction
-from .predict import estimate as estimate
-from .predict import simulate_latency as simulate_latency
-from .predict import simulate_serve as simulate_serve
-from .predict import simulate_throughput as simulate_throughput
-from .recommend.assemble import assemble as assemble
-from .recommend.assemble import order_words as order_words
-from .recommend.assemble import plans_best_first as plans_best_first
-from .recommend.assemble import rank as rank
-from .recommend.assemble import recipe_of as recipe_of
-from .recommend.request import Candidate as Candidate
-from .recommend.request import Ranking as Ranking
-from .recommend.request import Rejected as Rejected
+
+# Which settings?
 from .recommend.request import Request as Request
 from .recommend.request import Targets as Targets
+from .recommend.request import Candidate as Candidate
+from .recommend.request import Rejected as Rejected
+from .recommend.request import Ranking as Ranking
+from .recommend.assemble import rank as rank
+from .recommend.assemble import assemble as assemble
+from .recommend.assemble import plans_best_first as plans_best_first
+from .recommend.assemble import order_words as order_words
+from .recommend.assemble import recipe_of as recipe_of
 from .recommend.service import closest_lines as closest_lines
 from .recommend.service import closest_point as closest_point
-from .sweep import LoadPoint as LoadPoint
-from .sweep import Sweep as Sweep
-from .sweep import sweep_loads as sweep_loads
+
+# Which GPU?
+from .compare.setup import Question as Question
+from .compare.point import ComparedPoint as ComparedPoint
+from .compare.comparison import Comparison as Comparison
+from .compare.comparison import Order as Order
+from .compare.comparison import Flip as Flip
+from .compare.comparison import compare_hardware as compare_hardware
+from .compare.comparison import compare_partitions as compare_partitions
+
+# How many?
+from .fleet.demand import Demand as Demand
+from .fleet.kinds import FleetRequest as FleetRequest
+from .fleet.fleets import Pool as Pool
+from .fleet.fleets import Fleet as Fleet
+from .fleet.fleets import Fleets as Fleets
+from .fleet.fleets import plan_fleets as plan_fleets
+from .fleet.disaggregated import Disaggregated as Disaggregated
+from .fleet.disaggregated import NotDivided as NotDivided
+from .fleet.disaggregated import disaggregate as disaggregate
+
+# Somebody's own line
+from .check import LineRequest as LineRequest
+from .check import LineVerdict as LineVerdict
+from .check import Served as Served
+from .check import check_line as check_line
+from .check import launched_args as launched_args
+from .check import redeploy as redeploy

@@ -19,7 +19,7 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.cost import Span
-from planner.planning.fleet.demand import Demand, of_trace, parse_class, together
+from planner.planning.fleet.demand import Demand, together
 from planner.planning.fleet.disaggregated import (
     Disaggregated,
     Side,
@@ -28,8 +28,9 @@ from planner.planning.fleet.disaggregated import (
     prompt_kv_bytes,
     transfer_rate,
 )
+from planner.planning.fleet.fleets import Fleets, fleets_of, plan_fleets
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, server_kinds, servers_for
-from planner.planning.fleet.plan import Fleets, Mix, Offer, Rent, cheapest_mix, fleets_of, plan_fleets
+from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.workload.targets import Slo
 from planner.workload.trace import read_trace
 
@@ -238,9 +239,9 @@ def test_targets_that_nothing_keeps_leave_no_fleet_and_a_reason() -> None:
 
 
 def test_a_class_of_requests_by_its_words() -> None:
-    demand = parse_class("chat=2.5:1024:256")
+    demand = Demand.parse("chat=2.5:1024:256")
     assert (demand.name, demand.request_rate, demand.input_len, demand.output_len) == ("chat", 2.5, 1024, 256)
-    assert parse_class("q=1:rag").input_len == 4096
+    assert Demand.parse("q=1:rag").input_len == 4096
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_a_class_of_requests_by_its_words() -> None:
 )  # fmt: skip
 def test_what_is_no_class_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=f"--class '{text}'") as refused:
-        parse_class(text)
+        Demand.parse(text)
     assert "chat=20:1024:256" in refused.value.hint
 
 
@@ -262,19 +263,19 @@ def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("arrival_s,input_len,output_len\n" + "\n".join(f"{t},{i},{o}" for t, i, o in rows) + "\n")
     trace = read_trace(file)
-    short, long = of_trace(trace, buckets=2)
+    short, long = Demand.of_trace(trace, classes=2)
     assert (short.input_len, short.output_len) == (100, 10) and (long.input_len, long.output_len) == (1000, 100)
     assert short.request_rate + long.request_rate == pytest.approx(trace.busiest_rate)
     assert short.request_rate == pytest.approx(10 * long.request_rate)
     assert short.requests is not None and bool(np.all(np.diff(short.requests.arrival_s) >= 0))
-    fast = of_trace(trace, rate=132.0, buckets=2)
+    fast = Demand.of_trace(trace, rate=132.0, classes=2)
     assert sum(demand.request_rate for demand in fast) == pytest.approx(132.0)
 
 
 def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("arrival_s,input_len,output_len\n" + "".join(f"{second},500,200\n" for second in range(100)))
-    (only,) = of_trace(read_trace(file))
+    (only,) = Demand.of_trace(read_trace(file))
     assert only.name == "700 tokens" and only.request_rate == pytest.approx(100 / 99)
 
 
@@ -386,8 +387,8 @@ def test_no_fleet_is_an_honest_no() -> None:
         (("--class", "a=1:9:9", "--class", "a=2:9:9"), "--class a is given twice"),
         (("--class", "a=1:9:9", "--input-len", "5"), "--class and --random-input-len or its like both say"),
         (("--class", "a=1:9"), "--class 'a=1:9' is not NAME=RATE:INPUT:OUTPUT"),
-        (("--request-rate", "1", "--headroom", "-1"), "--headroom -1 is no share of the load"),
-        (("--request-rate", "1", "--headroom", "20"), "--headroom 20 is no share of the load"),  # meant: 20 %
+        (("--request-rate", "1", "--headroom", "-1"), "--headroom -1 is not a share of the load"),
+        (("--request-rate", "1", "--headroom", "20"), "--headroom 20 is not a share of the load"),  # meant: 20 %
         (("--class", "a=0:9:9"), "--class 'a=0:9:9': rate and lengths must be positive"),
         (("--request-rate", "1", "--stock", "h100=1", "--stock", "h100=2"), "--stock of h100-sxm is given twice"),
         (("--request-rate", "1", "--stock", "h100=x"), "--stock 'h100=x' is not GPU=N"),

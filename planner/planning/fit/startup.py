@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.engine import SHORT_NAMES, EngineArgs, EngineVersion, parse_version
+from planner.engine import SHORT_NAMES, EngineArgs, EngineVersion, default_version, parse_version
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.memory import (
@@ -28,7 +28,7 @@ from planner.memory import (
     read_startup_log,
     shipped,
 )
-from planner.model import Model
+from planner.model import Model, ResolvedModel
 from planner.planning.calibration import local_path, save
 from planner.planning.deployment import resolve_deployment
 from planner.planning.fit.answer import fit_model
@@ -63,52 +63,49 @@ class Start:
     notes: tuple[str, ...]
 
 
-def read_log(path: Path, names: tuple[str, ...]) -> StartupLog:
-    """The start-up log of a file. ``names`` are what its model goes by.
-
-    Raises InputError for a file that cannot be read, that is no such log, that is cut off, or of another model.
-    """
-    try:
-        return read_startup_log(path.read_text(encoding="utf-8", errors="replace"), model=names)
-    except OSError as error:
-        raise InputError(f"--startup-log {path}: {error.strerror}", hint="give the output of vllm serve") from error
-
-
-def log_version(log: StartupLog, asked: EngineVersion | None) -> EngineVersion | None:
-    """The vLLM version of a log; the one asked for where it prints none. Raises InputError where they differ."""
-    logged = parse_version(log.version) if log.version else None
-    if logged and asked and logged.release[:2] != asked.release[:2]:
-        raise InputError(
-            f"--engine-version {asked}: the log is of vLLM {log.version}", hint="leave --engine-version out"
-        )
-    return logged or asked
-
-
 def fit_with_log(
-    log: StartupLog,
-    model: Model,
+    path: Path,
+    resolved: ResolvedModel,
     profile: GpuProfile,
     args: EngineArgs,
-    version: EngineVersion,
+    asked: EngineVersion | None = None,
     basis: Basis = SHIPPED_BASIS,
-    *,
-    requested_model: str = "",
-    resolved_model: str = "",
 ) -> FitResult:
-    """``fit`` with the overheads of a machine's own log, predicted beside logged; they are kept for later runs.
+    """``fit_model`` with the overheads of a machine's own log, predicted beside logged. Later runs use them too.
 
-    Raises what ``fit`` and ``read_start`` do. Overheads that cannot be kept count for this answer all the same.
+    ``asked``: the version, where the log prints none; without both the newest with an image for the GPU. Overheads that
+    cannot be kept count for this answer all the same. Raises what ``fit_model`` and ``read_start`` do, and InputError
+    for a file that cannot be read, that is no start-up log, that is cut off, or that is of another model or version.
     """
+    log, model = _read_log(path, (resolved.requested, resolved.resolved, resolved.model.id)), resolved.model
+    version = _log_version(log, asked) or default_version(profile)
     start = read_start(log, model, profile, args, version, basis)
     notes, constants = start.notes, basis.constants or shipped()
     if start.learned:
         notes += (_kept(start.learned),)
         constants = Constants(start.learned).before(constants)
     result = fit_model(
-        model, profile, start.args, version, requested_model=requested_model, resolved_model=resolved_model,
+        model, profile, start.args, version, requested_model=resolved.requested, resolved_model=resolved.resolved,
         basis=replace(basis, constants=constants),
     )  # fmt: skip
     return replace(result, startup_log=start.lines, notes=(*notes, *result.notes))
+
+
+def _read_log(path: Path, names: tuple[str, ...]) -> StartupLog:
+    """``names`` are what the model of the log goes by."""
+    try:
+        return read_startup_log(path.read_text(encoding="utf-8", errors="replace"), model=names)
+    except OSError as error:
+        raise InputError(f"--startup-log {path}: {error.strerror}", hint="give the output of vllm serve") from error
+
+
+def _log_version(log: StartupLog, asked: EngineVersion | None) -> EngineVersion | None:
+    logged = parse_version(log.version) if log.version else None
+    if logged and asked and logged.release[:2] != asked.release[:2]:
+        raise InputError(
+            f"--engine-version {asked}: the log is of vLLM {log.version}", hint="leave --engine-version out"
+        )
+    return logged or asked
 
 
 def _kept(fits: tuple[FittedConstant, ...]) -> str:
@@ -192,9 +189,6 @@ def _notes(log: StartupLog, found: tuple[FittedConstant, ...]) -> Iterator[str]:
         yield f"this start was refused: {log.refusal}"
     if not found:
         yield "the log says nothing about overheads: those that were fitted stay"
-
-
-# --- predicted beside logged ---------------------------------------------------------------------------------------
 
 
 def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]:

@@ -45,57 +45,60 @@ class Demand:
         mean = float(self.requests.output_len.mean()) if self.requests is not None else self.output_len
         return self.request_rate * mean
 
+    @classmethod
+    def parse(cls, text: str) -> Demand:
+        """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``. Raises InputError."""
+        name, _, numbers = text.partition("=")
+        rate_text, _, lengths = numbers.partition(":")
+        hint = f"for example chat=20:1024:256, or chat=20:WORKLOAD with one of {', '.join(NAMED)}"
+        try:
+            rate = float(rate_text)
+            known = NAMED.get(lengths)
+            input_len, output_len = (known.input_len, known.output_len) if known else map(int, lengths.split(":"))
+        except ValueError as error:
+            raise InputError(f"--class {text!r} is not NAME=RATE:INPUT:OUTPUT", hint=hint) from error
+        if not name:
+            raise InputError(f"--class {text!r} has no name", hint=hint)
+        if not (isfinite(rate) and min(rate, input_len, output_len) > 0):
+            raise InputError(f"--class {text!r}: rate and lengths must be positive", hint=hint)
+        return cls.named(name, rate, lengths) if known else cls(name, rate, input_len, output_len)
 
-def parse_class(text: str) -> Demand:
-    """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``. Raises InputError."""
-    name, _, numbers = text.partition("=")
-    rate_text, _, lengths = numbers.partition(":")
-    hint = f"for example chat=20:1024:256, or chat=20:WORKLOAD with one of {', '.join(NAMED)}"
-    try:
-        rate = float(rate_text)
-        known = NAMED.get(lengths)
-        input_len, output_len = (known.input_len, known.output_len) if known else map(int, lengths.split(":"))
-    except ValueError as error:
-        raise InputError(f"--class {text!r} is not NAME=RATE:INPUT:OUTPUT", hint=hint) from error
-    if not name:
-        raise InputError(f"--class {text!r} has no name", hint=hint)
-    if not (isfinite(rate) and min(rate, input_len, output_len) > 0):
-        raise InputError(f"--class {text!r}: rate and lengths must be positive", hint=hint)
-    return named(name, rate, lengths) if known else Demand(name, rate, input_len, output_len)
+    @classmethod
+    def named(cls, name: str, rate: float, workload: str) -> Demand:
+        """A class with the lengths of a workload that has a name."""
+        lengths = NAMED[workload]
+        return cls(name or workload, rate, lengths.input_len, lengths.output_len, lengths.range_ratio)
 
+    @classmethod
+    def of_trace(
+        cls, trace: Trace, rate: float | None = None, classes: int = defaults.TRACE_CLASSES
+    ) -> tuple[Demand, ...]:
+        """Classes by the length of a request: ``classes`` of about as many tokens each, the short ones first.
 
-def named(name: str, rate: float, workload: str) -> Demand:
-    """A class with the lengths of a workload that has a name."""
-    lengths = NAMED[workload]
-    return Demand(name or workload, rate, lengths.input_len, lengths.output_len, lengths.range_ratio)
+        ``rate``: requests per second of all of them; None: as fast as the busiest stretch of the trace.
+        """
+        import numpy as np
 
-
-def of_trace(trace: Trace, rate: float | None = None, buckets: int = defaults.TRACE_CLASSES) -> tuple[Demand, ...]:
-    """Classes by the length of a request: ``buckets`` of about as many tokens each, the short ones first.
-
-    ``rate``: requests per second of all of them; None: as fast as the busiest stretch of the trace.
-    """
-    import numpy as np
-
-    requests, whole_rate = trace.busiest, rate or trace.busiest_rate
-    total_tok = requests.input_len + requests.output_len
-    ascending = np.sort(total_tok)
-    upto = np.cumsum(ascending)
-    longest = ascending[np.searchsorted(upto * buckets, upto[-1] * np.arange(1, buckets))]  # of each class but the last
-    place = np.searchsorted(longest, total_tok)  # requests of one length stay together
-    found = []
-    for bucket in range(buckets):
-        chosen = place == bucket
-        count = int(chosen.sum())
-        if not count:
-            continue
-        part = Requests(requests.input_len[chosen], requests.output_len[chosen], requests.arrival_s[chosen])
-        share = count / len(place)
-        low, high = int(total_tok[chosen].min()), int(total_tok[chosen].max())
-        means = round(float(part.input_len.mean())), round(float(part.output_len.mean()))
-        name = f"{low}-{high} tokens" if low < high else f"{low} tokens"
-        found.append(Demand(name, whole_rate * share, *means, requests=part))
-    return tuple(found)
+        requests, whole_rate = trace.busiest, rate or trace.busiest_rate
+        total_tok = requests.input_len + requests.output_len
+        ascending = np.sort(total_tok)
+        upto = np.cumsum(ascending)
+        # the longest request of each class but the last
+        longest = ascending[np.searchsorted(upto * classes, upto[-1] * np.arange(1, classes))]
+        place = np.searchsorted(longest, total_tok)  # requests of one length stay together
+        found = []
+        for number in range(classes):
+            chosen = place == number
+            count = int(chosen.sum())
+            if not count:
+                continue
+            part = Requests(requests.input_len[chosen], requests.output_len[chosen], requests.arrival_s[chosen])
+            share = count / len(place)
+            low, high = int(total_tok[chosen].min()), int(total_tok[chosen].max())
+            means = round(float(part.input_len.mean())), round(float(part.output_len.mean()))
+            name = f"{low}-{high} tokens" if low < high else f"{low} tokens"
+            found.append(cls(name, whole_rate * share, *means, requests=part))
+        return tuple(found)
 
 
 def together(demands: Sequence[Demand]) -> Demand:
@@ -121,11 +124,3 @@ def together(demands: Sequence[Demand]) -> Demand:
     )
     means = round(float(mixed.input_len.mean())), round(float(mixed.output_len.mean()))
     return Demand("all", rate, *means, requests=mixed)
-
-
-def check_names(demands: Sequence[Demand]) -> None:
-    """Raises InputError where two classes have one name."""
-    names = [demand.name for demand in demands]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"--class {name} is given twice", hint="name each class once")

@@ -54,7 +54,12 @@ class FleetRequest:
 
     def __post_init__(self) -> None:
         if not 0 <= self.headroom <= defaults.MOST_HEADROOM:
-            raise InputError(f"--headroom {self.headroom:g} is no share of the load", hint="0.2 leaves room for 20 %")
+            raise InputError(
+                f"--headroom {self.headroom:g} is not a share of the load", hint="0.2 leaves room for 20 %"
+            )
+        names = [demand.name for demand in self.demands]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InputError(f"--class {twice[0]} is given twice", hint="name each class once")
 
     @property
     def loads(self) -> tuple[float, ...]:

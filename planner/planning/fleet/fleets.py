@@ -1,19 +1,7 @@
-"""The cheapest servers for several classes of requests, as a mixed-integer linear programme (scipy, HiGHS).
+"""Fleets: the cheapest servers of each type of GPU alone, and of a mix, with what they cost and draw.
 
-::
-
-    n[c, k]  servers of kind k that serve class c alone        whole
-    u[k]     whether kind k is used at all                     0 or 1
-    r[g]     units of GPU g that are rented                    whole
-
-    minimise    sum_g price[g] r[g]
-    with        sum_k capacity[c, k] n[c, k]  >=  load[c]                              every class is carried
-                sum_c n[c, k]                 <=  most[k] u[k]
-                sum_(k on g) gpus[k] (sum_c n[c, k] + spares u[k])  <=  unit[g] r[g]   spares of each kind, rented
-                r[g]                          <=  stock[g]
-
-A server serves one class, so its capacity is the one that was replayed, and nothing is assumed about mixtures. A
-spare of a kind stands in for any server of that kind. Equal costs are broken towards fewer servers.
+Cost spans from the cheapest offer with as many servers as the optimistic end of the prediction needs, to the dearest
+offer with as many as the pessimistic end needs. Power is that of the boards of everything that is rented.
 """
 
 from __future__ import annotations
@@ -23,115 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
 
-import numpy as np
-
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning.capacity import ServedLoad
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.fleet.demand import Demand, together
 from planner.planning.fleet.kinds import FleetRequest, NoServer, Objective, ServerKind, carried, server_kinds
-
-TIME_LIMIT_S = 5.0
-#: Weight of one server against the price of the cheapest unit: breaks ties and buys nothing.
-TIE = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One kind of server: how many GPUs of which type, and what it carries of each class."""
-
-    gpu: int  #: index of the type of GPU
-    gpus: int
-    capacity: tuple[float, ...]  #: requests per second of each class; 0 where it cannot serve it
-
-
-@dataclass(frozen=True, slots=True)
-class Rent:
-    """One type of GPU, in units that can be rented: a GPU, a package of partitions, a node."""
-
-    price: float  #: of one unit; in USD, watts or units, as is minimised
-    gpus: int = 1  #: of one unit
-    stock: float = inf  #: units that there are
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Servers of each kind for each class, the spares, and what is rented."""
-
-    servers: tuple[tuple[int, ...], ...]  #: [class][kind]
-    spares: tuple[int, ...]  #: [kind]
-    units: tuple[int, ...]  #: [GPU]
-    price: float
-    proven: bool = True  #: False: time ran out before it was certain that nothing is cheaper
-
-
-def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence[Rent], spares: int = 0) -> Mix | None:
-    """The cheapest mix that carries every load; None where there is none.
-
-    ``loads``: requests per second of each class, headroom included; ``spares`` of each kind that is used.
-    """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    classes, kinds, types = len(loads), len(offers), len(rents)
-    if not kinds:
-        return None
-    most = [[ceil(load / o.capacity[c]) if o.capacity[c] > 0 else 0 for o in offers] for c, load in enumerate(loads)]
-    used, rented = classes * kinds, classes * kinds + kinds  # where u and r begin
-    size = rented + types
-    rows: list[tuple[np.ndarray, float, float]] = []
-    for c, load in enumerate(loads):
-        row = np.zeros(size)
-        row[c * kinds : (c + 1) * kinds] = [offer.capacity[c] / load for offer in offers]
-        rows.append((row, 1.0, np.inf))
-    for k in range(kinds):
-        row = np.zeros(size)
-        row[k:used:kinds] = 1
-        row[used + k] = -sum(most[c][k] for c in range(classes))
-        rows.append((row, -np.inf, 0.0))
-    for g, rent in enumerate(rents):
-        row = np.zeros(size)
-        for k, offer in enumerate(offers):
-            if offer.gpu == g:
-                row[k:used:kinds] = offer.gpus
-                row[used + k] = offer.gpus * spares
-        row[rented + g] = -rent.gpus
-        rows.append((row, -np.inf, 0.0))
-    price = np.zeros(size)
-    price[rented:] = [rent.price for rent in rents]
-    price[:used] = TIE * (min((rent.price for rent in rents if rent.price > 0), default=1.0))
-    upper = [*(value for row in most for value in row), *[1] * kinds, *(rent.stock for rent in rents)]
-    found = milp(
-        price,
-        integrality=np.ones(size),
-        bounds=Bounds(np.zeros(size), np.array(upper, dtype=float)),
-        constraints=LinearConstraint(*(np.array(part) for part in zip(*rows, strict=True))),
-        options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 0.0},
-    )
-    if found.x is None:
-        return None
-    whole = [round(value) for value in found.x]
-    servers = tuple(tuple(whole[c * kinds : (c + 1) * kinds]) for c in range(classes))
-    in_use = [any(row[k] for row in servers) for k in range(kinds)]
-    units = tuple(ceil(_gpus(offers, servers, spares, g) / rent.gpus) for g, rent in enumerate(rents))
-    total = sum(count * rent.price for count, rent in zip(units, rents, strict=True))
-    return Mix(servers, tuple(spares * busy for busy in in_use), units, total, found.status == 0)
-
-
-def _gpus(offers: Sequence[Offer], servers: Sequence[Sequence[int]], spares: int, gpu: int) -> int:
-    """GPUs of one type that all servers take, spares included."""
-    total = 0
-    for k, offer in enumerate(offers):
-        count = sum(row[k] for row in servers)
-        if offer.gpu == gpu and count:
-            total += offer.gpus * (count + spares)
-    return total
-
-
-# --- Fleets: of each GPU alone, of the cheapest mix, with what they cost and draw
-#
-# Cost spans from the cheapest offer with as many servers as the optimistic end of the prediction needs, to the dearest
-# offer with as many as the pessimistic end needs. Power is that of the boards of everything that is rented.
+from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 
 
 @dataclass(frozen=True)
