@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from planner.cli.main import main
+from planner.commands.main import main
 
 IMAGES = Path(__file__).resolve().parent / "images"
 DOTS = 1.5  #: to the pixel

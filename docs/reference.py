@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from planner.cli.app import app_for
+from planner.commands.main import app_for
 
 MARK = "<!-- `make docs` writes what follows from the declarations of the commands. -->\n"
 SHARED = 3

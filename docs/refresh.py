@@ -36,7 +36,7 @@ from unittest.mock import patch
 
 from reference import with_reference
 
-from planner.cli.main import main
+from planner.commands.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 120

@@ -1,5 +1,5 @@
 """``python -m planner``."""
 
-from planner.cli import run
+from planner.commands import run
 
 run()

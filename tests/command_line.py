@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.cli.main import main
+from planner.commands.main import main
 
 
 class Outcome(NamedTuple):

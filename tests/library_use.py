@@ -3,16 +3,20 @@
 from typing import Any, assert_type
 
 import planner
-from planner.api.fit import check_fit
-from planner.api.predict import predict_serve
-from planner.api.recommend import recommend_plans
-from planner.errors import InputError, PlannerError
-from planner.hardware.profile import GpuProfile
-from planner.output.result import Result
-from planner.output.tables.fit import FitAnswer
-from planner.output.tables.prediction import PredictionAnswer, PredictionRefused
-from planner.output.tables.recommendation import Recommendation
-from planner.planning.plan import Plan
+from planner import (
+    FitAnswer,
+    GpuProfile,
+    InputError,
+    Plan,
+    PlannerError,
+    PredictionAnswer,
+    PredictionRefused,
+    Recommendation,
+    Result,
+    check_fit,
+    predict_serve,
+    recommend_plans,
+)
 
 
 def smallest(model: str, gpus: list[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.app import COMMANDS
+from planner.commands.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))  # scripts, and no package

@@ -1,6 +1,5 @@
 # The settings, one table; and what they become
 from .settings import SETTINGS as SETTINGS
-from .settings import Setting as Setting
 from .settings import EngineArgs as EngineArgs
 from .settings import EngineFlags as EngineFlags
 from .settings import EngineConfig as EngineConfig

@@ -1,6 +1,6 @@
 """What every answer can do: be a JSON object, rows, a table for people; and show itself in a notebook.
 
-A command prints its answer with ``print_result``; ``planner.api`` returns it.
+A function of ``planner.commands`` returns it; the command line prints it with ``print_result``.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ from .cost import parse_prices as parse_prices
 from .cost import price_of as price_of
 
 # The plan: the one object that is simulated, launched, benchmarked and validated
-from .plan import Goal as Goal
 from .plan import Plan as Plan
 from .plan import PlanFile as PlanFile
 from .plan import PlannedTrace as PlannedTrace

@@ -30,10 +30,11 @@ from planner.memory import Basis, unset_kv_cache_space
 from planner.model import Model, ResolvedModel, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
+from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit.answer import fit_model
 from planner.planning.fit.result import FitResult
-from planner.planning.plan import Goal, Plan
+from planner.planning.plan import Plan
 from planner.planning.predict import Prediction, compared_rates, simulate_serve
 from planner.planning.recommend.assemble import rank, recipe_of, standing
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets

@@ -5,12 +5,21 @@ Every number of this kind stands here once, for commands, searches and replays a
 
 from typing import Final, Literal
 
+# --- What can be asked for
+
+Goal = Literal["min-latency", "max-throughput", "balanced"]
+#: What each type of GPU gets as much of: whole GPUs (``package``), nodes, or logical GPUs, where a partition counts as
+#: one.
+Per = Literal["package", "node", "gpu"]
+Objective = Literal["usd", "gpus", "watts"]  #: what the best fleet has least of
+RentedBy = Literal["gpu", "node"]  #: ``gpu``: single GPUs, of partitions whole packages
+
 # --- What a command plans for
 
 MODEL = "meta-llama/Llama-3.3-70B-Instruct"
 GPUS = ("mi300x", "mi355x", "b200-sxm", "h100-sxm")
 GPUS_PER_NODE = 8
-GOAL: Final[Literal["balanced"]] = "balanced"
+GOAL: Final[Goal] = "balanced"
 LEN = 1024  #: tokens of a prompt, and of an answer
 COMPARED_CONCURRENCY = (8, 32, 128)  #: requests in flight at which GPUs are compared
 LATENCY_CONCURRENCY = 8  #: requests in flight of ``min-latency``; ``balanced`` searches from here on

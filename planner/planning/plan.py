@@ -16,11 +16,11 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.errors import InputError
+from planner.planning.defaults import Goal
 from planner.workload import Latency, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
 
-Goal = Literal["min-latency", "max-throughput", "balanced"]
 MOST = 1e18  #: no figure of a prediction comes near: bytes, tokens, milliseconds
 #: What of a prediction is no figure; all else is, in the units of ``vllm bench``.
 _WORDS = frozenset(("date", "endpoint_type", "backend", "model_id", "tokenizer_id", "request_rate"))

@@ -3,10 +3,12 @@
 import inspect
 import json
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
 import pytest
@@ -15,20 +17,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner
-from planner.api.check import check_command
-from planner.api.compare import compare_gpus
-from planner.api.fit import check_fit, list_fits, sweep_fit
-from planner.api.flags import ACCEPTANCE, EngineFlags
-from planner.api.fleet import size_fleet
-from planner.api.inputs import list_gpus, list_models, load_gpu, load_model
-from planner.api.measured import calibrate_from, evaluate_runs, validate_plan
-from planner.api.predict import predict_latency, predict_serve, predict_throughput
-from planner.api.recommend import recommend_plans, write_scripts
-from planner.cli.engine_flags import FLAGS
-from planner.engine.settings import EngineArgs
-from planner.errors import IllegalPlanError, InputError, PlannerError
-from planner.output.result import Result
-from planner.planning.fleet.demand import Demand
+from planner import (
+    Demand,
+    EngineFlags,
+    IllegalPlanError,
+    InputError,
+    PlannerError,
+    Result,
+    calibrate_from,
+    check_command,
+    check_fit,
+    compare_gpus,
+    evaluate_runs,
+    list_fits,
+    list_gpus,
+    list_models,
+    load_gpu,
+    load_model,
+    predict_latency,
+    predict_serve,
+    predict_throughput,
+    recommend_plans,
+    size_fleet,
+    sweep_fit,
+    validate_plan,
+    write_scripts,
+)
+from planner.commands.declare import COMMANDS as DECLARED
+from planner.commands.declare import keywords
+from planner.commands.main import COMMANDS
+from planner.engine import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
@@ -237,7 +255,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         (lambda: check_fit(LLAMA, "h1000"), "unknown GPU", "h100"),
         (lambda: predict_serve(LLAMA, "h100", input_len="long"), "'long' is not a whole number", "input_len"),
         (lambda: predict_serve(LLAMA, "h100", num_prompts=10**9), "--num-prompts", "send fewer"),
-        (lambda: predict_serve(LLAMA, "h100", goodput={"ttft": -1}), "--goodput ttft:-1", "ttft:500"),
+        (lambda: predict_serve(LLAMA, "h100", goodput={"ttft": -1}), "--goodput 'ttft:-1'", "ttft:500"),
         (lambda: recommend_plans(LLAMA, "h100", tensor_parallel_size=2), "it is searched", "leave it out"),
         (lambda: recommend_plans(LLAMA, "h100", goal="fast"), "unknown goal 'fast'", "recommend"),
         (lambda: recommend_plans(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
@@ -283,7 +301,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.sampled_from(sorted(FLAGS)), VALUES, max_size=3))
+@given(st.dictionaries(st.sampled_from(sorted(SETTINGS)), VALUES, max_size=3))
 @settings(max_examples=60, deadline=None)
 def test_any_value_of_any_flag_is_answered_or_refused(engine: dict[str, Any]) -> None:
     try:
@@ -304,11 +322,19 @@ def test_drafts_are_said_in_three_ways() -> None:
         predict_serve(LLAMA, "h100", **load, speculative_acceptance_rate=0.5)
 
 
-def test_the_keywords_are_the_flags() -> None:
-    """One list for the library, one for the command line, one for the engine: the same names."""
-    keywords = set(get_type_hints(EngineFlags))
-    assert keywords == set(FLAGS)
-    assert keywords - {ACCEPTANCE} == set(get_type_hints(EngineArgs))
+def test_the_library_and_the_command_line_have_the_same_parameters() -> None:
+    """A command declares no parameter but those of its function and what only a terminal needs."""
+    for name in COMMANDS.values():
+        import_module(f"planner.commands.{name}")
+    terminal = {"fit": {"sweep"}, "recommend": {"output", "force"}, "evaluate": {"chart"}}
+    for words, declared in DECLARED.items():
+        function = declared.extends or declared.function
+        if function.__name__ not in planner.__all__:
+            continue
+        typed = {parameter.name for parameter in declared.parameters()}
+        public = {name for name in keywords(function) if name != "engine"}
+        assert typed - terminal.get(words, set()) == public, words
+        assert set(declared.engine) <= set(SETTINGS)
 
 
 # --- what is public ------------------------------------------------------------------------------------------------
@@ -321,8 +347,7 @@ def test_every_public_name_is_there_and_hides_no_module() -> None:
         assert name in dir(planner)
         assert inspect.getdoc(getattr(planner, name))
         assert name not in modules
-    assert sorted(planner.__all__) == sorted(name for names in planner._HOMES.values() for name in names)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="attribute nothing"):
         _ = planner.nothing  # type: ignore[attr-defined]
     assert "h100-sxm" in list_gpus() and LLAMA in list_models()
 
@@ -330,16 +355,11 @@ def test_every_public_name_is_there_and_hides_no_module() -> None:
 def test_importing_imports_nothing() -> None:
     program = "import sys; before = set(sys.modules); import planner; print(*sorted(set(sys.modules) - before))"
     done = _python("-c", program)
-    assert set(done.split()) <= {"planner", "typing", "collections.abc", "functools", "operator", "re"} | _of_typing()
+    assert {name for name in done.split() if "planner" in name} == {"planner"}
+    assert not {"typing", "pydantic", "typer"} & set(done.split())
     heavy = {"numpy", "scipy", "jinja2", "tabulate", "typer", "huggingface_hub", "yaml"}
     program = f"import sys, planner; planner.check_fit({LLAMA!r}, 'h100').to_dict(); print(*sys.modules)"
     assert not heavy & {name.partition(".")[0] for name in _python("-c", program).split()}
-
-
-def _of_typing() -> set[str]:
-    """What ``typing`` of this Python brings along."""
-    program = "import sys; before = set(sys.modules); import typing; print(*sorted(set(sys.modules) - before))"
-    return set(_python("-c", program).split())
 
 
 def test_a_program_of_a_user_runs() -> None:
@@ -372,11 +392,24 @@ def _signatures() -> Iterator[str]:
             for parameter in inspect.signature(public).parameters.values():
                 if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                     kind = "keyword " if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
-                    yield f"{name}: {kind}{parameter}"
+                    yield f"{name}: {kind}{_typed(parameter, public.__globals__)}"
         elif public is EngineFlags:
             yield from (f"{name}: {key}" for key in get_type_hints(public))
         elif issubclass(public, Result):
             yield from (f"{name}.{key}" for key in dir(public) if not key.startswith("_"))
+
+
+def _typed(parameter: inspect.Parameter, names: dict[str, Any]) -> str:
+    """The parameter with its type, of which the alias in the annotation has more: how it is typed."""
+    alias = parameter.annotation.removesuffix(" | None")
+    kind = get_args(names[alias])[0] if hasattr(names.get(alias), "__metadata__") else alias
+    text = getattr(kind, "__forward_arg__", None) or inspect.formatannotation(kind)
+    text = re.sub(r"\b(os|collections\.abc)\.", "", text)
+    if parameter.annotation != alias and not text.endswith("None"):
+        text += " | None"
+    star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f"{star}{parameter.name}: {text}{default}"
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from command_line import run, start
 
-from planner.cli.app import COMMANDS, app_for
+from planner.commands.main import COMMANDS, app_for
 
 PROGRAM = """
 import sys
-from planner.cli.main import main
+from planner.commands.main import main
 status = main()
 print("imported:", *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
 sys.exit(status)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import error_of, run, shell, spawn, start
 
-from planner.cli.streams import write
+from planner.commands.streams import write
 from planner.errors import InputError
 from planner.output.render import command_lines
 
@@ -33,12 +33,12 @@ def test_ctrl_c_ends_with_130_and_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_signal_of_ctrl_c_ends_the_process_so() -> None:
     program = """
-import sys, time, planner.cli.main
+import sys, time, planner.commands.main
 def app_for(words):
     print("running", file=sys.__stdout__, flush=True)
     time.sleep(60)
-planner.cli.main.app_for = app_for
-planner.cli.run()
+planner.commands.main.app_for = app_for
+planner.commands.run()
 """
     process = start("recommend", program=("-c", program))
     assert process.stdout is not None
@@ -50,7 +50,7 @@ planner.cli.run()
 
 def test_ctrl_c_while_the_command_is_being_imported_is_one_line_too(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")  # found before the real one
-    process = start("--version", program=("-c", "from planner.cli import run; run()"))
+    process = start("--version", program=("-c", "from planner.commands import run; run()"))
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"error: interrupted\n")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.api.measured import evaluate_runs
+from planner.commands.measured import evaluate_runs
 from planner.evidence.evaluation import (
     ASSUMED,
     Evaluated,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from planner.cli.main import main
+from planner.commands.main import main
 from planner.errors import InputError
 from planner.hardware.machine import (
     LocalGpu,

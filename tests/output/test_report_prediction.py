@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from planner.cli.main import main
+from planner.commands.main import main
 
 CASES = {
     "latency": ["--input-len", "16", "--output-len", "4", "--batch-size", "2"],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workflow_cases import commands_in, files_of, in_container
 
-from planner.cli.main import main
+from planner.commands.main import main
 from planner.engine.parse import split_command
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "workflows.md"

@@ -12,7 +12,7 @@ import pytest
 from shell_checks import check_scripts
 from workflow_cases import NAMES, commands_in, files_of, in_container, points_of, saved_plan, value_of
 
-from planner.cli.main import main
+from planner.commands.main import main
 from planner.engine.parse import find_flag_problems, split_command
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from script_plans import GOLDEN
 
-from planner.api.flags import engine_args
+from planner.commands.engine_options import engine_args
 from planner.engine.flags import table_versions
 from planner.engine.parse import ServeLine, read_line
 from planner.engine.resolution import resolve

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from planner.engine import EngineArgs, EngineVersion, default_version, legal_tensor_parallel_sizes
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import Model
+from planner.planning.defaults import Per
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.timing import Calibration
 from planner.units import GIB
-
-#: What each type of GPU gets as much of: whole GPUs (``package``), nodes, or logical GPUs, where a partition counts as
-#: one.
-Per = Literal["package", "node", "gpu"]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning.capacity import ServedLoad
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
+from planner.planning.defaults import Objective
 from planner.planning.fleet.demand import Demand, together
-from planner.planning.fleet.kinds import FleetRequest, NoServer, Objective, ServerKind, carried, server_kinds
+from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carried, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion
 from planner.errors import InputError, PlannerError
@@ -19,6 +19,7 @@ from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import ServedLoad, largest_load
+from planner.planning.defaults import Objective, RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
 from planner.planning.recommend.assemble import rank
@@ -26,10 +27,6 @@ from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.timing import Calibration
 from planner.workload import Slo
-
-Objective = Literal["usd", "gpus", "watts"]
-#: What can be rented: single GPUs (whole packages of partitions), or nodes.
-RentedBy = Literal["gpu", "node"]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from planner.engine import (
 from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
+from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
-from planner.planning.plan import Goal, Plan, PlannedWorkload
+from planner.planning.plan import Plan, PlannedWorkload
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.goals import figure, predicted, rank_by_goal
 from planner.planning.recommend.request import Candidate, Ranking, Request

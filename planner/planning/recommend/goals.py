@@ -25,8 +25,8 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning import defaults
+from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
-from planner.planning.plan import Goal
 from planner.planning.predict import compared_rates, estimate, simulate_serve
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, why_not
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto

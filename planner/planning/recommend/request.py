@@ -12,8 +12,9 @@ from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import By, ServedLoad
+from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
-from planner.planning.plan import Goal, PlannedTrace
+from planner.planning.plan import PlannedTrace
 from planner.planning.predict import Estimate
 from planner.timing import Calibration
 from planner.units import MS

@@ -6,19 +6,16 @@ import errno
 import os
 import sys
 from io import UnsupportedOperation
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from planner.errors import InputError
 
-if TYPE_CHECKING:
-    from planner.output import Result
-
 
 def write(text: str, stream: TextIO | None) -> None:
-    """Write ``text`` and flush it. A stream that was closed, by us or by its reader, takes it silently.
+    """Write ``text`` and flush it. Nothing happens where the stream was closed, by us or by its reader.
 
-    Characters that the stream's encoding lacks, and control characters out of names that somebody else chose, are
-    written as escapes. Raises InputError when the stream cannot be written for any other reason.
+    Control characters, and characters that the stream's encoding lacks, become escapes. Raises InputError where the
+    stream cannot be written for another reason.
     """
     if stream is None or not text:
         return
@@ -34,30 +31,22 @@ def write(text: str, stream: TextIO | None) -> None:
             ) from error
 
 
-def show(answer: Result, output: str) -> int:
-    """Print an answer; gives the exit status that it means: 0 yes, 1 no."""
-    from planner.output import print_result
-
-    print_result(answer, output)
-    return 0 if answer.ok else 1
-
-
 def complain(cause: str, status: int, *, hint: str = "") -> int:
-    """Put the one line of an error and the one of its hint on stderr; gives ``status`` back."""
+    """Print an error and its hint on stderr, one line each; gives ``status`` back."""
     lines = [f"error: {' '.join(cause.split())}\n", f"hint: {' '.join(hint.split())}\n" if hint else ""]
     write("".join(lines), sys.stderr)
     return status
 
 
 def _printable(text: str) -> str:
-    """``text`` with what would steer a terminal, or is no character at all, as an escape."""
+    """``text`` with escapes for what would steer a terminal, or is no character at all."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _forget(stream: TextIO) -> None:
-    """Send what the stream still holds nowhere, or the interpreter would try again when it ends."""
+    """Discard what the stream still holds: the interpreter would try to write it again at its end."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -1,23 +1,22 @@
-"""From names to facts: GPUs, models, engine versions, fits; and what a load must keep to."""
+"""From names to facts: GPUs, models, engine versions, fits; and values of the type that a keyword takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from os import PathLike
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
-from planner.api.flags import flag_of, typed
-from planner.engine import EngineVersion, parse_version
+from planner.engine import EngineVersion, flag_of, parse_version
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_all, load_profile
 from planner.model import Model, ResolvedModel, resolve_model
-from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.engine import EngineArgs
     from planner.memory import Basis
-    from planner.workload import Workload
+    from planner.planning import Local
 
 #: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
 ModelName = str | PathLike[str] | ResolvedModel
@@ -114,31 +113,24 @@ def version_for(text: str | None, profile: GpuProfile) -> EngineVersion:
     return asked_version(text) or default_version(profile)
 
 
-def basis_for(calibration: str | PathLike[str] | None, args: EngineArgs) -> Basis:
-    """The overheads of memory that ``calibration`` means, and the draft of ``speculative_config``."""
-    from planner.memory import Basis
+def fits_for(calibration: str | PathLike[str] | None) -> Local:
+    """The fits that ``calibration`` names: a file, ``"none"``, or by default the user's own."""
     from planner.planning import local_for
 
-    return Basis(local_for(path_text(calibration)).constants, draft_of(args))
+    return local_for(None if calibration is None else str(calibration))
 
 
-def path_text(path: str | PathLike[str] | None) -> str | None:
-    """A path as text."""
-    return None if path is None else str(path)
+def basis_for(local: Local, args: EngineArgs) -> Basis:
+    """What memory is computed from: fitted overheads, and the draft model of ``speculative_config``."""
+    from planner.memory import Basis
+
+    return Basis(local.constants, draft_of(args))
 
 
 def draft_of(args: EngineArgs) -> Model | None:
     """The second model that ``--speculative-config`` names, if any."""
     drafts = args.speculative_config
     return resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
-
-
-def workload_of(**given: Any) -> Workload:
-    """The load with these fields. Raises InputError for values that ``vllm bench`` would not accept."""
-    from planner.workload import Workload
-
-    hints = get_type_hints(Workload)
-    return Workload(**{name: typed(name, value, hints[name]) for name, value in given.items()})
 
 
 def check_count(name: str, value: int | None, *, least: int = 1, most: int | None = None) -> None:
@@ -151,36 +143,24 @@ def check_count(name: str, value: int | None, *, least: int = 1, most: int | Non
         raise InputError(f"{flag_of(name)} must be {wanted}, got {plain}", hint="give such a number, or leave it out")
 
 
-def check_context(workload: Workload, max_model_len: int, model: str, *, longest_len: int | None = None) -> None:
-    """Raises InputError where a request of the load is longer than the context: the server would refuse it.
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as a plain one of the types in ``hint``; numbers of numpy and the like are taken.
 
-    ``longest_len``: tokens of the longest request of a trace.
+    Raises InputError, naming the flag, for a value of another type.
     """
-    if longest_len is not None and longest_len > max_model_len:
-        raise InputError(
-            f"--trace: the longest request has {longest_len} tokens, more than the {max_model_len} that {model} is "
-            "served with",
-            hint="raise --max-model-len where that is what limits, or choose a model of longer context",
-        )
-    longest = workload.max_total_len
-    if longest > max_model_len:
-        raise InputError(
-            f"--input-len {workload.input_len} and --output-len {workload.output_len} make requests of {longest} "
-            f"tokens, more than the {max_model_len} that {model} is served with",
-            hint="shorten them, raise --max-model-len where that is what limits, or choose a model of longer context",
-        )
+    kinds = get_args(hint) or (hint,)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        if type(value) in kinds:
+            return value
+    elif isinstance(value, Integral) and int in kinds:
+        return int(value)
+    elif float in kinds:
+        return float(value)
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
+    wanted = " or ".join(words[kind] for kind in kinds if kind in words)
+    raise InputError(f"{flag_of(name)} {repr(value)[:80]} is not {wanted}", hint=f"give {name} as {wanted}")
 
 
-def check_load(workload: Workload) -> None:
-    """Raises InputError for more requests, or more seconds of arrivals, than a replay can follow."""
-    if workload.num_prompts > defaults.MOST_PROMPTS:
-        raise InputError(
-            f"--num-prompts must be {defaults.MOST_PROMPTS:,} at most, got {workload.num_prompts:,}",
-            hint="send fewer: percentiles no longer change",
-        )
-    arrivals_s = workload.num_prompts / workload.request_rate
-    if arrivals_s > defaults.LONGEST_REPLAY_S:
-        raise InputError(
-            f"--request-rate {workload.request_rate:g}: {workload.num_prompts} requests arrive over {arrivals_s:.3g} s",
-            hint=f"raise the rate or send fewer prompts: a replay covers {defaults.LONGEST_REPLAY_S:,} s",
-        )
+def assignments(given: Mapping[str, float] | Sequence[str]) -> list[str]:
+    """``GPU=NUMBER`` for each, as it is typed."""
+    return [f"{name}={number}" for name, number in given.items()] if isinstance(given, Mapping) else list(given)

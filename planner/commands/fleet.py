@@ -1,72 +1,148 @@
-"""How many GPUs, and what do they cost? ``planner fleet`` as a function."""
+"""How many GPUs, and what do they cost? ``planner fleet``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
-from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack, get_args
 
-from planner.api.compare import words_of
-from planner.api.flags import EngineFlags, engine_args, flag_of, typed
-from planner.api.inputs import (
-    GpuName,
-    ModelName,
+from planner.commands.declare import Option, command, keywords
+from planner.commands.engine_options import engine_args
+from planner.commands.inputs import (
     asked_version,
-    check_context,
+    assignments,
     check_count,
+    fits_for,
     found_gpus,
     load_model,
-    path_text,
+    typed,
 )
+from planner.commands.load import LENGTHS, check_context
+from planner.commands.options import (
+    LOAD,
+    Calibration,
+    E2el,
+    EngineVersion,
+    GpusOrDefault,
+    ModelOrDefault,
+    Optimistic,
+    PathName,
+    Percentile,
+    Price,
+    RandomInputLen,
+    RandomOutputLen,
+    RangeRatio,
+    Refresh,
+    Revision,
+    TotalRate,
+    Tpot,
+    Ttft,
+    WorkloadName,
+)
+from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 
 if TYPE_CHECKING:
+    from planner.engine import EngineFlags
     from planner.hardware import GpuProfile
     from planner.output import FleetAnswer
     from planner.planning import Demand, Disaggregated, Fleets, NotDivided
 
-Minimise = Literal["usd", "gpus", "watts"]
-Rent = Literal["gpu", "node"]
-CHOICES = {"minimise": ("usd", "gpus", "watts"), "rent": ("gpu", "node")}
-OWN = (
-    "request_rate", "input_len", "output_len", "random_range_ratio", "workload", "classes", "trace", "ttft", "tpot",
-    "e2el", "percentile", "optimistic", "headroom", "n_plus", "minimise", "rent", "stock", "price", "disaggregated",
-    "kv_transfer_gb_per_s", "engine_version", "calibration", "revision", "refresh",
-)  # fmt: skip
+FLEET = "Fleet"
+#: Ways to say how long requests are.
+WAYS = (LENGTHS, ("workload",), ("classes",), ("trace",))
 
 
+def _classes_of(words: Sequence[str]) -> tuple[Demand, ...]:
+    from planner.planning import Demand
+
+    return tuple(map(Demand.parse, words))
+
+
+Classes = Annotated[
+    "Sequence[Demand]",
+    Option(
+        "--class",
+        kind=list[str],
+        read=_classes_of,
+        metavar="NAME=RATE:IN:OUT",
+        panel=LOAD,
+        help="Instead: one of several classes of requests, which may get servers of their own. Repeatable.",
+    ),
+]
+Trace = Annotated[
+    PathName | None,
+    Option(
+        kind=Path,
+        metavar="FILE",
+        panel=LOAD,
+        help="Instead: recorded arrivals and lengths, split into classes by length. --request-rate rescales them.",
+    ),
+]
+Headroom = Annotated[float, Option(panel=FLEET, help="Extra load to carry, as a share of the load.")]
+NPlus = Annotated[int, Option(min=0, max=100, panel=FLEET, help="Spare servers of each kind.")]
+Minimise = Annotated[defaults.Objective, Option(panel=FLEET, help="What the best fleet has least of.")]
+Rent = Annotated[defaults.RentedBy, Option(panel=FLEET, help="What is rented at once: single GPUs, or whole nodes.")]
+Stock = Annotated[
+    Mapping[str, int] | Sequence[str],
+    Option(kind=list[str], metavar="GPU=N", panel=FLEET, help="Largest number of whole GPUs of a type. Repeatable."),
+]
+Disaggregate = Annotated[bool, Option(panel=FLEET, help="Also plan separate servers for prefill and decode.")]
+KvTransfer = Annotated[
+    float | None,
+    Option(
+        panel=FLEET,
+        help="GB/s at which one GPU sends KV cache. Default: line rate of the profile's link or network.",
+    ),
+]
+
+
+@command(
+    "fleet",
+    help="Servers, GPUs, dollars and watts for a load under latency targets.",
+    engine=(
+        "kv_cache_dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "cpu_kvcache_space",
+        "enforce_eager",
+        "allow_unvalidated",
+    ),
+    rivals=tuple((way, tuple(name for other in WAYS if other != way for name in other)) for way in WAYS),
+)
 def size_fleet(
-    model: ModelName = defaults.MODEL,
-    gpu: GpuName | Iterable[GpuName] = defaults.GPUS,
+    model: ModelOrDefault = defaults.MODEL,
+    gpu: GpusOrDefault = defaults.GPUS,
     *,
-    request_rate: float | None = None,
-    input_len: int | None = None,
-    output_len: int | None = None,
-    random_range_ratio: float | None = None,
-    workload: str | None = None,
-    classes: Sequence[Demand] = (),
-    trace: str | PathLike[str] | None = None,
-    ttft: float | None = None,
-    tpot: float | None = None,
-    e2el: float | None = None,
-    percentile: float | str = 99,
-    optimistic: bool = False,
-    headroom: float = 0.2,
-    n_plus: int = 1,
+    request_rate: TotalRate = None,
+    input_len: RandomInputLen | None = None,
+    output_len: RandomOutputLen | None = None,
+    random_range_ratio: RangeRatio | None = None,
+    workload: WorkloadName = None,
+    classes: Classes = (),
+    trace: Trace = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
+    e2el: E2el = None,
+    percentile: Percentile = 99,
+    optimistic: Optimistic = False,
+    headroom: Headroom = 0.2,
+    n_plus: NPlus = 1,
     minimise: Minimise = "usd",
     rent: Rent = "gpu",
-    stock: Mapping[str, int] | Sequence[str] = (),
-    price: Mapping[str, float] | Sequence[str] = (),
-    disaggregated: bool = False,
-    kv_transfer_gb_per_s: float | None = None,
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    revision: str | None = None,
-    refresh: bool = False,
+    stock: Stock = (),
+    price: Price = (),
+    disaggregated: Disaggregate = False,
+    kv_transfer_gb_per_s: KvTransfer = None,
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> FleetAnswer:
     """Servers, GPUs, dollars and watts that carry a load under latency targets.
@@ -84,14 +160,14 @@ def size_fleet(
     """
     from planner.memory import Basis
     from planner.output import FleetAnswer
-    from planner.planning import FleetRequest, local_for, parse_prices, plan_fleets
+    from planner.planning import FleetRequest, parse_prices, plan_fleets
     from planner.workload import parse_slos, refuse_gaps_of_one_token
 
-    for name, value in (("minimise", minimise), ("rent", rent)):
-        if value not in CHOICES[name]:
-            raise UnknownNameError(name, str(value), CHOICES[name], see="planner fleet --help")
+    for name, value, known in (("minimise", minimise, defaults.Objective), ("rent", rent, defaults.RentedBy)):
+        if value not in get_args(known):
+            raise UnknownNameError(name, str(value), get_args(known), see="planner fleet --help")
     check_count("n_plus", n_plus, least=0, most=100)
-    args = engine_args(engine, own=OWN)
+    args = engine_args(engine, own=keywords(size_fleet))
     limits_ms = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
     limits_ms = {name: value if value is None else typed(name, value, float) for name, value in limits_ms.items()}
     slos = parse_slos(limits_ms, str(percentile))
@@ -100,7 +176,7 @@ def size_fleet(
         Path(trace) if trace is not None else None,
     )  # fmt: skip
     profiles, remarks = found_gpus(gpu)
-    prices, stocks = parse_prices(words_of(price), profiles), _stocks(words_of(stock), profiles)
+    prices, stocks = parse_prices(assignments(price), profiles), _stocks(assignments(stock), profiles)
     transfer_bytes_per_s = _transfer(kv_transfer_gb_per_s, disaggregated)
     resolved = load_model(model, revision=revision, refresh=refresh)
     own_context = resolved.model.max_position_embeddings
@@ -110,7 +186,7 @@ def size_fleet(
         longest = demand.longest_len if demand.requests is not None else None
         most = min(own_context, args.max_model_len or own_context)
         check_context(demand.workload, most, resolved.resolved, longest_len=longest)
-    local = local_for(path_text(calibration))
+    local = fits_for(calibration)
     asked = FleetRequest(
         model=resolved,
         gpus=profiles,

@@ -1,47 +1,58 @@
-"""Does it fit? ``planner fit`` as functions."""
+"""Does it fit? ``planner fit``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from os import PathLike
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-from planner.api.flags import EngineFlags, engine_args
-from planner.api.inputs import (
-    GpuName,
-    ModelName,
-    asked_version,
-    basis_for,
-    found_gpu,
-    found_gpus,
-    load_model,
-    version_for,
+from planner.commands.declare import Option, command, keywords
+from planner.commands.engine_options import MEMORY, engine_args
+from planner.commands.inputs import asked_version, basis_for, fits_for, found_gpu, found_gpus, load_model, version_for
+from planner.commands.options import (
+    Calibration,
+    EngineVersion,
+    Explain,
+    Gpu,
+    Gpus,
+    Model,
+    PathName,
+    Refresh,
+    Revision,
+    WeightDtype,
 )
-from planner.errors import IllegalPlanError
+from planner.errors import IllegalPlanError, InputError
 from planner.output import Answer, FitAnswer, FitTable, RefusedFit
 
 if TYPE_CHECKING:
-    from planner.engine import EngineArgs
+    from planner.engine import EngineArgs, EngineFlags
     from planner.hardware import GpuProfile
     from planner.memory import Basis
-    from planner.model import Model, ResolvedModel
+    from planner.model import ResolvedModel
     from planner.planning import FitResult
 
-OWN = ("weight_dtype", "engine_version", "calibration", "explain", "revision", "refresh")
+StartupLog = Annotated[
+    PathName | None,
+    Option(
+        kind=Path,
+        metavar="FILE",
+        help="vLLM's own start-up log. It is compared with the prediction, and its overheads are kept for this user.",
+    ),
+]
+Sweep = Annotated[bool, Option(help="Table over TP x precision x KV cache dtype.")]
 
 
 def check_fit(
-    model: ModelName,
-    gpu: GpuName,
+    model: Model,
+    gpu: Gpu,
     *,
-    weight_dtype: str | None = None,
-    engine_version: str | None = None,
-    startup_log: str | PathLike[str] | None = None,
-    calibration: str | PathLike[str] | None = None,
-    explain: bool = False,
-    revision: str | None = None,
-    refresh: bool = False,
+    weight_dtype: WeightDtype = None,
+    engine_version: EngineVersion = None,
+    startup_log: StartupLog = None,
+    calibration: Calibration = None,
+    explain: Explain = False,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> FitAnswer:
     """Whether vLLM starts with ``model`` on ``gpu``, and how many tokens its KV cache holds.
@@ -56,35 +67,35 @@ def check_fit(
     ``answer.record`` has every figure. Raises IllegalPlanError for settings that vLLM refuses whatever the memory,
     and what ``load_model`` and ``load_gpu`` raise.
     """
-    args = engine_args(engine, own=(*OWN, "startup_log"))
+    args = engine_args(engine, own=keywords(check_fit))
     profile, remarks = found_gpu(gpu)  # before the model: a mistyped GPU should not wait for the hub
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     if startup_log is not None:
         return _with_log(Path(startup_log), resolved, profile, args, engine_version, calibration, explain, remarks)
-    result = _fit(resolved, profile, args, engine_version, basis_for(calibration, args))
+    result = _fit(resolved, profile, args, engine_version, basis_for(fits_for(calibration), args))
     return FitAnswer(result, resolved, explain, remarks)
 
 
 def list_fits(
-    model: ModelName,
-    gpu: GpuName | Iterable[GpuName],
+    model: Model,
+    gpu: Gpus,
     *,
-    weight_dtype: str | None = None,
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    explain: bool = False,
-    revision: str | None = None,
-    refresh: bool = False,
+    weight_dtype: WeightDtype = None,
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    explain: Explain = False,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> FitTable:
     """``check_fit`` for several GPUs, or for ``"all"``: a row for each.
 
     A GPU on which vLLM does not run the settings is an answer too. Raises IllegalPlanError where that is so on all.
     """
-    args = engine_args(engine, own=OWN)
+    args = engine_args(engine, own=keywords(list_fits))
     profiles, remarks = found_gpus(gpu)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
-    basis = basis_for(calibration, args)
+    basis = basis_for(fits_for(calibration), args)
     answers = tuple(_fit_or_refusal(resolved, profile, args, engine_version, basis) for profile in profiles)
     refused = [answer for answer in answers if isinstance(answer, RefusedFit)]
     if len(refused) == len(answers):
@@ -93,15 +104,15 @@ def list_fits(
 
 
 def sweep_fit(
-    model: ModelName,
-    gpu: GpuName | Iterable[GpuName],
+    model: Model,
+    gpu: Gpus,
     *,
-    weight_dtype: str | None = None,
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    explain: bool = False,
-    revision: str | None = None,
-    refresh: bool = False,
+    weight_dtype: WeightDtype = None,
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    explain: Explain = False,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> FitTable:
     """A table over TP x precision x KV cache dtype; combinations that vLLM refuses are left out.
@@ -110,16 +121,32 @@ def sweep_fit(
     """
     from planner.planning import sweep_settings
 
-    args = engine_args(engine, own=OWN)
+    args = engine_args(engine, own=keywords(sweep_fit))
     profiles, remarks = found_gpus(gpu)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
-    basis = basis_for(calibration, args)
+    basis = basis_for(fits_for(calibration), args)
     answers: list[Answer] = []
     for profile in profiles:
         version = version_for(engine_version, profile)
-        dtypes = _precisions(resolved.model)
+        dtypes = _precisions(resolved)
         answers += sweep_settings(resolved.model, profile, args, version, weight_dtypes=dtypes, basis=basis)
     return FitTable(tuple(answers), resolved, sweep=True, arithmetic=explain, remarks=remarks)
+
+
+@command("fit", help="Does it fit, and how many tokens does its KV cache hold?", extends=check_fit, engine=MEMORY)
+def fit(gpu: Gpus, *, sweep: Sweep = False, startup_log: StartupLog = None, **options: Any) -> FitAnswer | FitTable:
+    """The answer for one GPU, a row for each of several, or the sweep."""
+    profiles, remarks = found_gpus(gpu)
+    answer: FitAnswer | FitTable
+    if startup_log and (sweep or len(profiles) > 1):
+        raise InputError("--startup-log is of one start on one GPU", hint="leave out --sweep, and name one --gpu")
+    if sweep:
+        answer = sweep_fit(gpu=profiles, **options)
+    elif len(profiles) == 1:
+        answer = check_fit(gpu=profiles[0], startup_log=startup_log, **options)
+    else:
+        answer = list_fits(gpu=profiles, **options)
+    return replace(answer, remarks=(*remarks, *answer.remarks))
 
 
 def _with_log(
@@ -128,14 +155,14 @@ def _with_log(
     profile: GpuProfile,
     args: EngineArgs,
     version: str | None,
-    calibration: str | PathLike[str] | None,
+    calibration: PathName | None,
     explain: bool,
     remarks: tuple[str, ...],
 ) -> FitAnswer:
     """The answer with the overheads of a start-up log, compared with what was fitted to other machines."""
     from planner.planning import fit_with_log
 
-    basis = basis_for(calibration or "none", args)
+    basis = basis_for(fits_for(calibration or "none"), args)
     result = fit_with_log(path, resolved, profile, args, asked_version(version), basis)
     return FitAnswer(result, resolved, explain, remarks)
 
@@ -166,5 +193,6 @@ def _fit_or_refusal(
         return RefusedFit(profile, error)
 
 
-def _precisions(model: Model) -> tuple[str, ...]:
+def _precisions(resolved: ResolvedModel) -> tuple[str, ...]:
+    model = resolved.model
     return () if model.quantization.method else (model.dtype, "fp8", "int4-awq")

@@ -1,58 +1,121 @@
-"""GPUs side by side: ``planner compare`` as a function."""
+"""GPUs side by side: ``planner compare``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
 
-from planner.api.flags import EngineFlags, engine_args, flag_of, typed
-from planner.api.inputs import (
-    GpuName,
-    ModelName,
+from planner.commands.declare import Option, command, keywords
+from planner.commands.engine_options import TIME, engine_args
+from planner.commands.inputs import (
     asked_version,
-    check_context,
+    assignments,
+    basis_for,
     check_count,
+    fits_for,
     found_gpus,
     load_model,
-    path_text,
-    workload_of,
+    typed,
 )
+from planner.commands.load import ONE_ARRIVAL, check_context, workload_of
+from planner.commands.options import (
+    LOAD,
+    Burstiness,
+    Calibration,
+    EngineVersion,
+    GpusOrDefault,
+    ModelOrDefault,
+    Price,
+    RangeRatio,
+    Refresh,
+    Revision,
+    Seed,
+    WeightDtype,
+)
+from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 
 if TYPE_CHECKING:
+    from planner.engine import EngineFlags
     from planner.output import ComparisonAnswer
     from planner.workload import Workload
 
-Per = Literal["package", "node", "gpu"]
-PER: tuple[Per, ...] = ("package", "node", "gpu")
-OWN = (
-    "per", "packages", "input_len", "output_len", "max_concurrency", "request_rate", "burstiness", "random_range_ratio",
-    "seed", "price", "weight_dtype", "engine_version", "calibration", "revision", "refresh",
-)  # fmt: skip
+_SHOWN = ",".join(map(str, defaults.COMPARED_CONCURRENCY))
 
 
+def _several(flag: str, kind: type, *names: str, help: str) -> Option:
+    """An option that takes one number, or several with commas."""
+
+    def read(text: str) -> list[Any]:
+        try:
+            values = [float(part) for part in text.split(",")]
+        except ValueError:
+            values = []
+        if not values or not all(isfinite(value) and value > 0 for value in values):
+            raise InputError(f"{flag} {text!r} is not a list of positive numbers", hint=f"for example {flag} 8,32,128")
+        if kind is int and any(value != int(value) for value in values):
+            raise InputError(f"{flag} {text!r} is not a list of whole numbers", hint=f"for example {flag} 8,32,128")
+        return [kind(value) for value in values]
+
+    return Option(flag, *names, kind=str, read=read, metavar="N,N", panel=LOAD, help=help)
+
+
+Per = Annotated[
+    defaults.Per,
+    Option(help="What is equal: packages (a GPU with all its partitions), nodes, or logical GPUs as they are."),
+]
+Packages = Annotated[
+    int | None, Option(min=1, help="Packages of each type. Default: the fewest on which all hold the model.")
+]
+InputLens = Annotated[
+    int | Sequence[int], _several("--random-input-len", int, "--input-len", help="Prompt tokens, or several lengths.")
+]
+OutputLens = Annotated[
+    int | Sequence[int],
+    _several("--random-output-len", int, "--output-len", help="Output tokens: as many as input lengths, or one."),
+]
+Concurrencies = Annotated[
+    int | Sequence[int] | None,
+    _several(
+        "--max-concurrency",
+        int,
+        help=f"Requests in flight on all servers of a GPU type together. Default: {_SHOWN}.",
+    ),
+]
+RequestRates = Annotated[
+    float | Sequence[float] | None,
+    _several("--request-rate", float, help="Instead: requests per second, of all servers of a GPU type together."),
+]
+
+
+@command(
+    "compare",
+    help="GPUs and partition modes side by side, on equal hardware under equal load.",
+    engine=TIME,
+    searched=("tensor_parallel_size",),
+    rivals=ONE_ARRIVAL,
+)
 def compare_gpus(
-    model: ModelName = defaults.MODEL,
-    gpu: GpuName | Iterable[GpuName] = defaults.GPUS,
+    model: ModelOrDefault = defaults.MODEL,
+    gpu: GpusOrDefault = defaults.GPUS,
     *,
     per: Per = "package",
-    packages: int | None = None,
-    input_len: int | Sequence[int] = defaults.LEN,
-    output_len: int | Sequence[int] = defaults.LEN,
-    max_concurrency: int | Sequence[int] | None = None,
-    request_rate: float | Sequence[float] | None = None,
-    burstiness: float = 1.0,
-    random_range_ratio: float = 0.0,
-    seed: int = 0,
-    price: Mapping[str, float] | Sequence[str] = (),
-    weight_dtype: str | None = None,
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    revision: str | None = None,
-    refresh: bool = False,
+    packages: Packages = None,
+    input_len: InputLens = defaults.LEN,
+    output_len: OutputLens = defaults.LEN,
+    max_concurrency: Concurrencies = None,
+    request_rate: RequestRates = None,
+    burstiness: Burstiness = 1.0,
+    random_range_ratio: RangeRatio = 0.0,
+    seed: Seed = 0,
+    price: Price = (),
+    weight_dtype: WeightDtype = None,
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> ComparisonAnswer:
     """Several GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, who leads where.
@@ -66,23 +129,22 @@ def compare_gpus(
     ``answer.record.points`` has every figure, with its interval. Raises InputError for what is no load and no price,
     IllegalPlanError for settings that vLLM refuses, and what ``load_model`` and ``load_gpu`` raise.
     """
-    from planner.memory import Basis
     from planner.output import ComparisonAnswer
-    from planner.planning import Question, compare_hardware, local_for, parse_prices
+    from planner.planning import Question, compare_hardware, parse_prices
 
-    if per not in PER:
-        raise UnknownNameError("unit", str(per), PER, see="planner compare --help")
+    if per not in get_args(defaults.Per):
+        raise UnknownNameError("unit", str(per), get_args(defaults.Per), see="planner compare --help")
     check_count("packages", packages)
-    args = engine_args(engine, own=OWN)
+    args = engine_args(engine, own=keywords(compare_gpus))
     rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
     workloads = _workloads(input_len, output_len, max_concurrency, request_rate, rhythm)
     profiles, remarks = found_gpus(gpu)
-    prices = parse_prices(words_of(price), profiles)
+    prices = parse_prices(assignments(price), profiles)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     own_context = resolved.model.max_position_embeddings
     for workload in workloads:
         check_context(workload, min(args.max_model_len or own_context, own_context), resolved.resolved)
-    local = local_for(path_text(calibration))
+    local = fits_for(calibration)
     question = Question(
         resolved.model,
         args,
@@ -90,16 +152,11 @@ def compare_gpus(
         packages,
         (args.tensor_parallel_size,) if "tensor_parallel_size" in engine else (),
         asked_version(engine_version),
-        Basis(local.constants),
+        basis_for(local, args),
         local.calibration,
     )
     comparison = compare_hardware(question, profiles, workloads, prices)
     return ComparisonAnswer(comparison, profiles, prices, (*remarks, *local.notes), resolved.notes)
-
-
-def words_of(given: Mapping[str, float] | Sequence[str]) -> list[str]:
-    """``GPU=NUMBER`` for each, as after the flag."""
-    return [f"{name}={number}" for name, number in given.items()] if isinstance(given, Mapping) else list(given)
 
 
 def _workloads(

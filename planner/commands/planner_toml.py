@@ -1,4 +1,4 @@
-"""Other defaults: ``planner.toml`` in the working directory, a table per command, a key per flag.
+"""``planner.toml`` in the working directory sets other defaults: a table for each command, a key for each flag.
 
 ::
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     import typer
 
 FILE = "planner.toml"
+#: Sources of a value, as the parser calls them.
+TYPED, FROM_FILE, UNSAID = "COMMANDLINE", "DEFAULT_MAP", "DEFAULT"
 
 
 def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
-    """Defaults of all commands below ``root``, keyed as the parser wants them. Empty where there is no such file.
+    """Defaults of all commands below ``root``, in the form that the parser takes; empty where there is no file.
 
     Raises InputError, naming the table or the key, for anything that is not a flag of a command.
     """
@@ -42,8 +44,8 @@ def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
 
 
 def source_of(context: typer.Context, name: str) -> str:
-    """Where a value is from: ``COMMANDLINE``, ``ENVIRONMENT``, ``DEFAULT_MAP`` (planner.toml) or ``DEFAULT``."""
-    return str(getattr(context.get_parameter_source(name), "name", "DEFAULT"))
+    """Where a value is from: ``TYPED``, ``FROM_FILE``, ``UNSAID`` or the environment."""
+    return str(getattr(context.get_parameter_source(name), "name", UNSAID))
 
 
 def _of_group(group: Any, tables: dict[str, Any], file: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _key(name: str) -> str:
 
 
 def _value(parameter: Any, value: Any, where: str) -> Any:
-    """The value as the parser wants it: flags that may be repeated get a list."""
+    """The value as the parser takes it: a list for a flag that may be repeated."""
     repeatable = getattr(parameter, "multiple", False) or parameter.nargs == -1
     switch = bool(getattr(parameter, "is_flag", False))
     values = value if isinstance(value, list) and repeatable else [value]

@@ -1,37 +1,86 @@
-"""How fast? ``planner predict`` as functions, in the words of ``vllm bench``."""
+"""How fast? ``planner predict``, in the words of ``vllm bench``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-from planner.api.flags import EngineFlags, engine_args, typed
-from planner.api.inputs import (
-    GpuName,
-    ModelName,
-    check_context,
-    check_load,
-    draft_of,
-    found_gpu,
-    load_model,
-    path_text,
-    version_for,
-    workload_of,
+from planner.commands.declare import Option, command, keywords
+from planner.commands.engine_options import TIME, engine_args
+from planner.commands.inputs import basis_for, fits_for, found_gpu, load_model, typed, version_for
+from planner.commands.load import check_context, check_load, workload_of
+from planner.commands.options import (
+    LOAD,
+    BatchSize,
+    Burstiness,
+    Calibration,
+    EngineVersion,
+    Explain,
+    Gpu,
+    InputLen,
+    MaxConcurrency,
+    Model,
+    NumPrompts,
+    OutputLen,
+    PrefixCacheHitRate,
+    PrefixLen,
+    RandomInputLen,
+    RandomOutputLen,
+    RangeRatio,
+    Refresh,
+    RequestRate,
+    Revision,
+    Seed,
+    WeightDtype,
 )
 from planner.errors import InputError
 
 if TYPE_CHECKING:
+    from planner.commands.inputs import GpuName, ModelName
+    from planner.commands.options import PathName
+    from planner.engine import EngineFlags
     from planner.output import Bench, PredictionAnswer, PredictionRefused
     from planner.workload import Workload
 
-OWN = (
-    "input_len", "output_len", "num_prompts", "max_concurrency", "request_rate", "burstiness", "random_range_ratio",
-    "seed", "random_prefix_len", "prefix_cache_hit_rate", "metric_percentiles", "goodput", "batch_size",
-    "weight_dtype", "engine_version", "calibration", "explain", "revision", "refresh",
-)  # fmt: skip
+
+def _percentiles(text: str) -> tuple[float, ...]:
+    """The numbers of ``50,90,99``."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(
+            f"--metric-percentiles {text!r} is not a list of numbers", hint="for example 50,90,99"
+        ) from error
+
+
+def _targets_of(words: Sequence[str]) -> dict[str, float]:
+    """Targets in ms by metric, from ``ttft:500``."""
+    targets: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition(":")
+        try:
+            targets[name] = float(text)
+        except ValueError as error:
+            raise _no_target(word) from error
+    return targets
+
+
+Percentiles = Annotated[
+    Sequence[float],
+    Option(kind=str, read=_percentiles, default="99", panel=LOAD, help="Percentiles to report, such as 50,90,99."),
+]
+Goodput = Annotated[
+    Mapping[str, float] | None,
+    Option(
+        kind=list[str],
+        read=_targets_of,
+        metavar="NAME:MS",
+        panel=LOAD,
+        help="Target of ttft, tpot or e2el, in ms, that counts a request as good. Repeatable.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +91,35 @@ class _Case:
     gpu: GpuName
     weight_dtype: str | None
     engine_version: str | None
-    calibration: str | PathLike[str] | None
+    calibration: PathName | None
     revision: str | None
     refresh: bool
     engine: EngineFlags
 
 
+@command("predict serve", help="A client against a server: vllm bench serve.", engine=TIME)
 def predict_serve(
-    model: ModelName,
-    gpu: GpuName,
+    model: Model,
+    gpu: Gpu,
     *,
-    input_len: int = 1024,
-    output_len: int = 128,
-    num_prompts: int = 1000,
-    max_concurrency: int | None = None,
-    request_rate: float = inf,
-    burstiness: float = 1.0,
-    random_range_ratio: float = 0.0,
-    seed: int = 0,
-    random_prefix_len: int = 0,
-    prefix_cache_hit_rate: float = 0.0,
-    metric_percentiles: Sequence[float] = (99,),
-    goodput: Mapping[str, float] | None = None,
-    weight_dtype: str | None = None,
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    explain: bool = False,
-    revision: str | None = None,
-    refresh: bool = False,
+    input_len: RandomInputLen = 1024,
+    output_len: RandomOutputLen = 128,
+    num_prompts: NumPrompts = 1000,
+    max_concurrency: MaxConcurrency = None,
+    request_rate: RequestRate = inf,
+    burstiness: Burstiness = 1.0,
+    random_range_ratio: RangeRatio = 0.0,
+    seed: Seed = 0,
+    random_prefix_len: PrefixLen = 0,
+    prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
+    metric_percentiles: Percentiles = (99,),
+    goodput: Goodput = None,
+    weight_dtype: WeightDtype = None,
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    explain: Explain = False,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
@@ -102,22 +152,23 @@ def predict_serve(
     return _predict("serve", workload, case, explain=explain, **asked)
 
 
+@command("predict throughput", help="Offline, all prompts at once: vllm bench throughput.", engine=TIME)
 def predict_throughput(
-    model: ModelName,
-    gpu: GpuName,
+    model: Model,
+    gpu: Gpu,
     *,
-    input_len: int,
-    output_len: int,
-    num_prompts: int = 1000,
-    seed: int = 0,
-    random_prefix_len: int = 0,
-    prefix_cache_hit_rate: float = 0.0,
-    weight_dtype: str | None = None,
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    explain: bool = False,
-    revision: str | None = None,
-    refresh: bool = False,
+    input_len: InputLen,
+    output_len: OutputLen,
+    num_prompts: NumPrompts = 1000,
+    seed: Seed = 0,
+    random_prefix_len: PrefixLen = 0,
+    prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
+    weight_dtype: WeightDtype = None,
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    explain: Explain = False,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench throughput`` would measure: all prompts at once, without a server. See ``predict_serve``."""
@@ -133,19 +184,20 @@ def predict_throughput(
     return _predict("throughput", workload, case, explain=explain)
 
 
+@command("predict latency", help="One batch from start to end: vllm bench latency.", engine=TIME)
 def predict_latency(
-    model: ModelName,
-    gpu: GpuName,
+    model: Model,
+    gpu: Gpu,
     *,
-    input_len: int = 32,
-    output_len: int = 128,
-    batch_size: int = 8,
-    weight_dtype: str | None = None,
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    explain: bool = False,
-    revision: str | None = None,
-    refresh: bool = False,
+    input_len: InputLen = 32,
+    output_len: OutputLen = 128,
+    batch_size: BatchSize = 8,
+    weight_dtype: WeightDtype = None,
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    explain: Explain = False,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench latency`` would measure: seconds of one batch from start to end. See ``predict_serve``."""
@@ -158,23 +210,22 @@ def _predict(
     bench: Bench, workload: Workload, case: _Case, *, explain: bool, **asked: Any
 ) -> PredictionAnswer | PredictionRefused:
     """Predict ``workload``; ``asked`` is for the result of the bench."""
-    from planner.memory import Basis
     from planner.output import PredictionAnswer, PredictionRefused
     from planner.planning import (
-        local_for,
         resolve_deployment,
         simulate_latency,
         simulate_serve,
         simulate_throughput,
     )
 
-    args = engine_args(case.engine, own=OWN)
+    known = {name for function in (predict_serve, predict_latency) for name in keywords(function)}
+    args = engine_args(case.engine, own=known)
     profile, remarks = found_gpu(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
     resolved = load_model(case.model, weight_dtype=case.weight_dtype, revision=case.revision, refresh=case.refresh)
     version = version_for(case.engine_version, profile)
-    local = local_for(path_text(case.calibration))
+    local = fits_for(case.calibration)
     remarks = (*remarks, *local.notes)
-    basis = Basis(local.constants, draft_of(args))
+    basis = basis_for(local, args)
     deployment = resolve_deployment(
         resolved.model, profile, args, version, offline=bench != "serve", basis=basis, calibration=local.calibration
     )
@@ -192,8 +243,12 @@ def _predict(
 
 
 def _targets_ms(targets: Mapping[str, float]) -> dict[str, float]:
-    for name, given in targets.items():
-        limit_ms = typed("goodput", given, float)
+    limits_ms = {name: float(typed("goodput", given, float)) for name, given in targets.items()}
+    for name, limit_ms in limits_ms.items():
         if not (isfinite(limit_ms) and limit_ms > 0):
-            raise InputError(f"--goodput {name}:{limit_ms:g} is not a target in ms", hint="such as --goodput ttft:500")
-    return {name: float(limit_ms) for name, limit_ms in targets.items()}
+            raise _no_target(f"{name}:{limit_ms:g}")
+    return limits_ms
+
+
+def _no_target(word: str) -> InputError:
+    return InputError(f"--goodput {word!r} is not a target in ms", hint="for example --goodput ttft:500")

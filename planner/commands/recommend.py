@@ -1,44 +1,58 @@
-"""Which settings? ``planner recommend`` as functions."""
+"""Which settings? ``planner recommend``."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
 
-from planner.api.compare import words_of
-from planner.api.flags import EngineFlags, engine_args, flag_of, typed
-from planner.api.inputs import (
-    GpuName,
-    ModelName,
-    asked_version,
-    check_context,
-    draft_of,
-    found_gpus,
-    load_model,
-    path_text,
-    workload_of,
+from planner.commands.declare import Argument, Option, command, keywords
+from planner.commands.engine_options import engine_args
+from planner.commands.inputs import asked_version, assignments, basis_for, fits_for, found_gpus, load_model, typed
+from planner.commands.load import ONE_LOAD, LoadFlags, asked_load, check_context, workload_of
+from planner.commands.options import (
+    LOAD,
+    Burstiness,
+    Calibration,
+    E2el,
+    EngineVersion,
+    Force,
+    GpusOrDefault,
+    Itl,
+    MaxConcurrency,
+    Optimistic,
+    PathName,
+    Percentile,
+    PrefixLen,
+    Price,
+    RandomInputLen,
+    RandomOutputLen,
+    RangeRatio,
+    Refresh,
+    Revision,
+    Seed,
+    TotalRate,
+    Tpot,
+    Ttft,
+    WorkloadName,
 )
-from planner.api.load import LoadFlags, asked_load
+from planner.engine import SETTINGS, flag_of
 from planner.errors import InputError, UnknownNameError
-from planner.hardware import GpuProfile
-from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.workload import LATENCIES
 
 if TYPE_CHECKING:
-    from planner.api.load import AskedLoad
+    from planner.commands.inputs import ModelName
+    from planner.commands.load import AskedLoad
+    from planner.engine import EngineFlags
+    from planner.hardware import GpuProfile
+    from planner.model import ResolvedModel
     from planner.output import Recommendation
-    from planner.planning import Goal, Plan, Ranking, Request
+    from planner.planning import Plan, Ranking, Request
 
-OWN = (
-    "goal", "gpus", "input_len", "output_len", "random_range_ratio", "random_prefix_len", "workload", "max_concurrency",
-    "request_rate", "burstiness", "trace", "seed", "num_prompts", "ttft", "tpot", "itl", "e2el", "percentile",
-    "optimistic", "price", "engine_version", "calibration", "pick", "revision", "refresh",
-)  # fmt: skip
 #: Settings that the search does not choose, so that they can be given.
 GIVEN = (
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
@@ -47,36 +61,49 @@ GIVEN = (
     "enable_prefix_caching", "allow_unvalidated",
 )  # fmt: skip
 
+Served = Annotated["ModelName", Argument(kind=str, metavar="[MODEL]", help=f"Default: {defaults.MODEL}.")]
+Goal = Annotated[defaults.Goal, Option(default=defaults.GOAL, help="What the best plan is best at.")]
+GpusPerNode = Annotated[int, Option("--gpus", min=1, default=defaults.GPUS_PER_NODE, help="GPUs of one node.")]
+Trace = Annotated[
+    PathName,
+    Option(kind=Path, metavar="FILE", panel=LOAD, help="Recorded arrivals and lengths, CSV or JSON lines."),
+]
+NumPrompts = Annotated[
+    int, Option(min=1, max=defaults.MOST_PROMPTS, panel=LOAD, help="Requests. Default: 5 x the concurrency.")
+]
+Pick = Annotated[int, Option(min=1, help="Plan to print and to write; 1 is the best.")]
+OutputDir = Annotated[str, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
+
 
 def recommend_plans(
-    model: ModelName | None = None,
-    gpu: GpuName | Iterable[GpuName] | None = None,
+    model: Served | None = None,
+    gpu: GpusOrDefault | None = None,
     *,
     goal: Goal | None = None,
-    gpus: int | None = None,
-    input_len: int | None = None,
-    output_len: int | None = None,
-    random_range_ratio: float | None = None,
-    random_prefix_len: int = 0,
-    workload: str | None = None,
-    max_concurrency: int | None = None,
-    request_rate: float | None = None,
-    burstiness: float | None = None,
-    trace: str | PathLike[str] | None = None,
-    seed: int | None = None,
-    num_prompts: int | None = None,
-    ttft: float | None = None,
-    tpot: float | None = None,
-    itl: float | None = None,
-    e2el: float | None = None,
-    percentile: float | str | None = None,
-    optimistic: bool = False,
-    price: Mapping[str, float] | Sequence[str] = (),
-    engine_version: str | None = None,
-    calibration: str | PathLike[str] | None = None,
-    pick: int = 1,
-    revision: str | None = None,
-    refresh: bool = False,
+    gpus: GpusPerNode | None = None,
+    input_len: RandomInputLen | None = None,
+    output_len: RandomOutputLen | None = None,
+    random_range_ratio: RangeRatio | None = None,
+    random_prefix_len: PrefixLen = 0,
+    workload: WorkloadName = None,
+    max_concurrency: MaxConcurrency = None,
+    request_rate: TotalRate = None,
+    burstiness: Burstiness | None = None,
+    trace: Trace | None = None,
+    seed: Seed | None = None,
+    num_prompts: NumPrompts | None = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
+    itl: Itl = None,
+    e2el: E2el = None,
+    percentile: Percentile | None = None,
+    optimistic: Optimistic = False,
+    price: Price = (),
+    engine_version: EngineVersion = None,
+    calibration: Calibration = None,
+    pick: Pick = 1,
+    revision: Revision = None,
+    refresh: Refresh = False,
     **engine: Unpack[EngineFlags],
 ) -> Recommendation:
     """The best settings for each GPU, for a goal or for latency targets under a load.
@@ -99,7 +126,7 @@ def recommend_plans(
     """
     given = _checked({name: value for name, value in locals().items() if name not in ("model", "gpu", "engine")})
     _refuse_searched(engine)
-    args = engine_args(engine, own=OWN)
+    args = engine_args(engine, own=keywords(recommend_plans))
     profiles, remarks = found_gpus(defaults.GPUS if gpu is None else gpu)
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
     flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "optimistic": optimistic}
@@ -122,11 +149,10 @@ def recommend_plans(
     limit = min(own_context, args.max_model_len or own_context)
     check_context(sent, limit, resolved.resolved, longest_len=load.longest_len)
 
-    from planner.memory import Basis
     from planner.output import Recommendation
-    from planner.planning import Request, local_for, rank
+    from planner.planning import Request, rank
 
-    local = local_for(path_text(calibration))
+    local = fits_for(calibration)
     request = Request(
         model=resolved,
         gpus=profiles,
@@ -137,7 +163,7 @@ def recommend_plans(
         num_prompts=given.get("num_prompts"),
         gpus_per_node=given.get("gpus", defaults.GPUS_PER_NODE),
         version=asked_version(engine_version),
-        basis=Basis(local.constants, draft_of(args)),
+        basis=basis_for(local, args),
         calibration=local.calibration,
         args=args,
         range_ratio=load.range_ratio,
@@ -188,14 +214,54 @@ def write_scripts(
     return tuple(files)
 
 
+@command(
+    "recommend",
+    help="Which settings, and the scripts that launch and prove them.",
+    extends=recommend_plans,
+    engine=GIVEN,
+    rivals=ONE_LOAD,
+)
+def recommend(
+    *, output: OutputDir | None = None, force: Force = False, command_line: str, **options: Any
+) -> Recommendation:
+    """The plans, and their scripts where a folder is named."""
+    from planner.output import note
+
+    directory = _directory(output, force)
+    found = recommend_plans(**options)
+    answer = replace(found, command=command_line, wrote=directory is not None)
+    if directory:
+        written = write_scripts(answer, directory, force=force)
+        if written:
+            note(f"wrote {len(written)} files into {directory}; start with RUNBOOK.md")
+    return answer
+
+
+def _directory(name: str | None, force: bool) -> Path | None:
+    """The folder of ``-o``, refused before anything is computed. Writing checks again: it may exist by then."""
+    if name is None:
+        return None
+    if not name.strip():
+        raise InputError("-o names no folder", hint="for example -o plans")
+    directory = Path(name)
+    try:
+        exists, dangling = directory.exists(), directory.is_symlink() and not directory.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        cause = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"-o {name[:200]}: {cause}", hint="name another folder") from error
+    if dangling:
+        raise InputError(f"-o {directory} is a link to nothing", hint="remove the link, or name another folder")
+    if exists and not force:
+        raise InputError(f"-o {directory} already exists", hint="name another folder, or add --force to replace it")
+    return directory
+
+
 COUNTS = ("gpus", "input_len", "output_len", "max_concurrency", "num_prompts", "pick")
 NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *LATENCIES)
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
-    from planner.planning import Goal
-
     unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False}
     found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
     for name, value in found.items():
@@ -210,17 +276,17 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "percentile":
             found[name] = str(value)
         elif name == "price":
-            found[name] = words_of(value)
+            found[name] = assignments(value)
         if name in COUNTS and found[name] < 1:
             raise InputError(f"{flag_of(name)} must be at least 1, got {value}", hint="give a positive number")
-    if found.get("goal", defaults.GOAL) not in get_args(Goal):
-        raise UnknownNameError("goal", str(found["goal"]), get_args(Goal), see="planner recommend --help")
+    if found.get("goal", defaults.GOAL) not in get_args(defaults.Goal):
+        raise UnknownNameError("goal", str(found["goal"]), get_args(defaults.Goal), see="planner recommend --help")
     return found
 
 
 def _refuse_searched(engine: Mapping[str, Any]) -> None:
     for name in engine:
-        if name not in GIVEN and name in EngineFlags.__annotations__:
+        if name not in GIVEN and name in SETTINGS:
             raise InputError(
                 f"{flag_of(name)} is not given to recommend: it is searched, or not planned", hint="leave it out"
             )

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
+from planner.commands.inputs import typed
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.workload import DEFAULT_PERCENTILE, NAMED, parse_slos, refuse_gaps_of_one_token
 
 if TYPE_CHECKING:
+    from planner.commands.declare import Rivals
     from planner.planning import Targets
-    from planner.workload import Slo
+    from planner.workload import Slo, Workload
 
-#: Flags that say what a trace says itself, by parameter.
+#: Parameters that say what a trace says itself, with their flags.
 OF_A_TRACE = {
     "input_len": "--random-input-len",
     "output_len": "--random-output-len",
@@ -27,8 +29,15 @@ OF_A_TRACE = {
     "num_prompts": "--num-prompts",
     "workload": "--workload",
 }
-#: Requests per second that are planned for: one in a quarter of an hour, a million.
-OF_A_NAME = ("input_len", "output_len", "random_range_ratio")
+LENGTHS = ("input_len", "output_len", "random_range_ratio")
+#: What the left says on the command line takes the place of what planner.toml says on the right.
+ONE_ARRIVAL: Rivals = ((("request_rate",), ("max_concurrency",)), (("max_concurrency",), ("request_rate",)))
+ONE_LOAD: Rivals = (
+    (("trace",), tuple(OF_A_TRACE)),
+    (("workload",), LENGTHS),
+    (LENGTHS, ("workload",)),
+    *ONE_ARRIVAL,
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ def _refuse_contradictions(given: LoadFlags) -> None:
         raise InputError(
             f"--trace and {both[0]} are both given", hint="a trace brings its own lengths and arrivals: leave one out"
         )
-    lengths = [OF_A_TRACE[name] for name in OF_A_NAME if getattr(given, name) is not None]
+    lengths = [OF_A_TRACE[name] for name in LENGTHS if getattr(given, name) is not None]
     if given.workload is not None and lengths:
         raise InputError(
             f"--workload and {lengths[0]} are both given", hint="a named workload brings its own lengths: leave one out"
@@ -139,4 +148,47 @@ def _refuse_contradictions(given: LoadFlags) -> None:
         raise InputError(
             "--request-rate and --max-concurrency are both given",
             hint="say how the load comes: so many a second, or so many in flight",
+        )
+
+
+def workload_of(**given: Any) -> Workload:
+    """The load with these fields. Raises InputError for values that ``vllm bench`` would not accept."""
+    from planner.workload import Workload
+
+    hints = get_type_hints(Workload)
+    return Workload(**{name: typed(name, value, hints[name]) for name, value in given.items()})
+
+
+def check_context(workload: Workload, max_model_len: int, model: str, *, longest_len: int | None = None) -> None:
+    """Raises InputError where a request of the load is longer than the context: the server would refuse it.
+
+    ``longest_len``: tokens of the longest request of a trace.
+    """
+    if longest_len is not None and longest_len > max_model_len:
+        raise InputError(
+            f"--trace: the longest request has {longest_len} tokens, more than the {max_model_len} that {model} is "
+            "served with",
+            hint="raise --max-model-len where that is what limits, or choose a model of longer context",
+        )
+    longest = workload.max_total_len
+    if longest > max_model_len:
+        raise InputError(
+            f"--input-len {workload.input_len} and --output-len {workload.output_len} make requests of {longest} "
+            f"tokens, more than the {max_model_len} that {model} is served with",
+            hint="shorten them, raise --max-model-len where that is what limits, or choose a model of longer context",
+        )
+
+
+def check_load(workload: Workload) -> None:
+    """Raises InputError for more requests, or more seconds of arrivals, than a replay can follow."""
+    if workload.num_prompts > defaults.MOST_PROMPTS:
+        raise InputError(
+            f"--num-prompts must be {defaults.MOST_PROMPTS:,} at most, got {workload.num_prompts:,}",
+            hint="send fewer: percentiles no longer change",
+        )
+    arrivals_s = workload.num_prompts / workload.request_rate
+    if arrivals_s > defaults.LONGEST_REPLAY_S:
+        raise InputError(
+            f"--request-rate {workload.request_rate:g}: {workload.num_prompts} requests arrive over {arrivals_s:.3g} s",
+            hint=f"raise the rate or send fewer prompts: a replay covers {defaults.LONGEST_REPLAY_S:,} s",
         )

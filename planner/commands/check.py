@@ -1,38 +1,85 @@
-"""Somebody's own command: ``planner check`` as a function."""
+"""Somebody's own command: ``planner check``."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
-from planner.api.flags import typed
-from planner.api.inputs import GpuName, check_count, draft_of, found_gpu, load_model, path_text, version_for
+from planner.commands.declare import Argument, Option, command
+from planner.commands.inputs import check_count, draft_of, fits_for, found_gpu, load_model, typed, version_for
+from planner.commands.options import (
+    LOAD,
+    Calibration,
+    EngineVersion,
+    RandomInputLen,
+    RandomOutputLen,
+    Refresh,
+    Revision,
+)
 from planner.errors import InputError, UnknownNameError
+from planner.planning import defaults
 
 if TYPE_CHECKING:
+    from planner.commands.inputs import GpuName
     from planner.engine import Found
     from planner.output import CheckAnswer
-    from planner.planning import Goal, Plan
+    from planner.planning import Plan
 
 
+def _line_of(words: list[str]) -> str | list[str]:
+    """The line that was typed; ``-`` is stdin."""
+    if words[0].startswith("-") and words[0] != "-":  # in front of the line it was meant for this command
+        raise InputError(f"No such option: {words[0].partition('=')[0]}", hint="see planner check --help")
+    if words == ["-"]:
+        return sys.stdin.read() + "\n"
+    return words[0] if len(words) == 1 else words
+
+
+Line = Annotated[
+    str | PathLike[str] | Sequence[str],
+    Argument(
+        kind=list[str],
+        read=_line_of,
+        metavar="LINE",
+        help="-- vllm serve MODEL ...; or a script with such a line, the folder of a plan, '-' for stdin.",
+    ),
+]
+OneGpu = Annotated[
+    "GpuName",
+    Option(kind=str, metavar="GPU", help="Profile id, alias or file; or 'local'. Default: the plan's."),
+]
+AsModel = Annotated[str, Option(metavar="MODEL", help="Model that a path in the line stands for.")]
+InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight. Default: as many as run at once.")]
+NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
+Goal = Annotated[defaults.Goal, Option(help="What a better plan is better at.")]
+Gpus = Annotated[int, Option(min=1, help="GPUs that a better plan may use. Default: as many as the line.")]
+
+
+#: ``--`` in front of the line is not needed: what is no option of this command belongs to the line.
+@command(
+    "check",
+    help="Would this vllm serve line start, what would it deliver, and what would deliver more?",
+    settings={"ignore_unknown_options": True},
+)
 def check_command(
-    line: str | PathLike[str] | Sequence[str],
-    gpu: GpuName | None = None,
+    line: Line,
+    gpu: OneGpu | None = None,
     *,
-    engine_version: str | None = None,
-    as_model: str | None = None,
-    input_len: int | None = None,
-    output_len: int | None = None,
-    max_concurrency: int | None = None,
-    num_prompts: int | None = None,
+    engine_version: EngineVersion = None,
+    as_model: AsModel | None = None,
+    input_len: RandomInputLen | None = None,
+    output_len: RandomOutputLen | None = None,
+    max_concurrency: InFlight | None = None,
+    num_prompts: NumPrompts | None = None,
     goal: Goal = "balanced",
-    gpus: int | None = None,
-    calibration: str | PathLike[str] | None = None,
-    revision: str | None = None,
-    refresh: bool = False,
+    gpus: Gpus | None = None,
+    calibration: Calibration = None,
+    revision: Revision = None,
+    refresh: Refresh = False,
 ) -> CheckAnswer:
     """Whether a ``vllm serve`` line starts on GPUs of this kind, what it delivers, and what delivers more.
 
@@ -46,10 +93,10 @@ def check_command(
     """
     from planner.engine import read_line
     from planner.output import CheckAnswer
-    from planner.planning import Goal, LineRequest, check_line, local_for
+    from planner.planning import LineRequest, check_line
 
-    if goal not in get_args(Goal):
-        raise UnknownNameError("goal", str(goal), get_args(Goal), see="planner check --help")
+    if goal not in get_args(defaults.Goal):
+        raise UnknownNameError("goal", str(goal), get_args(defaults.Goal), see="planner check --help")
     load = {"input_len": input_len, "output_len": output_len, "max_concurrency": max_concurrency}
     for name, value in {**load, "num_prompts": num_prompts, "gpus": gpus}.items():
         check_count(name, value)
@@ -68,7 +115,7 @@ def check_command(
     name, renamed = _on_the_hub(model)
     resolved = load_model(name, revision=revision, refresh=refresh)
     asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
-    local = local_for(path_text(calibration))
+    local = fits_for(calibration)
     if plan:
         asked = asked.as_planned(plan)
     answer = check_line(read, resolved, profile, version, asked, local, draft_of(read.args))

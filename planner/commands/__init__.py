@@ -1,0 +1,25 @@
+"""What can be asked: one typed function for each command, which the library offers and the command line calls.
+
+A function takes what the flags say, under their names, and returns an answer; it prints nothing and never exits.
+``main`` parses, calls, prints, and turns errors into exit statuses. No arithmetic here, and nothing heavy is imported
+before it is needed.
+"""
+
+import os
+import sys
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    """Run the command line: the console script."""
+    # pydantic looks for plugins, which takes longer than to read a GPU profile; planner has none
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    try:
+        from planner.commands.main import main
+
+        status = main()
+    except KeyboardInterrupt:  # during the imports, or a second time
+        print("error: interrupted", file=sys.stderr)
+        status = 130
+    sys.exit(status)

@@ -1,0 +1,137 @@
+"""The entry point: it turns errors into exit statuses, and it alone writes to the terminal.
+
+0 yes · 1 the honest answer is no · 2 bad input · 3 the hub could not be reached or refused · 70 a bug · 130 Ctrl-C.
+
+What a command prints is collected and written when the command has ended, so an error leaves nothing half printed.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner import __version__
+from planner.commands.adapter import add_command
+from planner.commands.declare import COMMANDS as DECLARED
+from planner.commands.planner_toml import FILE, FROM_FILE, read_defaults, source_of
+from planner.commands.streams import complain, write
+from planner.errors import PlannerError
+
+BUG = 70
+INTERRUPTED = 130
+#: What the parser raises: the base of the bases of typer's own error, wherever its version keeps them.
+ParserError: type[Exception] = typer.BadParameter.__mro__[2]
+
+#: Command, in the order of the help -> the module that declares it.
+COMMANDS = {
+    "fit": "fit", "predict": "predict", "recommend": "recommend", "compare": "compare", "fleet": "fleet",
+    "check": "check", "validate": "measured", "calibrate": "measured", "report": "report", "evaluate": "measured",
+    "workflow": "workflow", "deploy": "deploy", "hardware": "catalog", "models": "catalog",
+}  # fmt: skip
+#: Groups of commands, with their help.
+GROUPS = {
+    "predict": "How fast, in the words of vllm bench.",
+    "hardware": "GPU profiles.",
+    "models": "Model architectures.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status. Never raises for anything that a user can cause."""
+    data, remarks = StringIO(), StringIO()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with redirect_stdout(data), redirect_stderr(remarks):
+            status = _run(words)
+        write(data.getvalue(), sys.stdout)
+        write(remarks.getvalue(), sys.stderr)
+    except (KeyboardInterrupt, typer.Abort):
+        return complain("interrupted", INTERRUPTED)
+    except PlannerError as error:
+        return complain(_as_typed(error.cause, words), error.exit_status, hint=error.hint)
+    except ParserError as error:
+        return complain(_cause(error), 2, hint=_usage_hint(error))
+    except Exception:
+        traceback.print_exc()
+        return complain("this is a bug in planner", BUG, hint="please report it with the command and the trace above")
+    return status
+
+
+def app_for(words: Sequence[str]) -> typer.Typer:
+    """The command line with the command that ``words`` name, and no other: to declare all takes longer than to answer.
+
+    Help, errors and planner.toml need all commands.
+    """
+    app = typer.Typer(
+        name="planner",
+        help="Plan how to serve a large language model with vLLM, before renting a GPU.",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for name in words[:1] if words and words[0] in COMMANDS and not Path(FILE).exists() else COMMANDS:
+        import_module(f"planner.commands.{COMMANDS[name]}")
+        if name not in GROUPS:
+            add_command(app, name, DECLARED[name])
+            continue
+        group = typer.Typer(help=GROUPS[name], rich_markup_mode=None)
+        for typed, declared in DECLARED.items():
+            if typed.startswith(f"{name} "):
+                add_command(group, typed.removeprefix(f"{name} "), declared)
+        app.add_typer(group, name=name)
+    return app
+
+
+def _run(words: list[str]) -> int:
+    """The exit status of a command line. Raises whatever its command raises."""
+    status = app_for(words)(args=words, prog_name="planner", standalone_mode=False, obj=words)
+    if status == INTERRUPTED:  # newer versions of typer answer Ctrl-C so
+        raise KeyboardInterrupt
+    return status if isinstance(status, int) else 0
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"planner {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+    context.default_map = read_defaults(context.command)
+
+
+def _as_typed(cause: str, words: Sequence[str]) -> str:
+    """The cause with the lengths under the names that were typed: those of ``vllm bench serve`` begin with random."""
+    for side in ("input", "output"):
+        if any(word.partition("=")[0] == f"--random-{side}-len" for word in words):
+            cause = cause.replace(f"--{side}-len", f"--random-{side}-len")
+    return cause
+
+
+def _cause(error: Exception) -> str:
+    """What the parser says, after the name of the file where the value is from ``planner.toml``."""
+    message = str(getattr(error, "format_message", error.__str__)()).replace("Value error, ", "")
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context and parameter and source_of(context, parameter.name) == FROM_FILE:
+        return f"{FILE}: {message}"
+    return message or "no command is given"
+
+
+def _usage_hint(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return f"see {context.command_path if context else 'planner'} --help"

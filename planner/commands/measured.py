@@ -1,0 +1,149 @@
+"""Predictions beside measurements: ``planner evaluate``, ``calibrate`` and ``validate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
+
+from planner.commands.declare import Argument, Option, command, keywords
+from planner.commands.engine_options import engine_args
+from planner.commands.inputs import fits_for
+from planner.commands.options import LOAD, Calibration, PathName
+
+if TYPE_CHECKING:
+    from planner.engine import EngineFlags
+    from planner.output import CalibrationAnswer, Evaluation, ValidationAnswer
+
+RESULTS = "Results without a plan.json"
+
+Runs = Annotated[PathName, Argument(kind=Path, metavar="RUNS.csv", help="Table with one row for each measured run.")]
+Chart = Annotated[Path, Option(metavar="FILE", help="Also draw it, into a file that ends in .svg or .png.")]
+Sources = Annotated[
+    PathName,
+    Argument(
+        kind=list[Path],
+        metavar="[RUNS.csv|RESULT.json|DIR]...",
+        help="Tables of runs, results of vllm bench, folders of plans. Default: the runs that were kept before.",
+    ),
+]
+Output = Annotated[
+    PathName, Option("-o", "--output", kind=Path, metavar="FILE", help="Default: this user's own calibration.")
+]
+Fresh = Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")]
+ResultGpu = Annotated[str, Option("--gpu", metavar="GPU", panel=RESULTS, help="Profile id or alias.")]
+ResultModel = Annotated[str, Option("--model", metavar="MODEL", panel=RESULTS, help="Default: the result's.")]
+ResultVersion = Annotated[
+    str, Option("--engine-version", metavar="VERSION", panel=RESULTS, help="Version of vLLM that ran.")
+]
+ResultDtype = Annotated[
+    str, Option("--weight-dtype", panel=RESULTS, help="Precision of the weights. Default: the checkpoint's.")
+]
+ResultInputLen = Annotated[
+    int, Option("--input-len", min=1, panel=LOAD, help="Prompt tokens of a latency or throughput result.")
+]
+ResultOutputLen = Annotated[
+    int, Option("--output-len", min=1, panel=LOAD, help="Output tokens of a latency or throughput result.")
+]
+ResultBatchSize = Annotated[int, Option("--batch-size", min=1, panel=LOAD, help="Prompts of a latency result.")]
+PlanDir = Annotated[
+    PathName, Argument(kind=Path, metavar="DIR", help="Folder of a plan, after ./benchmark.sh ran in it.")
+]
+
+
+def evaluate_runs(runs: Runs, *, calibration: Calibration = None) -> Evaluation:
+    """Predict every measured run of a table (CSV), and say how far off the predictions are.
+
+    ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
+    A run that cannot be predicted is counted and named, one whose figures contradict each other is named in
+    ``answer.notes``. ``calibration`` as in ``check_fit``. Raises InputError, naming
+    line and column, for a file that is no table of runs.
+    """
+    from planner.evidence import evaluate, notes_on_runs, read_runs
+    from planner.output import Evaluation
+
+    local = fits_for(calibration)
+    table = read_runs(Path(runs))
+    return Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
+
+
+@command("evaluate", help="Predicted beside measured, run by run, and a summary.", extends=evaluate_runs)
+def evaluate(*, chart: Chart | None = None, **options: Any) -> Evaluation:
+    """The evaluation, and its chart where a file is named."""
+    from planner.output import chart_writer
+
+    draw = chart_writer(chart) if chart else None
+    answer = evaluate_runs(**options)
+    if draw:
+        draw(answer.evaluated)
+    return answer
+
+
+@command(
+    "calibrate",
+    help="Learn from your own runs: later predictions for this user rest on them.",
+    engine=(
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "enable_expert_parallel",
+        "kv_cache_dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "enforce_eager",
+        "enable_prefix_caching",
+        "async_scheduling",
+    ),
+)
+def calibrate_from(
+    *sources: Sources,
+    output: Output | None = None,
+    fresh: Fresh = False,
+    gpu: ResultGpu | None = None,
+    model: ResultModel | None = None,
+    engine_version: ResultVersion | None = None,
+    weight_dtype: ResultDtype | None = None,
+    input_len: ResultInputLen | None = None,
+    output_len: ResultOutputLen | None = None,
+    batch_size: ResultBatchSize | None = None,
+    **engine: Unpack[EngineFlags],
+) -> CalibrationAnswer:
+    """Learn from a user's own runs, and keep what was learned if it is better: later predictions use it.
+
+    ``sources`` are tables of runs (CSV), results of ``vllm bench`` (JSON) or folders of plans; none: the runs that are
+    kept, once more. ``output`` is the file that it is kept in (default: the user's own), ``fresh`` leaves out the runs
+    of earlier calibrations. The other keywords say of a result what its file does not.
+
+    ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where there is no run,
+    where none can be replayed, and where the file cannot be written.
+    """
+    from planner.evidence import Stated, calibrate, read_sources
+    from planner.output import CalibrationAnswer
+    from planner.planning import local_path
+
+    args = engine_args(engine, own=keywords(calibrate_from))
+    stated = Stated(gpu, model, engine_version, weight_dtype, input_len, output_len, batch_size, args)
+    path = Path(output) if output is not None else local_path()
+    answer = calibrate(read_sources([Path(source) for source in sources], stated), path, fresh=fresh)
+    if answer.kept:
+        answer.save()
+    return CalibrationAnswer(answer)
+
+
+@command(
+    "validate",
+    help="What the scripts of a plan measured beside its prediction, and why they differ. Exit status 1 if a figure is "
+    "outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
+)
+def validate_plan(directory: PlanDir) -> ValidationAnswer:
+    """What the scripts of a plan measured beside its prediction, and the likeliest causes where they differ.
+
+    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran. ``answer.ok`` is whether every measurement
+    lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
+    (``answer.record.inside`` and ``answer.record.as_planned``). Raises InputError where there is no plan, or no result.
+    """
+    from planner.evidence import validate
+    from planner.output import ValidationAnswer
+
+    return ValidationAnswer(validate(Path(directory)))

@@ -1,0 +1,84 @@
+"""The scripts of the published recipes, by name: ``planner workflow``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from planner.commands.declare import Argument, Option, command
+from planner.commands.inputs import fits_for, found_gpu
+from planner.commands.options import LOAD, Calibration, EngineVersion, Force, Format, Refresh, Revision
+
+LIST = "list"
+
+Name = Annotated[str, Argument(metavar="list|NAME", help="Name of the workflow.")]
+Model = Annotated[str, Argument(metavar="[MODEL]", help="Default: the document's.")]
+Gpu = Annotated[str, Option(metavar="GPU", help="Profile id, alias or file; or 'local'. Default: the document's.")]
+InputLen = Annotated[int, Option("--random-input-len", min=1, panel=LOAD, help="Prompt tokens.")]
+OutputLen = Annotated[int, Option("--random-output-len", min=1, panel=LOAD, help="Output tokens.")]
+InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight.")]
+Draft = Annotated[str, Option(metavar="MODEL", help="Draft model, for 'speculative'.")]
+OutputDir = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")]
+
+
+@command("workflow", help="Scripts of the published recipes: 'list' shows them, a NAME writes them.")
+def workflow(
+    name: Name,
+    model: Model | None = None,
+    *,
+    gpu: Gpu | None = None,
+    engine_version: EngineVersion = None,
+    input_len: InputLen | None = None,
+    output_len: OutputLen | None = None,
+    max_concurrency: InFlight | None = None,
+    draft: Draft | None = None,
+    output: OutputDir | None = None,
+    force: Force = False,
+    calibration: Calibration = None,
+    format: Format = "table",
+    revision: Revision = None,
+    refresh: Refresh = False,
+    command_line: str,
+) -> None:
+    """Print the files of a workflow, or write them. Settings that do not fit are refused before that."""
+    from planner.output import (
+        Choice,
+        calibration_of,
+        find_workflow,
+        list_workflows,
+        note,
+        plan_workflow,
+        print_files,
+        print_notes,
+        print_workflows,
+        purpose_of,
+        write_folder,
+    )
+
+    if name == LIST:
+        print_workflows([found.summary() for found in list_workflows().values()], format)
+        return
+    chosen = find_workflow(name)
+    profile, remarks = found_gpu(gpu) if gpu else (None, ())
+    local = fits_for(calibration)
+    print_notes((*remarks, *local.notes))
+    choice = Choice(
+        model,
+        profile,
+        engine_version,
+        input_len,
+        output_len,
+        max_concurrency,
+        draft,
+        revision=revision,
+        refresh=refresh,
+        local=local,
+    )
+    files = plan_workflow(chosen, choice, command=command_line)
+    if output:
+        write_folder(output, files, force=force)
+        note(f"wrote {len(files)} files into {output}; start with WORKFLOW.md")
+    print_files({file: purpose_of(file) for file in files}, format)
+    print_notes([f"calibration: {calibration_of(files)}"])
+    if not output:
+        note(f"write them with: {command_line} -o {name}")
