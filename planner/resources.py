@@ -17,7 +17,7 @@ def data_dir(name: str) -> Path:
 
 
 def package_dir(name: str) -> Path:
-    """A data folder that lives inside the package itself, such as ``catalog``."""
+    """The folder of a room, for data that lies beside its code."""
     return _PACKAGE / name
 
 

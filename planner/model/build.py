@@ -1,4 +1,4 @@
-"""From ``config.json`` to a ``Model``: the family builds, dtype and quantisation are added, all is checked."""
+"""From ``config.json`` to a ``Model``: a family builds it, dtype and quantisation are added, and all is checked."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ from planner.model.quantization import read_quantization
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 
 
-def architectures() -> list[str]:
-    """Class names that are understood."""
-    return sorted(BUILDERS)
-
-
 def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[str, Any] | None = None) -> Model:
     """The model that ``config`` (``config.json`` as read) describes.
 
-    ``model_id`` names it in messages. ``sidecar`` is the content of ``hf_quant_config.json``, where the
-    checkpoint keeps its quantisation there. Raises UnsupportedModelError, never another error, for any content.
+    ``model_id`` names it in messages. ``sidecar`` is the content of ``hf_quant_config.json``, if there is one. Raises
+    UnsupportedModelError, and no other error, whatever the content.
     """
     if not isinstance(config, Mapping):
         raise UnsupportedModelError(f"{model_id}: config.json is not an object", hint=COMPLETE)
@@ -59,7 +54,7 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
 
 
 def _unknown(config: Config) -> UnsupportedModelError:
-    """Why no family takes this config."""
+    """The error for an architecture without a family."""
     name = " ".join(config.architecture.split())[:80]  # one line, whatever the file holds
     if not name:
         return UnsupportedModelError(
@@ -75,7 +70,7 @@ def _unknown(config: Config) -> UnsupportedModelError:
 
 
 def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
-    """dtype of what is not quantised, from the outer or the text level; and a note where it is assumed."""
+    """The dtype of what is not quantised, from the outer or the text level, and a note where it is assumed."""
     for level in (outer, outer.nested("text_config")):
         name = level.text("torch_dtype", "dtype", default="").removeprefix("torch.")
         if name in DTYPES:
@@ -86,7 +81,7 @@ def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
 
 
 def _check(model: Model) -> None:
-    """Refuse what no engine could run: heads that do not divide, more experts per token than experts."""
+    """Refuse what no engine can run: heads that do not divide, more experts per token than experts."""
     for layer in dict.fromkeys(model.layers):
         mixer, moe = layer.mixer, layer.moe
         if isinstance(mixer, Attention) and mixer.num_heads % mixer.num_kv_heads:

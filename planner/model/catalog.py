@@ -1,6 +1,6 @@
-"""The bundled catalog: architecture facts of well-known models, so that nothing needs the network.
+"""The bundled catalog: architecture facts of well-known models, so that they need no network.
 
-One JSON file per organisation in ``planner/catalog``, one entry per hub id. An entry holds the keys of
+One JSON file per organisation in ``planner/model/entries``, one entry per hub id. An entry holds the keys of
 ``config.json`` that decide shapes, context, dtype and quantisation, and nothing else::
 
     "org/model":          {"kind": "verbatim", "from": SOURCE, "config": {...}}
@@ -11,9 +11,9 @@ One JSON file per organisation in ``planner/catalog``, one entry per hub id. An 
     "org/model-FP8-new":  {"kind": "form", "base": "org/model", "weight_dtype": "fp8", "form_of": "org/model-FP8"}
     "org/old-name":       {"alias_of": "org/model", "why": "the model was renamed"}
 
-``like`` copies another entry; ``base`` copies all of it but the quantisation, and says whose quantised checkpoint
-this is; ``form_of`` takes the quantisation of another checkpoint. A null in ``config`` removes a key. In lists of
-modules ``layers.{0-3,7}.mlp`` stands for five names. ``KINDS`` says what the kinds are worth.
+``like`` copies another entry. ``base`` copies another entry without its quantisation; the entry is a quantised
+checkpoint of that model. ``form_of`` takes the quantisation of another checkpoint. A null in ``config`` removes a
+key. In lists of modules ``layers.{0-3,7}.mlp`` stands for five names. ``KINDS`` says how far to trust each kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from planner.resources import package_dir
 
 Record = dict[str, Any]
 
-#: What an entry was made from, and what is said about it when it is used.
+ENTRIES = package_dir("model") / "entries"
+
+#: What an entry was made from, with the note for its user.
 KINDS = {
     "verbatim": "",  # a published copy of the repository's own config.json
     "trimmed": "",  # the same, of which only some keys were published
@@ -41,9 +43,9 @@ KINDS = {
     "form": "its own quantisation settings are not in the catalog: {form} is assumed",
 }
 
-#: Whose GPUs the checkpoints of a publisher are made for; those of others run on both.
+#: The GPU vendor that a publisher makes checkpoints for; those of other publishers run on both.
 _MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
-#: A format that only one vendor's engine builds serve.
+#: Formats that vLLM serves on GPUs of one vendor only.
 _SERVED_ON: dict[str, tuple[str, ...]] = {"nvfp4": ("nvidia",)}
 
 _RANGES = re.compile(r"\{([\d,-]+)\}")
@@ -101,7 +103,7 @@ def catalog_ids() -> list[str]:
 
 
 def find_entry(name: str) -> CatalogEntry | None:
-    """The entry of a hub id, in any case; of another name of it; or of its last part alone where that is unique."""
+    """The entry of a hub id in any case, of an older name of it, or of its last part alone if that is unique."""
     record = _record(name) if "/" in name else _only(name)
     if record is None:
         return None
@@ -113,7 +115,7 @@ def find_entry(name: str) -> CatalogEntry | None:
 
 
 def nearest_ids(name: str, n: int = 3) -> list[str]:
-    """Up to ``n`` ids that look like ``name``: those that go on from it, shortest first, then those spelled alike.
+    """Up to ``n`` ids that look like ``name``: those that begin with it, shortest first, then those spelled alike.
 
     A name without organisation is compared with the last parts of the ids.
     """
@@ -152,7 +154,7 @@ def _entry(record: Record, renamed: tuple[str, ...]) -> CatalogEntry:
     )
 
 
-# --- what an entry takes from another ------------------------------------------------------------------------------
+# --- what an entry takes from another ---------------------------------------------------------------------------------
 
 
 def _config(record: Record) -> Record:
@@ -170,7 +172,7 @@ def _config(record: Record) -> Record:
 
 
 def _overlaid(under: Record, over: Record) -> Record:
-    """``over`` on top of ``under``: text_config and its like key by key, all else whole; null removes."""
+    """``under`` with the keys of ``over``: text_config and the like are merged, other values replaced, null removes."""
     merged = dict(under)
     for key, value in over.items():
         nested = key.endswith("_config") and key != "quantization_config"
@@ -211,8 +213,8 @@ def _names(text: str) -> list[str]:
 
 @cache
 def _files() -> dict[str, Path]:
-    """Organisation in lower case -> its file. A name asked for is only ever looked up here, never made a path."""
-    return {path.stem: path for path in package_dir("catalog").glob("*.json")}
+    """The file of each organisation, in lower case. A name that a user gives is looked up here, never made a path."""
+    return {path.stem: path for path in ENTRIES.glob("*.json")}
 
 
 @cache

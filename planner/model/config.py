@@ -1,12 +1,12 @@
-"""Reading ``config.json``: typed values under any of their names, and the registry of families that build from them.
+"""Reads ``config.json``: typed values under any of their names; and the registry of families that build from them.
 
 A new family is one function in ``planner/model/families``::
 
     @family("LlamaForCausalLM")
     def llama(config: Config) -> ModelParts: ...
 
-Whatever is read here is checked as it is read, so that a family never meets a string where a number belongs.
-``planner.model.build`` puts it together; an architecture that no family claims is refused by name there.
+Every value is checked when it is read, so that a family never meets a string in place of a number.
+``planner.model.build`` puts the model together, and refuses an architecture without a family by name.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ COMPLETE = "check that the file is the model's own and complete"
 
 
 class Config:
-    """A model's ``config.json``: read by key or by any of its aliases; a missing key is refused by name.
+    """A model's ``config.json``, read by key or by any of its aliases.
 
-    Every reader takes the first of ``keys`` that is given and not null. All raise UnsupportedModelError, with
-    the key and the value, when what is there is not what the reader is for.
+    Every reader takes the first of ``keys`` that is given and not null. It raises UnsupportedModelError, with the key
+    and the value, for a value of another type, and for a key that is missing and has no default.
     """
 
     def __init__(self, values: Mapping[str, Any], *, model_id: str, outer: Config | None = None) -> None:
@@ -82,7 +82,7 @@ class Config:
         return next((name for name in names if self.values.get(name) is not None), keys[0])
 
     def size(self, *keys: str, default: int | None = None, at_most: int = MAX_SIZE) -> int:
-        """A whole number of at least 1; 0 is a size only where it is the default, so where it means absence."""
+        """A whole number of at least 1; also 0 where that is the default and means that there is none."""
         value = self.need(*keys) if default is None else self.get(*keys, default=default)
         least = 0 if default == 0 else 1
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -151,7 +151,7 @@ class Config:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """What a family knows of a model: everything but names, dtype and quantisation."""
+    """What a family knows about a model: everything but names, dtype and quantisation."""
 
     layers: tuple[Layer, ...]
     outer: tuple[Weight, ...]

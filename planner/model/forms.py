@@ -1,6 +1,6 @@
-"""The forms of ``quantization_config``, one reader each: which modules are quantised, to what.
+"""The forms of ``quantization_config``, one reader each: which modules are quantised, and to what.
 
-A form is recognised by ``quant_method``. A new one is one function here and one line in ``READERS``.
+``quant_method`` tells the form. A new form is one function here and one line in ``READERS``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from planner.model.precision import (
 
 @dataclass(frozen=True)
 class QuantizationForm:
-    """A ``quantization_config`` to be read, the model it belongs to, and the precision of what it leaves alone."""
+    """A ``quantization_config``, the model it belongs to, and the precision of what is not quantised."""
 
     block: Config
     config: Config  #: of the model
     base: Precision
 
     def kept(self) -> tuple[PrecisionRule, ...]:
-        """What is excluded, under any of the names that publishers use."""
+        """Rules for the excluded modules, under any of the names that publishers use."""
         keys = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
         return tuple(rule for key in keys for rule in self.rules(self.block.names(key), None))
 
@@ -54,7 +54,7 @@ class QuantizationForm:
             ) from error
 
     def unknown(self, what: str) -> UnsupportedModelError:
-        """The error to raise for a form that is not understood; nothing is guessed."""
+        """The error to raise for a form that is not understood."""
         return UnsupportedModelError(
             f"{self.config.model_id}: quantization to {what} is not understood",
             hint="plan for the unquantised model, or for another quantised checkpoint of it",
@@ -71,7 +71,7 @@ class QuantizationForm:
         weight_dtype: str = "",
         notes: tuple[str, ...] = (),
     ) -> Quantization:
-        """The result: exclusions first, then what is named, then all other linear weights."""
+        """The result. Precedence: exclusions, then named modules, then all other linear weights."""
         main = weight_dtype or _label(linear or expert, named)
         kv_cache_dtype = "fp8" if kv_cache else None
         return Quantization(main, self.base, method, linear, expert, self.kept() + named, kv_cache_dtype, notes)
@@ -100,7 +100,7 @@ def _group(block: Config, default: int = 0) -> int:
 
 
 def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
-    """``weight_dtype`` of a checkpoint: that of its main precision, else of the narrowest that it names."""
+    """``weight_dtype`` of a checkpoint: that of its main precision, else of the narrowest named one."""
     narrowest = main or min((r.precision for r in named if r.precision), key=lambda p: p.bits, default=FP8_TENSOR)
     return narrowest.name if narrowest.name in WEIGHT_DTYPES else "int8-gptq"
 

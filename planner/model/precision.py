@@ -1,13 +1,12 @@
-"""How many bytes a weight takes in each precision, and which weight of a model has which.
+"""How many bytes a weight takes in each precision, and which weight of a model has which precision.
 
 A quantised matrix is stored as its packed values plus scales::
 
     bytes  = out x in x bits / 8  +  scales x scale_bytes (+ zero points, + one index per input feature)
     scales = one per tensor, per output channel, per group along the input, or per block
 
-Sources of the forms: the checkpoints' own ``quantization_config`` and the OCP microscaling (MX) and NVFP4
-formats: MXFP4 is 4 bits and one 8-bit scale per 32 values, NVFP4 is 4 bits and one 8-bit scale per 16 values
-and one 32-bit scale per tensor.
+Sources: the checkpoints' own ``quantization_config``, and the OCP microscaling (MX) and NVFP4 formats. MXFP4 is 4
+bits and one 8-bit scale per 32 values; NVFP4 is 4 bits, one 8-bit scale per 16 values and one 32-bit scale per tensor.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ HELD_IN_FP32 = {
     "e_score_correction_bias", "A_log",
     "attn_sink", "ape", "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "hc_attn_base", "hc_ffn_base",  # DeepSeek-V4
 }  # fmt: skip
-#: Parts that no quantisation touches unless it names them, since vLLM builds them without one: output heads,
+#: Parts that are not quantised unless a rule names them, since vLLM builds them without quantisation: output heads,
 #: routers, the projection of MTP modules, the indexer's weights, the pooling of DeepSeek-V4, vision towers.
 KEPT_UNLESS_NAMED = {
     "lm_head", "embed_out", "head", "output", "output_layer", "eh_proj", "gate", "router", "shared_expert_gate",
@@ -117,10 +116,10 @@ _INDEX = re.compile(r"(?:^|(?<=\.))(\d+|\*(?=\.))(?=\.|\*|$)")
 
 
 def canonical(path: str) -> tuple[str, int | None]:
-    """A module path without its wrappers and expert number, the layer's index replaced by ``#`` and given apart.
+    """A module path without wrappers and expert number, its layer index replaced by ``#``; and that index.
 
-    ``model.language_model.layers.7.mlp.experts.3.up_proj`` becomes ``("layers.#.mlp.experts.up_proj", 7)``:
-    checkpoints of one model disagree on the wrappers, and a list that names each layer is one rule.
+    ``model.language_model.layers.7.mlp.experts.3.up_proj`` becomes ``("layers.#.mlp.experts.up_proj", 7)``.
+    Checkpoints of one model disagree on the wrappers, and a list that names each layer becomes one rule.
     """
     path = _EXPERT_INDEX.sub("experts", _WRAPPERS.sub("", path))
     found = _INDEX.search(path)
@@ -140,14 +139,14 @@ class PrecisionRule:
 
     @property
     def depends_on_layer(self) -> bool:
-        """Whether layers that are otherwise the same may differ under this rule."""
+        """Whether the rule can tell layers of the same weights apart."""
         if self.raw:  # one that starts anywhere and names neither layers nor digits cannot tell layers apart
             text = self.pattern.pattern
             return not text.startswith(".*") or re.search(r"layers|[0-9]|\\d", text) is not None
         return self.layers is not None
 
     def matches(self, path: str, template: str, index: int | None) -> bool:
-        """Whether the module at ``path``, whose canonical form is (``template``, ``index``), is meant."""
+        """Whether the rule is for the module at ``path``, whose canonical form is (``template``, ``index``)."""
         if self.raw:
             return self.pattern.match(path) is not None
         return (self.layers is None or index in self.layers) and self.pattern.search(template) is not None
@@ -179,7 +178,7 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionR
 
 
 def _unfused(names: Iterable[str]) -> Iterator[str]:
-    """``names`` with experts taken as one, and beside the name of a fused matrix those of its parts."""
+    """``names`` with all experts as one, and the parts of a fused matrix after its name."""
     for name in dict.fromkeys(n if n.startswith("re:") else _EXPERT_INDEX.sub("experts", n) for n in names):
         yield name
         stem, _, last = name.rpartition(".")
@@ -215,7 +214,7 @@ class Quantization:
         return found
 
     def variant(self, index: int) -> Hashable:
-        """Equal for two layers exactly when no rule tells them apart: identical layers then take identical bytes."""
+        """Equal for two layers exactly when no rule tells them apart."""
         return tuple(index if rule.layers is None else index in rule.layers for rule in self._by_layer)
 
     @cached_property

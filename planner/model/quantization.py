@@ -1,4 +1,4 @@
-"""Which quantisation a model is served in: the checkpoint's own, one made at load time, or a publisher's usual form.
+"""The quantisation that a model is served in: the checkpoint's own, one made at load time, or a usual form.
 
 ::
 
@@ -35,18 +35,14 @@ from planner.model.precision import (
     rules,
 )
 
-__all__ = ["WEIGHT_DTYPES", "as_quantized", "load_quantized", "read_quantization"]
-
-
 # --- the checkpoint's own ----------------------------------------------------------------------------------------
 
 
 def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any] | None) -> Quantization:
     """Precision of every weight of a checkpoint.
 
-    ``base`` is the precision of what is not quantised; ``sidecar`` is the content of ``hf_quant_config.json``,
-    where there is one: it counts only where config.json says nothing. Raises UnsupportedModelError for a form that
-    is not understood.
+    ``base`` is the precision of what is not quantised. ``sidecar`` is the content of ``hf_quant_config.json``, if
+    there is one; it counts only where config.json says nothing. Raises UnsupportedModelError for an unknown form.
     """
     found = _stated(config, sidecar)
     if found is None:
@@ -102,7 +98,7 @@ def load_quantized(model: Model, method: str) -> Model:
         if _same_method(method, own):
             return model
         raise IllegalPlanError(
-            f"--quantization {method}: {model.id} is quantised with {own} already",
+            f"--quantization {method}: {model.id} is already quantised with {own}",
             hint="leave out --quantization: vLLM reads it from the checkpoint",
         )
     base = model.quantization.base
@@ -113,7 +109,7 @@ def load_quantized(model: Model, method: str) -> Model:
     }
     if method not in known:
         raise IllegalPlanError(
-            f"--quantization {method}: {model.id} is not quantised, and vLLM does not do it at load time",
+            f"--quantization {method}: vLLM cannot quantise {model.id} with it at load time",
             hint=f"serve a quantised checkpoint, or use one of: {', '.join(known)}",
         )
     linear = known[method]
@@ -121,7 +117,7 @@ def load_quantized(model: Model, method: str) -> Model:
 
 
 def _same_method(asked: str, own: str) -> bool:
-    """vLLM names kernels, generations and methods alike: gptq_marlin, auto_gptq and gptq are one checkpoint form."""
+    """Whether two names mean one form of checkpoint, as gptq_marlin, auto_gptq and gptq do."""
     asked, own = asked.replace("_", "-"), own.replace("_", "-")
     stems = ("gptq", "awq", "modelopt", "mxfp4", "fp8")
     return asked == own or any(stem in asked and own == stem and "fbgemm" not in asked for stem in stems)
@@ -131,9 +127,9 @@ def _same_method(asked: str, own: str) -> bool:
 
 
 def as_quantized(model: Model, weight_dtype: str) -> Model:
-    """The same architecture in the form that publishers usually give ``weight_dtype``.
+    """The same architecture, quantised as publishers usually do for ``weight_dtype``.
 
-    A model that has this weight dtype already is returned as it is. Raises InputError for a name outside
+    A model that already has this weight dtype is returned unchanged. Raises InputError for a name outside
     ``WEIGHT_DTYPES``.
     """
     if weight_dtype not in WEIGHT_DTYPES:

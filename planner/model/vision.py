@@ -1,7 +1,7 @@
-"""Vision towers and projectors: weights that images pass through, and that memory holds whatever is asked.
+"""Vision towers and projectors: memory holds them whether images come or not.
 
-Every weight is of Component.VISION and is not ``linear``: text tokens do not pass it, quantisation leaves it be.
-Tensor parallelism splits the blocks as it splits a decoder's.
+Every weight is of Component.VISION and is not ``linear``: text tokens do not pass it, and quantisation leaves it as it
+is. Tensor parallelism splits the blocks as it splits a decoder's.
 """
 
 from __future__ import annotations

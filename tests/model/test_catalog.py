@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from planner.memory.facts import stored_weight_bytes
 from planner.model import hub
 from planner.model.architecture import Component, Model, Weight
-from planner.model.catalog import KINDS, CatalogEntry, catalog_ids, find_entry, nearest_ids, quantized_checkpoints
-from planner.resources import package_dir
+from planner.model.catalog import (
+    ENTRIES,
+    KINDS,
+    CatalogEntry,
+    catalog_ids,
+    find_entry,
+    nearest_ids,
+    quantized_checkpoints,
+)
 
 #: Parameters as the hub counts them in the safetensors files of each repository. Where the files hold more than
 #: the model (multi-token-prediction modules, rotary tables), the count is that of the model built from its config.
@@ -60,7 +67,7 @@ PUBLISHED_BYTES = {"openai/gpt-oss-20b": 13_761_264_768, "openai/gpt-oss-120b": 
 
 RECORDS = {
     name: record
-    for path in package_dir("catalog").glob("*.json")
+    for path in ENTRIES.glob("*.json")
     for name, record in json.loads(path.read_text(encoding="utf-8")).items()
 }
 IDS = catalog_ids()
@@ -98,7 +105,7 @@ def stored_bytes(model: Model) -> int:
 
 def test_the_catalog_is_large_and_the_files_are_small() -> None:
     assert len(IDS) >= 150
-    assert sum(path.stat().st_size for path in package_dir("catalog").glob("*.json")) < 250_000
+    assert sum(path.stat().st_size for path in ENTRIES.glob("*.json")) < 250_000
 
 
 def test_names_are_unique_in_any_case_and_hub_ids() -> None:
@@ -108,7 +115,7 @@ def test_names_are_unique_in_any_case_and_hub_ids() -> None:
 
 
 def test_files_are_named_after_their_organisation() -> None:
-    for path in package_dir("catalog").glob("*.json"):
+    for path in ENTRIES.glob("*.json"):
         organisations = {name.partition("/")[0].lower() for name in json.loads(path.read_text(encoding="utf-8"))}
         assert organisations == {path.stem}
 

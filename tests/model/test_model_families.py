@@ -57,7 +57,7 @@ from planner.engine import Layout, held_piece
 from planner.errors import PlannerError, UnsupportedModelError
 from planner.memory.facts import attention_kinds
 from planner.model.architecture import Attention, Component, LatentAttention, Model
-from planner.model.build import architectures, model_from_config
+from planner.model.build import BUILDERS, model_from_config
 
 
 def build(config: Json) -> Model:
@@ -447,7 +447,7 @@ def test_damaged_configs_are_refused_in_one_line(data: st.DataObject) -> None:
     answers(config)
 
 
-@given(st.sampled_from(architectures()) | st.text(), st.dictionaries(st.text(max_size=10), JUNK, max_size=5))
+@given(st.sampled_from(sorted(BUILDERS)) | st.text(), st.dictionaries(st.text(max_size=10), JUNK, max_size=5))
 @settings(max_examples=200, deadline=None)
 def test_any_json_object_is_refused_in_one_line(name: str, config: Json) -> None:
     answers({**config, "architectures": [name]})

@@ -522,7 +522,7 @@ def test_other_methods_at_load_time(method: str, weight_dtype: str) -> None:
 def test_load_time_on_a_quantised_checkpoint() -> None:
     gptq = build(LLAMA_70B, {"quant_method": "gptq", "bits": 4, "group_size": 128})
     assert load_quantized(gptq, "gptq_marlin") is gptq
-    with pytest.raises(IllegalPlanError, match="gptq already"):
+    with pytest.raises(IllegalPlanError, match="already quantised with gptq"):
         load_quantized(gptq, "fp8")
     with pytest.raises(IllegalPlanError, match="awq"):
         load_quantized(build(LLAMA_70B), "awq")
