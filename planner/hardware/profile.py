@@ -1,7 +1,7 @@
-"""What a profile in ``hardware/*.toml`` may say. Every number carries unit, source and kind.
+"""The format of a GPU profile, ``hardware/*.toml``. Every number carries unit, source and kind.
 
-A vendor's figure is ``spec``; what somebody ran or logged and published is ``measured``; arithmetic on such figures
-is ``derived``. What is fitted to runs of vLLM is not here: fits live in ``hardware/calibration``.
+A vendor's figure is ``spec``, a published measurement or log is ``measured``, and arithmetic on such figures is
+``derived``. Fits to runs of vLLM live in ``hardware/calibration`` instead.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ _BYTE_UNITS, _TIME_UNITS = ("B", "KiB", "MiB", "GiB", "KB", "MB", "GB", "TB"), (
 Bytes = Annotated[Quantity, _measured_in(*_BYTE_UNITS)]
 BytesPerSecond = Annotated[Quantity, _measured_in("B/s", "GB/s", "TB/s")]
 OperationsPerSecond = Annotated[Quantity, _measured_in("FLOP/s", "TFLOP/s", "TOP/s")]
-Seconds = Annotated[Quantity, _measured_in(*_TIME_UNITS)]
 Watts = Annotated[Quantity, _measured_in("W")]
 DollarsPerHour = Annotated[Quantity, _measured_in("USD/h")]
 
@@ -77,12 +76,12 @@ class Source(_Facts):
 
 
 class PartitionRule(_Facts):
-    """Whether something may be done on this hardware, and why not. A refusal says what to do instead."""
+    """Whether a layout or a mode is allowed on this hardware, and why not. A refusal says what to do instead."""
 
     allowed: bool
     reason: str
     source: str
-    validated: bool = True  #: False: documented by one source and disputed by another; only when asked for
+    validated: bool = True  #: False: one source documents it and another disputes it; planned only when asked for
     fix: str = ""  #: what to do instead
 
     @model_validator(mode="after")
@@ -93,38 +92,38 @@ class PartitionRule(_Facts):
 
 
 class Partition(_Facts):
-    """A logical GPU: a part of an AMD package, a MIG slice of an NVIDIA GPU."""
+    """A logical GPU: a compute partition of an AMD GPU, or a MIG slice of an NVIDIA GPU."""
 
     of: str  #: profile id of the whole GPU
     compute_mode: str  #: CPX, DPX, QPX, or ``MIG 1g.10gb``
     memory_mode: str = ""  #: NPS1, NPS2, NPS4; empty on NVIDIA
-    count: int = Field(ge=1)  #: logical GPUs of one package in this mode
-    isolated_bandwidth: bool  #: True where the hardware guarantees the share (MIG); False where siblings compete (CPX)
-    tensor_parallel: PartitionRule  #: over the partitions of one package
-    tensor_parallel_across_packages: PartitionRule | None = None  #: None: as inside a package
+    count: int = Field(ge=1)  #: logical GPUs of one whole GPU in this mode
+    isolated_bandwidth: bool  #: whether the hardware guarantees the share (MIG); else siblings compete for it (CPX)
+    tensor_parallel: PartitionRule  #: over the partitions of one whole GPU
+    tensor_parallel_across_packages: PartitionRule | None = None  #: over those of several; None: the same rule
     legal: PartitionRule | None = None  #: status of the mode itself, where it is disputed
 
     def tensor_parallel_rule(self, tensor_parallel_size: int) -> PartitionRule:
-        """The rule for a model split over this many partitions; past ``count`` it leaves the package."""
+        """The rule for a model on this many partitions; more than ``count`` lie on several whole GPUs."""
         across = self.tensor_parallel_across_packages
         return across if across and tensor_parallel_size > self.count else self.tensor_parallel
 
 
 class Memory(_Facts):
-    """Three figures for one memory, never mixed."""
+    """The memory, with the three figures for its size kept apart."""
 
     engine_visible: Bytes  #: total of ``torch.cuda.mem_get_info``: what vLLM budgets on
-    driver: Bytes | None = None  #: what nvidia-smi or amd-smi prints
-    marketing: Bytes | None = None  #: on the box
+    driver: Bytes | None = None  #: as nvidia-smi or amd-smi prints it
+    marketing: Bytes | None = None  #: as it is sold
     bandwidth: BytesPerSecond  #: peak
     bandwidth_measured: BytesPerSecond | None = None  #: stream or GEMV benchmark
     technology: str = ""  #: HBM3, GDDR7, ...
-    #: What bounds the KV cache: a share of ``engine_visible``, or on a CPU a size of its own
+    #: The setting that bounds the KV cache: a share of ``engine_visible``, or a size on a CPU
     budget: Literal["gpu_memory_utilization", "VLLM_CPU_KVCACHE_SPACE"] = "gpu_memory_utilization"
 
 
 class Compute(_Facts):
-    """Dense peaks by dtype. An absent dtype is unsupported, never derived from another."""
+    """Dense peaks by dtype. A dtype that is absent is unsupported; none is derived from another."""
 
     fp32: OperationsPerSecond | None = None
     tf32: OperationsPerSecond | None = None
@@ -142,7 +141,7 @@ class AllReduceCurve(_Facts):
     gpus: int = Field(ge=2)
     method: str  #: which kernel or library, and how it was launched
     size_unit: Annotated[str, AfterValidator(_known(*_BYTE_UNITS))]
-    sizes: tuple[_Positive, ...]  #: of the whole message on one GPU, ascending
+    sizes: tuple[_Positive, ...]  #: of the message on one GPU, ascending
     time_unit: Annotated[str, AfterValidator(_known(*_TIME_UNITS))]
     times: tuple[_Positive, ...]
     source: str
@@ -167,7 +166,7 @@ class AllReduceCurve(_Facts):
 
 
 class Interconnect(_Facts):
-    """Links between the GPUs of one node. For a partition: between it and its siblings on the package."""
+    """Links between the GPUs of one node, or between the partitions of one GPU."""
 
     kind: Literal["nvswitch", "nvlink-bridge", "xgmi-mesh", "on-package", "pcie", "none"]
     link_bandwidth: BytesPerSecond | None = None  #: one link, one direction; on a mesh a pair of GPUs shares one link
@@ -175,37 +174,31 @@ class Interconnect(_Facts):
     bandwidth: BytesPerSecond | None = None  #: one GPU to all others, one direction
     host_bandwidth: BytesPerSecond | None = None  #: PCIe or the like, one direction
     network_bandwidth: BytesPerSecond | None = None  #: one GPU's share of the adapters to other nodes, one direction
-    allreduce_busbw: BytesPerSecond | None = None  #: large-message all-reduce bus bandwidth, most GPUs measured
     allreduce: tuple[AllReduceCurve, ...] = ()
     domain_gpus: int = Field(default=1, ge=1)  #: GPUs that these links join
 
     def allreduce_curve(self, gpus: int) -> AllReduceCurve | None:
-        """What was measured for exactly ``gpus`` GPUs; None where nobody published it."""
+        """The curve for exactly ``gpus`` GPUs; None where none is published."""
         return next((curve for curve in self.allreduce if curve.gpus == gpus), None)
 
 
 class Kernels(_Facts):
-    """Published kernel measurements: t = launch + bytes / bandwidth. Priors for the fits."""
+    """Published measurements of kernels: priors of the fits. Bandwidths are slopes, without the cost of the launch."""
 
     gemv_bandwidth: BytesPerSecond | None = None
-    gemv_launch: Seconds | None = None
     fp8_gemm_bandwidth: BytesPerSecond | None = None
-    fp8_gemm_launch: Seconds | None = None
     fp4_gemm_bandwidth: BytesPerSecond | None = None
-    fp4_gemm_launch: Seconds | None = None
     decode_attention_bandwidth: BytesPerSecond | None = None
-    decode_attention_launch: Seconds | None = None
     fp8_kv_decode_attention_bandwidth: BytesPerSecond | None = None
-    fp8_kv_decode_attention_launch: Seconds | None = None
     bf16_sustained: OperationsPerSecond | None = None
     fp8_sustained: OperationsPerSecond | None = None
     fp4_sustained: OperationsPerSecond | None = None
 
 
 class ListPrice(_Facts):
-    """Rental price of this (logical) GPU on demand, from aggregators; stale within weeks.
+    """Rental price of this GPU on demand, from aggregators; stale within weeks.
 
-    Of a partition: its share of the whole GPU, which is rented whole.
+    A partition has its share of the price of the whole GPU, which is rented whole.
     """
 
     low: DollarsPerHour | None = None
@@ -234,12 +227,12 @@ class GpuProfile(_Facts):
     compute_units: int | None = Field(default=None, ge=1)  #: CUs or SMs
     memory: Memory
     compute: Compute
-    emulated: dict[str, str] = Field(default_factory=dict)  #: weight format -> dtype it is computed in
+    emulated: dict[str, str] = Field(default_factory=dict)  #: weight format -> the dtype that it is computed in
     emulated_source: str = ""
     fp8_format: str = ""  #: e4m3fnuz on gfx942, e4m3fn elsewhere
     interconnect: Interconnect
     kernels: Kernels = Kernels()
-    tdp: Watts | None = None  #: board power; of a partition its share of it
+    tdp: Watts | None = None  #: board power; of a partition its share
     price: ListPrice | None = None
     partition: Partition | None = None
     notes: tuple[str, ...] = ()
@@ -252,7 +245,7 @@ class GpuProfile(_Facts):
 
     @property
     def kv_cache_is_given(self) -> bool:
-        """Whether the KV cache has a size of its own (``VLLM_CPU_KVCACHE_SPACE``), not what a share leaves."""
+        """Whether ``VLLM_CPU_KVCACHE_SPACE`` gives the size of the KV cache, instead of what a share leaves."""
         return self.memory.budget == "VLLM_CPU_KVCACHE_SPACE"
 
     @property
@@ -262,12 +255,12 @@ class GpuProfile(_Facts):
 
     @property
     def parts(self) -> int:
-        """Logical GPUs of one package: 1 for a whole GPU, 8 for a CPX partition."""
+        """Logical GPUs of one whole GPU in this mode: 1 without partitions, 8 for CPX."""
         return self.partition.count if self.partition else 1
 
     @property
     def whole(self) -> str:
-        """Id of the GPU that is rented: its own, or that of the package it is a part of."""
+        """Id of the whole GPU, which is what can be rented: its own, or that of the GPU it is a part of."""
         return self.partition.of if self.partition else self.id
 
     @property
@@ -279,11 +272,11 @@ class GpuProfile(_Facts):
         return int(digits[:-1]), int(digits[-1])
 
     def supports(self, dtype: str) -> bool:
-        """Whether the matrix units multiply in ``dtype`` (fp16, bf16, fp8, int8, fp4, ...)."""
+        """Whether the GPU has matrix units for ``dtype`` (fp16, bf16, fp8, int8, fp4, ...)."""
         return getattr(self.compute, dtype, None) is not None
 
     def peak_flop_per_s(self, dtype: str) -> float:
-        """Dense peak in ``dtype``. Raises InputError when the hardware does not have it."""
+        """Dense peak in ``dtype``. Raises InputError for a dtype that the hardware does not have."""
         peak: Quantity | None = getattr(self.compute, dtype, None)
         if peak is None:
             have = ", ".join(k for k, v in self.compute if v)

@@ -1,4 +1,4 @@
-"""Find a GPU profile by id, alias or path.
+"""The GPU profiles that are shipped, and those of users: by id, alias or path.
 
 >>> load_profile("MI300X").compute_units
 304
@@ -26,7 +26,7 @@ _HINT = "start from the file of a similar GPU; every number is { value, unit, so
 
 @cache
 def profile_ids() -> tuple[str, ...]:
-    """Ids of every shipped profile, sorted: the names of the files."""
+    """The ids of the shipped profiles, sorted: the names of their files."""
     return tuple(sorted(file.stem for file in data_dir("hardware").glob("*.toml") if file.name != _ALIASES))
 
 
@@ -40,8 +40,7 @@ def aliases() -> dict[str, str]:
 def load_profile(name: str) -> GpuProfile:
     """The profile called ``name``: an id or an alias in any case, or the path of a ``.toml`` file.
 
-    Raises UnknownNameError for a name that is neither, and InputError for a file that cannot be read or does not
-    follow ``planner.hardware.schema``.
+    Raises UnknownNameError for a name that is neither, and InputError for a file that cannot be read or is no profile.
     """
     if name.lower().endswith(".toml"):
         return _read(Path(name))
@@ -59,8 +58,7 @@ def load_all() -> tuple[GpuProfile, ...]:
 
 
 def load_whole() -> tuple[GpuProfile, ...]:
-    """Every shipped profile of a whole GPU, by id. Those of partitions, which are most, are not parsed: that takes time
-    that a user waits for."""
+    """Every shipped profile of a whole GPU, by id. Those of partitions are not parsed, which would take longer."""
     return tuple(_shipped(profile_id) for profile_id in profile_ids() if _PARTITION not in _text(profile_id))
 
 

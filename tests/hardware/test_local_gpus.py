@@ -15,14 +15,14 @@ import pytest
 
 from planner.commands.main import main
 from planner.errors import InputError
-from planner.hardware.machine import (
+from planner.hardware.local import (
     LocalGpu,
     SilentTool,
-    amd_smi,
-    detect,
+    find_local_gpus,
     local_profile,
-    nvidia_smi,
-    rocm_smi,
+    read_amd_smi,
+    read_nvidia_smi,
+    read_rocm_smi,
     run_tool,
 )
 from planner.hardware.profiles import load_all
@@ -69,7 +69,7 @@ def cpx_node(packages: int) -> tuple[str, str]:
 
 
 def test_amd_smi_of_rocm_6_tells_the_modes_itself() -> None:
-    found = tuple(amd_smi(whole_node(8)))
+    found = tuple(read_amd_smi(whole_node(8)))
     assert len(found) == 8
     assert found[0] == LocalGpu("AMD Instinct MI300X", "0x74a1", MI300X_MIB * MIB, "SPX", "NPS1")
 
@@ -77,12 +77,12 @@ def test_amd_smi_of_rocm_6_tells_the_modes_itself() -> None:
 def test_amd_smi_of_rocm_7_leaves_them_to_partition() -> None:
     static = json.dumps({"gpu_data": [amd_entry(0, "0000:05:00.0")]})
     partition = json.dumps({"current_partition": [{"gpu_id": 0, "memory": "NPS2", "accelerator_type": "DPX*"}]})
-    (found,) = amd_smi("WARNING: the user is in no group render\n" + static, partition)
+    (found,) = read_amd_smi("WARNING: the user is in no group render\n" + static, partition)
     assert (found.compute_mode, found.memory_mode) == ("DPX", "NPS2")
 
 
 def test_partitions_of_a_package_are_one_package_with_a_mode() -> None:
-    found = tuple(amd_smi(*cpx_node(packages=2)))
+    found = tuple(read_amd_smi(*cpx_node(packages=2)))
     assert [(gpu.compute_mode, gpu.memory_mode) for gpu in found] == [("CPX", "NPS4")] * 2
     here = local_profile(found)
     assert here.profile.id == "mi300x-cpx-nps4" and here.profile.gpus_per_node == 16  # 2 packages x 8
@@ -105,7 +105,7 @@ def test_rocm_smi_names_the_card_by_its_series_or_its_id(card: dict[str, str]) -
         "Memory Partition": "NPS1",
     }  # fmt: skip
     printed = json.dumps({"card0": {**card, **more}, "system": {"Driver version": "6.8.5"}})
-    found = tuple(rocm_smi(printed))
+    found = tuple(read_rocm_smi(printed))
     assert [gpu.memory_bytes for gpu in found] == [MI300X_MIB * MIB]
     assert local_profile(found).profile.id == "mi300x"
 
@@ -128,7 +128,7 @@ def query(*rows: str) -> str:
 
 
 def test_nvidia_smi_counts_equal_gpus() -> None:
-    found = nvidia_smi(query(*[f"{H100}, 81559, Disabled"] * 4), listing([], [], [], []))
+    found = read_nvidia_smi(query(*[f"{H100}, 81559, Disabled"] * 4), listing([], [], [], []))
     here = local_profile(found)
     assert here.profile.id == "h100-sxm" and here.profile.gpus_per_node == 4
     assert here.profile.memory_bytes == next(p for p in load_all() if p.id == "h100-sxm").memory_bytes
@@ -136,7 +136,7 @@ def test_nvidia_smi_counts_equal_gpus() -> None:
 
 
 def test_mig_instances_are_the_gpus_of_a_gpu_that_is_cut() -> None:
-    cut = nvidia_smi(query(f"{H100}, 81559, Enabled"), listing(["3g.40gb", "3g.40gb"]))
+    cut = read_nvidia_smi(query(f"{H100}, 81559, Enabled"), listing(["3g.40gb", "3g.40gb"]))
     assert cut[0].slices == ("3g.40gb", "3g.40gb")
     here = local_profile(cut)
     assert here.profile.id == "h100-mig-3g.40gb" and here.profile.gpus_per_node == 2
@@ -160,13 +160,13 @@ def test_mig_instances_are_the_gpus_of_a_gpu_that_is_cut() -> None:
 )
 def test_what_is_not_one_known_kind_is_refused(rows: list[str], slices: list[list[str]], cause: str) -> None:
     with pytest.raises(InputError) as refused:
-        local_profile(nvidia_smi(query(*rows), listing(*slices)))
+        local_profile(read_nvidia_smi(query(*rows), listing(*slices)))
     assert cause in refused.value.cause and refused.value.hint
 
 
 def test_a_mode_without_a_profile_is_refused() -> None:
     with pytest.raises(InputError, match="MI300X as TPX/NPS1"):
-        local_profile(amd_smi(whole_node(1, mode="TPX")))
+        local_profile(read_amd_smi(whole_node(1, mode="TPX")))
 
 
 def machine(**tools: str | Exception) -> Callable[[Sequence[str]], str]:
@@ -185,11 +185,11 @@ def machine(**tools: str | Exception) -> Callable[[Sequence[str]], str]:
 def test_rocm_smi_is_asked_where_amd_smi_shows_nothing() -> None:
     card = {"Card Series": "AMD Instinct MI355X", "PCI Bus": "0000:05:00.0"}
     run = machine(amd_smi_static=SilentTool("no driver"), rocm_smi___showproductname=json.dumps({"card0": card}))
-    assert [gpu.name for gpu in detect(run)] == ["AMD Instinct MI355X"]
+    assert [gpu.name for gpu in find_local_gpus(run)] == ["AMD Instinct MI355X"]
 
 
 def test_an_older_amd_smi_without_partition_is_enough() -> None:
-    assert len(detect(machine(amd_smi_static=whole_node(2)))) == 2
+    assert len(find_local_gpus(machine(amd_smi_static=whole_node(2)))) == 2
 
 
 def test_a_machine_with_gpus_of_both_vendors_shows_both() -> None:
@@ -199,14 +199,14 @@ def test_a_machine_with_gpus_of_both_vendors_shows_both() -> None:
         nvidia_smi__L=listing([], name="NVIDIA L4"),
     )
     with pytest.raises(InputError, match="1 x mi300x and 1 x l4"):
-        local_profile(detect(run))
+        local_profile(find_local_gpus(run))
 
 
 def test_no_gpu_is_told_with_the_reason_of_each_tool() -> None:
     run = machine(amd_smi_static="[]", nvidia_smi___query_gpu="No devices were found\n", nvidia_smi__L="")
     with pytest.raises(InputError) as refused:
-        detect(run)
-    for reason in ("amd-smi: shows none", "rocm-smi: not installed", "nvidia-smi: prints what is not understood"):
+        find_local_gpus(run)
+    for reason in ("amd-smi: shows none", "rocm-smi: not installed", "nvidia-smi: prints something unknown"):
         assert reason in refused.value.cause
     assert "\n" not in refused.value.cause and "--gpu" in refused.value.hint
 
@@ -214,7 +214,7 @@ def test_no_gpu_is_told_with_the_reason_of_each_tool() -> None:
 @pytest.mark.parametrize("printed", ["ERROR:root: no driver", '{"gpu_data": [{', "[1, 2]", '{"card0": 3}', "null"])
 def test_no_output_is_too_strange_to_be_refused(printed: str) -> None:
     with pytest.raises(InputError, match="no GPU is found"):
-        detect(machine(amd_smi_static=printed, rocm_smi___showproductname=printed))
+        find_local_gpus(machine(amd_smi_static=printed, rocm_smi___showproductname=printed))
 
 
 def test_a_tool_that_fails_or_is_missing_says_why() -> None:
@@ -227,7 +227,7 @@ def test_a_tool_that_fails_or_is_missing_says_why() -> None:
 
 def test_every_whole_gpu_has_a_name() -> None:
     """A profile of a whole GPU that no name leads to could never be found."""
-    from planner.hardware.machine import _devices
+    from planner.hardware.local import _devices
 
     whole = {profile.id for profile in load_all() if not profile.partition and profile.vendor != "cpu"}
     assert set(_devices()) == whole
@@ -238,9 +238,11 @@ def test_every_whole_gpu_has_a_name() -> None:
 def test_the_command_line_takes_the_gpus_of_the_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import planner.hardware.machine as local
+    import planner.hardware.local as local
 
-    monkeypatch.setattr(local, "detect", lambda: nvidia_smi(query(*[f"{H100}, 81559, Disabled"] * 2), listing([], [])))
+    monkeypatch.setattr(
+        local, "find_local_gpus", lambda: read_nvidia_smi(query(*[f"{H100}, 81559, Disabled"] * 2), listing([], []))
+    )
     assert main(["hardware", "show", "local", "--format", "json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["id"] == "h100-sxm" and "2 x NVIDIA H100 SXM 80GB" in shown.err

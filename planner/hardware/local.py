@@ -1,10 +1,9 @@
-"""The GPUs of this machine, as the tools of their vendors describe them.
+"""``--gpu local``: the GPUs of this node, as the tools of their vendors show them, and their profile.
 
-``amd-smi``, or ``rocm-smi`` where that is missing, and ``nvidia-smi`` are asked; small functions read what they
-print. A package that is cut into partitions is one ``LocalGpu`` with its modes, a GPU with MIG one with its slices.
-Which profile that is, ``planner.hardware.local`` says.
+The tools are ``amd-smi``, or ``rocm-smi`` where that is missing, and ``nvidia-smi``. An AMD GPU that is cut into
+partitions is one ``LocalGpu`` with its modes, an NVIDIA GPU with MIG is one with its slices.
 
->>> nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes // 2**20
+>>> read_nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes // 2**20
 23034
 """
 
@@ -28,7 +27,7 @@ from planner.resources import package_dir
 from planner.units import GIB, MIB
 
 TIMEOUT_S = 30  #: a driver that hangs must not hang us
-Run = Callable[[Sequence[str]], str]  #: a command to what it prints; raises SilentTool
+Run = Callable[[Sequence[str]], str]  #: what a command prints; raises SilentTool
 
 AMD_STATIC = ("amd-smi", "static", "--json")
 AMD_PARTITION = ("amd-smi", "partition", "--current", "--json")
@@ -42,11 +41,11 @@ _MIG_LINE = re.compile(r"\s+MIG\s+(\S+)\s+Device\s+\d+:")
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """One GPU package. Empty and None: the tool does not say."""
+    """One whole GPU. Empty and None: the tool does not say."""
 
     name: str  #: as the tool prints it
     device_id: str = ""  #: of PCI, such as 0x74a1
-    memory_bytes: int | None = None  #: of the whole package
+    memory_bytes: int | None = None  #: of the whole GPU
     compute_mode: str = ""  #: SPX, DPX, QPX, CPX
     memory_mode: str = ""  #: NPS1, NPS2, NPS4
     mig: bool = False
@@ -54,7 +53,7 @@ class LocalGpu:
 
 
 class SilentTool(Exception):
-    """A tool that is missing, fails, hangs or prints what nobody understands; its words are the reason."""
+    """A tool is missing, fails, hangs or prints something unknown; the text is the reason."""
 
 
 def run_tool(command: Sequence[str]) -> str:
@@ -75,8 +74,8 @@ def run_tool(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def detect(run: Run = run_tool) -> tuple[LocalGpu, ...]:
-    """Every GPU of this machine. Raises InputError where no tool shows one."""
+def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
+    """Every GPU of this node. Raises InputError where no tool shows one."""
     reasons: list[str] = []
 
     def ask(tool: str, read: Callable[[], Iterable[LocalGpu]]) -> tuple[LocalGpu, ...]:
@@ -89,23 +88,23 @@ def detect(run: Run = run_tool) -> tuple[LocalGpu, ...]:
             reasons.append(f"{tool}: shows none")
         return found
 
-    amd = ask("amd-smi", lambda: amd_smi(run(AMD_STATIC), _or_nothing(run, AMD_PARTITION)))
-    amd = amd or ask("rocm-smi", lambda: rocm_smi(run(ROCM)))
-    nvidia = ask("nvidia-smi", lambda: nvidia_smi(run(NVIDIA), run(NVIDIA_LIST)))
+    amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), _or_nothing(run, AMD_PARTITION)))
+    amd = amd or ask("rocm-smi", lambda: read_rocm_smi(run(ROCM)))
+    nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST)))
     if not amd and not nvidia:
         raise InputError(
             f"no GPU is found on this machine ({'; '.join(reasons)})",
-            hint="name one, such as --gpu mi300x; planner hardware list shows the names",
+            hint="name one, such as --gpu mi300x: planner hardware list shows the names",
         )
     return (*amd, *nvidia)
 
 
-def amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
-    """The packages in ``amd-smi static --json``, and their modes in ``amd-smi partition --current --json``.
+def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
+    """The GPUs in ``amd-smi static --json``, with their modes from ``amd-smi partition --current --json``.
 
-    Until version 26 the first prints a list and knows the modes, from then on an object, and they are left to the
-    second. Every partition has an entry of its own; of one package they differ in the PCI function only, and the modes
-    may stand in the first. Memory is that of the package, in MiB, which the tool calls MB.
+    Before version 26 the first command prints a list, with the modes; from then on it prints an object, and only the
+    second command has the modes. Every partition has an entry; those of one GPU differ in the PCI function only, and
+    the modes may stand in the first entry. Memory is that of the whole GPU in MiB, which the tool calls MB.
     """
     modes = {row.get("gpu_id", row.get("gpu")): row for row in _rows(_json(partition), "current_partition")}
     seen: set[str] = set()
@@ -124,8 +123,8 @@ def amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
         )
 
 
-def rocm_smi(text: str) -> Iterator[LocalGpu]:
-    """The packages in ``rocm-smi ... --json``: one object per partition, ``card0``, ``card1``, ..."""
+def read_rocm_smi(text: str) -> Iterator[LocalGpu]:
+    """The GPUs in ``rocm-smi ... --json``, which has one object per partition: ``card0``, ``card1``, ..."""
     seen: set[str] = set()
     cards = _json(text)
     for key, card in cards.items() if isinstance(cards, dict) else ():
@@ -145,7 +144,7 @@ def rocm_smi(text: str) -> Iterator[LocalGpu]:
         )
 
 
-def nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
+def read_nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
     """The GPUs in ``nvidia-smi --query-gpu=name,memory.total,mig.mode.current``, and the MIG instances in ``-L``."""
     slices: list[list[str]] = []
     for line in listing.splitlines():
@@ -155,7 +154,7 @@ def nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
             slices[-1].append(found[1])
     rows = [[word.strip() for word in row] for row in csv.reader(query.splitlines()) if row]
     if any(len(row) != 3 for row in rows) or len(slices) != len(rows):
-        raise SilentTool(f"prints what is not understood: {query.strip()[:160]!r}")
+        raise SilentTool(f"prints something unknown: {query.strip()[:160]!r}")
     return tuple(
         LocalGpu(
             name=name,
@@ -168,7 +167,7 @@ def nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
 
 
 def _or_nothing(run: Run, command: Sequence[str]) -> str:
-    """What a command prints that older versions of its tool do not know."""
+    """What a command prints; nothing where an older version of its tool does not have it."""
     try:
         return run(command)
     except SilentTool:
@@ -176,7 +175,7 @@ def _or_nothing(run: Run, command: Sequence[str]) -> str:
 
 
 def _json(text: str) -> Any:
-    """The JSON in what a tool prints, behind whatever it warns of first; an empty list where there is nothing."""
+    """The JSON that a tool prints after its warnings; an empty list where it prints nothing."""
     start = re.search(r"^[\[{]", text, re.MULTILINE)
     if start is None:
         if text.strip():
@@ -200,43 +199,43 @@ def _part(entry: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _mode(fields: dict[str, Any], *keys: str) -> str:
-    """The first of ``keys`` that says something, in capitals."""
+    """The value of the first of ``keys`` that has one, in capitals."""
     said = (str(fields[key]).strip("* ").upper() for key in keys if key in fields)
     return next((mode for mode in said if mode not in {"", "N/A", "NONE", "UNKNOWN"}), "")
 
 
 def _is_sibling(address: str, seen: set[str]) -> bool:
-    """Whether a partition of the package at this PCI address, ``0000:05:00.1``, came before."""
-    package = address.rpartition(".")[0]
-    if not package:
+    """Whether another partition of the GPU at this PCI address, ``0000:05:00.1``, came before."""
+    device = address.rpartition(".")[0]
+    if not device:
         return False
-    known = package in seen
-    seen.add(package)
+    known = device in seen
+    seen.add(device)
     return known
 
 
-# --- ``--gpu local``: the profile of the GPUs of this machine, and how many it has
+# --- the profile of the GPUs -----------------------------------------------------------------------------------------
 
-#: The same GPU shows a few MiB more or less from driver to driver; other GPUs differ by far more.
+#: Drivers show a few MiB more or less of the same GPU; other GPUs differ by far more.
 MEMORY_TOLERANCE = 0.03
 
-_OTHERWISE = "name the profile that comes nearest with --gpu: planner hardware list shows them; or give a .toml file"
+_OTHERWISE = "name the nearest profile with --gpu: planner hardware list shows them; or give a .toml file"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalProfile:
-    """The profile with ``gpus_per_node`` as this machine has them, and what was found, in words."""
+    """The profile, with as many GPUs in a node as this one has, and what was found, in words."""
 
     profile: GpuProfile
     note: str
 
 
 def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
-    """The profile of ``gpus``; None: of those that the vendors' tools show on this machine.
+    """The profile of ``gpus``, or of those that the vendors' tools show on this node.
 
     Raises InputError where there are none, where one has no profile, and where they are of several kinds.
     """
-    found = tuple(detect() if gpus is None else gpus)
+    found = tuple(find_local_gpus() if gpus is None else gpus)
     counts = Counter(profile_id for gpu in found for profile_id in _logical(gpu))
     if len(counts) > 1:
         kinds = " and ".join(f"{count} x {name}" for name, count in counts.items())
@@ -247,7 +246,7 @@ def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
     if not counts:
         raise InputError(
             "--gpu local: MIG is on, and there are no instances",
-            hint="make some with nvidia-smi mig -cgi, or turn it off",
+            hint="create instances with nvidia-smi mig -cgi, or turn MIG off",
         )
     ((profile_id, count),) = counts.items()
     profile = load_profile(profile_id).model_copy(update={"gpus_per_node": count})
@@ -255,7 +254,7 @@ def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
 
 
 def _logical(gpu: LocalGpu) -> Iterator[str]:
-    """The profile id of each logical GPU of a package: itself, its partitions, its MIG instances."""
+    """The profile id of each logical GPU: the GPU itself, its partitions, or its MIG instances."""
     whole = _whole(gpu)
     if gpu.mig:
         for name in gpu.slices:
@@ -286,7 +285,7 @@ def _part_of(whole: GpuProfile, compute_mode: str, memory_mode: str) -> GpuProfi
 
 
 def _check_memory(gpu: LocalGpu, whole: GpuProfile) -> None:
-    """A name is shared by cards of different memory, and a virtual machine may be given a part of one."""
+    """Raise InputError for another size: cards of one name differ, and a virtual machine may see a part of one."""
     expected_bytes = (whole.memory.driver or whole.memory.engine_visible).base
     if gpu.memory_bytes is not None and abs(gpu.memory_bytes / expected_bytes - 1) > MEMORY_TOLERANCE:
         raise InputError(
@@ -297,7 +296,7 @@ def _check_memory(gpu: LocalGpu, whole: GpuProfile) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name without what drivers spell differently: case, underscores, NVIDIA's own name in front."""
+    """A name in lower case, with spaces for underscores and without NVIDIA's own name in front."""
     return " ".join(name.lower().replace("_", " ").split()).removeprefix("nvidia ")
 
 
