@@ -146,8 +146,8 @@ def report(
     yield f"{len(terms.observed)} runs; {len(refused)} refused" + (":" if refused else ".")
     for run, why in refused:
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
-    yield "A fit without a group is one step from the fit to everything (`planner/calibration/leaveout.py`)."
-    yield "Every run is replayed with the fit that did not see it (`planner/heldout.py`)."
+    yield "A fit without a group is one step from the fit to everything (`planner/evidence/leave_out.py`)."
+    yield "Every run is replayed with the fit that did not see it (`replayed_errors` in the same module)."
     for familiarity, title in SECTIONS.items():
         yield from ("", f"## {title}", "", *table(terms.observed, runs, terms, errors[familiarity]))
         yield from ("", *coverage(terms, errors[familiarity], familiarity))
