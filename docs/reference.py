@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import typer
@@ -15,6 +16,7 @@ from planner.commands.main import app_for
 
 MARK = "<!-- `make docs` writes what follows from the declarations of the commands. -->\n"
 SHARED = 3
+WIDTH = 120
 MOST_NAMED = 12  #: shared options of one panel that a command names one by one
 PLAIN = "General"  #: the panel of an option that names none
 
@@ -75,17 +77,17 @@ def _shared(rows: Iterable[Row]) -> list[Row]:
 
 def _section(name: str, command: Command, shared: list[Row]) -> str:
     rows = list(_rows(command))
-    text = f"\n## {name}\n\n{command.help or command.callback.__doc__}\n\n```\n{_synopsis(name, command, rows)}\n```\n"
+    text = f"\n## {name}\n\n{_wrapped(command.help)}\n\n```\n{_synopsis(name, command, rows)}\n```\n"
     for panel in dict.fromkeys(row.panel for row in rows):
         own = [row for row in rows if row.panel == panel and row not in shared]
         named = [row.name for row in rows if row.panel == panel and row in shared]
         missing = [row.name for row in shared if row.panel == panel and row.name not in {each.name for each in rows}]
         if own:
             text += f"\n**{panel}**\n\n{_table(own)}"
-        if len(named) > MOST_NAMED:
-            text += f"\n{panel}, [shared](#shared-options): all" + (f" but {_words(missing)}" if missing else "") + "\n"
-        elif named:
-            text += f"\n{panel}, [shared](#shared-options): {_words(named)}\n"
+        most = f"all but {_words(missing)}" if missing else "all"
+        said = most if len(named) > MOST_NAMED else _words(named)
+        if named:
+            text += f"\n{_wrapped(f'{panel}, [shared](#shared-options): {said}')}\n"
     return text
 
 
@@ -104,6 +106,10 @@ def _synopsis(name: str, command: Command, rows: list[Row]) -> str:
         usage = usage.replace(ugly, plain)
     needed = [row.written.rpartition(", ")[2] for row in rows if row.meaning.endswith("[required]")]
     return " ".join([usage, *needed])
+
+
+def _wrapped(text: str) -> str:
+    return fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _words(names: Iterable[str]) -> str:
