@@ -1073,7 +1073,7 @@ def _code_of(line: str) -> str:
     if line.lstrip().startswith("#") and not line.startswith("#!"):
         return ""
     line = re.sub(r"\s+# .*$", "", line)
-    if re.match(r"\s*echo\b", line) or ">&2" in line:
+    if re.match(r"\s*(echo|ok|note|warn|fail|refuse)\b", line) or ">&2" in line:
         line = re.sub(r"\"[^\"]* [^\"]*\"", '"..."', line)
     return line
 

@@ -1,4 +1,4 @@
-# What is started stands in the arguments; which node this is, in the variables.
+# The arguments are the command to start; the variables say which node this is.
 set -euo pipefail
 more=(--distributed-executor-backend mp --nnodes "$NODES" --node-rank "$NODE_RANK")
 more+=(--master-addr "$HEAD" --master-port "$HEAD_PORT")

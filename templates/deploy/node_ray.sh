@@ -1,7 +1,7 @@
-# What is started stands in the arguments; which node this is, in the variables.
+# The arguments are the command to start; the variables say which node this is.
 set -euo pipefail
 if ! command -v ray >/dev/null; then
-  echo "this image has no ray, which joins the nodes" >&2
+  echo "this image has no ray, which is needed to join the nodes" >&2
   exit 1
 fi
 deadline=$((SECONDS + START_TIMEOUT_S))

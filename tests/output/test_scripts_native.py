@@ -219,7 +219,7 @@ def test_the_preflight_wants_the_planned_version_on_the_path(machine: Machine, t
         "Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0\n"
     )
     other = machine.run("preflight.sh")
-    assert other.returncode == 1 and "vLLM 0.31.0 is installed, the plan is for 0.32.0" in other.stdout
+    assert other.returncode == 1 and "vLLM 0.31.0 is installed, the plan needs 0.32.0" in other.stdout
     (machine.bin / "vllm").rename(machine.bin / "vlm")
     none = machine.run("preflight.sh", PATH=f"{machine.bin}:/usr/bin:/bin")
     assert "vllm is not on the PATH" in none.stdout

@@ -125,7 +125,7 @@ def test_checks_come_before_any_change(
     breaking(machine)
     done = machine.run("partition.sh", *arguments)
     assert done.returncode == 1 and cause in done.stderr and "refused: " in done.stderr and "fix: " in done.stderr
-    assert "stopped on the way" not in done.stderr
+    assert "stopped halfway" not in done.stderr
     assert changes(machine) == []
 
 
@@ -174,7 +174,7 @@ def test_mig_is_switched_on_filled_and_left(nvidia: Machine) -> None:
     left = nvidia.run("partition.sh", "--leave", "--apply")
     assert left.returncode == 0, left.stderr
     assert mig_changes(nvidia)[2:] == ["mig -i 0 -dci", "mig -i 0 -dgi", "-i 0 -mig 0"]
-    assert "whole already" in nvidia.run("partition.sh", "--leave", "--apply").stdout
+    assert "already whole" in nvidia.run("partition.sh", "--leave", "--apply").stdout
 
 
 def test_mig_goes_on_where_the_instances_are_missing(nvidia: Machine) -> None:
@@ -191,7 +191,7 @@ def test_mig_goes_on_where_the_instances_are_missing(nvidia: Machine) -> None:
         (lambda m: m.set(nvidia_down=""), "does not know GPU 0"),
         (lambda m: (m.set_nvidia("mig.mode.current", ["Enabled"]),
                     m.set_nvidia("list", ["GPU 0: x", "  MIG 1g.10gb Device 0: (UUID: MIG-y)"])),
-         "is cut into 1g.10gb"),
+         "is partitioned into 1g.10gb"),
     ],
 )  # fmt: skip
 def test_mig_checks_come_before_any_change(nvidia: Machine, breaking: Callable[[Machine], object], cause: str) -> None:
@@ -204,5 +204,5 @@ def test_mig_checks_come_before_any_change(nvidia: Machine, breaking: Callable[[
 def test_a_mode_that_waits_for_a_reset_is_said(nvidia: Machine) -> None:
     nvidia.set(pending="")
     done = nvidia.run("partition.sh", "--apply")
-    assert done.returncode == 1 and "next reset" in done.stderr and "--gpu-reset -i 0" in done.stderr
+    assert done.returncode == 1 and "needs a reset" in done.stderr and "--gpu-reset -i 0" in done.stderr
     assert mig_changes(nvidia) == ["-i 0 -mig 1"]

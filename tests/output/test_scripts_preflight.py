@@ -41,37 +41,37 @@ BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
     ("mi355x", lambda m: (m.bin / "curl").unlink(), "curl is missing", "install curl"),
     ("mi355x", lambda m: (m.fake_root / "dev/kfd").unlink(), "kfd is missing", "modprobe amdgpu"),
     ("mi355x", lambda m: m.keep_packages(1, gfx=90402),
-     "0 GPUs gfx950, 1 needed", "it has: 90402"),
+     "0 GPUs gfx950, 1 needed", "this one has: 90402"),
     ("mi355x", lambda m: [p.unlink() for p in (m.fake_root / "sys/class/kfd").rglob("properties")],
-     "0 GPUs gfx950, 1 needed", "it has: none"),
-    ("mi300x-x8", lambda m: m.keep_packages(3), "3 GPUs gfx942, 8 needed", "run this on a machine that has them"),
+     "0 GPUs gfx950, 1 needed", "this one has: none"),
+    ("mi300x-x8", lambda m: m.keep_packages(3), "3 GPUs gfx942, 8 needed", "use a machine that has them"),
     ("mi355x", lambda m: m.fake_all("current_compute_partition", "CPX"),
      "partitioned as CPX/NPS1", "--compute-partition SPX"),
     ("mi355x", lambda m: m.fake_all("mem_info_vram_used", 200 * 2**30),
-     "MiB free, the server takes", "amd-smi process"),
-    ("mi355x", lambda m: m.fake_all("mem_info_vram_total", 192 * 2**30), "the plan is for", "plan again"),
+     "MiB free, the server needs", "amd-smi process"),
+    ("mi355x", lambda m: m.fake_all("mem_info_vram_total", 192 * 2**30), "the plan expects", "plan again"),
     ("mi300x-cpx-nps4", lambda m: m.fake_all("current_memory_partition", "NPS1"),
-     "partitioned as CPX/NPS1, the plan is for CPX/NPS4", "partition.sh"),
+     "partitioned as CPX/NPS1, the plan needs CPX/NPS4", "partition.sh"),
     ("b200-x2", lambda m: m.set(nvidia_down=""), "nvidia-smi does not answer", "575 or newer"),
     ("b200-x2", lambda m: m.set(docker_info="Kernel Version: 6.8-nvidia"),
      "cannot reach NVIDIA GPUs", "Container Toolkit"),
     ("b200-x2", lambda m: m.set_nvidia("compute_cap", ["10.0", "9.0"]), "1 GPUs of compute capability 10.0, 2 needed",
-     "run this on a machine"),
+     "use a machine"),
     ("b200-x2", lambda m: m.set_nvidia("mig.mode.current", ["Disabled", "Enabled"]), "MIG instances", "-mig 0"),
     ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, 183359, 183000", "1, GPU-1, 183359, 90000"]),
      "GPU 1 has 90000 MiB free", "nvidia-smi shows"),
     ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, 81559, 81000"]),
-     "GPU 0 has 81559 MiB, the plan is for", "plan again"),
+     "GPU 0 has 81559 MiB, the plan expects", "plan again"),
     ("h100-mig", lambda m: m.set_nvidia("list", ["GPU 0: H100 (UUID: GPU-0)", "  MIG 1g.10gb Device 0: (UUID: MIG-x)"]),
      "0 MIG instances 3g.40gb", "partition.sh"),
-    ("h100-mig", lambda m: m.set_nvidia("compute_cap", ["8.0"]), "no GPU of compute capability 9.0", "run this on"),
+    ("h100-mig", lambda m: m.set_nvidia("compute_cap", ["8.0"]), "no GPU of compute capability 9.0", "use a machine"),
     ("local-folder", lambda m: (m.fake_root / "models/my llama/config.json").unlink(),
      "there is no model in", "copy it"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "breaking", "cause", "fix"), BROKEN, ids=[f"{b[0]}-{b[2][:20]}" for b in BROKEN])
-def test_preflight_names_what_is_broken_and_how_to_mend_it(
+def test_preflight_names_what_is_broken_and_how_to_fix_it(
     machine: MakeMachine, name: str, breaking: Callable[[Machine], object], cause: str, fix: str
 ) -> None:
     here = machine(name)
@@ -85,14 +85,14 @@ def test_preflight_names_what_is_broken_and_how_to_mend_it(
 
 #: What the server starts with all the same, and what makes it good.
 MENDED: list[tuple[str, Callable[[Machine], object], str, str]] = [
-    ("mi355x", lambda m: (m.state / "image").unlink(), "is not present yet", "docker pull rocm/vllm-dev:nightly"),
+    ("mi355x", lambda m: (m.state / "image").unlink(), "is missing", "docker pull rocm/vllm-dev:nightly"),
     ("mi355x", lambda m: m.fake("/proc/sys/kernel/numa_balancing", "1"),
      "NUMA balancing is on", "sudo sysctl kernel.numa_balancing=0"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "breaking", "cause", "fix"), MENDED, ids=["image", "numa"])
-def test_what_only_slows_or_comes_by_itself_is_a_warning_and_apply_mends_it(
+def test_what_only_slows_or_comes_by_itself_is_a_warning_and_apply_fixes_it(
     machine: MakeMachine, name: str, breaking: Callable[[Machine], object], cause: str, fix: str
 ) -> None:
     here = machine(name)
@@ -107,12 +107,12 @@ def test_what_only_slows_or_comes_by_itself_is_a_warning_and_apply_mends_it(
     assert here.docker("pull") or here.calls("sysctl") == [["--quiet", "kernel.numa_balancing=0"]]
 
 
-def test_what_apply_cannot_mend_is_told(machine: MakeMachine) -> None:
+def test_what_apply_cannot_fix_is_told(machine: MakeMachine) -> None:
     here = machine()
     (here.state / "image").unlink()
     here.set(pull_fails="")
     done = here.run("preflight.sh", "--apply")
-    assert done.returncode == 1 and "could not be had" in done.stdout
+    assert done.returncode == 1 and "is not available" in done.stdout
     assert here.run("preflight.sh", "--aply").returncode == 2
 
 

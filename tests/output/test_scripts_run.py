@@ -102,7 +102,10 @@ def test_the_gpus_that_somebody_chose_are_taken(
 def test_fewer_gpus_than_the_plan_takes_are_refused(machine: MakeMachine, variable: str) -> None:
     here = machine("b200-x2")
     done = here.run("launch.sh", **{variable: "3"})
-    assert done.returncode == 1 and "the plan takes 2 GPUs, and 3 is all" in done.stderr
+    assert (
+        done.returncode == 1
+        and "the plan needs 2 GPUs, but DEVICE or a VISIBLE_DEVICES variable names only 3" in done.stderr
+    )
     assert here.docker("run") == []
     checked = here.run("preflight.sh", **{variable: "3"})
     assert checked.returncode == 1 and "names 3, 2 GPUs needed" in checked.stdout

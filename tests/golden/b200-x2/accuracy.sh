@@ -14,14 +14,14 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 name=planner-17a60324536b
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
-# Where the server is reached: docker remembers the port that it was started with.
+# The server's address: docker knows the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
 task=gsm8k
 result=$here/results/accuracy-17a60324536b
 venv=$here/.lm_eval
 max_model_len=2048
-needed_len=1536 # the worked examples, the question and the answer
+needed_len=1536 # for the worked examples, the question and the answer
 
 if [[ -d "$result" && "${FORCE:-0}" != 1 ]]; then
   echo "already measured: $result (FORCE=1 measures again)"
@@ -41,12 +41,12 @@ if ! healthy; then
 fi
 
 if [[ ! -e "$venv/complete" ]]; then
-  echo "installing lm_eval into $venv (some GB: it brings torch)"
+  echo "installing lm_eval into $venv (several GB: it includes torch)"
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --no-cache-dir 'lm-eval[api]==0.4.9.1'
   touch "$venv/complete"
 fi
-# JSON, to which the address of the server is added in front
+# JSON; the server's address is added in front
 arguments='{"model": "nvidia/Llama-3.3-70B-Instruct-FP4", "num_concurrent": 128, "timeout": 600, "max_retries": 5, "tokenized_requests": false, "tokenizer_backend": "None"}'
 rm -rf "$result.partial"
 NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost "$venv/bin/lm_eval" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Benchmark the running server with exactly the load that was predicted.
+# Benchmark the running server with exactly the predicted load.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 2 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
 # goal: max-throughput; plan 17a60324536b; written by planner 0.0.0
@@ -14,15 +14,15 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 name=planner-17a60324536b
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
-# Where the server is reached: docker remembers the port that it was started with.
+# The server's address: docker knows the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
 result=$here/results/serve-17a60324536b.json
 partial=$here/results/.partial-serve-17a60324536b.json
 num_prompts=640
 seed=0
-sent=$here/logs/sent # how often this server has been sent the load; launch.sh begins anew
-results=/results # this folder's results/, as the container sees it
+sent=$here/logs/sent # how often this server has received the load; launch.sh deletes it
+results=/results # where the container sees this folder's results/
 pid_file=$results/.client.pid
 
 if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
@@ -43,10 +43,10 @@ finish() {
   local status=$?
   trap - EXIT
   if [[ -n "$client" ]]; then
-    # docker exec does not pass a signal on: without this the client would go on sending
+    # docker exec passes no signal on: without this the client would go on sending
     docker exec "$name" sh -c 'kill "$(cat "$1")"' sh "$pid_file" || true
     kill "$client" 2>/dev/null || true
-    echo "interrupted; the same command starts the measurement anew" >&2
+    echo "interrupted; run the same command to start the measurement again" >&2
   fi
   rm -f "$here/results/.client.pid"
   exit "$status"
@@ -65,7 +65,7 @@ send() {
   client=
   return "$status"
 }
-# The prefix cache would answer prompts that this server has seen: a repetition sends others, as many and as long.
+# The prefix cache would answer prompts that this server has seen, so a repetition sends others, as many and as long.
 repeats=$(cat "$sent" 2>/dev/null || echo 0)
 again=()
 if ((repeats > 0)); then again=(--seed "$((seed + repeats))"); fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check that this machine can run the plan. Changes nothing; --apply pulls the image and mends what it can.
+# Check that this machine can run the plan. Changes nothing; --apply pulls the image and fixes what it can.
 #
 # nvidia/Llama-3.3-70B-Instruct-FP4 on 2 x NVIDIA B200 SXM 180GB, vLLM 0.14.0
 # goal: max-throughput; plan 17a60324536b; written by planner 0.0.0
@@ -23,14 +23,14 @@ case "${1:-}" in
   "") ;;
   --apply) apply=1 ;;
   *)
-    echo "usage: $here/preflight.sh [--apply]   (--apply: pull the image, switch NUMA balancing off; else nothing is changed)" >&2
+    echo "usage: $here/preflight.sh [--apply]   (--apply: pull the image, switch NUMA balancing off; without it nothing changes)" >&2
     exit 2
     ;;
 esac
 
 ok() { printf 'ok    %s\n' "$1"; }
 note() { printf 'note  %s\n' "$1"; }
-# The server starts all the same.
+# The server starts in spite of it.
 warn() { printf 'WARN  %s\n      fix: %s\n' "$1" "$2"; }
 fail() {
   printf 'FAIL  %s\n      fix: %s\n' "$1" "$2"
@@ -52,19 +52,19 @@ obtain=(docker pull "$image")
 if docker image inspect "$image" >/dev/null 2>&1; then
   ok "the image $image is present"
 elif ((apply)) && "${obtain[@]}" >&2; then
-  ok "the image $image is here now"
+  ok "the image $image is present now"
 elif ((apply)); then
-  fail "the image $image could not be had" "see above what ${obtain[*]} says"
+  fail "the image $image is not available" "read what ${obtain[*]} prints above"
 else
-  warn "the image $image is not present yet: the first start pulls it" "${obtain[*]} (or $here/preflight.sh --apply)"
+  warn "the image $image is missing: the first start pulls it" "${obtain[*]} (or $here/preflight.sh --apply)"
 fi
 if command -v curl >/dev/null; then
-  ok "curl is there"
+  ok "curl is installed"
 else
-  fail "curl is missing" "install curl: launch.sh asks the server with it whether it is ready"
+  fail "curl is missing" "install curl: launch.sh uses it to ask whether the server is ready"
 fi
 if [[ "$here$models" == *:* ]]; then
-  fail "docker cannot mount a folder with a colon in its path: $here, $models" "move it, or point HF_HOME elsewhere"
+  fail "docker cannot mount a folder with a colon in its path: $here, $models" "rename the folder, or set HF_HOME to another one"
 fi
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ driver=$(query driver_version | sed -n 1p)
 if [[ ! "$driver" =~ ^[0-9]+\. ]]; then
   fail "nvidia-smi does not answer" "install the NVIDIA driver, $oldest_driver or newer"
 elif ((${driver%%.*} < oldest_driver)); then
-  warn "the NVIDIA driver is $driver; the recipe asks for $oldest_driver or newer" "install a newer driver, or try: the image may bring what an older one lacks"
+  warn "the NVIDIA driver is $driver; the recipe asks for $oldest_driver or newer" "install a newer driver, or try: the image may contain what an older one lacks"
 else
   ok "the NVIDIA driver is $driver"
 fi
@@ -90,17 +90,17 @@ gpus=$(query compute_cap | grep -c -x -F "$capability" || true)
 if ((gpus >= need_gpus)); then
   ok "$gpus GPUs of compute capability $capability, $need_gpus needed"
 else
-  fail "$gpus GPUs of compute capability $capability, $need_gpus needed" "run this on a machine that has them; it has: ${found:-none}"
+  fail "$gpus GPUs of compute capability $capability, $need_gpus needed" "use a machine that has them; this one has: ${found:-none}"
 fi
 if [[ "$(query mig.mode.current)" == *Enabled* ]]; then
-  fail "a GPU is cut into MIG instances, the plan is for whole ones" "with no process on it: sudo nvidia-smi -mig 0"
+  fail "a GPU is partitioned into MIG instances, the plan needs whole GPUs" "with no process on it: sudo nvidia-smi -mig 0"
 fi
 need_gpus=2
 asked=${DEVICE:-${CUDA_VISIBLE_DEVICES:-}}
 first=0,1
 IFS=, read -r -a chosen <<<"${asked:-$first}"
 if ((${#chosen[@]} < need_gpus)); then
-  fail "DEVICE or CUDA_VISIBLE_DEVICES names ${chosen[*]}, $need_gpus GPUs needed" "name as many, or none"
+  fail "DEVICE or CUDA_VISIBLE_DEVICES names ${chosen[*]}, $need_gpus GPUs needed" "name that many, or none"
 fi
 taken=",$(IFS=, && printf '%s' "${chosen[*]:0:need_gpus}"),"
 need_total_mib=181525
@@ -108,9 +108,9 @@ need_free_mib=163372
 while IFS=', ' read -r index uuid total_mib free_mib; do
   if [[ ! "$total_mib$free_mib" =~ ^[0-9]+$ || "$taken" != *,"$index",* && "$taken" != *,"$uuid",* ]]; then continue; fi
   if ((total_mib < need_total_mib)); then
-    fail "GPU $index has $total_mib MiB, the plan is for $need_total_mib" "plan again for the GPU of this machine"
+    fail "GPU $index has $total_mib MiB, the plan expects $need_total_mib" "plan again for the GPU of this machine"
   elif ((free_mib < need_free_mib)); then
-    fail "GPU $index has $free_mib MiB free, the server takes $need_free_mib" "stop what uses it: nvidia-smi shows the processes"
+    fail "GPU $index has $free_mib MiB free, the server needs $need_free_mib" "stop the processes that nvidia-smi shows"
   else
     ok "GPU $index has $free_mib of $total_mib MiB free"
   fi
@@ -120,9 +120,9 @@ done < <(query index,uuid,memory.total,memory.free)
 existing=$models
 while [[ ! -d "$existing" ]]; do existing=$(dirname "$existing"); done
 if [[ "$existing" == "$models" || -w "$existing" ]]; then
-  ok "models are kept in $models"
+  ok "models are stored in $models"
 else
-  fail "cannot make the folder of the models, $models" "point HF_HOME to a folder that you may write to"
+  fail "cannot create $models, the folder of the models" "set HF_HOME to a folder that you may write to"
 fi
 cached=$models/hub/models--nvidia--Llama-3.3-70B-Instruct-FP4
 cached_gb=0
@@ -134,10 +134,10 @@ free_gb=$(($(df -k --output=avail "$existing" | tail -n 1) * 1024 / 1000000000))
 if ((free_gb >= need_gb)); then
   ok "$free_gb GB free for the model, $((need_gb > 0 ? need_gb : 0)) GB to download"
 else
-  fail "$free_gb GB free in $existing, $need_gb GB to download" "free some space, or point HF_HOME to a larger disk"
+  fail "$free_gb GB free in $existing, $need_gb GB to download" "free some space, or set HF_HOME to a folder on a larger disk"
 fi
 if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-  fail "port $port is taken" "stop what listens there, or set PORT to a free one"
+  fail "port $port is taken" "stop the program that listens there, or set PORT to a free port"
 else
   ok "port $port is free"
 fi

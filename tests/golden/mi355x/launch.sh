@@ -14,7 +14,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 name=planner-a7856e4069c7
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
-# Where the server is reached: docker remembers the port that it was started with.
+# The server's address: docker knows the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
 image=rocm/vllm-dev:nightly
@@ -24,30 +24,30 @@ if [[ "$models" != /* ]]; then models=$PWD/$models; fi
 start_timeout_s=${START_TIMEOUT_S:-3600}
 log=$here/logs/server.log
 id_file=$here/logs/container.id
-results=/results # this folder's results/, as the container sees it
-cache=/huggingface # the folder of the models, as the container sees it
-# As a program of this machine would: the first GPUs of those that DEVICE, or the vendor's own variable, names.
+results=/results # where the container sees this folder's results/
+cache=/huggingface # where the container sees the folder of the models
+# The first GPUs that DEVICE or the vendor's own variable names, as any program of this machine takes them.
 need_gpus=1
 asked=${DEVICE:-${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-}}}
 first=0
 IFS=, read -r -a chosen <<<"${asked:-$first}"
 if ((${#chosen[@]} < need_gpus)); then
-  echo "the plan takes $need_gpus GPUs, and ${chosen[*]} is all that DEVICE or a VISIBLE_DEVICES variable names" >&2
+  echo "the plan needs $need_gpus GPUs, but DEVICE or a VISIBLE_DEVICES variable names only ${chosen[*]}" >&2
   exit 1
 fi
 devices=$(IFS=, && printf '%s' "${chosen[*]:0:need_gpus}")
-# HIP counts what ROCR_VISIBLE_DEVICES leaves, which is passed through where it is set.
+# HIP numbers the GPUs that ROCR_VISIBLE_DEVICES leaves, so that variable is passed through.
 device_options=(--env ROCR_VISIBLE_DEVICES --env "HIP_VISIBLE_DEVICES=$devices")
 
 started=0
 finish() {
   local status=$?
   trap - EXIT
-  # only a container that this run has created is stopped by it
+  # stop only a container that this run created
   if ((started && status != 0)) && [[ -s "$id_file" ]]; then
     docker logs "$name" >"$log" 2>&1 || true
     tail -n 30 "$log" >&2
-    echo "stopping $name; its whole log is in $log" >&2
+    echo "stopping $name; the whole log is in $log" >&2
     docker stop "$(<"$id_file")" >/dev/null || true
   fi
   exit "$status"
@@ -61,11 +61,11 @@ if running; then
   echo "$name is already running"
 else
   mkdir -p "$models"
-  docker rm "$name" >/dev/null 2>&1 || true # what a stopped server left
-  rm -f "$id_file" "$here/logs/sent"* # of the stopped one
+  docker rm "$name" >/dev/null 2>&1 || true # left by a stopped server
+  rm -f "$id_file" "$here/logs/sent"* # of the stopped server
   started=1
-  # The token is passed through by name and is never written down. Inside the container the server binds to all
-  # addresses; from outside, only 127.0.0.1 reaches it.
+  # The token is passed by name, no file holds it. Inside the container the server binds to all addresses; from
+  # outside, only 127.0.0.1 reaches it.
   docker run --detach --name "$name" --cidfile "$id_file" \
     --device /dev/kfd \
     --device /dev/dri \
@@ -96,7 +96,7 @@ else
     --compilation-config '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["-rms_norm","-quant_fp8","-silu_and_mul"]}'
 fi
 
-echo "waiting until $name answers (what it does: docker logs --follow $name)"
+echo "waiting until $name answers (follow it with: docker logs --follow $name)"
 deadline=$((SECONDS + start_timeout_s))
 until healthy; do
   if ! running; then
@@ -104,10 +104,10 @@ until healthy; do
     exit 1
   fi
   if ((SECONDS >= deadline)); then
-    echo "no answer within $start_timeout_s s; START_TIMEOUT_S sets another limit" >&2
+    echo "no answer within $start_timeout_s s; set START_TIMEOUT_S to wait longer" >&2
     exit 1
   fi
   sleep 5
 done
 docker logs "$name" >"$log" 2>&1
-echo "ready: http://$(address)/v1 (stop with: docker stop $name; log of the start: $log)"
+echo "ready: http://$(address)/v1 (stop it with: docker stop $name; log of the start: $log)"

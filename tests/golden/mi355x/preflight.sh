@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check that this machine can run the plan. Changes nothing; --apply pulls the image and mends what it can.
+# Check that this machine can run the plan. Changes nothing; --apply pulls the image and fixes what it can.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
 # goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
@@ -23,14 +23,14 @@ case "${1:-}" in
   "") ;;
   --apply) apply=1 ;;
   *)
-    echo "usage: $here/preflight.sh [--apply]   (--apply: pull the image, switch NUMA balancing off; else nothing is changed)" >&2
+    echo "usage: $here/preflight.sh [--apply]   (--apply: pull the image, switch NUMA balancing off; without it nothing changes)" >&2
     exit 2
     ;;
 esac
 
 ok() { printf 'ok    %s\n' "$1"; }
 note() { printf 'note  %s\n' "$1"; }
-# The server starts all the same.
+# The server starts in spite of it.
 warn() { printf 'WARN  %s\n      fix: %s\n' "$1" "$2"; }
 fail() {
   printf 'FAIL  %s\n      fix: %s\n' "$1" "$2"
@@ -52,26 +52,26 @@ obtain=(docker pull "$image")
 if docker image inspect "$image" >/dev/null 2>&1; then
   ok "the image $image is present"
 elif ((apply)) && "${obtain[@]}" >&2; then
-  ok "the image $image is here now"
+  ok "the image $image is present now"
 elif ((apply)); then
-  fail "the image $image could not be had" "see above what ${obtain[*]} says"
+  fail "the image $image is not available" "read what ${obtain[*]} prints above"
 else
-  warn "the image $image is not present yet: the first start pulls it" "${obtain[*]} (or $here/preflight.sh --apply)"
+  warn "the image $image is missing: the first start pulls it" "${obtain[*]} (or $here/preflight.sh --apply)"
 fi
 if command -v curl >/dev/null; then
-  ok "curl is there"
+  ok "curl is installed"
 else
-  fail "curl is missing" "install curl: launch.sh asks the server with it whether it is ready"
+  fail "curl is missing" "install curl: launch.sh uses it to ask whether the server is ready"
 fi
 if [[ "$here$models" == *:* ]]; then
-  fail "docker cannot mount a folder with a colon in its path: $here, $models" "move it, or point HF_HOME elsewhere"
+  fail "docker cannot mount a folder with a colon in its path: $here, $models" "rename the folder, or set HF_HOME to another one"
 fi
 
-# --- GPUs (read from the driver's files, which no version of amd-smi rewords) ------------------------------------------
+# --- GPUs (read from the driver's files, whose format no version of amd-smi changes) ------------------------------------------
 architecture=gfx950
 need_gpus=1
 if [[ -e /dev/kfd ]]; then
-  ok "/dev/kfd is there"
+  ok "/dev/kfd exists"
 else
   fail "/dev/kfd is missing" "install the amdgpu driver and load it: sudo modprobe amdgpu"
 fi
@@ -84,7 +84,7 @@ gpus=$(grep -c -x -F 90500 <<<"$targets" || true)
 if ((gpus >= need_gpus)); then
   ok "$gpus GPUs $architecture, $need_gpus needed"
 else
-  fail "$gpus GPUs $architecture, $need_gpus needed" "run this on a machine that has them; it has: ${found:-none}"
+  fail "$gpus GPUs $architecture, $need_gpus needed" "use a machine that has them; this one has: ${found:-none}"
 fi
 modes() { cat /sys/bus/pci/drivers/amdgpu/*/current_"$1"_partition 2>/dev/null | sort -u | paste -s -d ' ' - || true; }
 modes_are="$(modes compute)/$(modes memory)"
@@ -92,8 +92,8 @@ modes_planned=SPX/NPS1
 if [[ "$modes_are" == "$modes_planned" || "$modes_are" == / ]]; then
   ok "the GPUs are not partitioned"
 else
-  fail "the GPUs are partitioned as $modes_are, the plan is for whole ones" \
-    "with no process on them: sudo amd-smi set --memory-partition NPS1, reload the driver if it asks for it, then sudo amd-smi set --gpu all --compute-partition SPX"
+  fail "the GPUs are partitioned as $modes_are, the plan needs whole ones" \
+    "with no process on them: sudo amd-smi set --memory-partition NPS1, reload the driver if it asks for that, then sudo amd-smi set --gpu all --compute-partition SPX"
 fi
 need_gpus=1
 asked=${DEVICE:-${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-}}}
@@ -101,7 +101,7 @@ first=0
 IFS=, read -r -a chosen <<<"${asked:-$first}"
 if [[ -z "$asked" && -n "${ROCR_VISIBLE_DEVICES:-}" ]]; then IFS=, read -r -a chosen <<<"$ROCR_VISIBLE_DEVICES"; fi
 if ((${#chosen[@]} < need_gpus)); then
-  fail "DEVICE or HIP_VISIBLE_DEVICES names ${chosen[*]}, $need_gpus GPUs needed" "name as many, or none"
+  fail "DEVICE or HIP_VISIBLE_DEVICES names ${chosen[*]}, $need_gpus GPUs needed" "name that many, or none"
 fi
 taken=",$(IFS=, && printf '%s' "${chosen[*]:0:need_gpus}"),"
 need_total_mib=291947
@@ -114,9 +114,9 @@ for device in /sys/bus/pci/drivers/amdgpu/*/; do
   total_mib=$(($(<"$device/mem_info_vram_total") / 1048576))
   free_mib=$((total_mib - $(<"$device/mem_info_vram_used") / 1048576))
   if ((total_mib < need_total_mib)); then
-    fail "GPU $seen has $total_mib MiB, the plan is for $need_total_mib" "plan again for the GPU of this machine"
+    fail "GPU $seen has $total_mib MiB, the plan expects $need_total_mib" "plan again for the GPU of this machine"
   elif ((free_mib < need_free_mib)); then
-    fail "GPU $seen has $free_mib MiB free, the server takes $need_free_mib" "stop what uses it: amd-smi process"
+    fail "GPU $seen has $free_mib MiB free, the server needs $need_free_mib" "stop the processes that amd-smi process shows"
   else
     ok "GPU $seen has $free_mib of $total_mib MiB free"
   fi
@@ -128,8 +128,8 @@ if balancing && ((apply)); then
   "${as_root[@]}" sysctl --quiet kernel.numa_balancing=0 >&2 || true
 fi
 if balancing; then
-  warn "automatic NUMA balancing is on: it slows the GPUs down, and the prediction is without it" \
-    "sudo sysctl kernel.numa_balancing=0 (or $here/preflight.sh --apply); to keep it over a reboot, write it into /etc/sysctl.d/"
+  warn "automatic NUMA balancing is on: it slows the GPUs down, which the prediction does not include" \
+    "sudo sysctl kernel.numa_balancing=0 (or $here/preflight.sh --apply); to keep it after a reboot, write it into /etc/sysctl.d/"
 else
   ok "automatic NUMA balancing is off"
 fi
@@ -138,9 +138,9 @@ fi
 existing=$models
 while [[ ! -d "$existing" ]]; do existing=$(dirname "$existing"); done
 if [[ "$existing" == "$models" || -w "$existing" ]]; then
-  ok "models are kept in $models"
+  ok "models are stored in $models"
 else
-  fail "cannot make the folder of the models, $models" "point HF_HOME to a folder that you may write to"
+  fail "cannot create $models, the folder of the models" "set HF_HOME to a folder that you may write to"
 fi
 cached=$models/hub/models--amd--Llama-3.3-70B-Instruct-FP8-KV
 cached_gb=0
@@ -152,10 +152,10 @@ free_gb=$(($(df -k --output=avail "$existing" | tail -n 1) * 1024 / 1000000000))
 if ((free_gb >= need_gb)); then
   ok "$free_gb GB free for the model, $((need_gb > 0 ? need_gb : 0)) GB to download"
 else
-  fail "$free_gb GB free in $existing, $need_gb GB to download" "free some space, or point HF_HOME to a larger disk"
+  fail "$free_gb GB free in $existing, $need_gb GB to download" "free some space, or set HF_HOME to a folder on a larger disk"
 fi
 if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-  fail "port $port is taken" "stop what listens there, or set PORT to a free one"
+  fail "port $port is taken" "stop the program that listens there, or set PORT to a free port"
 else
   ok "port $port is free"
 fi

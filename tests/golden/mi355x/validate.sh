@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Launch, benchmark and keep the result beside the prediction.
+# Launch the server, benchmark it, and store the result beside the prediction.
 #
 # amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
 # goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
@@ -29,7 +29,7 @@ finish() {
     kill "$child" 2>/dev/null || true
     wait "$child" || true
   fi
-  # only a server that this script has started is stopped by it
+  # stop only a server that this script started
   if ((started)) && [[ "${KEEP:-0}" != 1 ]] && running; then
     docker logs "$name" >"$here/logs/server.log" 2>&1 || true
     docker stop "$name" >/dev/null || true
@@ -41,7 +41,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# In the background, so that a signal is acted upon at once.
+# In the background, so that a signal takes effect at once.
 run() {
   local status=0
   "$@" &

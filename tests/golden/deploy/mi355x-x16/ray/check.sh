@@ -14,7 +14,7 @@ name=planner-33dd6efacc44-ray
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 
 if ! running; then
-  echo "no head runs on this machine: start it with ./head.sh" >&2
+  echo "no head runs on this node; start it with: ./head.sh" >&2
   exit 1
 fi
 docker exec --interactive "$name" python3 - 2 16 <<'PYTHON'
@@ -29,5 +29,5 @@ gpus = int(sum(node["Resources"].get("GPU", 0) for node in alive))
 for node in alive:
     print(f"{node['NodeManagerAddress']}: {int(node['Resources'].get('GPU', 0))} GPUs")
 if len(alive) < wanted_nodes or gpus < wanted_gpus:
-    sys.exit(f"{len(alive)} of {wanted_nodes} machines and {gpus} of {wanted_gpus} GPUs have joined")
+    sys.exit(f"{len(alive)} of {wanted_nodes} nodes and {gpus} of {wanted_gpus} GPUs have joined")
 PYTHON

@@ -22,7 +22,7 @@ if healthy; then
   echo "already answering: $url/v1"
   exit 0
 fi
-# Its output goes to the log of the container.
+# The output goes to the log of the container.
 docker exec --detach "$name" bash -c 'exec "$@" >/proc/1/fd/1 2>&1' planner \
     vllm serve amd/Llama-3.3-70B-Instruct-FP8-KV \
     --port 8000 \
@@ -38,7 +38,7 @@ docker exec --detach "$name" bash -c 'exec "$@" >/proc/1/fd/1 2>&1' planner \
     --compilation-config '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["-rms_norm","-quant_fp8","-silu_and_mul"]}' \
     --host 127.0.0.1 \
     --distributed-executor-backend ray
-echo "waiting until it answers (what it does: docker logs --follow $name)"
+echo "waiting until it answers (follow it with: docker logs --follow $name)"
 deadline=$((SECONDS + start_timeout_s))
 until healthy; do
   if ! running; then
@@ -46,9 +46,9 @@ until healthy; do
     exit 1
   fi
   if ((SECONDS >= deadline)); then
-    echo "no answer within $start_timeout_s s; START_TIMEOUT_S sets another limit" >&2
+    echo "no answer within $start_timeout_s s; set START_TIMEOUT_S to wait longer" >&2
     exit 1
   fi
   sleep 5
 done
-echo "ready: $url/v1 (stop with ./stop.sh on every machine)"
+echo "ready: $url/v1 (stop it with ./stop.sh on every node)"

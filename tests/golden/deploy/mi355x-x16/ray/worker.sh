@@ -13,14 +13,13 @@ set -euo pipefail
 name=planner-33dd6efacc44-ray
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 image=${IMAGE:-rocm/vllm-dev:nightly}
-address=${VLLM_HOST_IP:-$(hostname -I | cut -d' ' -f1)} # of this machine, as the others reach it
+address=${VLLM_HOST_IP:-$(hostname -I | cut -d' ' -f1)} # of this node, as the others reach it
 models=${HF_HOME:-$HOME/.cache/huggingface}
 if [[ "$models" != /* ]]; then models=$PWD/$models; fi
-cache=/huggingface # the folder of the models, as the container sees it
+cache=/huggingface # where the container sees the folder of the models
 
-# The machines talk to each other, so containers share the network of their machine. Which interface carries the
-# collectives is said by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, which InfiniBand adapter by NCCL_IB_HCA. RCCL reads
-# the same names.
+# Nodes talk to each other, so containers share the network of their node. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name
+# the interface that carries the collectives, NCCL_IB_HCA the InfiniBand adapter. RCCL reads the same names.
 start_container() { # COMMAND OF RAY...
   local rdma=()
   if running; then
@@ -33,7 +32,7 @@ start_container() { # COMMAND OF RAY...
   fi
   if [[ -d /dev/infiniband ]]; then rdma=(--device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK); fi
   mkdir -p "$models"
-  docker rm "$name" >/dev/null 2>&1 || true # what a stopped one left
+  docker rm "$name" >/dev/null 2>&1 || true # left by a stopped container
   docker run --detach --name "$name" --network host \
     --device /dev/kfd \
     --device /dev/dri \
@@ -55,4 +54,4 @@ start_container() { # COMMAND OF RAY...
 
 head=${1:?usage: ./worker.sh ADDRESS_OF_THE_HEAD}
 start_container --address "$head:"6379
-echo "this machine, $address, joins the head at $head (log: docker logs $name)"
+echo "this node, $address, joins the head at $head (log: docker logs $name)"
