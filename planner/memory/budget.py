@@ -41,7 +41,7 @@ from planner.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a budget rests on besides model, GPU and settings."""
+    """What a budget depends on besides model, GPU and settings."""
 
     constants: Constants | None = None  #: fitted overheads; None: those that we ship
     draft: Model | None = None  #: the second model of ``--speculative-config``
@@ -66,7 +66,7 @@ class StageBudget:
 
     @cached_property
     def available(self) -> Interval:
-        """For the KV cache; negative when there is nothing left, or less than the size that is given."""
+        """For the KV cache; negative where nothing is left, or less than the size that was given."""
         given, left = self.given_bytes, self.left
         if given is None:
             return left
@@ -74,7 +74,7 @@ class StageBudget:
 
     @cached_property
     def left(self) -> Interval:
-        """Of what vLLM may take, beside weights and overheads; negative when that is too little for them."""
+        """What weights and overheads leave of what vLLM may take; negative where they need more."""
         taken = [self.activation, self.non_torch, self.unexplained]
         if self.graphs_in_budget:
             taken.append(self.graphs)
@@ -115,7 +115,7 @@ class MemoryBudget:
         )
 
     def needed_bytes(self, stage: StageBudget, num_tokens: int) -> int:
-        """KV cache that a request of ``num_tokens`` needs on a GPU of ``stage``, and the block that vLLM keeps back."""
+        """KV cache for a request of ``num_tokens`` on a GPU of ``stage``, with the block that vLLM reserves."""
         return (self.pool.blocks_per_request(num_tokens) + 1) * stage.block_bytes
 
     def logged_tokens(self, num_blocks: float) -> int:
@@ -179,7 +179,7 @@ def memory_budget(
 
 
 def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, constants: Constants) -> Overheads:
-    """The constants that apply to ``config`` on a GPU, and everything that they may depend on."""
+    """The constants that apply to ``config`` on a GPU."""
     found = features_of(config, profile)
     return Overheads(
         constants,
@@ -257,7 +257,7 @@ def states_per_request(config: EngineConfig) -> int:
 
 
 def activation_peak(model: Model, config: EngineConfig, overheads: Overheads) -> Interval:
-    """Peak of the profile run beyond the weights: the sampler, the forward pass or the vision encoder."""
+    """Peak of the profile run beside the weights: the sampler, the forward pass or the vision encoder."""
     terms = peak_terms(model, config, element_bytes(config.dtype))
     sampling = total((overheads["sampler"].scaled(terms.logits_bytes), Interval.exact(terms.hidden_bytes)))
     forward = overheads["forward"].scaled(terms.forward_bytes)

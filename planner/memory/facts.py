@@ -9,7 +9,7 @@ from planner.model import Attention, CompressedAttention, LatentAttention, Mixer
 
 
 def model_facts(found: ResolvedModel) -> dict[str, Any]:
-    """One entry of ``models show``: bytes of the whole model, KV bytes per token as ``kv_bytes_per_token`` counts."""
+    """One entry of ``models show``."""
     model = found.model
     quantization = model.quantization
     return {
@@ -36,7 +36,7 @@ def model_facts(found: ResolvedModel) -> dict[str, Any]:
 
 
 def stored_weight_bytes(model: Model) -> int:
-    """Bytes of the main model's weights as stored, scales included; MTP modules and vocabulary padding are not."""
+    """Bytes of the stored weights with their scales, without MTP modules and vocabulary padding."""
     layers = sum(
         len(kind.indices) * precision.stored_bytes(weight.shape, weight.copies)
         for kind in model.layer_kinds

@@ -1,4 +1,4 @@
-"""How vLLM deals its cache memory out in blocks, and the tokens and concurrency that it then prints.
+"""How vLLM divides its cache memory into blocks, and the tokens and concurrency that it then prints.
 
 ::
 
@@ -8,12 +8,12 @@
     concurrency  = num_blocks / blocks of a request
 
 A model whose layers are all alike is one group. A mixture (full and sliding window, attention and state) is cut
-into groups of equal size, the smallest layer count of any kind (or the largest, where it is less than 1.5 times
-that); what is left over is padding, and it costs memory.
+into groups of equal size: the smallest layer count of any kind, or the largest if it is less than 1.5 times that.
+The last group of a kind may be padded, which costs memory.
 
 "GPU KV cache size: N tokens" changed its meaning: floor(num_blocks / groups) x block size up to 0.19,
 int(concurrency x max_model_len) from 0.20.0. For models of one kind both agree up to rounding; for mixtures
-the old figure understates what fits.
+the old figure is less than what fits.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def block_pool(
     states_per_request: int = 1,
     context_shards: int = 1,
 ) -> BlockPool:
-    """The pool for ``layers``; with ``hybrid`` off, windows and chunks are kept whole like full attention."""
+    """The pool for ``layers``; without ``hybrid``, windows and chunks are kept whole like full attention."""
     members = tuple(layers) if hybrid else _promoted(layers)
     return BlockPool(_groups(members), in_flight_tokens, states_per_request, context_shards)
 
@@ -139,7 +139,7 @@ def _equal_pages(members: tuple[Member, ...]) -> tuple[Member, ...]:
 
 
 def _equal_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
-    """Groups of equal layer count, the layers of a kind dealt out in turn."""
+    """Groups of equal layer count; the layers of a kind go to its groups in turn."""
     counts = Counter(spec for _, spec in members)
     size = min(counts.values())
     if max(counts.values()) < 1.5 * size:
@@ -155,9 +155,9 @@ def _equal_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
     """Groups of layers with pages of several sizes side by side, as DeepSeek-V4 has them.
 
-    Layers of one type form a bucket. Where a bucket repeats a pattern of page sizes (one layer of each), all such
-    buckets are cut into groups of the same number of repeats, the number that pads least; where none does,
-    windows are cut to fit the blocks that the other layers need.
+    Layers of one type form a bucket. A bucket may repeat a pattern of page sizes (one layer of each). All such buckets
+    are cut into groups of the same number of repeats, the number that pads least. Where there are none, windows are
+    cut to fit the blocks that the other layers need.
     """
     buckets: dict[tuple[object, ...], list[Member]] = {}
     for member in members:
@@ -189,7 +189,7 @@ def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 
 def _type(spec: CacheSpec) -> tuple[object, ...]:
-    """Layers of one type always need the same number of pages, so that one block table serves them."""
+    """Layers of one type always need the same number of pages, so one block table serves them."""
     return spec.kind, spec.block_size, spec.span_tokens
 
 
@@ -201,5 +201,5 @@ def _by_page_bytes(bucket: list[Member]) -> list[list[Member]]:
 
 
 def _least_padding(counts: list[int], least: int) -> int:
-    """The size from ``least`` on whose multiples exceed ``counts`` by the least in all; of equals the largest."""
+    """The size, at least ``least``, whose multiples exceed ``counts`` least in total; the largest of such sizes."""
     return min(range(least, max(counts) + 1), key=lambda size: (sum(-n % size for n in counts), -size))

@@ -77,10 +77,10 @@ class CacheSpec:
         return 0.0 if self.kind == "state" else self.token_bytes / self.tokens_per_row
 
     def pages_per_request(self, num_tokens: int, in_flight_tokens: int, *, states: int = 1) -> int:
-        """Pages that a request of ``num_tokens`` holds at most, as vLLM counts when it admits one.
+        """Most pages that a request of ``num_tokens`` holds, as vLLM counts when it admits one.
 
-        ``in_flight_tokens`` are scheduled and not yet settled: a window keeps them besides its own tokens.
-        ``states`` is the number of states per request (2 with prefix caching).
+        ``in_flight_tokens`` are scheduled but not finished: a window keeps them besides its own tokens. ``states`` is
+        the number of states per request (2 with prefix caching).
         """
         if self.kind == "state":
             return states
@@ -143,8 +143,8 @@ def layer_specs(
 ) -> tuple[tuple[int, CacheSpec], ...]:
     """(layer, spec) of every cache of the model, in vLLM's order; a layer can keep several.
 
-    ``drafts`` are the caches of what drafts for it, as layers beyond the last. Pages of attention and of states are
-    made equal, as hybrid models need it (``align_states``).
+    ``drafts`` are the caches of its draft, as layers beyond the last. Hybrid models need pages of attention and of
+    states to be equal (``align_states``).
     """
     found = (*specs_of(model, (layer.mixer for layer in model.layers), settings), *drafts)
     aligned = align_states({spec for _, spec in found})
@@ -211,7 +211,7 @@ def indexer_bytes(indexer: SparseIndexer) -> int:
 def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int:
     """Bytes of one request's state in one layer on one rank. The convolution state is in the engine's dtype.
 
-    With drafts the convolution keeps a further column for each, to go back to when it is rejected.
+    For each draft token the convolution keeps one more column, to return to when the token is rejected.
     """
     held_in_fp32 = mixer.kind in FP32_STATE_KINDS or model.architecture.startswith(FP32_STATE_ARCHITECTURES)
     dtype = mixer.recurrent_dtype or ("fp32" if held_in_fp32 else settings.dtype)

@@ -1,9 +1,9 @@
-"""Read what vLLM itself logged about memory when it started, any version, every rank.
+"""Reads what vLLM logged about memory when it started: any version, every rank.
 
-vLLM's lines changed with its versions: V0 names the parts in one sentence and counts blocks, V1 prints the cache in
-GiB and in tokens, later versions add what graphs took and sum up weights and non-torch memory as "consumed". All
-are read the same way: a number, its meaning, the rank that printed it. Where ranks disagree the smallest cache
-binds, as it does in vLLM. A file that holds several start-ups gives the last.
+vLLM's lines changed with its versions. V0 names the parts in one sentence and counts blocks. V1 prints the cache in
+GiB and in tokens. Later versions add what graphs took, and print weights and non-torch memory together as "consumed".
+Each line gives a number, its meaning, and the rank that printed it. Where ranks disagree, the smallest cache binds, as
+it does in vLLM. Of a file with several start-ups, the last one counts.
 
 >>> log = read_startup_log('''Model loading took 14.9889 GiB and 3.56 seconds
 ... Available KV cache memory: 4.75 GiB
@@ -86,7 +86,7 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
         for name in names.split()
     ),
 )
-#: Lines that begin a start-up: what an earlier one in the same file said is over.
+#: Lines that begin a start-up, and end an earlier one in the same file.
 _BEGIN = ("vLLM API server version", "non-default args: ")
 _REFUSALS = (
     "No available memory for the cache blocks",
@@ -96,9 +96,9 @@ _REFUSALS = (
     "less than requested memory for kv",  # on a CPU, cpu_worker.py
     "out of memory",
 )
-#: What vLLM says when the size of the cache was given to it: then what is left was not measured.
+#: What vLLM prints when the user gave the size of the cache; it then does not measure what is left.
 _GIVEN = ("as specified by kv_cache_memory_bytes", "Explicitly set (")
-GIVEN = "the cache of this start was given (--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE), not what was left"
+GIVEN = "the size of this cache was given (--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE), not measured"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|EngineCore_DP\d)[^)]*\)")
 _GIB_FIELDS = frozenset(
@@ -138,8 +138,8 @@ class StartupLog:
 def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLog:
     """What a start-up log says about memory.
 
-    ``model`` is the model that the log should be of, or the names that it goes by. Raises InputError when the text is
-    no start-up log of vLLM, when it breaks off before the cache was made, or when it is of another model.
+    ``model`` is the expected model, or all names of it. Raises InputError when the text is not a start-up log of vLLM,
+    when it ends before the cache was made, or when it is of another model.
     """
     by_rank: dict[str, dict[str, float]] = defaultdict(dict)
     settings: dict[str, str] = {}
@@ -180,14 +180,14 @@ def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[s
 def _check_complete(values: dict[str, list[float]], refusal: str | None) -> None:
     if not values and refusal is None:
         raise InputError(
-            "no line of a vLLM start-up in this log",
+            "this log has no line of a vLLM start-up",
             hint="give the server's output from its start, at log level INFO",
         )
     has_cache = values.keys() & {"available", "tokens", "blocks"}
     if not has_cache and refusal is None:
         raise InputError(
-            f"the log breaks off before the KV cache was made; it has: {', '.join(sorted(values))}",
-            hint="wait for 'Application startup complete' before the log is copied",
+            f"the log ends before the KV cache was made; it has: {', '.join(sorted(values))}",
+            hint="copy the log after 'Application startup complete'",
         )
 
 

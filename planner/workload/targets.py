@@ -1,4 +1,4 @@
-"""Latency targets (service level objectives): a metric, a limit, and the statistic that must keep it.
+"""Latency targets (service level objectives): a metric, a limit, and the statistic that must not exceed it.
 
 >>> str(Slo("ttft", 2000, 99))
 'p99 TTFT of 2,000 ms'
@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.workload.metrics import LATENCIES, Latency
 
 DEFAULT_PERCENTILE = 99.0
-#: Runs were published with means, medians and 99th percentiles; below this a percentile takes the median's interval.
+#: Published runs give means, medians and 99th percentiles. A percentile below this takes the median's interval.
 UPPER_TAIL = 75.0
 
 
@@ -41,7 +41,7 @@ class Slo:
             )
         if self.percentile is not None and not 0 < self.percentile <= 100:
             raise InputError(
-                f"--percentile {self.percentile:g} lies outside (0, 100]",
+                f"--percentile must lie in (0, 100], got {self.percentile:g}",
                 hint="for example 99, 95 or mean",
             )
 
@@ -52,7 +52,7 @@ class Slo:
 
     @property
     def key(self) -> str:
-        """What the result file of ``vllm bench serve`` calls it."""
+        """Its name in the result file of ``vllm bench serve``."""
         return f"{self.statistic}_{self.metric}_ms"
 
     @property
@@ -82,7 +82,7 @@ def parse_percentile(text: str) -> float | None:
 def parse_slos(limits_ms: Mapping[str, float | None], percentile: str = "99") -> tuple[Slo, ...]:
     """The targets that are given, all at one percentile, in the order of ``LATENCIES``.
 
-    Raises InputError for what is no target, and where a percentile does not parse.
+    Raises InputError for an unknown target, and for a percentile that is not a number.
     """
     at = parse_percentile(percentile)
     for name in limits_ms:
@@ -93,12 +93,12 @@ def parse_slos(limits_ms: Mapping[str, float | None], percentile: str = "99") ->
 
 
 def refuse_gaps_of_one_token(slos: Sequence[Slo], output_len: int) -> None:
-    """Raises InputError for a target on what lies between tokens where no answer has two of them."""
+    """Raise InputError for a target on the time between tokens where answers have one token."""
     between = next((slo for slo in slos if slo.metric in ("tpot", "itl")), None)
     if between and output_len == 1:
         raise InputError(
-            f"--{between.metric} has nothing to hold: answers have one token",
-            hint="leave it out, or ask for two output tokens or more",
+            f"--{between.metric} needs answers of at least two tokens: these have one",
+            hint="leave it out, or ask for more output tokens",
         )
 
 

@@ -11,9 +11,9 @@ BurstGPT                   Timestamp, Request tokens, Response tokens        sec
 Mooncake                   timestamp, input_length, output_length            milliseconds
 =========================  ================================================  ===================================
 
-A million rows pass through a buffer of bounded size: rows out of order are sorted within it, and the busiest stretch
-of ``STRETCH`` requests in a row (most tokens per second) is kept, which is what a plan has to carry. Nothing is
-guessed: a row that lacks a number, or has one that cannot be, is refused with its line number.
+A million rows pass through a buffer of bounded size, which sorts rows that are out of order. What is kept is the
+busiest stretch of ``STRETCH`` requests in a row (most tokens per second): a plan has to carry that. A row that lacks a
+number, or has an impossible one, is refused with its line number.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from planner.errors import InputError
 from planner.workload.requests import Requests
 
 STRETCH = 20_000  #: requests in a row that are kept
-REORDERED = 65_536  #: rows that wait until nothing earlier can come; what is later than that is refused
-#: A pause is worth a word when it is so many times the mean gap, and at least so long.
+REORDERED = 65_536  #: rows of the sorting buffer; a row that is out of order by more is refused
+#: A gap is a pause, and gets a note, when it is this many times the mean gap and at least this long.
 PAUSE, PAUSE_S = 100, 60.0
-#: A pause ends a stretch where what stands before or after it is long enough for a 99th percentile.
-LEAST_STRETCH = 200
-MOST_TOK = 100_000_000  #: of one request; more is a slip
+LEAST_STRETCH = 200  #: requests between two pauses that are enough for a 99th percentile
+MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
 
 _HINT = "columns: arrival_s,input_len,output_len, as CSV with a heading or as JSON objects line by line"
 
@@ -66,7 +65,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Trace:
-    """What a file of requests says."""
+    """The load in a file of requests."""
 
     path: str
     sha256: str
@@ -103,7 +102,7 @@ _Row = tuple[float, int, int, int]
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a file in one pass. Raises InputError, naming the line, for what is no trace."""
+    """Read a file in one pass. Raises InputError, with the line number, for anything that is not a trace."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -239,7 +238,7 @@ def _in_order(rows: Iterator[_Row], seen: _Summary, path: str) -> Iterator[_Row]
 
 
 class _Summary:
-    """What remains of a trace when its rows have passed."""
+    """Sums over the rows of a trace, and its busiest stretch."""
 
     def __init__(self) -> None:
         self.rows = self.input_tok = self.output_tok = self.longest_tok = 0
@@ -276,12 +275,12 @@ class _Summary:
         if len(self.window) == STRETCH:
             span_s = arrival_s - self.window[0][0]
             tok_per_s = self.window_tok / span_s if span_s > 0 else float("inf")
-            # copying a stretch costs as much as reading one, so a hardly busier one is let go
+            # copying a stretch costs as much as reading one: skip those that are hardly busier
             if tok_per_s > 1.01 * self.busiest_tok_per_s:
                 self.busiest, self.busiest_tok_per_s = list(self.window), tok_per_s
 
     def trace(self, path: str, sha256: str) -> Trace:
-        """The trace, once all rows are in. Raises InputError where they make no load."""
+        """The trace, after the last row. Raises InputError for rows that make no load."""
         import numpy as np
 
         rows = _between_pauses(self.busiest or list(self.window))
@@ -317,7 +316,7 @@ class _Summary:
 
 
 def _between_pauses(rows: list[_Row]) -> list[_Row]:
-    """The busiest of the parts that long pauses cut ``rows`` into: a load is not what comes on average over a night."""
+    """The busiest part between two long pauses, so that a quiet night does not lower the rate."""
     span_s = rows[-1][0] - rows[0][0] if rows else 0.0
     least_s = max(PAUSE_S, PAUSE * span_s / max(len(rows), 1))
     cuts = [at for at in range(1, len(rows)) if rows[at][0] - rows[at - 1][0] >= least_s]

@@ -90,7 +90,7 @@ def test_a_refused_start_is_read_with_its_reason() -> None:
 
 
 def test_a_log_that_breaks_off_is_refused_with_what_it_has() -> None:
-    with pytest.raises(InputError, match="breaks off before the KV cache was made; it has: weights"):
+    with pytest.raises(InputError, match="ends before the KV cache was made; it has: weights"):
         read_startup_log("Model loading took 14.99 GiB and 3.5 seconds")
 
 

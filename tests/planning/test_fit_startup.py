@@ -208,7 +208,7 @@ def test_what_is_kept_has_the_format_of_our_own(log: Callable[[str], str]) -> No
         (
             SUM_ONLY.partition("Available")[0],
             ("Qwen/Qwen3-4B", "--gpu", "h100"),
-            "breaks off before the KV cache was made",
+            "ends before the KV cache was made",
         ),
         ("hello", ("Qwen/Qwen3-4B", "--gpu", "h100"), "no line of a vLLM start-up"),
         (ALL_PARTS, (BIG, "--gpu", "h100"), "the log is of a GPU with 95.01 GiB, not 79.18 GiB"),

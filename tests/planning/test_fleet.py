@@ -394,7 +394,7 @@ def test_no_fleet_is_an_honest_no() -> None:
         (("--request-rate", "1", "--stock", "h100=x"), "--stock 'h100=x' is not GPU=N"),
         (("--request-rate", "1", "--price", "h100=-2"), "--price 'h100=-2' is not GPU=USD"),
         (("--request-rate", "1", "--kv-transfer-gb-per-s", "5"), "--kv-transfer-gb-per-s has nothing to go with"),
-        (("--class", "a=1:9:1", "--tpot", "50"), "--tpot has nothing to hold: answers have one token"),
+        (("--class", "a=1:9:1", "--tpot", "50"), "--tpot needs answers of at least two tokens"),
         (("--request-rate", "1", "--ttft", "-5"), "--ttft -5 is not a target in ms"),
         (("--trace", "nowhere.csv"), "--trace nowhere.csv"),
         (("--request-rate", "1", "--input-len", "200000"), "--input-len 200000"),

@@ -408,7 +408,7 @@ WRONG = {
     "percentile of words": ((*TARGETS, "--percentile", "high"), "--percentile 'high'"),
     "percentile without target": (("--percentile", "99"), "--percentile has no target"),
     "the better end of nothing": (("--optimistic",), "--optimistic has no target"),
-    "gaps of one token": (("--tpot", "20", "--output-len", "1"), "--tpot has nothing to hold"),
+    "gaps of one token": (("--tpot", "20", "--output-len", "1"), "--tpot needs answers of at least two tokens"),
     "no requests": ((*TARGETS, "--request-rate", "0"), "--request-rate must be a positive"),
     "endless requests": ((*TARGETS, "--request-rate", "inf"), "--request-rate must be a positive"),
     "two loads": ((*TARGETS, "--request-rate", "5", "--max-concurrency", "5"), "--request-rate and --max-concurrency"),
