@@ -26,7 +26,7 @@ from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out_intervals, l
 from planner.evidence.observe import Observed, combinations, observe
 from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, read_runs
 from planner.evidence.terms import Terms
-from planner.timing.fits import Calibration, Familiarity, to_text
+from planner.timing.fits import Calibration, Proximity, to_text
 
 LARGE = ("mi300x", "mi325x", "mi355x", "h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb")
 #: Median error and share within 20 %, with groups left out.
@@ -44,7 +44,7 @@ AIMS = {
 }
 #: GPUs with fewer figures than this have no coverage of their own.
 LEAST_FIGURES = 50
-SECTIONS: dict[Familiarity, str] = {"combination": "Groups left out", "setting": "Single runs left out"}
+SECTIONS: dict[Proximity, str] = {"combination": "Groups left out", "setting": "Single runs left out"}
 HOPPER_AND_BLACKWELL = ("h100-sxm", "h200-sxm", "b200-sxm")
 
 
@@ -86,13 +86,13 @@ def table(
         )
 
 
-def coverage(terms: Terms, errors: np.ndarray, familiarity: Familiarity) -> Iterator[str]:
+def coverage(terms: Terms, errors: np.ndarray, proximity: Proximity) -> Iterator[str]:
     """Share of measurements inside their intervals, and the median of highest over lowest, by GPU."""
     found: dict[str, list[tuple[bool, float]]] = defaultdict(list)
-    bounds = held_out_intervals(terms, errors, familiarity)
+    bounds = held_out_intervals(terms, errors, proximity)
     for run, metric, error, (lo, hi) in zip(terms.metric_run, terms.metric_names, errors, bounds, strict=True):
         ratio = float(np.exp(error if metric == "output_throughput" else -error))
-        for name in ("all", terms.observed[run].circumstances["gpu"]):
+        for name in ("all", terms.observed[run].covariates["gpu"]):
             found[name].append((lo <= ratio <= hi, hi / lo))
     yield "| GPU | figures | inside the 90 % interval | median width (highest / lowest) |"
     yield "| --- | --- | --- | --- |"
@@ -133,7 +133,7 @@ def main() -> None:
 
 def report(
     without: LeaveOut,
-    errors: Mapping[Familiarity, np.ndarray],
+    errors: Mapping[Proximity, np.ndarray],
     refused: Sequence[tuple[MeasuredRun, str]],
     runs: dict[str, MeasuredRun],
 ) -> Iterator[str]:
@@ -148,12 +148,12 @@ def report(
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
     yield "A fit without a group is one step from the fit to everything (`planner/evidence/leave_out.py`)."
     yield "Every run is replayed with the fit that did not see it (`replayed_errors` in the same module)."
-    for familiarity, title in SECTIONS.items():
-        yield from ("", f"## {title}", "", *table(terms.observed, runs, terms, errors[familiarity]))
-        yield from ("", *coverage(terms, errors[familiarity], familiarity))
+    for proximity, title in SECTIONS.items():
+        yield from ("", f"## {title}", "", *table(terms.observed, runs, terms, errors[proximity]))
+        yield from ("", *coverage(terms, errors[proximity], proximity))
 
 
-def write(without: LeaveOut, errors: Mapping[Familiarity, np.ndarray], source: Path, folder: Path) -> None:
+def write(without: LeaveOut, errors: Mapping[Proximity, np.ndarray], source: Path, folder: Path) -> None:
     """Fit to everything, and find the intervals for each of ``LEFT_OUT``."""
     observed = without.problem.terms.observed
     found, median_error = spreads(without.problem.terms, errors)

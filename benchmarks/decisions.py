@@ -99,9 +99,9 @@ def _option(one: Observed, run: MeasuredRun, error: dict[str, float]) -> Option 
 def _upper_end(one: Observed, metric: str) -> float:
     """Of the interval that a user would see whose setting nobody had measured."""
     calibration = load_calibration()
-    here = Combination(**{key: one.circumstances[key] for key in Combination.model_fields})
+    here = Combination(**{key: one.covariates[key] for key in Combination.model_fields})
     others = tuple(c for c in calibration.combinations if c != here)
-    bounds = calibration.model_copy(update={"combinations": others}).interval(metric, one.circumstances)
+    bounds = calibration.model_copy(update={"combinations": others}).interval(metric, one.covariates)
     return bounds[1] if bounds else 1.0
 
 

@@ -20,8 +20,9 @@ import numpy as np
 from planner.engine import parse_version
 from planner.errors import InputError
 from planner.evidence.bench_result import EXACT
+from planner.evidence.effects import load_structure
 from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
-from planner.evidence.fitting import SIGMA, EfficiencyFit, FitProblem
+from planner.evidence.fitting import EfficiencyFit, FitProblem
 from planner.evidence.folder import MeasuredPlan
 from planner.evidence.local_factors import MEANINGS, Factor, Miss, factors_of, local_spreads, problem_of, solve
 from planner.evidence.observe import observe
@@ -238,7 +239,7 @@ def _left_out(runs: Sequence[MeasuredRun], problem: FitProblem) -> tuple[tuple[E
         for place in np.flatnonzero(fold == number).tolist():
             one = evaluate_run(runs[place], local)
             found[one.run.run_id] = one
-            held = problem.terms.observed[place].circumstances
+            held = problem.terms.observed[place].covariates
             misses += [(held, name, figure.measured / figure.predicted) for name, figure in one.figures.items()]
     return tuple(found[run.run_id] for run in runs), misses
 
@@ -258,7 +259,7 @@ def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
 
 def figures_of(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
     """All figures of a metric; without a name, those of all metrics that fits use."""
-    wanted = SIGMA if metric is None else (metric,)
+    wanted = load_structure().sigma if metric is None else (metric,)
     return [figure for one in evaluated for name, figure in one.figures.items() if name in wanted]
 
 

@@ -1,115 +1,49 @@
-"""The lines of the random-effects model: what may differ, between which circumstances, and by how much."""
+"""Which covariates change which efficiencies: a random-effects model on the logarithm.
+
+The value of an efficiency for one run is its prior, times one factor for each line of ``Structure`` that targets it.
+All runs with the same covariates share the factor, and it is drawn towards 1 with the standard deviation of the line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.evidence.observe import Floats, Observed
+from planner.resources import data_dir
 from planner.timing import PARAMETERS, Effect, load_priors, prior_values, targets
 
 Scope = tuple[str, ...]
 StructureLine = tuple[str, Scope, float]
-
-#: (target, circumstances, standard deviation of the logarithm). ``efficiency.circumstances`` explains the words; a
-#: target is a parameter, or a part of the names of several.
-STRUCTURE: tuple[StructureLine, ...] = (
-    ("slowdown", ("era", "architecture"), 0.12),
-    ("slowdown", ("kind", "era", "platform"), 0.03),
-    ("slowdown", ("tp", "platform"), 0.07),
-    ("slowdown", ("gpu", "shape"), 0.035),
-    ("slowdown", ("gpu", "shape", "weights", "tp"), 0.072),
-    ("slowdown", ("gpu", "era", "release"), 0.029),
-    ("slowdown", ("shape", "weights"), 0.049),
-    ("slowdown", ("weights", "architecture", "era"), 0.048),
-    ("slowdown", ("attention", "era", "platform"), 0.029),
-    ("slowdown", ("shape", "era", "platform"), 0.018),
-    ("slowdown", ("gpu", "shape", "weights", "tp", "release"), 0.018),
-    ("launch", ("architecture",), 0.072),
-    ("launch", ("gpu",), 0.024),
-    ("launch", ("era", "platform"), 0.59),
-    ("launch", ("release", "platform"), 0.06),
-    ("launch", ("attention",), 0.1),
-    ("launch", ("shape",), 0.1),
-    ("launch", ("shape", "architecture", "era"), 0.19),
-    ("expert_launch_s", ("architecture",), 0.15),
-    ("expert_launch_s", ("weights",), 0.15),
-    ("expert_launch_s", ("weights", "architecture"), 0.09),
-    ("expert_launch_s", ("weights", "architecture", "era"), 0.05),
-    ("expert_launch_s", ("shape",), 0.03),
-    ("expert_each_s", ("architecture",), 0.35),
-    ("expert_each_s", ("era", "platform"), 0.33),
-    ("attention_launch_s", ("attention",), 0.1),
-    ("attention_launch_s", ("attention", "architecture", "era"), 0.25),
-    ("weight_bandwidth", ("architecture",), 0.08),
-    ("weight_bandwidth", ("gpu",), 0.018),
-    ("weight_bandwidth", ("weights", "architecture"), 0.06),
-    ("weight_bandwidth", ("weights",), 0.06),
-    ("expert_bandwidth", ("architecture",), 0.12),
-    ("expert_bandwidth", ("weights",), 0.22),
-    ("expert_bandwidth", ("weights", "architecture"), 0.4),
-    ("expert_bandwidth", ("shape",), 0.048),
-    ("kv_bandwidth", ("architecture",), 0.32),
-    ("kv_bandwidth", ("attention",), 0.09),
-    ("kv_bandwidth", ("attention", "architecture", "era"), 0.15),
-    ("kv_bandwidth", ("gpu",), 0.048),
-    ("bandwidth", ("shape", "architecture", "era"), 0.022),
-    ("gemm_flop", ("architecture",), 0.25),
-    ("gemm_flop", ("gpu",), 0.21),
-    ("gemm_flop", ("era", "platform"), 0.19),
-    ("gemm_flop", ("weights", "architecture"), 0.15),
-    ("gemm_flop", ("weights",), 0.03),
-    ("gemm_flop", ("shape",), 0.31),
-    ("gemm_flop", ("release", "platform"), 0.03),
-    ("expert_flop", ("architecture",), 0.09),
-    ("expert_flop", ("weights",), 0.32),
-    ("expert_flop", ("weights", "architecture"), 0.31),
-    ("expert_flop", ("weights", "architecture", "era"), 0.77),
-    ("expert_flop", ("shape",), 0.74),
-    ("attention_flop", ("architecture",), 0.069),
-    ("attention_flop", ("era", "platform"), 0.87),
-    ("attention_flop", ("attention",), 0.15),
-    ("attention_flop", ("attention", "architecture", "era"), 0.36),
-    ("attention_flop", ("shape",), 0.1),
-    ("attention_flop", ("gpu",), 0.03),
-    ("decode_attention_flop", ("architecture",), 0.25),
-    ("_flop", ("shape", "architecture", "era"), 0.11),
-    ("collective_s", ("architecture",), 0.08),
-    ("collective_s", ("links", "tp"), 0.58),
-    ("collective_s", ("gpu",), 0.1),
-    ("collective_s", ("era", "platform"), 0.2),
-    ("collective_s", ("gpu", "tp"), 0.03),
-    ("link_share", ("gpu",), 0.13),
-    ("host", ("gpu",), 0.12),
-    ("host_step_s", ("era", "platform"), 0.8),
-    ("host_step_s", ("release", "platform"), 0.09),
-    ("host_seq_s", ("era", "platform"), 0.5),
-    ("host_seq_s", ("release", "platform"), 0.2),
-    ("host_seq_s", ("shape",), 0.077),
-    ("host_seq_s", ("gpu",), 0.03),
-    ("request_s", ("release", "platform"), 1.0),
-    ("frontend_s", ("release", "platform"), 1.0),
-    ("frontend_s", ("shape",), 1.0),
-    ("frontend_s", ("release", "platform", "shape"), 0.03),
-    ("coverage_exponent", ("shape",), 0.048),
-)
-
-
-# --- Which circumstances may change which efficiencies, and by how much before any run has said so
-#
-# A random-effects model on the logarithm: the value of a parameter for one run is its prior times one factor for each
-# line of ``STRUCTURE`` that targets it, shared by all runs in the same circumstance and drawn towards 1 with the line's
-# standard deviation. The deviations were chosen by leaving out groups of runs, and single runs, of those that we ship.
-
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
+@dataclass(frozen=True)
+class Structure:
+    """What may differ between runs, and how far runs scatter: ``hardware/calibration/structure.toml``."""
+
+    lines: tuple[StructureLine, ...]  #: target, covariates, standard deviation of the logarithm
+    sigma: Mapping[str, float]  #: scatter of the logarithm of each metric that is fitted to
+    group_sd: float  #: of what all runs of one group share
+
+
+@cache
+def load_structure() -> Structure:
+    """The structure that our fits have."""
+    path = data_dir("hardware") / "calibration" / "structure.toml"
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    lines = tuple((target, tuple(scope), sd) for target, scope, sd in content["lines"])
+    return Structure(lines, content["sigma"], content["group"]["sd"])
+
+
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One factor: what it multiplies, under which circumstance, and what is believed of its logarithm."""
+class ScopedFactor:
+    """One factor: what it multiplies, for which covariates, and what is believed of its logarithm."""
 
     target: str
     when: dict[str, str]
@@ -119,9 +53,9 @@ class Part:
 
 @dataclass(frozen=True)
 class DesignColumn:
-    """Factors that multiply the same parameters of the same runs, which no run can tell apart: fitted as one."""
+    """Factors on the same efficiencies of the same runs. No run tells them apart, so they are fitted as one."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ScopedFactor, ...]
     powers: tuple[int, ...]  #: of the factor, for each parameter
     runs: NDArray[np.bool_]
 
@@ -135,32 +69,33 @@ class DesignColumn:
         """Of the logarithm of all parts together."""
         return sum(part.mean for part in self.parts)
 
-    def split(self, log_factor: float) -> Iterator[tuple[Part, float]]:
+    def split(self, log_factor: float) -> Iterator[tuple[ScopedFactor, float]]:
         """Each part with its share of what was fitted: in proportion to its variance, as Bayes has it."""
         moved = log_factor - self.mean
         return ((part, part.mean + moved * part.sd**2 / self.variance) for part in self.parts)
 
 
 class Design:
-    """All factors of a fit to ``observed``, and how they make up the efficiencies of each run."""
+    """All factors of a fit to ``observed``, and the efficiencies of each run that they make up."""
 
     def __init__(
         self,
         observed: Sequence[Observed],
-        structure: Sequence[StructureLine] = STRUCTURE,
+        structure: Sequence[StructureLine] | None = None,
         base: Sequence[Effect] = (),
         *,
         start: Floats | None = None,
     ) -> None:
-        """``base``: factors of an earlier fit, which this one starts from and is drawn towards.
+        """``structure``: by default ours. ``base``: factors of an earlier fit, which this one is drawn towards.
 
         ``start``: logarithm of the efficiencies of each run, (runs, parameters), that the factors of ``structure``
-        multiply. By default the priors, which have a factor of their own each.
+        multiply. By default the priors, each with a factor of its own.
         """
         self.observed = observed
         self.start: Floats = np.log([list(_priors(one)) for one in observed]) if start is None else start
         self._known = {_key(effect.target, effect.when): effect for effect in base}
-        self.columns = _merged([*(self._global() if start is None else ()), *self._scoped(structure)])
+        lines = load_structure().lines if structure is None else structure
+        self.columns = _merged([*(self._global() if start is None else ()), *self._scoped(lines)])
         self.sd: Floats = np.array([column.variance**0.5 for column in self.columns])
         self.mean: Floats = np.array([column.mean for column in self.columns])
         self._by_parameter = [
@@ -177,7 +112,7 @@ class Design:
 
     def _scoped(self, structure: Sequence[StructureLine]) -> Iterator[DesignColumn]:
         for target, scope, sd in structure:
-            found = [tuple(one.circumstances[key] for key in scope) for one in self.observed]
+            found = [tuple(one.covariates[key] for key in scope) for one in self.observed]
             for values in dict.fromkeys(found):
                 members = np.array([value == values for value in found])
                 yield self._column(target, dict(zip(scope, values, strict=True)), members, sd)
@@ -187,7 +122,7 @@ class Design:
         powers = tuple(changed.get(name, 0) for name in PARAMETERS)
         before = self._known.get(_key(target, when))
         mean = float(np.log(before.factor)) if before else 0.0
-        return DesignColumn((Part(target, when, before.sd if before else sd, mean),), powers, runs)
+        return DesignColumn((ScopedFactor(target, when, before.sd if before else sd, mean),), powers, runs)
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""
@@ -214,7 +149,7 @@ def _key(target: str, when: dict[str, str]) -> Key:
 
 
 def _merged(columns: Sequence[DesignColumn]) -> list[DesignColumn]:
-    """Columns that no run can tell apart become one."""
+    """Columns that no run tells apart become one."""
     found: dict[tuple[tuple[int, ...], bytes], DesignColumn] = {}
     for column in columns:
         key = column.powers, column.runs.tobytes()

@@ -5,10 +5,10 @@
     minimise   sum over metrics of w^2 rho((log predicted + u(group) - log measured) / sigma(metric))
              + sum over factors of ((factor - mean) / sd)^2  +  sum over groups of (u / sd of a group)^2
 
-with rho(r) = 2 (sqrt(1 + r^2) - 1), quadratic near 0 and linear beyond, so that a wrong row pulls like a line and not
-like a parabola. ``u`` is what all runs of one group share and nobody can know beforehand (a build, a driver, a
-machine); it is fitted so that a group of fifty runs does not count as fifty witnesses, and then thrown away. ``w``
-shares the weight of a run between its metrics.
+with rho(r) = 2 (sqrt(1 + r^2) - 1), which is quadratic near 0 and linear beyond, so that a wrong row pulls little.
+``u`` is what all runs of one group share beyond the covariates (a build, a driver, a machine). It is fitted so that
+fifty runs of one group do not count as fifty independent ones, and then dropped. ``w`` shares the weight of a run
+between its metrics.
 """
 
 from __future__ import annotations
@@ -21,19 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from planner.evidence.effects import STRUCTURE, Design, StructureLine
+from planner.evidence.effects import Design, StructureLine, load_structure
 from planner.evidence.observe import Floats, Observed
 from planner.evidence.terms import Terms
 from planner.timing import Effect
 
-#: Scatter of a metric's logarithm between runs of one group, from repeated runs and published repetitions.
-SIGMA = {
-    "avg_latency_s": 0.05, "output_throughput": 0.08, "mean_tpot_ms": 0.08, "median_tpot_ms": 0.10,
-    "mean_e2el_ms": 0.10, "mean_ttft_ms": 0.25, "median_ttft_ms": 0.30,
-}  # fmt: skip
-GROUP_SD = 0.02
 LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
-#: Factors that stayed closer to 1 than this are not written down.
+#: Factors whose logarithm is smaller are not written to a file.
 NEGLIGIBLE = 0.004
 
 
@@ -47,14 +41,14 @@ class EfficiencyFit:
     cost: float
 
     def effects(self) -> tuple[Effect, ...]:
-        """The factors that differ from 1, as they are written to a file."""
+        """The factors that differ from 1, as a file holds them."""
         found = []
         for column, log_factor, sd in zip(self.design.columns, self.factors.tolist(), self.sd.tolist(), strict=True):
             rows = int(column.runs.sum())
             for part, part_log in column.split(log_factor):
                 if abs(part_log) < NEGLIGIBLE:
                     continue
-                unseen = max(part.sd**2 - part.sd**4 / column.variance, 0.0)  # what its column cannot tell of it
+                unseen = max(part.sd**2 - part.sd**4 / column.variance, 0.0)  # what its column does not determine
                 part_sd = (unseen + (sd * part.sd**2 / column.variance) ** 2) ** 0.5
                 factor = round(float(np.exp(part_log)), 4)
                 found.append(Effect(target=part.target, when=part.when, factor=factor, sd=round(part_sd, 3), rows=rows))
@@ -63,27 +57,29 @@ class EfficiencyFit:
 
 def fit_efficiencies(
     observed: Sequence[Observed],
-    structure: Sequence[StructureLine] = STRUCTURE,
+    structure: Sequence[StructureLine] | None = None,
     base: Sequence[Effect] = (),
     *,
     iterations: int = 15,
 ) -> EfficiencyFit:
-    """Fit the factors of ``structure`` to ``observed``, starting from the fit ``base``."""
+    """Fit the factors of ``structure``, by default ours, to ``observed``, starting from the fit ``base``."""
     problem = FitProblem(Terms(observed), Design(observed, structure, base))
     return problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), iterations=iterations)
 
 
 class FitProblem:
-    """One set of runs and factors, to be solved for all runs or for some of them."""
+    """Runs and factors: a fit to all of the runs, or to some."""
 
     def __init__(self, terms: Terms, design: Design) -> None:
         self.terms, self.design = terms, design
-        self.sigma: Floats = np.array([SIGMA.get(name, np.nan) for name in terms.metric_names])
+        structure = load_structure()
+        self.sigma: Floats = np.array([structure.sigma.get(name, np.nan) for name in terms.metric_names])
+        self.group_sd = structure.group_sd
 
     def solve(
         self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 15, uncertain: bool = True
     ) -> EfficiencyFit:
-        """Fit to the metrics that are ``used`` and known to ``SIGMA``."""
+        """Fit to the metrics that are ``used`` and have a sigma."""
         rows = np.flatnonzero(used & np.isfinite(self.sigma))
         state = _State(self, rows, self.design.mean.copy() if start is None else start)
         for _ in range(iterations):
@@ -100,7 +96,7 @@ class FitProblem:
 
 
 class _State:
-    """Where the iteration stands."""
+    """The current point of the iteration."""
 
     def __init__(self, problem: FitProblem, rows: NDArray[np.int64], factors: Floats) -> None:
         self.problem, self.rows = problem, rows
@@ -122,7 +118,7 @@ class _State:
         measured = problem.terms.log_measured[self.rows]
         residual = (predicted[self.rows] + offsets[self.group] - measured) / self.sigma
         loss = (self.weight**2 * 2 * (np.sqrt(1 + residual**2) - 1)).sum()
-        drawn = (((factors - design.mean) / design.sd) ** 2).sum() + ((offsets / GROUP_SD) ** 2).sum()
+        drawn = (((factors - design.mean) / design.sd) ** 2).sum() + ((offsets / problem.group_sd) ** 2).sum()
         return float(loss + drawn), residual, derivative[self.rows]
 
     def _normal(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -135,12 +131,12 @@ class _State:
         residual = weight * self.residual
         block = jacobian.T @ jacobian + np.diag(design.sd**-2)
         gradient = jacobian.T @ residual + (self.factors - design.mean) / design.sd**2
-        group_block = (members**2).sum(0) + GROUP_SD**-2
-        group_gradient = members.T @ residual + self.offsets / GROUP_SD**2
+        group_block = (members**2).sum(0) + self.problem.group_sd**-2
+        group_gradient = members.T @ residual + self.offsets / self.problem.group_sd**2
         return block, jacobian.T @ members, group_block, gradient, group_gradient
 
     def improve(self) -> bool:
-        """One damped Gauss-Newton step; False when none makes the cost smaller."""
+        """One damped Gauss-Newton step; False where none lowers the cost."""
         block, cross, group_block, gradient, group_gradient = self._normal()
         for _ in range(6):
             damped = block + self.damping * np.diag(np.diag(block))

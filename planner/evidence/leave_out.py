@@ -5,8 +5,7 @@ moves it, to first order, by (Woodbury)::
 
     step = A^-1 J_R' (W_R^-1 - J_R A^-1 J_R')^-1 r_R            A = J' W J + prior, at the fit to everything
 
-so that hundreds of fits cost little more than one. Each is then evaluated exactly, on nothing but the runs that it did
-not see.
+so that hundreds of fits cost little more than one. Each is then evaluated exactly, on the runs that it did not see.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from planner.evidence.effects import STRUCTURE, Design, StructureLine
+from planner.evidence.effects import Design, StructureLine
 from planner.evidence.evaluation import Case, case_of, predict, resent
-from planner.evidence.fitting import GROUP_SD, EfficiencyFit, FitProblem
+from planner.evidence.fitting import EfficiencyFit, FitProblem
 from planner.evidence.observe import Floats, Observed
 from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
-from planner.timing import Calibration, Familiarity, Spread
+from planner.timing import Calibration, Proximity, Spread
 
-#: Rounds in which the weights of the robust loss and what a group's runs share are found together.
+#: Iterations that find the weights of the robust loss together with what the runs of a group share.
 ROUNDS = 3
 
 
@@ -46,10 +45,10 @@ class LeaveOut:
         self._solve(runs)
 
     def _solve(self, runs: NDArray[np.int64]) -> None:
-        """Weights of the rows, and the residuals that remain beside what the runs of each group share."""
+        """Weights of the rows, and their residuals without what the runs of each group share."""
         design, sigma = self.problem.design, self.problem.sigma[self.rows]
         groups = self._jacobian.shape[1] - len(design.sd)
-        prior = np.concatenate([design.sd**-2, np.full(groups, GROUP_SD**-2)])
+        prior = np.concatenate([design.sd**-2, np.full(groups, self.problem.group_sd**-2)])
         drawn = np.concatenate([prior[: len(design.sd)] * (self.factors - design.mean), np.zeros(groups)])
         per_run = Counter(runs.tolist())
         share = np.array([per_run[run] for run in runs.tolist()], dtype=np.float64)
@@ -71,7 +70,7 @@ class LeaveOut:
         return self.factors + step[: len(self.factors)]
 
     def fits(self, keys: Sequence[Hashable]) -> Iterator[tuple[list[int], EfficiencyFit]]:
-        """For each of ``keys``, one of each run: the numbers of its runs, and the fit that saw none of them."""
+        """For each key, of which every run has one: the numbers of its runs, and the fit without them."""
         members: dict[Hashable, list[int]] = defaultdict(list)
         for run, key in enumerate(keys):
             members[key].append(run)
@@ -81,7 +80,7 @@ class LeaveOut:
             yield runs, EfficiencyFit(self.problem.design, factors, np.zeros_like(factors), float("nan"))
 
     def errors(self, keys: Sequence[Hashable]) -> Floats:
-        """log(predicted / measured) of every metric, by a fit that saw no run with the same one of ``keys``."""
+        """log(predicted / measured) of every metric, by a fit without the runs of the same key."""
         terms, design = self.problem.terms, self.problem.design
         found = np.full(terms.num_metrics, np.nan)
         for runs, fitted in self.fits(keys):
@@ -101,97 +100,94 @@ def _members(problem: FitProblem, runs: NDArray[np.int64]) -> Floats:
     return members
 
 
-# --- How far off the fit is where it has not looked: errors of runs that were left out, and intervals from them
+# --- intervals from the errors of runs that were left out
 #
-# An interval must know how familiar a configuration is. So runs are left out in six ways, each of which leaves the
-# fit as familiar with them as the interval is for::
+# An interval depends on how near measured runs are. So runs are left out in six ways, one for each proximity::
 #
-#     setting       this model on this GPU in this version at this TP was measured, under another load
+#     setting       this model was measured on this GPU in this version at this TP, under another load
 #     combination   the GPU was measured with this model in this precision, in another version or at another TP
 #     parts         the GPU and the model were measured, but not together
 #     gpu           the GPU was measured, the model was not
-#     architecture  the GPU was not measured, but others of its architecture may have been
-#     nothing       no GPU of its architecture was
+#     architecture  the GPU was not measured, others of its architecture may have been
+#     nothing       no GPU of its architecture was measured
 
-COVERAGE = 0.90
-#: Runs of one group err alike, so that quantiles of some groups are too narrow for another one: taken as wide as this,
-#: intervals from other groups cover ``COVERAGE`` of a group (``benchmarks/accuracy.py`` measures it).
+#: Runs of one group err alike, so quantiles over some groups are too narrow for another one. With this band, intervals
+#: from other groups cover 90 % of a group (``benchmarks/accuracy.py`` measures it).
 BAND_OF_GROUPS = 0.95
-BAND_OF_RUNS = 0.92  #: likewise of single runs
-#: Fewer errors than this say nothing of their tails.
-LEAST_ROWS = 20
-#: Tails of few rows are luck: an interval is drawn towards that of the pool around it (GPUs that are linked alike, and
-#: then all runs) as if so many of those were in it.
+BAND_OF_RUNS = 0.92  #: the same for single runs
+LEAST_ROWS = 20  #: errors that tails are read off
+#: Rows of the pool around (GPUs with the same links, then all runs) that a pool is averaged with: few rows have random
+#: tails.
 DRAWN_ROWS = 50
-#: Circumstances in which errors are wide or narrow: the engine's era and whether there are experts, the GPU, how GPUs
-#: are linked. Of those that hold for a run, the mean of the logarithms is taken (``Calibration.interval``).
-SCOPES = (("era", "kind"), ("architecture", "gpu"), ("links", "platform"))
+#: Covariates that errors are pooled by: generation and experts, GPU, links. Of the pools of a run the mean of the
+#: logarithms counts (``Calibration.interval``).
+SCOPES = (("generation", "kind"), ("architecture", "gpu"), ("links", "platform"))
 Where = tuple[tuple[str, str], ...]
 Pools = dict[tuple[str, Where], NDArray[np.int64]]
 Bounds = tuple[float, float]
 
-#: What is left out together, for each familiarity.
-LEFT_OUT: dict[Familiarity, Callable[[Observed], Hashable]] = {
+#: What is left out together for each proximity.
+LEFT_OUT: dict[Proximity, Callable[[Observed], Hashable]] = {
     "setting": lambda one: one.run_id,
     "combination": lambda one: one.group,
-    "parts": lambda one: (one.circumstances["gpu"], one.circumstances["shape"]),
-    "gpu": lambda one: one.circumstances["shape"],
-    "architecture": lambda one: one.circumstances["gpu"],
-    "nothing": lambda one: one.circumstances["architecture"],
+    "parts": lambda one: (one.covariates["gpu"], one.covariates["shape"]),
+    "gpu": lambda one: one.covariates["shape"],
+    "architecture": lambda one: one.covariates["gpu"],
+    "nothing": lambda one: one.covariates["architecture"],
 }
 
 
 def cross_validate(
     observed: Sequence[Observed],
-    structure: Sequence[StructureLine] = STRUCTURE,
+    structure: Sequence[StructureLine] | None = None,
     left_out: Callable[[Observed], Hashable] = LEFT_OUT["combination"],
 ) -> Floats:
-    """log(predicted / measured) of every metric, each by a fit that saw no run of the same ``left_out`` group."""
+    """log(predicted / measured) of every metric, each by a fit without the runs of its ``left_out`` group."""
     return leave_out(observed, structure).errors([left_out(one) for one in observed])
 
 
-def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] = STRUCTURE) -> LeaveOut:
-    """The fit to everything, and from it those without some of the runs."""
+def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] | None = None) -> LeaveOut:
+    """The fit to all runs, and from it those without some of them."""
     problem = FitProblem(Terms(observed), Design(observed, structure))
     return LeaveOut(problem, problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), uncertain=False))
 
 
-def spreads(terms: Terms, errors_without: Mapping[Familiarity, Floats]) -> tuple[tuple[Spread, ...], dict[str, float]]:
-    """Intervals by metric, familiarity and ``SCOPES``; and the median error of each metric of a known combination.
+def spreads(terms: Terms, errors_without: Mapping[Proximity, Floats]) -> tuple[tuple[Spread, ...], dict[str, float]]:
+    """Intervals by metric, proximity and ``SCOPES``; and the median error of each metric at proximity "combination".
 
-    ``errors_without``: log(predicted / measured) of every metric of ``terms``, left out in each way.
+    ``errors_without``: log(predicted / measured) of every metric of ``terms`` for each proximity.
     """
     found: list[Spread] = []
     median_error: dict[str, float] = {}
-    for familiarity, errors in errors_without.items():
-        bands = Bands(terms, errors, familiarity)
+    for proximity, errors in errors_without.items():
+        bands = Bands(terms, errors, proximity)
         for (metric, when), members in bands.pools.items():
             if bounds := bands.bounds(metric, when):
                 low, high = bounds
                 lo, hi = round(min(exp(low), 1.0), 3), round(max(exp(high), 1.0), 3)
                 found.append(
-                    Spread(metric=metric, familiarity=familiarity, when=dict(when), rows=len(members), lo=lo, hi=hi)
+                    Spread(metric=metric, proximity=proximity, when=dict(when), rows=len(members), lo=lo, hi=hi)
                 )
-            if familiarity == "combination" and not when:
+            if proximity == "combination" and not when:
                 median_error[metric] = round(float(np.median(np.abs(np.expm1(errors[members])))), 4)
     return tuple(found), median_error
 
 
 class Bands:
-    """Bounds of the errors of each pool: its own tails, drawn towards those of the pool around it."""
+    """Bounds of the errors of each pool: its own tails, averaged with those of the pool around it."""
 
-    def __init__(self, terms: Terms, errors: Floats, familiarity: Familiarity) -> None:
-        self.errors, self.familiarity = errors, familiarity
+    def __init__(self, terms: Terms, errors: Floats, proximity: Proximity) -> None:
+        self.errors, self.proximity = errors, proximity
         self.pools = error_pools(terms)
         self.around = {key: _around(key, self.pools) for key in self.pools}
-        keys = [str(LEFT_OUT[familiarity](terms.observed[run])) for run in terms.metric_run.tolist()]
+        keys = [str(LEFT_OUT[proximity](terms.observed[run])) for run in terms.metric_run.tolist()]
         number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        #: number of what each metric is left out together with
+        #: number of the group that each metric is left out with
         self.group: NDArray[np.int64] = np.array([number[key] for key in keys])
         self._known: dict[tuple[str, Where, int], Bounds | None] = {}
 
     def bounds(self, metric: str, when: Where, unseen: int = -1) -> Bounds | None:
-        """Logarithms of measured / predicted, without the group ``unseen``; None where too few are left."""
+        """Logarithms of measured / predicted, without the group ``unseen``; None where too few rows are left."""
         key = (metric, when, unseen)
         if key not in self._known:
             self._known[key] = self._bounds(*key)
@@ -202,14 +198,14 @@ class Bands:
         members = members[self.group[members] != unseen]
         if len(members) < LEAST_ROWS:
             return None
-        own = tails(metric, self.errors[members], self.familiarity)
+        own = tails(metric, self.errors[members], self.proximity)
         around = self.around[metric, when]
         outer = None if around is None else self.bounds(metric, around, unseen)
         return drawn(own, len(members), outer) if outer else own
 
 
 def _around(key: tuple[str, Where], pools: Pools) -> Where | None:
-    """The smallest larger pool of the same metric that holds all of pool ``key``: GPUs linked alike, or all runs."""
+    """The smallest larger pool of the same metric that holds all of pool ``key``: the same links, or all runs."""
     metric, _ = key
     inside = frozenset(pools[key].tolist())
     larger = {
@@ -221,7 +217,7 @@ def _around(key: tuple[str, Where], pools: Pools) -> Where | None:
 
 
 def error_pools(terms: Terms) -> Pools:
-    """Which metrics are of one kind: of all runs, and of those in each circumstance of ``SCOPES``."""
+    """The numbers of each metric: of all runs, and of those with the same covariates of ``SCOPES``."""
     found: dict[tuple[str, Where], list[int]] = defaultdict(list)
     for number, (run, metric) in enumerate(zip(terms.metric_run.tolist(), terms.metric_names, strict=True)):
         for when in ((), *_places(terms.observed[run])):
@@ -230,12 +226,12 @@ def error_pools(terms: Terms) -> Pools:
 
 
 def _places(one: Observed) -> list[Where]:
-    return [tuple((key, one.circumstances[key]) for key in scope) for scope in SCOPES]
+    return [tuple((key, one.covariates[key]) for key in scope) for scope in SCOPES]
 
 
-def tails(metric: str, errors: Floats, familiarity: Familiarity) -> Bounds:
-    """Between which logarithms of measured / predicted measurements lie, from ``errors`` of ``metric``."""
-    band = BAND_OF_RUNS if familiarity == "setting" else BAND_OF_GROUPS
+def tails(metric: str, errors: Floats, proximity: Proximity) -> Bounds:
+    """The logarithms of measured / predicted that measurements lie between, from ``errors`` of ``metric``."""
+    band = BAND_OF_RUNS if proximity == "setting" else BAND_OF_GROUPS
     # a throughput was observed as a duration: its error has the other sign
     logs = errors if metric == "output_throughput" else -errors
     low, high = np.quantile(logs, [(1 - band) / 2, (1 + band) / 2]).tolist()
@@ -243,15 +239,15 @@ def tails(metric: str, errors: Floats, familiarity: Familiarity) -> Bounds:
 
 
 def drawn(own: Bounds, rows: int, around: Bounds) -> Bounds:
-    """``own`` bounds, of so many rows, drawn towards those of a larger pool."""
+    """``own`` bounds, of so many rows, averaged with those of a larger pool."""
     share = rows / (rows + DRAWN_ROWS)
     low, high = (share * mine + (1 - share) * other for mine, other in zip(own, around, strict=True))
     return low, high
 
 
-def held_out_intervals(terms: Terms, errors: Floats, familiarity: Familiarity) -> list[tuple[float, float]]:
-    """For each metric the interval that all runs but those left out with it give: (lo, hi) of measured / predicted."""
-    bands = Bands(terms, errors, familiarity)
+def held_out_intervals(terms: Terms, errors: Floats, proximity: Proximity) -> list[tuple[float, float]]:
+    """For each metric (lo, hi) of measured / predicted, from all runs but those left out with it."""
+    bands = Bands(terms, errors, proximity)
     found = []
     for run, metric, own in zip(terms.metric_run.tolist(), terms.metric_names, bands.group.tolist(), strict=True):
         everywhere = bands.bounds(metric, (), own)
@@ -264,19 +260,16 @@ def held_out_intervals(terms: Terms, errors: Floats, familiarity: Familiarity) -
     return found
 
 
-# --- How far off predictions are for runs that the fit did not see: each run replayed with the fits that are left
-#
-# ``calibration.leaveout`` finds those fits, and estimates their errors over the steps that the fit to everything took.
-# Here the queue follows the steps: a slower one fills it, and a load of so many requests per second stays what it is.
+# --- errors by replay: ``LeaveOut.errors`` keeps the steps of the fit to all runs, here the queue follows the new fit
 
-#: What stands for a metric in the runs that do not have it: ``observations`` takes the one for the other.
+#: What stands for a metric in runs that lack it, as in ``observe``.
 STANDS_IN = {"output_throughput": "total_token_throughput", "avg_latency_s": "output_throughput"}
 
 
 def replayed_errors(without: LeaveOut, runs: Iterable[MeasuredRun], left_out: Callable[[Observed], Hashable]) -> Floats:
-    """log(predicted / measured) of every metric, each by a fit that saw no run of the same ``left_out`` group.
+    """log(predicted / measured) of every metric, each by a fit without the runs of its ``left_out`` group.
 
-    Throughputs count as durations. ``runs`` are those that were observed, and maybe others.
+    Throughputs count as durations. ``runs`` holds at least those that were observed.
     """
     runs, terms = list(runs), without.problem.terms
     seen, by_id = resent(runs), {run.run_id: run for run in runs}

@@ -6,7 +6,7 @@
     this setting   GPU time of this model at this precision and TP on it, and prefill beside decode
 
 All are drawn towards 1. How strongly is a matter of how well the machine is known: the interval of TPOT in its
-circumstances says how far off the setting may be; one GPU of a kind differs from another by a few per cent; hosts and
+covariates says how far off the setting may be; one GPU of a kind differs from another by a few per cent; hosts and
 front ends differ by more. A machine of a kind that nobody measured, and every CPU, may be off by any factor.
 
 One run with TTFT, TPOT and throughput determines how slow its setting is, and a sum of prefill and front end. Another
@@ -83,7 +83,7 @@ class Factor:
 
 def problem_of(observed: Sequence[Observed], base: Calibration) -> FitProblem:
     """The fit of local factors on top of ``base``."""
-    values = [base.unbounded(one.circumstances, _priors(one)) for one in observed]
+    values = [base.unbounded(one.covariates, _priors(one)) for one in observed]
     start = np.log([[one[name] for name in PARAMETERS] for one in values])
     return FitProblem(Terms(observed), Design(observed, structure(observed, base), start=start))
 
@@ -101,7 +101,7 @@ def structure(observed: Sequence[Observed], base: Calibration) -> tuple[Structur
         ("slowdown", MACHINE, machine_sd),
         ("slowdown", SETTING, setting_sd),
         ("_flop", SETTING, CPU_PREFILL_SD if any_cpu else PREFILL_SD),
-        ("launch", (*MACHINE, "era"), LAUNCH_SD),
+        ("launch", (*MACHINE, "generation"), LAUNCH_SD),
         ("host", MACHINE, HOST_SD),
         ("request_s", MACHINE, CLIENT_SD),
         ("frontend_s", MACHINE, CLIENT_SD),
@@ -115,9 +115,9 @@ def _speed_sd(one: Observed, base: Calibration) -> tuple[float, float]:
     """How far off the GPU time of the machine, and of the setting on it, may be."""
     if one.profile.platform == "cpu":
         return CPU_SD, NEW_GPU_SETTING_SD
-    bounds = base.interval("mean_tpot_ms", one.circumstances)
+    bounds = base.interval("mean_tpot_ms", one.covariates)
     total = log(bounds[1] / bounds[0]) / DEVIATIONS_OF_90 if bounds else UNKNOWN_SD
-    if base.familiarity(one.circumstances) in ("architecture", "nothing"):
+    if base.proximity(one.covariates) in ("architecture", "nothing"):
         return max(total, SAME_GPU_SD), NEW_GPU_SETTING_SD
     return SAME_GPU_SD, sqrt(max(total**2 - SAME_GPU_SD**2, SAME_GPU_SD**2))
 
@@ -155,10 +155,10 @@ def factors_of(fitted: EfficiencyFit, before: Sequence[Effect]) -> Iterator[Fact
 LEAST_RUNS = 3
 #: 95th percentile of Student's t for 2, 3, ... 10 degrees of freedom; the last one stands for more.
 T_95 = (2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-#: Keys of the circumstances that make a setting, beside the partition, which has no measured combination.
+#: Keys of the covariates that make a setting, beside the partition, which has no measured combination.
 KEYS = tuple(Combination.model_fields)
 
-#: (circumstances, metric, measured / predicted) of a run that the fit did not see.
+#: (covariates, metric, measured / predicted) of a run that the fit did not see.
 Miss = tuple[Mapping[str, str], str, float]
 
 
@@ -166,9 +166,9 @@ def local_spreads(misses: Iterable[Miss], base: Calibration) -> tuple[tuple[Spre
     """Intervals of every setting with enough runs, and these settings."""
     by_setting: dict[Combination, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     held: dict[Combination, Mapping[str, str]] = {}
-    for circumstances, metric, ratio in misses:
-        setting = Combination(**{key: circumstances[key] for key in KEYS})
-        held[setting] = circumstances
+    for covariates, metric, ratio in misses:
+        setting = Combination(**{key: covariates[key] for key in KEYS})
+        held[setting] = covariates
         by_setting[setting][metric].append(ratio)
     covered = [s for s, found in by_setting.items() if max(map(len, found.values())) >= LEAST_RUNS]
     spreads = [spread for s in covered for spread in _spreads(s, held[s], by_setting[s], base)]
@@ -176,12 +176,12 @@ def local_spreads(misses: Iterable[Miss], base: Calibration) -> tuple[tuple[Spre
 
 
 def _spreads(
-    setting: Combination, circumstances: Mapping[str, str], ratios: Mapping[str, Sequence[float]], base: Calibration
+    setting: Combination, covariates: Mapping[str, str], ratios: Mapping[str, Sequence[float]], base: Calibration
 ) -> Iterator[Spread]:
     """For every metric: a metric that too few runs have keeps the width that it had."""
     known = base.model_copy(update={"combinations": (setting,)})
     for metric in dict.fromkeys(spread.metric for spread in base.spreads):
-        now, floor = base.interval(metric, circumstances), known.interval(metric, circumstances)
+        now, floor = base.interval(metric, covariates), known.interval(metric, covariates)
         found = ratios.get(metric, ())
         if now is None or floor is None:
             continue
@@ -189,8 +189,8 @@ def _spreads(
         if len(found) >= LEAST_RUNS:
             low, high = _student([log(ratio) for ratio in found])
             lo, hi = min(floor[0], low), max(floor[1], high)
-        when = {**setting.model_dump(), "partition": circumstances.get("partition", "")}
-        yield Spread(metric=metric, familiarity="setting", when=when, lo=round(lo, 3), hi=round(hi, 3), rows=len(found))
+        when = {**setting.model_dump(), "partition": covariates.get("partition", "")}
+        yield Spread(metric=metric, proximity="setting", when=when, lo=round(lo, 3), hi=round(hi, 3), rows=len(found))
 
 
 def _student(logs: Sequence[float]) -> tuple[float, float]:

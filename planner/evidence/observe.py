@@ -47,37 +47,35 @@ class Observed:
     model: Model
     profile: GpuProfile
     config: EngineConfig
-    circumstances: dict[str, str]
+    covariates: dict[str, str]
     batches: tuple[Batch, ...]
     metrics: tuple[ObservedMetric, ...]
 
 
-# --- From a measured run to what a fit works on: replay it once, and write each metric as a weighted sum of its steps
+# --- from a measured run to weighted sums: the run is replayed once
 #
-# A metric is a mean over requests of a time from one moment of each request to another, and between two moments lie
-# steps. So its weight on a step is the share of requests for which the step lies in between, over what the metric
-# divides by::
+# A metric is a mean over requests of the time between two moments of a request, and steps lie between the two. So its
+# weight on a step is the share of requests whose interval holds the step, over what the metric divides by::
 #
 #     TTFT    from sent to first token        / requests
 #     TPOT    from first to last token        / (output tokens - 1) / requests
 #     E2EL    from sent to last token         / requests
 #     duration (of a throughput, of a batch)  every step counts once
 #
-# Medians and percentiles are means over the requests near them. Steps of a run are many and much alike: those that
-# differ little are put together, so that a run is some forty batches.
+# Medians and percentiles are means over the requests near them. Steps with similar loads are merged, so that a run is
+# some forty batches.
 
-#: Batches are put together when none of their loads differs by more than this factor: 2^(1/2).
-LOADS_PER_OCTAVE = 2
-#: Requests that stand for a median, and for a 99th percentile: shares of all, ordered by the metric.
+LOADS_PER_OCTAVE = 2  #: batches whose loads round to the same half octave are merged
+#: Requests that a median and a 99th percentile are the mean of: shares of all, ordered by the metric.
 NEAR = {"median": (0.45, 0.55), "p99": (0.98, 1.0)}
-#: Share of its metrics' weight below which a batch is left out.
+#: Batches with a smaller share of the weight of all metrics are left out.
 NEGLIGIBLE = 1e-9
 
 
 def observe(
     runs: Iterable[MeasuredRun], local: Local = SHIPPED
 ) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:
-    """What can be fitted to, and the runs that cannot be replayed with the reason. Suspect runs are left out.
+    """The runs to fit to, and those that cannot be replayed with the reason. Suspect runs are left out.
 
     ``local``: the fits to replay with.
     """
@@ -98,10 +96,10 @@ def observe(
 
 def observe_case(case: Case) -> Observed:
     """One run. Raises InputError where the run cannot be replayed."""
-    deployment, workload, replicas = _one_replica(case)
+    deployment, workload, dp_ranks = _one_dp_rank(case)
     served = _replayed(deployment, workload)
     timeline = _Timeline(served)
-    metrics = list(_metrics(case.run, served, timeline, replicas))
+    metrics = list(_metrics(case.run, served, timeline, dp_ranks))
     used = sum((metric.weights / metric.weights.sum() for metric in metrics), np.zeros(len(timeline.batches)))
     keep = np.flatnonzero(used > NEGLIGIBLE)
     return Observed(
@@ -110,37 +108,37 @@ def observe_case(case: Case) -> Observed:
         model=deployment.model,
         profile=deployment.profile,
         config=deployment.config,
-        circumstances=covariates_of(deployment.model, deployment.profile, deployment.config),
+        covariates=covariates_of(deployment.model, deployment.profile, deployment.config),
         batches=tuple(timeline.batches[i] for i in keep),
         metrics=tuple(replace(metric, weights=metric.weights[keep]) for metric in metrics),
     )
 
 
-def _one_replica(case: Case) -> tuple[Deployment, Workload, int]:
-    """One engine of those that data parallelism makes, and its share of the load."""
-    replicas = case.deployment.config.data_parallel_size
+def _one_dp_rank(case: Case) -> tuple[Deployment, Workload, int]:
+    """One DP rank, its share of the load, and how many DP ranks there are."""
+    dp_ranks = case.deployment.config.data_parallel_size
     load = case.workload
-    if replicas == 1:
+    if dp_ranks == 1:
         return case.deployment, load, 1
-    concurrency = load.max_concurrency and max(1, round(load.max_concurrency / replicas))
+    concurrency = load.max_concurrency and max(1, round(load.max_concurrency / dp_ranks))
     share = replace(
         load,
-        num_prompts=max(1, round(load.num_prompts / replicas)),
+        num_prompts=max(1, round(load.num_prompts / dp_ranks)),
         max_concurrency=concurrency,
-        request_rate=load.request_rate / replicas,
+        request_rate=load.request_rate / dp_ranks,
     )
-    return case.deployment, share, replicas
+    return case.deployment, share, dp_ranks
 
 
 def _replayed(deployment: Deployment, workload: Workload) -> Replay:
-    """Without the client's delays: those are terms of their own."""
+    """A replay without the delays of the client, which are terms of their own."""
     limits = deployment.with_prefixes(deployment.limits(workload.max_total_len), workload)
     limits = replace(limits, data_parallel_size=1)
     return replay(deployment.timer, workload, limits, keep_steps=True)
 
 
 class _Timeline:
-    """The steps of a replay in order, and the batches that stand for them."""
+    """The steps of a replay in order, and the merged batches that stand for them."""
 
     def __init__(self, served: Replay) -> None:
         runs = served.step_runs
@@ -170,7 +168,7 @@ class _Timeline:
         return self._by_batch(np.maximum(weights, 0.0))
 
     def _by_batch(self, per_run: Floats) -> Floats:
-        """A run of steps grows evenly: half of it counts as its first batch, half as its last."""
+        """Half of a run of steps counts as its first batch, half as its last: loads grow evenly between them."""
         sums = np.zeros(len(self.batches))
         for end in self.ends:
             np.add.at(sums, end, per_run / 2)
@@ -178,7 +176,7 @@ class _Timeline:
 
 
 def _representatives(runs: tuple[StepRun, ...]) -> tuple[list[Batch], tuple[NDArray[np.int64], ...]]:
-    """Mean batches of those that are much alike; and for each run which of them its first and last step are."""
+    """Merged batches, and for each run of steps the numbers of its first and its last one."""
     number: dict[tuple[int, ...], int] = {}
     sums: list[Floats] = []
     ends: list[list[int]] = [[], []]
@@ -201,26 +199,26 @@ def _loads(batch: Batch) -> tuple[float, ...]:
 
 
 def _likeness(batch: Batch) -> tuple[int, ...]:
-    """Equal for batches whose sequences, contexts and prompts lie in the same half octaves."""
+    """Equal for batches whose sequences, contexts and prompts round to the same half octaves."""
     context = batch.decode_context_tok / batch.decode_seqs if batch.decode_seqs else 0
     pairs = batch.prefill_pair_tok / batch.prefill_tok if batch.prefill_tok else 0
     loads = (batch.decode_seqs, context, batch.prefill_tok, pairs)
     return tuple(round(LOADS_PER_OCTAVE * log2(load)) if load > 0 else -1 for load in loads)
 
 
-def _metrics(run: MeasuredRun, served: Replay, timeline: _Timeline, replicas: int) -> Iterator[ObservedMetric]:
-    """The metrics of a run that are times between moments of its requests."""
+def _metrics(run: MeasuredRun, served: Replay, timeline: _Timeline, dp_ranks: int) -> Iterator[ObservedMetric]:
+    """The metrics of a run as weighted sums."""
     output_tok, all_tok = served.output_len.sum(), (served.input_len + served.output_len).sum()
     burst = _together(served.sent_s)
     online = run.bench == "serve"
     if run.bench == "latency":
-        latency_s = run.metrics.get("avg_latency_s") or replicas * output_tok / run.metrics["output_throughput"]
+        latency_s = run.metrics.get("avg_latency_s") or dp_ranks * output_tok / run.metrics["output_throughput"]
         yield ObservedMetric("avg_latency_s", float(latency_s), timeline.every_step())
         return
     tokens = {"output_throughput": output_tok, "total_token_throughput": all_tok}
     name = next((name for name in tokens if name in run.metrics), None)
     if name:
-        duration_s = float(replicas * tokens[name] / run.metrics[name])
+        duration_s = float(dp_ranks * tokens[name] / run.metrics[name])
         waits = float(burst[0]) if online else 0.0
         yield ObservedMetric("output_throughput", duration_s, timeline.every_step(), waits=waits)
     if online:
@@ -261,7 +259,7 @@ def _together(sent_s: Floats) -> Floats:
 
 
 def combinations(observed: Iterable[Observed]) -> tuple[Combination, ...]:
-    """What was measured together, each once."""
-    seen = (tuple(one.circumstances[key] for key in Combination.model_fields) for one in observed)
+    """Each combination of covariates that was measured."""
+    seen = (tuple(one.covariates[key] for key in Combination.model_fields) for one in observed)
     keys = tuple(Combination.model_fields)
     return tuple(Combination(**dict(zip(keys, values, strict=True))) for values in dict.fromkeys(seen))

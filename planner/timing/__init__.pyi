@@ -10,7 +10,7 @@ from .fits import SHIPPED as SHIPPED
 from .fits import Calibration as Calibration
 from .fits import Combination as Combination
 from .fits import Effect as Effect
-from .fits import Familiarity as Familiarity
+from .fits import Proximity as Proximity
 from .fits import LocalFits as LocalFits
 from .fits import Spread as Spread
 from .fits import base_digest as base_digest

@@ -1,4 +1,4 @@
-"""What an efficiency may depend on, and which steps an engine replays as graphs."""
+"""Covariates of an engine: what its efficiencies may depend on. And which of its steps replay a captured graph."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from planner.engine import EngineConfig, features_of, graph_batches
 from planner.hardware import GpuProfile
 from planner.model import Attention, CompressedAttention, LatentAttention, Model, StateMixer
 
-#: Architectures that differ from another one in their peaks only, as far as vLLM's kernels go.
-KIN = {"sm_103": "sm_100"}
+#: Architectures that vLLM serves with the kernels of another one: they differ in their peaks only.
+SAME_KERNELS = {"sm_103": "sm_100"}
 
 
 def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> dict[str, str]:
-    """What an efficiency may depend on, as words.
+    """What the efficiencies of an engine may depend on, as words.
 
-    ``gpu`` (of a partition: the whole GPU), ``partition`` (its mode, or empty), ``architecture``, ``platform``,
-    ``links``, ``era`` (see there), ``release`` (major and minor), ``weights``, ``attention``, ``kind`` (dense or moe),
-    ``shape`` (one architecture at one size, whoever trained it), ``tp``.
+    ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty, ``release`` the major and minor version of
+    vLLM, ``kind`` dense or moe, and ``shape`` one architecture at one size, whoever trained it.
     """
     return {
         "gpu": profile.whole,
         "partition": profile.partition.compute_mode if profile.partition else "",
-        "architecture": KIN.get(profile.architecture, profile.architecture),
+        "architecture": SAME_KERNELS.get(profile.architecture, profile.architecture),
         "platform": profile.platform,
         "links": profile.interconnect.kind,
-        "era": generation(config, profile),
+        "generation": engine_generation(config, profile),
         "release": ".".join(map(str, config.version.release[:2])),
         "weights": config.weight_dtype,
         "attention": attention_class(model),
@@ -47,8 +46,8 @@ def attention_class(model: Model) -> str:
     return "window" if any(isinstance(m, Attention) and m.span_tokens for m in mixers) else "mha"
 
 
-def generation(config: EngineConfig, profile: GpuProfile) -> str:
-    """The era of the engine: versions whose host cost and graphs are alike.
+def engine_generation(config: EngineConfig, profile: GpuProfile) -> str:
+    """The generation of the engine: versions that share the way they schedule and capture graphs.
 
     ``v0``; ``v1`` (graphs leave attention out), ``v1-full`` (graphs of whole decode steps), ``v1-async`` (scheduling
     overlaps the GPU); ``atom`` (AMD's plugin).

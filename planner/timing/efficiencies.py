@@ -1,4 +1,4 @@
-"""The efficiencies of one configuration: what each is called and means."""
+"""The efficiencies of an engine: what each means, and what is believed of it before any run of vLLM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EfficiencyBasis = Literal["gpu", "architecture", "global"]
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of peaks (0 to 1) and fixed costs (seconds) of one configuration."""
+    """Shares of peaks (0 to 1) and fixed costs (seconds) of one engine."""
 
     # share of peak memory bandwidth, by the bits that a value is stored in
     weight_bandwidth_16: float
@@ -43,24 +43,26 @@ class Efficiency:
     # seconds that a kernel takes however small it is, replayed from a graph
     gemm_launch_s: float
     expert_launch_s: float  #: of the two grouped GEMMs of one MoE layer together
-    expert_each_s: float  #: for each expert that they touch, beside its bytes
+    expert_each_s: float  #: of each expert that they touch, beside its bytes
     attention_launch_s: float
     small_launch_s: float
-    eager_launch_s: float  #: that the host needs to launch one kernel without a graph
-    # exchanges
+    eager_launch_s: float  #: of the host, for each kernel that it launches without a graph
+    # collectives
     collective_s: float  #: of the smallest all-reduce between two ranks
     link_share: float  #: of the links' peak bandwidth
     # host
     host_step_s: float  #: scheduling, input preparation and output of one step
     host_seq_s: float  #: and of each sequence in it
-    request_s: float  #: from the client to the scheduler and back, once per request
-    frontend_s: float  #: that the front end works on each request of a burst before any of them goes on
+    request_s: float  #: from the client to the scheduler and back, once for each request
+    frontend_s: float  #: of the front end, for each request of a burst; none goes on before all are read
     # shapes
-    coverage_exponent: float  #: tokens are routed alike: as good as tokens^exponent independent ones
-    tile_tok: float  #: rows that a matrix multiplication of few rows is padded by
+    coverage_exponent: float  #: n tokens touch as many experts as n^exponent independent ones
+    tile_tok: float  #: rows that pad a matrix multiplication of few rows
     expert_tile_tok: float  #: and that of one expert
     overlap: float  #: share of the shorter of compute and memory that is hidden behind the longer
-    basis: EfficiencyBasis = "global"  #: the nearest circumstance that was measured
+    basis: EfficiencyBasis = (
+        "global"  #: the closest that runs were measured to this engine: on its GPU, its architecture, or elsewhere
+    )
 
 
 PARAMETERS: tuple[str, ...] = tuple(f.name for f in fields(Efficiency) if f.name != "basis")
@@ -72,7 +74,7 @@ SHARES: frozenset[str] = frozenset(
 )
 
 
-#: A target of its own: a factor on the GPU's time. It multiplies fixed costs and divides shares, which stop at 1.
+#: A target of its own: a factor on all of the GPU's time. It multiplies fixed costs and divides shares.
 SLOWDOWN = "slowdown"
 _FIXED_COSTS = frozenset(
     ("gemm_launch_s", "expert_launch_s", "expert_each_s", "attention_launch_s", "small_launch_s", "collective_s")
@@ -94,11 +96,11 @@ def targets(target: str) -> dict[str, int]:
     return {name: 1 for name in PARAMETERS if target in name}
 
 
-# --- What is believed of each efficiency before any run of vLLM: published kernel tables, and assumptions
+# --- priors: published kernel tables, and assumptions
 
 
 class Prior(BaseModel):
-    """What is believed of a parameter before any run of vLLM."""
+    """What is believed of an efficiency before any run of vLLM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -109,13 +111,13 @@ class Prior(BaseModel):
 
 @lru_cache(maxsize=1)
 def load_priors() -> dict[str, Prior]:
-    """The priors that we ship, by parameter."""
+    """Our priors, by parameter."""
     path = data_dir("hardware") / "calibration" / "priors.toml"
     return {name: Prior(**entry) for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
 
 
 def prior_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
-    """The value of each parameter before any fit: of the GPU's own kernel tables, else the global prior."""
+    """Each efficiency before any fit: from the GPU's own kernel tables, else the global prior."""
     return {name: prior.value for name, prior in load_priors().items()} | kernel_values(profile, ranks)
 
 
@@ -132,14 +134,14 @@ def kernel_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
         "gemm_flop_8": _share(kernels.fp8_sustained, compute.fp8),
         "gemm_flop_4": _share(kernels.fp4_sustained, compute.fp4),
     }
-    return {name: min(share, 1.0) for name, share in shares.items() if share} | _exchange_values(profile, ranks)
+    return {name: min(share, 1.0) for name, share in shares.items() if share} | _collective_values(profile, ranks)
 
 
 def _share(measured: Quantity | None, peak: Quantity | None) -> float:
     return measured.base / peak.base if measured and peak else 0.0
 
 
-def _exchange_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
+def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
     """Latency and bandwidth of the all-reduce that was measured between so many GPUs."""
     curve = profile.interconnect.allreduce_curve(ranks) if ranks > 1 else None
     if curve is None:

@@ -1,4 +1,4 @@
-"""Files of fits: factors on the priors under circumstances, and how far off predictions have been."""
+"""Files of fits: factors on the priors by covariate, and how far off predictions were on runs that no fit saw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from planner.engine import EngineConfig
 from planner.errors import InputError
@@ -20,10 +20,10 @@ from planner.resources import data_dir
 from planner.timing.covariates import covariates_of
 from planner.timing.efficiencies import PARAMETERS, SHARES, Efficiency, EfficiencyBasis, prior_values, targets
 
-#: How near to a configuration measured runs are: this very setting under another load; the GPU with this model in this
-#: precision; both, but not together; the GPU with other models; another GPU of its architecture; none.
-Familiarity = Literal["setting", "combination", "parts", "gpu", "architecture", "nothing"]
-FAMILIARITIES: tuple[Familiarity, ...] = get_args(Familiarity)
+#: How near measured runs are to an engine, nearest first: the same setting under another load; the same GPU, model and
+#: precision; the GPU and the model, but not together; the GPU; another GPU of its architecture; nothing of these.
+Proximity = Literal["setting", "combination", "parts", "gpu", "architecture", "nothing"]
+PROXIMITIES: tuple[Proximity, ...] = get_args(Proximity)
 SHIPPED = "shipped"
 #: Metrics whose intervals are those of another: part of the name, and the other.
 STANDS_FOR = {
@@ -44,13 +44,13 @@ class FitRecord(BaseModel):
 
 
 class Effect(FitRecord):
-    """A factor on a parameter, or on a group of them (``launch``, ``expert_flop``), under some circumstance."""
+    """A factor on an efficiency or a group of them (``launch``, ``expert_flop``), for engines with some covariates."""
 
     target: str
     when: dict[str, str]
     factor: float = Field(gt=0)
     sd: float = Field(ge=0)  #: of its logarithm
-    rows: int = Field(default=0, ge=0)  #: metrics of measured runs under this circumstance
+    rows: int = Field(default=0, ge=0)  #: measured runs with these covariates
     origin: str = Field(default=SHIPPED, exclude=True)  #: the file it was read from, where that is not ours
 
 
@@ -58,8 +58,8 @@ class Spread(FitRecord):
     """90 % of measurements lie between ``lo`` and ``hi`` times the prediction, by runs that the fit did not see."""
 
     metric: str
-    familiarity: Familiarity
-    when: dict[str, str] = Field(default_factory=dict)  #: of runs in this circumstance; empty: of all
+    proximity: Proximity = Field(validation_alias=AliasChoices("proximity", "familiarity"))  # the older name
+    when: dict[str, str] = Field(default_factory=dict)  #: covariates of the runs; empty: of all
     lo: float = Field(gt=0)
     hi: float = Field(gt=0)
     rows: int = Field(ge=0)
@@ -86,38 +86,38 @@ class Calibration(FitRecord):
     spreads: tuple[Spread, ...] = ()
     combinations: tuple[Combination, ...] = ()
 
-    def efficiency(self, circumstances: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
-        """The efficiency under ``circumstances``, from the values that ``prior_values`` gives."""
-        values = self.unbounded(circumstances, priors)
+    def efficiency(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
+        """The efficiencies of an engine, from those that ``prior_values`` gives."""
+        values = self.unbounded(covariates, priors)
         basis: EfficiencyBasis = "global"
-        for effect in self._matching(circumstances):
+        for effect in self._matching(covariates):
             if "gpu" in effect.when:
                 basis = "gpu"
             elif "architecture" in effect.when and basis == "global":
                 basis = "architecture"
-        if circumstances.get("partition") and basis == "gpu":
-            basis = "architecture"  # a part of a GPU is not the GPU that was measured
+        if covariates.get("partition") and basis == "gpu":
+            basis = "architecture"  # a partition is not the GPU that was measured
         for name in SHARES:
             values[name] = min(values[name], 1.0)
         return Efficiency(**values, basis=basis)
 
-    def unbounded(self, circumstances: Mapping[str, str], priors: Mapping[str, float]) -> dict[str, float]:
+    def unbounded(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> dict[str, float]:
         """Priors times factors, before shares stop at 1."""
         values = dict(priors)
-        for effect in self._matching(circumstances):
+        for effect in self._matching(covariates):
             for name, power in targets(effect.target).items():
                 values[name] *= effect.factor**power
         return values
 
-    def origin(self, circumstances: Mapping[str, str]) -> str:
-        """``shipped``, or the file of the user's own that has a say under ``circumstances``."""
-        return next((e.origin for e in self._matching(circumstances) if e.origin != SHIPPED), SHIPPED)
+    def origin(self, covariates: Mapping[str, str]) -> str:
+        """``shipped``, or the file of the user's own that holds a factor for these ``covariates``."""
+        return next((e.origin for e in self._matching(covariates) if e.origin != SHIPPED), SHIPPED)
 
-    def familiarity(self, circumstances: Mapping[str, str]) -> Familiarity:
-        """How near the fit has been to ``circumstances``; nobody has measured a part of a GPU."""
-        if circumstances.get("partition"):
+    def proximity(self, covariates: Mapping[str, str]) -> Proximity:
+        """How near measured runs are to ``covariates``; no partition was measured."""
+        if covariates.get("partition"):
             return "architecture"
-        here = Combination(**{key: circumstances.get(key, "") for key in Combination.model_fields})
+        here = Combination(**{key: covariates.get(key, "") for key in Combination.model_fields})
         gpu = [c for c in self.combinations if c.gpu == here.gpu]
         if here in gpu:
             return "setting"
@@ -127,32 +127,28 @@ class Calibration(FitRecord):
             return "parts" if any(c.shape == here.shape for c in self.combinations) else "gpu"
         return "architecture" if any(c.architecture == here.architecture for c in self.combinations) else "nothing"
 
-    def interval(self, metric: str, circumstances: Mapping[str, str]) -> tuple[float, float] | None:
+    def interval(self, metric: str, covariates: Mapping[str, str]) -> tuple[float, float] | None:
         """Factors around a prediction of ``metric`` between which 90 % of measurements lie; None where unknown.
 
-        The less familiar the circumstances, the wider: never narrower than what is known of more familiar ones.
-        Of each familiarity the most detailed intervals count, and of several their geometric mean.
+        The interval never narrows where runs are less near. For each proximity the intervals with the most covariates
+        count, and of several their geometric mean.
         """
         name = next((name for part, name in STANDS_FOR.items() if part in metric), metric)
-        near = FAMILIARITIES[: FAMILIARITIES.index(self.familiarity(circumstances)) + 1]
-        found: dict[Familiarity, list[Spread]] = {}
+        near = PROXIMITIES[: PROXIMITIES.index(self.proximity(covariates)) + 1]
+        found: dict[Proximity, list[Spread]] = {}
         for spread in self.spreads:
-            if (
-                spread.metric != name
-                or spread.familiarity not in near
-                or not spread.when.items() <= circumstances.items()
-            ):
+            if spread.metric != name or spread.proximity not in near or not spread.when.items() <= covariates.items():
                 continue
-            others = found.get(spread.familiarity)
+            others = found.get(spread.proximity)
             if others is None or len(spread.when) > len(others[0].when):
-                found[spread.familiarity] = [spread]
+                found[spread.proximity] = [spread]
             elif len(spread.when) == len(others[0].when):
                 others.append(spread)
         every = [(_mean([s.lo for s in spreads]), _mean([s.hi for s in spreads])) for spreads in found.values()]
         return (min(lo for lo, _ in every), max(hi for _, hi in every)) if every else None
 
-    def _matching(self, circumstances: Mapping[str, str]) -> Iterable[Effect]:
-        held = circumstances.items()
+    def _matching(self, covariates: Mapping[str, str]) -> Iterable[Effect]:
+        held = covariates.items()
         return (effect for effect in self.effects if effect.when.items() <= held)
 
 
@@ -213,13 +209,11 @@ def efficiency_for(
     return calibration.efficiency(covariates_of(model, profile, config), priors)
 
 
-# --- What a user's own runs taught beside the fits that we ship: factors that multiply them where they apply
-#
-# The runs themselves are kept too, so that a later fit can start from all of them, or from other fits of ours.
+# --- a user's own fits: factors on top of ours. The runs are kept too, so that a later fit can start from all of them
 
 
 class LocalFits(FitRecord):
-    """Factors fitted to a user's own runs, relative to the fits ``base``."""
+    """Factors fitted to a user's own runs, on top of the fits ``base``."""
 
     base: str  #: ``base_digest`` of the fits that the factors multiply
     fitted_on: str  #: which runs, and when
@@ -231,14 +225,14 @@ class LocalFits(FitRecord):
 
 @cache
 def base_digest() -> str:
-    """Twelve hexadecimal digits that change with the fits and priors that we ship."""
+    """Twelve hexadecimal digits that change with our fits and priors."""
     folder = data_dir("hardware") / "calibration"
     content = b"".join((folder / name).read_bytes() for name in ("efficiency.json", "priors.toml"))
     return sha256(content).hexdigest()[:12]
 
 
 def parse_local(content: Any, where: str) -> LocalFits:
-    """What a file says under ``efficiency``. Raises InputError naming the field that is wrong."""
+    """What a file holds under ``efficiency``. Raises InputError naming the field that is wrong."""
     hint = "write it with planner calibrate"
     try:
         local = LocalFits.model_validate(content)
@@ -253,7 +247,7 @@ def parse_local(content: Any, where: str) -> LocalFits:
 
 
 def over_shipped(local: LocalFits, origin: str) -> Calibration:
-    """The fits that we ship, with those of ``local`` on top; ``origin`` is the file that holds them."""
+    """Our fits with those of ``local`` on top; ``origin`` is the file that holds these."""
     base = load_calibration()
     own = (effect.model_copy(update={"origin": origin}) for effect in local.effects)
     changes = {

@@ -90,7 +90,7 @@ class StepLoad:
     num_experts: int = 0  #: EXPERTS: of the layer
     top_k: int = 0  #: EXPERTS: per token
     ranks: int = 1  #: EXPERTS: over which whole experts are spread
-    peers: int = 1  #: EXPERTS: replicas whose tokens meet at the experts
+    peers: int = 1  #: EXPERTS: DP ranks whose tokens meet at the experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def test_few_runs_are_drawn_towards_one() -> None:
 
 def test_factors_that_no_run_tells_apart_share_what_was_found_by_their_variance() -> None:
     both = (("slowdown", ("gpu",), 0.3), ("slowdown", ("gpu", "shape"), 0.1))
-    runs = [run for run in made_up(1.5) if run.circumstances["gpu"] == "slow"]
+    runs = [run for run in made_up(1.5) if run.covariates["gpu"] == "slow"]
     effects = [e for e in fit_efficiencies(runs, both).effects() if e.target == "slowdown"]
     logs = {len(e.when): log(e.factor) for e in effects}
     # one GPU and one shape: the two, and the global factor, differ only in what is believed of them
@@ -152,7 +152,7 @@ def test_what_is_left_out_is_not_remembered() -> None:
     structure = (("slowdown", ("gpu",), 0.5),)
     runs = made_up(1.5)
     seen = cross_validate(runs, structure)
-    unseen = cross_validate(runs, structure, lambda one: one.circumstances["gpu"])
+    unseen = cross_validate(runs, structure, lambda one: one.covariates["gpu"])
     assert np.abs(seen).max() < 0.15
     assert np.median(unseen[40:]) < -0.25
 

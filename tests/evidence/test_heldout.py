@@ -71,7 +71,7 @@ def test_tails_of_few_runs_are_drawn_towards_gpus_that_are_linked_alike() -> Non
         for n in range(30)
     ]
     terms = Terms(observe(runs)[0])
-    size = np.array([3.0 if one.circumstances["links"] == "pcie" else 0.1 for one in terms.observed])
+    size = np.array([3.0 if one.covariates["links"] == "pcie" else 0.1 for one in terms.observed])
     bands = Bands(terms, size[terms.metric_run] * np.tile([1.0, -1.0], 45), "setting")
     gpu = (("architecture", "sm_90"), ("gpu", "h100-sxm"))
     linked = (("links", "nvswitch"), ("platform", "cuda"))

@@ -96,7 +96,7 @@ def test_a_mesh_pair_is_seven_times_slower_than_a_switch_pair() -> None:
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])
-def test_replicas_that_share_experts_gather_and_scatter_tokens(expert_parallel: bool) -> None:
+def test_dp_ranks_that_share_experts_gather_and_scatter_tokens(expert_parallel: bool) -> None:
     changes = {"data_parallel_size": 4, "enable_expert_parallel": expert_parallel}
     found = {c.name: c for c in step_collectives(moe_model(), gpu(), engine(1, **changes))}
     # no all-reduce at TP 1; each rank receives the tokens of 3 others and sends back their sums: 2 x 3 x 4096 bytes
@@ -104,7 +104,7 @@ def test_replicas_that_share_experts_gather_and_scatter_tokens(expert_parallel: 
     assert found["expert exchange"].count == 48 * 2
 
 
-def test_replicas_of_two_ranks_each_exchange_side_by_side() -> None:
+def test_dp_ranks_of_two_gpus_each_exchange_side_by_side() -> None:
     # TP 2 x DP 4 without EP: each rank gathers from its 3 peers, and the two add up their slices of the experts
     found = {c.name: c for c in step_collectives(moe_model(), gpu(), engine(2, data_parallel_size=4))}
     assert (found["expert exchange"].ranks, found["expert exchange"].bytes_per_unit) == (4, 48 * 2 * 3 * 4096)
@@ -113,7 +113,7 @@ def test_replicas_of_two_ranks_each_exchange_side_by_side() -> None:
 
 
 def test_with_expert_parallelism_a_group_deals_its_tokens_out() -> None:
-    # each of 8 ranks brings half the tokens of a replica and gathers those of 7 others: 7 / 2 of a replica's tokens
+    # each of 8 ranks brings half the tokens of a DP rank and gathers those of 7 others: 7 / 2 of a DP rank's tokens
     changes = {"data_parallel_size": 4, "enable_expert_parallel": True}
     found = {c.name: c for c in step_collectives(moe_model(), gpu(), engine(2, **changes))}
     assert (found["expert exchange"].ranks, found["expert exchange"].bytes_per_unit) == (8, 48 * 2 * 3.5 * 4096)

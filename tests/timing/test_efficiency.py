@@ -1,4 +1,4 @@
-"""Efficiencies: priors from kernel tables, files of fits, what is familiar, and intervals."""
+"""Efficiencies: priors from kernel tables, files of fits, how near runs are, and intervals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from planner.errors import InputError
 from planner.hardware.profile import AllReduceCurve, Kernels
 from planner.hardware.profiles import load_profile
 from planner.model.architecture import SparseIndexer
-from planner.timing.covariates import attention_class, covariates_of, generation, graphs
+from planner.timing.covariates import attention_class, covariates_of, engine_generation, graphs
 from planner.timing.efficiencies import PARAMETERS, SHARES, kernel_values, load_priors, prior_values
 from planner.timing.fits import Calibration, Combination, Effect, Spread, efficiency_for, load_calibration, to_text
 
-HERE = {"gpu": "a", "architecture": "x", "shape": "s", "weights": "fp8", "tp": "1", "release": "0.11", "era": "v1-full"}
+HERE = {
+    "gpu": "a",
+    "architecture": "x",
+    "shape": "s",
+    "weights": "fp8",
+    "tp": "1",
+    "release": "0.11",
+    "generation": "v1-full",
+}
 
 
 def measured(gpu_id: str, shape: str, weights: str) -> Combination:
@@ -73,23 +81,23 @@ def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> Non
     assert found.basis == "architecture"
 
 
-def test_what_was_measured_decides_what_is_familiar() -> None:
+def test_how_near_measured_runs_are() -> None:
     known = (measured("a", "s", "fp8"), measured("a", "t", "bf16"), measured("b", "u", "fp8"))
     calibration = Calibration(name="test", fitted_on="", combinations=known)
-    assert calibration.familiarity(HERE) == "setting"
-    assert calibration.familiarity(HERE | {"tp": "8"}) == "combination"
-    assert calibration.familiarity(HERE | {"release": "0.12"}) == "combination"
-    assert calibration.familiarity(HERE | {"weights": "bf16"}) == "parts"
-    assert calibration.familiarity(HERE | {"shape": "u"}) == "parts"
-    assert calibration.familiarity(HERE | {"shape": "new"}) == "gpu"
-    assert calibration.familiarity(HERE | {"gpu": "new"}) == "architecture"
-    assert calibration.familiarity(HERE | {"gpu": "new", "architecture": "new"}) == "nothing"
+    assert calibration.proximity(HERE) == "setting"
+    assert calibration.proximity(HERE | {"tp": "8"}) == "combination"
+    assert calibration.proximity(HERE | {"release": "0.12"}) == "combination"
+    assert calibration.proximity(HERE | {"weights": "bf16"}) == "parts"
+    assert calibration.proximity(HERE | {"shape": "u"}) == "parts"
+    assert calibration.proximity(HERE | {"shape": "new"}) == "gpu"
+    assert calibration.proximity(HERE | {"gpu": "new"}) == "architecture"
+    assert calibration.proximity(HERE | {"gpu": "new", "architecture": "new"}) == "nothing"
 
 
 def test_a_part_of_a_gpu_is_not_the_gpu_that_was_measured() -> None:
     calibration = load_calibration()
     whole, part = (covariates_of(llama_8b(), load_profile(name), engine()) for name in ("mi300x", "mi300x-cpx"))
-    assert calibration.familiarity(part) == "architecture"
+    assert calibration.proximity(part) == "architecture"
     assert calibration.efficiency(whole, prior_values(load_profile("mi300x"), 1)).basis == "gpu"
     assert calibration.efficiency(part, prior_values(load_profile("mi300x-cpx"), 1)).basis == "architecture"
     wide, narrow = (calibration.interval("mean_tpot_ms", where) for where in (part, whole))
@@ -103,8 +111,8 @@ def test_b300_takes_what_was_fitted_for_b200() -> None:
 
 def test_intervals_never_narrow_where_less_is_known() -> None:
     spreads = (
-        Spread(metric="mean_tpot_ms", familiarity="combination", lo=0.9, hi=1.2, rows=50),
-        Spread(metric="mean_tpot_ms", familiarity="gpu", lo=0.8, hi=1.1, rows=50),
+        Spread(metric="mean_tpot_ms", proximity="combination", lo=0.9, hi=1.2, rows=50),
+        Spread(metric="mean_tpot_ms", proximity="gpu", lo=0.8, hi=1.1, rows=50),
     )
     calibration = Calibration(name="test", fitted_on="", spreads=spreads, combinations=(measured("a", "s", "fp8"),))
     here = HERE | {"tp": "8"}
@@ -114,15 +122,20 @@ def test_intervals_never_narrow_where_less_is_known() -> None:
     assert calibration.interval("mean_ttft_ms", here) is None
 
 
+def test_a_file_with_the_older_name_of_the_proximity_is_read() -> None:
+    spread = {"metric": "mean_tpot_ms", "familiarity": "gpu", "lo": 0.9, "hi": 1.2, "rows": 50}
+    assert Spread.model_validate(spread).proximity == "gpu"
+
+
 def test_the_interval_of_like_runs_comes_before_that_of_all() -> None:
     of_all, of_like, of_others = (
-        Spread(metric="mean_tpot_ms", familiarity="setting", when=when, lo=lo, hi=1.5, rows=50)
-        for when, lo in (({}, 0.5), ({"era": "v1-full"}, 0.7), ({"era": "v0"}, 0.1))
+        Spread(metric="mean_tpot_ms", proximity="setting", when=when, lo=lo, hi=1.5, rows=50)
+        for when, lo in (({}, 0.5), ({"generation": "v1-full"}, 0.7), ({"generation": "v0"}, 0.1))
     )
     known = (measured("a", "s", "fp8"),)
     calibration = Calibration(name="", fitted_on="", spreads=(of_like, of_all, of_others), combinations=known)
     assert calibration.interval("mean_tpot_ms", HERE) == (0.7, 1.5)
-    assert calibration.interval("mean_tpot_ms", HERE | {"era": "v1"}) == (0.5, 1.5)
+    assert calibration.interval("mean_tpot_ms", HERE | {"generation": "v1"}) == (0.5, 1.5)
 
 
 def test_what_we_ship_is_readable_physical_and_has_intervals_for_every_metric() -> None:
@@ -179,14 +192,14 @@ def test_attention_classes() -> None:
 @pytest.mark.parametrize(
     ("version", "name"), [("0.6.3", "v0"), ("0.10.0", "v1"), ("0.11.0", "v1-full"), ("0.14.0", "v1-async")]
 )
-def test_eras(version: str, name: str) -> None:
+def test_engine_generations(version: str, name: str) -> None:
     config = engine(version=known_version(version), engine="V0" if name == "v0" else "V1")
-    assert generation(config, gpu()) == name
+    assert engine_generation(config, gpu()) == name
 
 
 def test_atom_is_an_engine_of_its_own() -> None:
     version = replace(known_version("0.19.0"), build="vllm+atom-plugin")
-    assert generation(engine(version=version), gpu()) == "atom"
+    assert engine_generation(engine(version=version), gpu()) == "atom"
 
 
 def test_v0_replays_decode_steps_only_and_v1_any_small_step() -> None:

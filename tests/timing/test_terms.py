@@ -221,6 +221,15 @@ def test_experts_see_the_tokens_of_every_dp_rank() -> None:
     assert parts(moe_model(), MANY, config)["experts"].time_s == expert_time(4 * 64, ranks=4)
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+def test_router(tp: int) -> None:
+    # 48 layers, 2,048 in and a score for each of 128 experts out; every rank holds all of it
+    elements = 48 * 2048 * 128
+    moved_bytes = 2 * elements + 64 * 48 * 2 * (2048 + 128)
+    expected = roofline(48 * 4e-6, 2 * elements * (64 + 24) / (0.66 * FLOP_PER_S), moved_bytes / (0.80 * BYTES_PER_S))
+    assert parts(moe_model(), MANY, engine(tp))["router"].time_s == expected
+
+
 def test_routing() -> None:
     # 5 kernels a layer; 128 scores of 4 bytes go through memory three times for each token
     expected = roofline(48 * 5 * 1.5e-6, 0.0, 64 * 48 * 128 * 4 * 3 / (0.45 * BYTES_PER_S))
