@@ -22,7 +22,7 @@ from planner.commands.options import (
     WeightDtype,
 )
 from planner.errors import IllegalPlanError, InputError
-from planner.output import Answer, FitAnswer, FitTable, RefusedFit
+from planner.output import FitAnswer, FitTable, GpuFit, RefusedFit
 
 if TYPE_CHECKING:
     from planner.engine import EngineArgs, EngineFlags
@@ -125,7 +125,7 @@ def sweep_fit(
     profiles, remarks = found_gpus(gpu)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     basis = basis_for(fits_for(calibration), args)
-    answers: list[Answer] = []
+    answers: list[GpuFit] = []
     for profile in profiles:
         version = version_for(engine_version, profile)
         dtypes = _precisions(resolved)
@@ -185,7 +185,7 @@ def _fit(
 
 def _fit_or_refusal(
     resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: str | None, basis: Basis
-) -> Answer:
+) -> GpuFit:
     """The answer for one GPU among several: settings that it does not run are an answer too."""
     try:
         return _fit(resolved, profile, args, version, basis)

@@ -32,9 +32,9 @@ from .tables.facts import print_hardware as print_hardware
 from .tables.facts import print_models as print_models
 from .tables.facts import print_profile as print_profile
 from .tables.facts import print_workflows as print_workflows
-from .tables.fit import Answer as Answer
 from .tables.fit import FitAnswer as FitAnswer
 from .tables.fit import FitTable as FitTable
+from .tables.fit import GpuFit as GpuFit
 from .tables.fit import RefusedFit as RefusedFit
 from .tables.fleet import FleetAnswer as FleetAnswer
 from .tables.prediction import Bench as Bench

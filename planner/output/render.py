@@ -1,7 +1,7 @@
-"""One list of rows, four ways to print it.
+"""One list of rows, printed as a table, JSON, CSV or Markdown.
 
-CSV and JSON are for programs: values as they are, nothing where there is none. Tables and markdown are for people:
-thousands separated, ``-`` where there is nothing, numbers flush right, nothing wider than the terminal.
+CSV and JSON are for programs: they have exact values, and nothing where there is none. Tables and Markdown are for
+people: thousands are separated, ``-`` stands for no value, numbers are right-aligned, tables fit the terminal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -22,25 +22,26 @@ from planner.errors import InputError
 from planner.resources import write_then_rename
 
 SCHEMA_VERSION = 1
-WIDTH = 120  #: of text for people where no terminal says otherwise
-NARROWEST = 16  #: that a column of text may be wrapped to
+WIDTH = 120  #: columns of text where there is no terminal
+NARROWEST = 16  #: columns that wrapped text keeps
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: the key of the row, and how people see it."""
+    """One figure of an answer: its key for programs, and how people see it."""
 
     key: str
-    heading: str = ""  #: in tables and markdown; the key where empty
+    heading: str = ""  #: in tables and Markdown; the key where empty
     form: str = ""  #: format of a number, such as ``,.2f``
-    wraps: bool = False  #: text that may run over several lines of a table
-    aside: bool = False  #: left to CSV and markdown, where width does not matter
+    wraps: bool = False  #: text that may wrap in a table
+    aside: bool = False  #: only in CSV and Markdown, where width does not matter
+    of: Callable[[Any], Any] | None = None  #: takes the value from a record, see ``rows_of``
 
     @property
     def title(self) -> str:
-        """What stands above the column."""
+        """The heading in tables."""
         return self.heading or self.key
 
     def cell(self, value: Any) -> str:
@@ -56,30 +57,25 @@ class Column:
         return str(value)
 
 
-def print_json(data: Row | Sequence[Row]) -> None:
-    """JSON on stdout. Every object, and every object of a list, carries ``schema_version``; the schema only grows."""
-    print(json_text(data), end="")
+def rows_of(records: Iterable[Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """A row for each record: what ``Column.of`` takes from it, else its attribute of that name."""
+    return [{c.key: c.of(record) if c.of else getattr(record, c.key) for c in columns} for record in records]
 
 
 def json_text(data: Row | Sequence[Row]) -> str:
-    """The same as text, as for a file."""
-    versioned: Any = _versioned(data) if isinstance(data, Mapping) else [_versioned(row) for row in data]
-    return json.dumps(versioned, indent=2, allow_nan=False) + "\n"
+    """JSON. Every object, and every object of a list, has ``schema_version``; the schema only grows."""
+
+    def versioned(row: Row) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **row}
+
+    whole: Any = versioned(data) if isinstance(data, Mapping) else [versioned(row) for row in data]
+    return json.dumps(whole, indent=2, allow_nan=False) + "\n"
 
 
-def print_rows(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = ()) -> None:
-    """What ``rows_text`` says, on stdout."""
-    print(rows_text(rows, output, columns=columns), end="")
-
-
-def rows_text(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = ()) -> str:
-    """Rows in the form ``output``: table, json, csv or markdown. ``columns`` are by default the keys of the first.
-
-    JSON has every key, the others only ``columns``.
-    """
+def rows_text(rows: Sequence[Row], output: str, columns: Sequence[Column]) -> str:
+    """Rows in the form ``output``: table, json, csv or markdown. JSON has every key, the others only ``columns``."""
     if output == "json":
         return json_text(rows)
-    columns = columns or tuple(Column(key) for key in (rows[0] if rows else ()))
     if output == "csv":
         return _csv(rows, columns)
     if output == "markdown":
@@ -88,13 +84,13 @@ def rows_text(rows: Sequence[Row], output: str, *, columns: Sequence[Column] = (
 
 
 def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """The table as HTML, every cell escaped."""
+    """A table in HTML, every cell escaped."""
     shown = [column for column in columns if not column.aside]
     return _tabulated(shown, [[column.cell(row.get(column.key)) for column in shown] for row in rows], "html", rows)
 
 
 def table_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """A table no wider than the terminal: text wraps, and where that is not enough each row becomes a list."""
+    """A table that fits the terminal: text wraps; where that is not enough, each row becomes a list."""
     cells = [[column.cell(row.get(column.key)) for column in columns] for row in rows]
     limit = terminal_width()
     for index, column in enumerate(columns):
@@ -108,20 +104,26 @@ def table_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def pair_lines(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width: int = 30) -> Iterator[str]:
-    """Labels and values, one to a line; long values wrap under themselves."""
+    """A line for each label and value. Long values wrap below themselves."""
     for label, value in pairs:
         start = f"{' ' * indent}{label:<{label_width}} "
         yield wrapped(value, first=start, rest=" " * len(start))
 
 
-def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
-    """A command behind a ``$``, cut between settings into lines that a shell reads as one."""
+def command_parts(environment: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """A command quoted for a shell, in parts that belong on one line: each variable, the program, each option."""
     parts = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     for index, word in enumerate(words):
         if index == 0 or word.startswith("--"):
             parts.append(shlex.quote(word))
         else:
             parts[-1] += f" {shlex.quote(word)}"
+    return parts
+
+
+def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
+    """A command after ``$``, broken between options into lines that a shell reads as one."""
+    parts = command_parts(environment, words)
     line, width = f"  $ {parts[0]}", (terminal_width() or WIDTH) - len(" \\")
     for part in parts[1:]:
         if len(line) + 1 + len(part) > width:
@@ -133,7 +135,7 @@ def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Itera
 
 
 def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
-    """``text`` in lines as wide as the terminal, words whole."""
+    """``text`` wrapped to the terminal's width, words whole."""
     return textwrap.fill(
         text, terminal_width() or WIDTH, initial_indent=first, subsequent_indent=rest,
         break_long_words=False, break_on_hyphens=False,
@@ -141,23 +143,19 @@ def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
 
 
 def note(text: str) -> None:
-    """A remark for people, on stderr."""
+    """Print a note for people on stderr."""
     print(wrapped(text, rest="      "), file=sys.stderr)
 
 
 def print_notes(remarks: Iterable[str]) -> None:
-    """Remarks on stderr, each once."""
+    """Print each note once on stderr."""
     for remark in dict.fromkeys(remarks):
         note(f"note: {remark}")
 
 
 def terminal_width() -> int:
-    """Columns of the terminal (or ``COLUMNS``); 0 where the output goes elsewhere."""
+    """Columns of the terminal (or ``COLUMNS``); 0 where there is none."""
     return shutil.get_terminal_size((0, 0)).columns
-
-
-def _versioned(row: Row) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, **row}
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
@@ -169,7 +167,7 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a program reads it; the csv module leaves None empty and floats exact."""
+    """A value for programs. The csv module writes nothing for None, and exact floats."""
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
@@ -183,7 +181,7 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 def _tabulated(columns: Sequence[Column], cells: Sequence[Sequence[str]], style: str, rows: Sequence[Row]) -> str:
     import tabulate
 
-    tabulate.MIN_PADDING = 0  # headings need no more room than cells
+    tabulate.MIN_PADDING = 0  # no extra room for headings
     numeric = [all(_is_number(row.get(column.key)) for row in rows) for column in columns]
     return str(
         tabulate.tabulate(
@@ -220,7 +218,7 @@ def _width(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
 
 
 def _widest(texts: Iterable[str]) -> int:
-    """Characters of the longest line of texts of several lines."""
+    """Characters of the longest line of all texts."""
     return max((len(line) for text in texts for line in text.splitlines()), default=0)
 
 
@@ -228,16 +226,13 @@ def _folded(text: str, width: int) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-# --- A file that is written whole or not at all
-
-
 def write_file(path: Path, content: bytes, *, flag: str = "-o") -> None:
-    """Written beside ``path`` and then renamed. Raises InputError, naming ``flag``, where that is not possible."""
+    """Write a file whole, or not at all. Raises InputError, naming ``flag``, where that is not possible."""
     try:
         if path.is_dir():
             raise InputError(f"{flag} {path} is a folder", hint="name a file in it")
-        if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
-            raise InputError(f"{flag} {path} is no file", hint="name one that may be replaced")
+        if path.exists() and not path.is_file():  # a rename would replace a device by a file
+            raise InputError(f"{flag} {path} is not a regular file", hint="name a file that may be replaced")
         write_then_rename(path, content)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         cause = getattr(error, "strerror", None) or str(error)

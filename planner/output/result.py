@@ -1,4 +1,4 @@
-"""What every answer can do: be a JSON object, rows, a table for people; and show itself in a notebook.
+"""What every answer can do: turn into a JSON object, rows, or a table, and show itself in a notebook.
 
 A function of ``planner.commands`` returns it; the command line prints it with ``print_result``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -15,38 +15,35 @@ from planner.output.render import Column, Row, html_table, json_text, print_note
 
 
 class Result(ABC):
-    """An answer. ``print(result)`` shows what the command prints, a notebook shows a table.
+    """An answer. ``print(result)`` shows what the command prints; a notebook shows a table.
 
-    Subclasses have the typed records that the answer rests on as attributes.
+    Subclasses have the typed records behind the answer as attributes.
     """
 
-    remarks: tuple[str, ...] = ()  #: on what was asked, such as which GPUs ``local`` found
+    remarks: tuple[str, ...] = ()  #: notes on the question, such as which GPUs ``local`` found
 
     @property
     def ok(self) -> bool:
-        """Whether the honest answer is yes: the command then ends with exit status 0, else with 1."""
+        """Whether the answer is yes: the command ends with exit status 0, else with 1."""
         return True
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Everything that somebody who relies on the answer should know; the command writes it to stderr."""
+        """What to know before relying on the answer. The command writes it to stderr."""
         return tuple(dict.fromkeys((*self.remarks, *self._notes())))
 
     def to_dict(self) -> Any:
-        """What the command prints with ``--format json``, as Python objects: the schema only grows.
-
-        A list of objects where the command prints a list.
-        """
-        return json.loads(self.to_json())  # so that tuples are lists here too, and keys are strings
+        """What the command prints with ``--format json``: an object, or a list of objects. The schema only grows."""
+        return json.loads(self.to_json())  # tuples become lists, and keys strings
 
     def to_json(self) -> str:
-        """The same as the very text."""
+        """What the command prints with ``--format json``, as text."""
         return json_text(self._object())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows that the command writes with ``--format csv``: key to value, None where there is none.
+        """What the command prints with ``--format csv``: key to value, None where there is none.
 
-        ``pandas.DataFrame(result.rows())`` is a data frame.
+        ``pandas.DataFrame(result.rows())`` makes a data frame of it.
         """
         return [{column.key: row.get(column.key) for column in self._columns()} for row in self._rows()]
 
@@ -56,7 +53,7 @@ class Result(ABC):
             return self.to_json()
         if output == "table":
             return "".join(f"{line}\n" for line in self._lines())
-        return rows_text(self._rows(), output, columns=self._columns())
+        return rows_text(self._rows(), output, self._columns())
 
     def __str__(self) -> str:
         return self.to_text().removesuffix("\n")
@@ -64,7 +61,7 @@ class Result(ABC):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The table for a notebook, with what stands above it and the notes; everything in it is escaped."""
+        """The table for a notebook, with title and notes, everything escaped."""
         title = f"<p><b>{escape(self._title())}</b></p>\n" if self._title() else ""
         items = "".join(f"<li>{escape(note)}</li>\n" for note in self.notes)
         notes = f"\n<details><summary>notes</summary>\n<ul>\n{items}</ul></details>" if items else ""
@@ -72,48 +69,59 @@ class Result(ABC):
 
     @abstractmethod
     def _object(self) -> Row | Sequence[Row]:
-        """The data of the JSON object, or of each object of a list; ``schema_version`` is added."""
+        """The JSON object, or the objects of a list, without ``schema_version``."""
 
     @abstractmethod
     def _rows(self) -> Sequence[Row]:
-        """What CSV and Markdown have, under ``_columns``."""
+        """The rows of CSV and Markdown."""
 
     @abstractmethod
     def _columns(self) -> Sequence[Column]:
         """The columns of ``_rows``."""
 
     def _lines(self) -> Iterable[str]:
-        """What people see on a terminal; one entry may have several lines."""
-        yield rows_text(self._rows(), "table", columns=self._columns()).removesuffix("\n")
+        """The text for a terminal; an entry may have several lines."""
+        yield rows_text(self._rows(), "table", self._columns()).removesuffix("\n")
 
     def _title(self) -> str:
         """One line above the table of a notebook."""
         return ""
 
     def _html_rows(self) -> tuple[Sequence[Row], Sequence[Column]]:
-        """What a notebook shows."""
+        """Rows and columns of the table for a notebook."""
         return self._rows(), self._columns()
 
     def _notes(self) -> Iterable[str]:
-        """What is said about the answer itself."""
+        """Notes on the answer itself."""
         return ()
 
 
 class MetricRows(Result):
-    """An answer whose rows are the keys of its JSON object."""
+    """An answer whose rows are the figures of ``result``."""
+
+    @property
+    @abstractmethod
+    def result(self) -> Mapping[str, Any]:
+        """Key to figure."""
 
     def _columns(self) -> Sequence[Column]:
         return Column("metric"), Column("value")
 
     def _rows(self) -> Sequence[Row]:
-        return [{"metric": key, "value": value} for key, value in self._flat() if value is not None]
+        return [{"metric": key, "value": value} for key, value in _flat(self.result) if value is not None]
 
-    @abstractmethod
-    def _flat(self) -> Iterator[tuple[str, Any]]:
-        """Key and value of each row."""
+
+def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """One value per row: ``percentiles.99`` for a number inside an object, ``latencies.0`` for one in a list."""
+    for key, value in data.items():
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inner, Mapping):
+            yield from ((f"{key}.{name}", number) for name, number in inner.items())
+        else:
+            yield key, value
 
 
 def print_result(result: Result, output: str) -> None:
-    """The answer on stdout; notes on stderr, of JSON only what the object does not have itself."""
+    """Print the answer on stdout and its notes on stderr; with JSON, only the notes that the object lacks."""
     print(result.to_text(output), end="")
     print_notes(result.remarks if output == "json" else result.notes)

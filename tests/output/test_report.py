@@ -150,7 +150,7 @@ def test_a_page_can_be_used_without_eyes_mouse_or_light(pages: dict[str, str]) -
     levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
     assert levels.count(1) == 1 and all(after - before <= 1 for before, after in pairwise(levels))
     figures = [tag for tag, _ in found.elements].count("figure")
-    assert text.count("The same as a table") == figures == 2 + 2 * 2  # memory, Pareto; latency, operators of each
+    assert text.count("As a table") == figures == 2 + 2 * 2  # memory, Pareto; latency, operators of each
 
 
 def test_every_figure_of_every_plan_is_there(made: Path, pages: dict[str, str]) -> None:
@@ -207,7 +207,7 @@ def test_the_page_says_what_it_does_not_know(one: Path, undrawn: None) -> None:
     text = Page(page(read_plan_folders(one))).text
     assert "recommendation.json does not exist: write the folder again with planner recommend -o" in text
     assert "Each point is the planned server at another load" in text
-    assert "What was turned down is not known here." in text
+    assert "It is not known what was rejected." in text
 
 
 def test_a_server_that_cannot_be_replayed_here_has_a_page_without_curves(one: Path, undrawn: None) -> None:
@@ -326,7 +326,7 @@ def test_a_terminal_shows_all_charts(made: Path, monkeypatch: pytest.MonkeyPatch
         (("two", "--format", "png", "--chart", "latency"), "--chart latency is of one plan, and two holds 2"),
         (("two", *MEMORY, "-o", "two"), "-o two is a folder"),
         (("two", *MEMORY, "-o", ""), "-o . is a folder"),
-        (("two", *MEMORY, "-o", "/dev/null"), "-o /dev/null is no file"),  # as root it would be replaced
+        (("two", *MEMORY, "-o", "/dev/null"), "-o /dev/null is not a regular file"),  # as root it would be replaced
         (
             ("two", *MEMORY, "-o", "no/such/folder.html"),
             "-o no/such/folder.html cannot be written: No such file or directory",

@@ -503,7 +503,7 @@ def test_a_plan_for_targets_at_a_rate_is_checked_with_just_that(tmp_path: Path) 
     for name in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms"):
         assert said["delivers"][name] == pytest.approx(saved["predicted"][name], rel=1e-6)
     assert said["better"] == []
-    assert "200 requests of 700 + 150 tokens, varied by 40%, after 256 that all share, 3 a second:" in " ".join(
+    assert "200 requests of 700 + 150 tokens, varied by 40%, after 256 shared tokens, 3 per second:" in " ".join(
         run("check", str(where)).out.split()
     )
     closed = answer(str(where), "--max-concurrency", "4")["load"]

@@ -280,19 +280,19 @@ def test_gpus_that_are_paid_for_and_idle_are_told() -> None:
     """A 70B in bf16 takes two H100: of three one is left over, of four none."""
     words = ("compare", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--max-concurrency", "8")
     three, four = run(*words, "--packages", "3"), run(*words, "--packages", "4")
-    assert "h100-sxm: 1 of 3 GPUs stays idle and is paid for beside servers of 2" in " ".join(three.err.split())
+    assert "h100-sxm: 1 of 3 GPUs is paid for and stays idle: each server takes 2" in " ".join(three.err.split())
     assert "idle" not in four.err
     (row,) = json.loads(run(*words, "--packages", "3", "--format", "json").out)["rows"]
     assert (row["num_gpus"], row["servers"], row["tensor_parallel_size"], row["idle_gpus"]) == (3, 1, 2, 1)
 
 
 def test_the_table_names_whose_fits_predicted() -> None:
-    from planner.output.tables.comparison import calibration_remarks
+    from planner.output.tables.shared import calibration_note
 
     outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8")
     assert "calibration: shipped" in outcome.err
     mixed = [("h100-sxm", "shipped"), ("mi300x", "mine.toml"), ("b200-sxm", "shipped"), ("h100-sxm", "shipped")]
-    assert list(calibration_remarks(mixed)) == ["calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"]
+    assert list(calibration_note(mixed)) == ["calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"]
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown"])

@@ -12,7 +12,7 @@ from planner.timing import OperatorTime, StepBreakdown
 from planner.units import GFLOP, GIB, MB, MS, US
 from planner.workload import OF_A_REQUEST
 
-#: Key in the plan's ``memory``, what people call it, its colour.
+#: Key in the plan's ``memory``, name, colour.
 PIECES = (
     ("weights_bytes", "weights", 0),
     ("kv_cache_bytes", "KV cache", 2),
@@ -20,7 +20,7 @@ PIECES = (
     ("cuda_graph_bytes", "graphs", 3),
     ("non_torch_bytes", "runtime", 4),
 )
-FREE = "not used"
+FREE = "unused"
 BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
 SHOWN_OPERATORS = 11
 GPU_RATE, USER_RATE = "output_throughput_per_gpu", "output_throughput_per_user"
@@ -36,22 +36,22 @@ def layout_of(plan: Plan) -> str:
 
 
 def memory_chart(plans: Sequence[Plan]) -> Chart:
-    """What lies in the memory of each GPU; a bar for each plan."""
+    """The memory of each GPU, a bar for each plan."""
     bars = tuple(_memory_bar(plan) for plan in plans)
     headings = ("GiB per GPU", *(name for _, name, _ in PIECES), FREE, "memory", "KV cache, tokens")
     rows = tuple(_memory_row(plan) for plan in plans)
     return Chart(
         "memory",
         "Memory of each GPU",
-        "What one GPU holds once the server runs. What the KV cache gets is what the other parts leave of vLLM's "
-        "budget; a server holds as many tokens at once as fit there.",
+        "What one GPU holds while the server runs. The KV cache gets what the other parts leave of vLLM's budget; the "
+        "tokens that fit there are the most that a server holds at once.",
         (BarPanel("GiB", bars, labels_above=True),),
         Table(headings, rows),
     )
 
 
 def _pieces(plan: Plan) -> Iterator[tuple[str, int | None, float]]:
-    """Name, colour and bytes of every part, the rest of the memory last."""
+    """Name, colour and bytes of each part, unused memory last."""
     left = float(plan.memory.get("memory_bytes", 0))
     for key, name, hue in PIECES:
         held = float(plan.memory.get(key, 0))
@@ -76,14 +76,14 @@ def _memory_row(plan: Plan) -> tuple[str, ...]:
 # --- Pareto front ------------------------------------------------------------------------------------------------
 
 
-def pareto_chart(dossier: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
-    """Tokens/s per GPU against tokens/s per user. None where neither a search nor a replay is known."""
+def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
+    """Tokens/s per GPU against tokens/s per user. None where there is neither a search nor a replay."""
     searched = True
     series: list[Series] = []
     rows: list[tuple[str, ...]] = []
-    for place, (entry, swept) in enumerate(zip(dossier.entries, sweeps, strict=True)):
-        points = _front(dossier, entry)
-        if len(points) < 2 and swept.points:  # no curve: then the planned server's own
+    for place, (entry, swept) in enumerate(zip(folder.entries, sweeps, strict=True)):
+        points = _front(folder, entry)
+        if len(points) < 2 and swept.points:  # no front: the planned server at other loads
             points, searched = [(f"load {p.load:,.3g}", p.figures) for p in swept.points], False
         if points:
             series.append(_rates(entry.plan.gpu, place, [figures for _, figures in points]))
@@ -94,7 +94,7 @@ def pareto_chart(dossier: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
     if not rows:
         return None
     what = (
-        "Each point is a setting that no other of its GPU beats in both rates."
+        "Each point is a setting that no other setting of its GPU beats in both rates."
         if searched
         else "Each point is the planned server at another load."
     )
@@ -102,7 +102,7 @@ def pareto_chart(dossier: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
     return Chart(
         "pareto",
         "Throughput of a GPU against speed for a user",
-        f"{what} Up and to the right is better. Shaded and crossed: the interval that holds 90\u00a0% of measurements.",
+        f"{what} Up and to the right is better. Shades and crosses: the interval that holds 90\u00a0% of measurements.",
         (panel,),
         Table(
             ("GPU", "setting", "tokens/s per user", "90 % interval", "tokens/s per GPU", "90 % interval"), tuple(rows)
@@ -110,8 +110,8 @@ def pareto_chart(dossier: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
     )
 
 
-def _front(dossier: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
-    found = [row for row in dossier.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
+def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
+    found = [row for row in folder.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
     return [
         (f"TP {row.get('tensor_parallel_size')}, batch {row.get('max_num_seqs')}, {row.get('weight_dtype')}", row)
         for row in sorted(found, key=lambda row: float(row[USER_RATE]))
@@ -119,7 +119,7 @@ def _front(dossier: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[s
 
 
 def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The plan itself, and what was measured of it."""
+    """The plan itself, and its measurement."""
     if entry.plan.predicted.get(GPU_RATE) and entry.plan.predicted.get(USER_RATE):
         yield "plan", "o", entry.plan.predicted
     if entry.measured:
@@ -158,7 +158,7 @@ def interval_of(figures: Mapping[str, Any], key: str) -> str:
 
 
 def number(value: Any) -> str:
-    """A figure with three digits that count; a dash where there is none."""
+    """A figure with three significant digits; a dash where there is none."""
     if not isinstance(value, int | float):
         return "-"
     digits = next((digits for digits, least in enumerate((100, 10, 1)) if abs(value) >= least), None)
@@ -169,7 +169,7 @@ def number(value: Any) -> str:
 
 
 def latency_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
-    """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None where nothing could be replayed."""
+    """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None without a replay."""
     if not swept.points:
         return None
     axis = "requests/s" if swept.by == "rate" else "requests in flight"
@@ -185,8 +185,8 @@ def latency_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
     return Chart(
         "latency",
         f"Latency against load: {layout_of(entry.plan)}",
-        "Each load is a replay of this server. Shaded: the interval that holds 90\u00a0% of measurements. The upright "
-        f"line is the load of the plan; the server computes at most {most_in_flight:,} requests at once, others wait.",
+        "Each load is a replay of this server. Shades: the interval that holds 90\u00a0% of measurements. The vertical "
+        f"line is the load of the plan. The server computes at most {most_in_flight:,} requests at once; others wait.",
         panels,
         Table(headings, rows),
     )
@@ -238,16 +238,16 @@ def _latency_line(metric: str, statistic: str, swept: Sweep) -> Series:
 
 
 def operators_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
-    """Where the time of an average step goes; None where nothing could be replayed."""
+    """Where the time of an average step goes; None without a replay."""
     if not swept.steps:
         return None
     rows = tuple(_operator_row(name, part) for name, step in swept.steps.items() for part in step.parts)
     return Chart(
         "operators",
         f"Where a step spends its time: {layout_of(entry.plan)}",
-        "The average decode step and the average step with prompt tokens in it, at the load of the plan. After each "
-        "bar: microseconds, and what bounds the operator. With asynchronous scheduling the host works beside the GPU, "
-        "so that the parts are more than the whole.",
+        "The average decode step and the average step with prompt tokens, at the load of the plan. Each bar gives "
+        "microseconds and what bounds the operator. With asynchronous scheduling the host works while the GPU does, so "
+        "the parts add up to more than the whole.",
         tuple(_step_panel(name, step) for name, step in swept.steps.items()),
         Table(("step", "operator", "kernels", "time, us", "GFLOP", "MB", "bound by"), rows),
     )

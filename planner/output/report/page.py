@@ -1,14 +1,14 @@
-"""One HTML file for the plans of a folder. It needs no network, no script and no font but the reader's own.
+"""One HTML file for the plans of a folder: no network, no script, no fonts of its own.
 
-Jinja substitutes and escapes; whatever is decided is decided here. The drawings are made twice, for a wide and for a
-narrow window, and the style sheet shows the one that fits.
+The template substitutes and escapes; every decision is made here. Each chart is drawn for a wide and for a narrow
+window, and the style sheet shows the one that fits.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -18,6 +18,7 @@ from planner import __version__
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
 from planner.output.charts.draw import CHART_WIDTH, NARROW, svg
 from planner.output.charts.figure import Chart, style_sheet
+from planner.output.render import command_parts
 from planner.output.report.figures import (
     interval_of,
     latency_chart,
@@ -28,17 +29,18 @@ from planner.output.report.figures import (
     pareto_chart,
 )
 from planner.output.tables.prediction import BASIS
+from planner.output.tables.shared import local_argv
 from planner.planning import SHIPPED, Local, Plan, Sweep, sweep_loads
 from planner.resources import data_dir
 from planner.units import GIB, MS
 
-SHOWN_WHOLE = 8  #: plans with charts of their own; of more, the tables
+SHOWN_WHOLE = 8  #: with more plans there are tables only
 SETTINGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
     "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
     "enable_prefix_caching", "async_scheduling", "enforce_eager",
 )  # fmt: skip
-#: Key, heading and unit of the figures that a plan is known by.
+#: Key, heading and unit of the main figures of a plan.
 FIGURES = (
     ("output_throughput_per_gpu", "Throughput", "tokens/s per GPU"),
     ("output_throughput_per_user", "Speed", "tokens/s per user"),
@@ -50,10 +52,10 @@ _NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
 MEASURED = ("metric", "unit", "predicted", "bounds", "measured", "difference", "verdict")
 
 
-def page(dossier: PlanFolders, local: Local = SHIPPED) -> str:
-    """The report as HTML. ``local`` holds the fits that the curves are predicted with."""
-    entries = _best_first(dossier)
-    dossier = PlanFolders(dossier.directory, entries, dossier.recommendation, dossier.notes)
+def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
+    """The report as HTML. The curves are predicted with the fits of ``local``."""
+    entries = _best_first(folder)
+    folder = replace(folder, entries=entries)
     whole = entries if len(entries) <= SHOWN_WHOLE else ()
     sweeps = [sweep_loads(entry.plan, local) if entry in whole else Sweep() for entry in entries]
     plans = [entry.plan for entry in entries]
@@ -66,30 +68,19 @@ def page(dossier: PlanFolders, local: Local = SHIPPED) -> str:
         "planner_version": __version__,
         "summary": [_summary(entry) for entry in entries],
         "memory": _picture(memory_chart(plans)),
-        "pareto": _picture(pareto_chart(dossier, sweeps)),
+        "pareto": _picture(pareto_chart(folder, sweeps)),
         "entries": [_section(entry, swept) for entry, swept in zip(entries, sweeps, strict=True)],
         "too_many": len(entries) > SHOWN_WHOLE,
-        "rejected": _table(("GPU", "model", "setting", "reason"), [_rejected(row) for row in dossier.rejected]),
-        "notes": dossier.notes,
+        "rejected": _table(("GPU", "model", "setting", "reason"), [_rejected(row) for row in folder.rejected]),
+        "notes": folder.notes,
         "palette": Markup(style_sheet()),  # noqa: S704  (ours: colours by name)
     }
     return _environment().get_template("report.html.j2").render(context)
 
 
 def command_text(plan: Plan) -> str:
-    """The launch command as a shell takes it, an option to the line. On the machine itself: only there 127.0.0.1."""
-    words = list(plan.serve_argv)
-    if "--host" in words[:-1]:
-        words[words.index("--host") + 1] = "127.0.0.1"
-    lines = [f"{name}={shlex.quote(value)}" for name, value in plan.env.items()]
-    start = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
-    lines.append(shlex.join(words[:start]))
-    for word in words[start:]:
-        if word.startswith("--"):
-            lines.append(shlex.quote(word))
-        else:
-            lines[-1] += f" {shlex.quote(word)}"
-    return " \\\n  ".join(lines)
+    """The launch command for the machine itself, an option to the line."""
+    return " \\\n  ".join(command_parts(plan.env, local_argv(plan)))
 
 
 def _environment() -> jinja2.Environment:
@@ -103,10 +94,10 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def _best_first(dossier: PlanFolders) -> tuple[PlanFolder, ...]:
-    """In the order of ``recommend``, where that is known."""
-    order = [plan.get("gpu") for plan in (dossier.recommendation or {}).get("plans", ()) if isinstance(plan, Mapping)]
-    return tuple(sorted(dossier.entries, key=lambda e: order.index(e.plan.gpu) if e.plan.gpu in order else len(order)))
+def _best_first(folder: PlanFolders) -> tuple[PlanFolder, ...]:
+    """In the order of ``recommend``, if it is known."""
+    order = [plan.get("gpu") for plan in (folder.recommendation or {}).get("plans", ()) if isinstance(plan, Mapping)]
+    return tuple(sorted(folder.entries, key=lambda e: order.index(e.plan.gpu) if e.plan.gpu in order else len(order)))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -124,11 +115,11 @@ def _arrival(plan: Plan) -> str:
     sent = plan.workload
     rate = f"{sent.request_rate:g} requests/s" if sent.request_rate else ""
     limit = f"{sent.max_concurrency:,} requests in flight" if sent.max_concurrency else ""
-    return ", ".join(filter(None, (rate, limit))) or "all requests at once"
+    return ", ".join(filter(None, (rate, limit))) or "all requests sent at once"
 
 
 def _targets(plan: Plan) -> list[str]:
-    """The latency targets, and what is expected for each."""
+    """The latency targets, and the expected latency for each."""
     return [
         f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()} at most {target.limit_ms:,.5g} ms: "
         f"{number(target.expected_ms)} ms expected"
@@ -190,23 +181,20 @@ def _bytes(plan: Plan) -> Iterator[tuple[str, float]]:
 
 
 def _measured(entry: PlanFolder) -> list[tuple[str, ...]]:
-    """Measured beside predicted, a row for each metric of both."""
-    if entry.measured is None:
-        return []
-
+    """Measured beside predicted, a row for each metric."""
     return [
         (
             line.metric, line.unit, number(line.predicted), f"{number(line.lo)} to {number(line.hi)}",
             number(line.measured), f"{line.error:+.1%}", line.verdict,
         )
-        for line in compare_plan(entry.measured)
+        for line in (compare_plan(entry.measured) if entry.measured else ())
     ]  # fmt: skip
 
 
 def _sources(entry: PlanFolder, swept: Sweep) -> Iterator[tuple[str, str]]:
     file, plan = entry.file, entry.plan
     yield "engine", f"vLLM {plan.engine_version}"
-    yield "image", f"{plan.image} ({plan.image_source})" if plan.image else "none: the vLLM that is installed"
+    yield "image", f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM"
     yield "calibration", plan.calibration
     if swept.basis:
         yield "efficiencies", BASIS.get(swept.basis, swept.basis)
@@ -232,7 +220,7 @@ def _plain(value: Any) -> str:
 
 
 def _picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
-    """A chart for the template: both drawings, and its words. ``within``: the section that it stands in."""
+    """A chart for the template: both drawings and its words. ``within`` is the id of its section."""
     if chart is None:
         return None
     name = f"{within}-{chart.name}" if within else chart.name
@@ -247,6 +235,6 @@ def _picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Columns of numbers are flush right."""
+    """A table for the template; columns of numbers are right-aligned."""
     numeric = [all(_NUMBER.fullmatch(row[at]) for row in rows) for at in range(len(headings))]
     return {"headings": headings, "rows": rows, "numeric": numeric}

@@ -1,4 +1,4 @@
-"""What a user's own runs taught, in words and rows."""
+"""``planner calibrate`` in words and rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.evidence import MEANINGS, CalibrationOutcome, figures_of, mean_error, statistics
-from planner.output.render import Column, table_text, wrapped
+from planner.output.render import Column, rows_of, table_text, wrapped
 from planner.output.result import Result
 
 FACTOR_COLUMNS = (
     Column("target", "factor on"),
-    Column("when"),
+    Column("when", of=lambda factor: dict(factor.when)),
     Column("before", form=".3f"),
-    Column("after", form=".3f"),
+    Column("after", form=".3f", of=lambda factor: factor.factor),
     Column("sd", "± (log)", ".3f"),
-    Column("prior_sd", "believed ±", ".3f"),
+    Column("prior_sd", "prior ±", ".3f"),
     Column("runs"),
     Column("determined"),
 )
@@ -45,7 +45,25 @@ class CalibrationAnswer(Result):
         return self.record.kept
 
     def _object(self) -> dict[str, Any]:
-        return calibration_json(self.record)
+        answer = self.record
+        return {
+            "kept": answer.kept,
+            "reason": answer.reason,
+            "calibration": str(answer.path),
+            "base": answer.base,
+            "runs": len(answer.runs),
+            "new_runs": answer.new_runs,
+            "factors": _factors(answer),
+            "metrics": list(_metrics(answer)),
+            "error": {
+                "before": mean_error(answer.before),
+                "after": mean_error(answer.after),
+                "left_out": mean_error(answer.left_out) if answer.left_out else None,
+            },
+            "memory": list(dict.fromkeys(fit.name for fit in answer.memory)),
+            "refused": [{"run_id": run.run_id, "reason": why} for run, why in answer.refused],
+            "notes": list(answer.notes),
+        }
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{**row, "when": _place(row["when"])} for row in _factors(self.record)]
@@ -70,40 +88,8 @@ class CalibrationAnswer(Result):
         return _notes(self.record)
 
 
-def calibration_json(answer: CalibrationOutcome) -> dict[str, Any]:
-    """``planner calibrate --format json``; errors are fractions."""
-    return {
-        "kept": answer.kept,
-        "reason": answer.reason,
-        "calibration": str(answer.path),
-        "base": answer.base,
-        "runs": len(answer.runs),
-        "new_runs": answer.new_runs,
-        "factors": list(_factors(answer)),
-        "metrics": list(_metrics(answer)),
-        "error": {
-            "before": mean_error(answer.before),
-            "after": mean_error(answer.after),
-            "left_out": mean_error(answer.left_out) if answer.left_out else None,
-        },
-        "memory": list(dict.fromkeys(fit.name for fit in answer.memory)),
-        "refused": [{"run_id": run.run_id, "reason": why} for run, why in answer.refused],
-        "notes": list(answer.notes),
-    }
-
-
-def _factors(answer: CalibrationOutcome) -> Iterator[dict[str, Any]]:
-    for factor in answer.factors:
-        yield {
-            "target": factor.target,
-            "when": dict(factor.when),
-            "before": factor.before,
-            "after": factor.factor,
-            "sd": factor.sd,
-            "prior_sd": factor.prior_sd,
-            "runs": factor.runs,
-            "determined": factor.determined,
-        }
+def _factors(answer: CalibrationOutcome) -> list[dict[str, Any]]:
+    return rows_of(answer.factors, FACTOR_COLUMNS)
 
 
 def _in_words(row: dict[str, Any]) -> dict[str, Any]:
@@ -138,14 +124,14 @@ def _table_row(row: dict[str, Any]) -> dict[str, Any]:
 def _verdict(answer: CalibrationOutcome) -> str:
     if answer.reason:
         return f"not kept: {answer.reason}"
-    learned = f"{mean_error(answer.before):.1%} off before, {mean_error(answer.after):.1%} after"
+    learned = f"error {mean_error(answer.before):.1%} before, {mean_error(answer.after):.1%} after"
     if answer.left_out:
-        learned += f", {mean_error(answer.left_out):.1%} for each run by the others"
+        learned += f", {mean_error(answer.left_out):.1%} for each run when it is left out"
     return f"kept in {answer.path}: {len(answer.runs)} run{'' if len(answer.runs) == 1 else 's'}, {learned}"
 
 
 def _notes(answer: CalibrationOutcome) -> Iterator[str]:
-    yield f"the factors multiply the efficiencies that are shipped, fitted on {answer.base}"
+    yield f"the factors multiply the shipped efficiencies, which are fitted on {answer.base}"
     if answer.memory and answer.kept:
         names = ", ".join(dict.fromkeys(fit.name for fit in answer.memory))
         yield f"memory overheads learned from the server's start-up: {names}"

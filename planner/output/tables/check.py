@@ -1,4 +1,4 @@
-"""What is said about a ``vllm serve`` line."""
+"""``planner check`` in words and rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, repr=False)
 class CheckAnswer(Result):
-    """Whether a ``vllm serve`` line starts, what it delivers, what delivers more: ``planner check``."""
+    """Whether a ``vllm serve`` line starts, what it delivers, and what delivers more: ``planner check``."""
 
     record: LineVerdict
     remarks: tuple[str, ...] = ()
@@ -39,7 +39,24 @@ class CheckAnswer(Result):
         return self.record.starts
 
     def _object(self) -> dict[str, Any]:
-        return check_json(self.record)
+        answer, load = self.record, self.record.workload
+        return {
+            "starts": answer.starts,
+            "model": {"requested": answer.resolved.requested, "resolved": answer.resolved.resolved},
+            "gpu": answer.profile.id,
+            "engine_version": str(answer.version),
+            "calibration": _calibration(answer),
+            "flags": [_problem(problem) for problem in answer.line.problems],
+            "not_simulated": list(answer.line.not_simulated),
+            "refusal": {"cause": answer.refusal.cause, "hint": answer.refusal.hint} if answer.refusal else None,
+            "fit": answer.fit.to_json() if answer.fit else None,
+            "settings": answer.settings,
+            "load": PlannedWorkload.of(load).model_dump() if load else None,
+            "delivers": _figures(answer.served) if answer.served else None,
+            "goal": answer.goal,
+            "better": [_plan(answer, plan) for plan in answer.better()],
+            "notes": list(_notes(answer)),
+        }
 
     def _rows(self) -> list[dict[str, Any]]:
         return [_row("this line", self.record.served), *_plan_rows(self.record)]
@@ -55,28 +72,6 @@ class CheckAnswer(Result):
 
     def _notes(self) -> Iterator[str]:
         return _notes(self.record)
-
-
-def check_json(answer: LineVerdict) -> dict[str, Any]:
-    """``planner check --format json``."""
-    load = answer.workload
-    return {
-        "starts": answer.starts,
-        "model": {"requested": answer.resolved.requested, "resolved": answer.resolved.resolved},
-        "gpu": answer.profile.id,
-        "engine_version": str(answer.version),
-        "calibration": _calibration(answer),
-        "flags": [_problem(problem) for problem in answer.line.problems],
-        "not_simulated": list(answer.line.not_simulated),
-        "refusal": {"cause": answer.refusal.cause, "hint": answer.refusal.hint} if answer.refusal else None,
-        "fit": answer.fit.to_json() if answer.fit else None,
-        "settings": answer.settings,
-        "load": PlannedWorkload.of(load).model_dump() if load else None,
-        "delivers": _figures(answer.served) if answer.served else None,
-        "goal": answer.goal,
-        "better": [_plan(answer, plan) for plan in answer.better()],
-        "notes": list(_notes(answer)),
-    }
 
 
 def _problem(problem: FlagProblem) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def _start_lines(answer: LineVerdict) -> Iterator[str]:
 
 
 def _engine(fit: FitResult) -> str:
-    """Which of the two engines, while a version has both."""
+    """The engine, for versions that have two."""
     return f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
 
 
@@ -168,7 +163,7 @@ def _load_lines(answer: LineVerdict) -> Iterator[str]:
     if rows:
         yield table_text(rows, COLUMNS)
     if not plans:
-        yield f"no plan is better for {answer.goal} with these GPUs" if rows else "no plan fits on this GPU"
+        yield f"no plan is better for {answer.goal} on these GPUs" if rows else "no plan fits on this GPU"
     for row, plan in zip(plans, answer.better(), strict=True):
         yield f"\n{row['what']}:"
         for name, (own, other) in answer.changes(plan).items():
@@ -179,14 +174,14 @@ def _load_lines(answer: LineVerdict) -> Iterator[str]:
 def _load_words(load: Workload) -> str:
     requests = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"
     varied = f", varied by {load.range_ratio:.0%}" if load.range_ratio else ""
-    shared = f", after {load.prefix_len:,} that all share" if load.prefix_len else ""
-    rate = f", {load.request_rate:g} a second" if isfinite(load.request_rate) else ""
+    shared = f", after {load.prefix_len:,} shared tokens" if load.prefix_len else ""
+    rate = f", {load.request_rate:g} per second" if isfinite(load.request_rate) else ""
     limit = "" if rate and not load.max_concurrency else f", {load.max_concurrency or 'all'} in flight"
     return f"{requests}{varied}{shared}{rate}{limit}"
 
 
 def _calibration(answer: LineVerdict) -> str | None:
-    """Whose fits predicted; None where nothing was."""
+    """Which fits predicted; None where nothing was predicted."""
     return answer.served.deployment.calibrated_by if answer.served else None
 
 
@@ -200,7 +195,7 @@ def _notes(answer: LineVerdict) -> Iterator[str]:
         yield f"not simulated: {', '.join(answer.line.not_simulated)}"
     drafts = answer.line.args.speculative_config
     if drafts and not drafts.acceptance_rates:
-        yield "speculative decoding is counted in the memory, not in the speed"
+        yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if answer.fit:
         if answer.fit.config.defaults_taken:
             yield f"defaults: {', '.join(answer.fit.config.defaults_taken)}"

@@ -1,4 +1,4 @@
-"""A comparison in words: a table for each load, then who leads where."""
+"""``planner compare`` in words and rows: a table for each load, then which GPU leads where."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 from planner.hardware import GpuProfile
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
+from planner.output.tables.shared import calibration_note, price_notes, price_rows, with_interval
 from planner.planning import (
     ComparedPoint,
     Comparison,
     Flip,
     Order,
-    Span,
-    price_of,
-    span_figures,
 )
 from planner.units import MS
 from planner.workload import Workload
@@ -36,11 +34,11 @@ TABLE = (
 
 @dataclass(frozen=True, repr=False)
 class ComparisonAnswer(Result):
-    """GPUs side by side: ``planner compare``. The table has one part for each load, then who leads where."""
+    """GPUs side by side: ``planner compare``. A table for each load, then which GPU leads where."""
 
     record: Comparison
     profiles: tuple[GpuProfile, ...]
-    prices: Mapping[str, float]  #: that were given: profile id to USD per GPU and hour
+    prices: Mapping[str, float]  #: given prices: profile id to USD per GPU and hour
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model
 
@@ -50,7 +48,16 @@ class ComparisonAnswer(Result):
         return bool(self.record.points)
 
     def _object(self) -> dict[str, Any]:
-        return _object(self.record, self._rows(), self.profiles, self.prices)
+        comparison = self.record
+        return {
+            "model": comparison.question.model.id,
+            "per": comparison.question.per,
+            "share": comparison.share,
+            "rows": self._rows(),
+            "orders": [_order_object(order) for order in comparison.orders()],
+            "prices": price_rows(self.profiles, self.prices),
+            "refused": [{"gpu": refused.gpu, "reason": refused.reason} for refused in comparison.refused],
+        }
 
     def _rows(self) -> list[Mapping[str, Any]]:
         return [point.figures for point in self.record.points]
@@ -70,10 +77,9 @@ class ComparisonAnswer(Result):
         return rows, (Column("load"), *TABLE)
 
     def _notes(self) -> Iterator[str]:
-        yield from calibration_remarks(
-            (point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points
-        )
-        yield from _refusals(self.record)
+        used = ((point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points)
+        yield from calibration_note(used)
+        yield from (f"{refused.gpu} is left out: {refused.reason}" for refused in self.record.refused)
         yield from _remarks(self.record, self.profiles, self.prices)
         yield from self.said
 
@@ -108,7 +114,7 @@ def _table_row(point: ComparedPoint) -> dict[str, Any]:
 
 
 def _order_lines(orders: Sequence[Order]) -> Iterator[str]:
-    """One line for each order of leaders, with all metrics that it holds for; then the pairs that flip besides."""
+    """A line for each order of leaders with the metrics that have it, then the other pairs that change places."""
     for said, metrics in _by_words((order.words, order.metric) for order in orders):
         yield f"{metrics}: {said}"
     pairs = ((_flip_words(flip, order.axis.name), order.metric) for order in orders for flip in _others(order))
@@ -117,7 +123,7 @@ def _order_lines(orders: Sequence[Order]) -> Iterator[str]:
 
 
 def _by_words(said: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Each sentence once, with all metrics that it is said of."""
+    """Each sentence once, with all metrics that it holds for."""
     metrics: dict[str, list[str]] = {}
     for words, metric in said:
         metrics.setdefault(words, []).append(metric)
@@ -125,7 +131,7 @@ def _by_words(said: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _others(order: Order) -> Iterator[Flip]:
-    """Flips that the line on the leaders does not tell."""
+    """Pairs that change places and are not both among the leaders."""
     leaders = {standing.order[0] for standing in order.standings}
     return (flip for flip in order.flips if not {flip.before, flip.after} <= leaders)
 
@@ -133,24 +139,6 @@ def _others(order: Order) -> Iterator[Flip]:
 def _flip_words(flip: Flip, axis: str) -> str:
     sure = "" if flip.certain else " (not certain)"
     return f"{flip.before} is ahead of {flip.after} up to {axis} {flip.until:,g}, behind from {flip.since:,g} on{sure}"
-
-
-def _object(
-    comparison: Comparison,
-    rows: Sequence[Mapping[str, Any]],
-    profiles: Sequence[GpuProfile],
-    prices: Mapping[str, float],
-) -> dict[str, Any]:
-    question = comparison.question
-    return {
-        "model": question.model.id,
-        "per": question.per,
-        "share": comparison.share,
-        "rows": list(rows),
-        "orders": [_order_object(order) for order in comparison.orders()],
-        "prices": price_rows(profiles, prices),
-        "refused": [{"gpu": refused.gpu, "reason": refused.reason} for refused in comparison.refused],
-    }
 
 
 def _order_object(order: Order) -> dict[str, Any]:
@@ -169,72 +157,24 @@ def _order_object(order: Order) -> dict[str, Any]:
     }
 
 
-def calibration_remarks(used: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Whose fits predicted, in one line; by GPU where they differ."""
-    by_origin: dict[str, dict[str, None]] = {}
-    for gpu, origin in used:
-        by_origin.setdefault(origin, {})[gpu] = None
-    several = len(by_origin) > 1
-    words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
-    if words:
-        yield f"calibration: {', '.join(words)}"
-
-
-def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What each GPU is taken to cost, in USD per (logical) GPU and hour, and since when."""
-    priced = ((profile, price_of(profile, prices)) for profile in profiles)
-    return [
-        {
-            "gpu": profile.id,
-            **span_figures("usd_per_gpu_hour", price.usd_per_h if price else None),
-            "origin": price.origin if price else None,
-        }
-        for profile, price in priced
-    ]
-
-
-def price_remarks(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
-    """What is known of the prices, and what is not."""
-    unknown, free, dated = [], [], []
-    for profile in profiles:
-        price = price_of(profile, prices)
-        if price is None:
-            unknown.append(profile.whole)
-        elif price.is_zero:
-            free.append(profile.id)
-        elif price.origin != "--price":
-            dated.append(f"{profile.id} {price.usd_per_h.mid:.2f} ({price.origin})")
-    if dated:
-        yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
-    if unknown:
-        yield f"no price is known for {', '.join(dict.fromkeys(unknown))}: give one with --price GPU=USD"
-    if free:
-        yield f"{', '.join(free)} at a price of zero: what a dollar buys has no value"
-
-
 def _remarks(comparison: Comparison, profiles: Sequence[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
     taking_part = {point.gpu for point in comparison.points}
-    yield from price_remarks([profile for profile in profiles if profile.id in taking_part], prices)
+    yield from price_notes([profile for profile in profiles if profile.id in taking_part], prices)
     if comparison.points:
-        yield "in brackets the 90 % interval; of USD with the range of prices; joules are those of the boards (TDP)"
+        yield "in brackets the 90 % interval, for USD with the range of prices; joules assume boards at their TDP"
     yield from _idle_remarks(comparison)
     shared = [p.id for p in profiles if p.id in taking_part and p.partition and not p.partition.isolated_bandwidth]
     if shared:
-        yield f"{', '.join(shared)}: partitions of a package are taken to be busy all at once"
+        yield f"{', '.join(shared)}: all partitions of the GPU are assumed to be busy at once"
 
 
 def _idle_remarks(comparison: Comparison) -> Iterator[str]:
-    """GPUs that are paid for and serve nobody."""
+    """GPUs that are paid for and idle."""
     setups = (point.setup for point in comparison.points)
     found = {(s.profile.id, s.idle_gpus, s.num_gpus, s.deployment.config.num_gpus): None for s in setups if s.idle_gpus}
     for gpu, idle, num_gpus, size in found:
-        verb = "stays idle and is" if idle == 1 else "stay idle and are"
-        yield f"{gpu}: {idle} of {num_gpus} GPUs {verb} paid for beside servers of {size}"
-
-
-def _refusals(comparison: Comparison) -> Iterator[str]:
-    for refused in comparison.refused:
-        yield f"{refused.gpu} is left out: {refused.reason}"
+        verb = "is paid for and stays idle" if idle == 1 else "are paid for and stay idle"
+        yield f"{gpu}: {idle} of {num_gpus} GPUs {verb}: each server takes {size}"
 
 
 def _load_words(workload: Workload) -> str:
@@ -248,11 +188,6 @@ def _hardware_words(comparison: Comparison) -> str:
     what = {"package": "whole GPU", "gpu": "GPU", "node": "node"}[comparison.question.per]
     count = 1 if comparison.question.per == "node" else comparison.share
     return f"{count} {what}{'s' if count > 1 else ''} of each"
-
-
-def with_interval(span: Span, form: str) -> str:
-    """``12.30 (10.00-15.20)``."""
-    return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})"
 
 
 def _pair(mean: float | None, p99: float | None, factor: float, form: str) -> str | None:

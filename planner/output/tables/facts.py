@@ -1,36 +1,41 @@
-"""Printing facts: GPU profiles and models."""
+"""Lists of what the planner knows: GPU profiles, models, workflows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.hardware import AllReduceCurve, GpuProfile, PartitionRule, Quantity, aliases
 from planner.model import CatalogEntry
-from planner.output.render import Column, Row, note, print_json, print_notes, print_rows, wrapped
+from planner.output.render import Column, Row, json_text, note, print_notes, rows_of, rows_text, wrapped
 from planner.units import GB, GIB, MB, TB, TFLOP, US
+
+
+def _peak(dtype: str) -> Callable[[GpuProfile], float | None]:
+    return lambda profile: profile.peak_flop_per_s(dtype) / TFLOP if profile.supports(dtype) else None
+
 
 HARDWARE_COLUMNS = (
     Column("id"),
-    Column("memory_gib", "GiB", ".2f"),
-    Column("bandwidth_tb_per_s", "TB/s", ".3f"),
-    Column("bf16_tflop_per_s", "bf16", ",.0f"),
-    Column("fp8_tflop_per_s", "fp8", ",.0f"),
-    Column("fp4_tflop_per_s", "fp4", ",.0f"),
+    Column("memory_gib", "GiB", ".2f", of=lambda profile: round(profile.memory_bytes / GIB, 2)),
+    Column("bandwidth_tb_per_s", "TB/s", ".3f", of=lambda profile: profile.memory_bandwidth_bytes_per_s / TB),
+    Column("bf16_tflop_per_s", "bf16", ",.0f", of=_peak("bf16")),
+    Column("fp8_tflop_per_s", "fp8", ",.0f", of=_peak("fp8")),
+    Column("fp4_tflop_per_s", "fp4", ",.0f", of=_peak("fp4")),
     Column("gpus_per_node", "node"),
-    Column("aliases", wraps=True),
+    Column("aliases", wraps=True, of=lambda profile: sorted(a for a, id in aliases().items() if id == profile.id)),
     Column("name", aside=True),
     Column("vendor", aside=True),
     Column("architecture", aside=True),
     Column("memory_bytes", aside=True),
-    Column("partition_of", aside=True),
+    Column("partition_of", aside=True, of=lambda profile: profile.partition.of if profile.partition else None),
 )
 CATALOG_COLUMNS = (
-    Column("model"),
-    Column("architecture", aside=True),
-    Column("total_params", "params", ","),
-    Column("active_params", "active", ","),
-    Column("weight_dtype", "weights"),
+    Column("model", of=lambda entry: entry.id),
+    Column("architecture", aside=True, of=lambda entry: entry.model().architecture),
+    Column("total_params", "params", ",", of=lambda entry: entry.model().total_params),
+    Column("active_params", "active", ",", of=lambda entry: entry.model().active_params),
+    Column("weight_dtype", "weights", of=lambda entry: entry.model().quantization.weight_dtype),
     Column("gated"),
 )
 MODEL_COLUMNS = (
@@ -54,50 +59,30 @@ FIGURE_COLUMNS = (
 )
 
 
+def print_rows(rows: Sequence[Row], output: str, columns: Sequence[Column]) -> None:
+    """Print rows in the form ``output``."""
+    print(rows_text(rows, output, columns), end="")
+
+
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
-    """One row per profile."""
-    names: dict[str, list[str]] = {}
-    for alias, profile_id in aliases().items():
-        names.setdefault(profile_id, []).append(alias)
-    rows = [_hardware_row(profile, names.get(profile.id, [])) for profile in profiles]
-    print_rows(rows, output, columns=HARDWARE_COLUMNS)
+    """A row for each profile."""
+    print_rows(rows_of(profiles, HARDWARE_COLUMNS), output, HARDWARE_COLUMNS)
     if output == "table":
-        note("note: memory as the engine sees it; TFLOP/s are dense peaks, TB/s the peak; node: (logical) GPUs in one")
-
-
-def _hardware_row(profile: GpuProfile, names: Sequence[str]) -> dict[str, Any]:
-    def tflop(dtype: str) -> float | None:
-        return profile.peak_flop_per_s(dtype) / TFLOP if profile.supports(dtype) else None
-
-    return {
-        "id": profile.id,
-        "aliases": sorted(names),
-        "name": profile.name,
-        "vendor": profile.vendor,
-        "architecture": profile.architecture,
-        "memory_bytes": profile.memory_bytes,
-        "memory_gib": round(profile.memory_bytes / GIB, 2),
-        "bandwidth_tb_per_s": profile.memory_bandwidth_bytes_per_s / TB,
-        "bf16_tflop_per_s": tflop("bf16"),
-        "fp8_tflop_per_s": tflop("fp8"),
-        "fp4_tflop_per_s": tflop("fp4"),
-        "gpus_per_node": profile.gpus_per_node,
-        "partition_of": profile.partition.of if profile.partition else None,
-    }
+        note("note: memory as the engine sees it; TFLOP/s: dense peaks; TB/s: peak; node: (logical) GPUs of one node")
 
 
 def print_profile(profile: GpuProfile, output: str) -> None:
-    """Every figure of one profile with unit, kind and source."""
+    """Every figure of a profile with unit, kind and source."""
     if output == "json":
-        print_json(profile.model_dump(mode="json", exclude_none=True))
+        print(json_text(profile.model_dump(mode="json", exclude_none=True)), end="")
         return
     rows = [_figure(path, fact) for path, fact in profile.figures()]
     if output != "table":
-        print_rows(rows, output, columns=FIGURE_COLUMNS)
+        print_rows(rows, output, FIGURE_COLUMNS)
         return
     names = f" (also {', '.join(profile.aliases)})" if profile.aliases else ""
     print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
-    print_rows(rows, output, columns=FIGURE_COLUMNS)
+    print_rows(rows, output, FIGURE_COLUMNS)
     print()
     for key, source in profile.sources.items():
         print(wrapped(f"{key}: {source.title} ({source.retrieved})", rest="  "))
@@ -107,10 +92,10 @@ def print_profile(profile: GpuProfile, output: str) -> None:
 
 
 def _price_note(profile: GpuProfile) -> str:
-    """When the prices were collected, or that there are none."""
+    """When the prices were collected, or that there is none."""
     if profile.price is None:
-        return f"no price on demand is known: compare and fleet take one with --price {profile.id}=USD an hour"
-    return f"prices are those of one GPU for an hour on demand, {_collected(profile.price.date)}; stale within weeks"
+        return f"no on-demand price is known: give one to compare and fleet with --price {profile.id}=USD_PER_HOUR"
+    return f"prices are on demand, for one GPU and hour, {_collected(profile.price.date)}; they age within weeks"
 
 
 def _collected(date: str) -> str:
@@ -118,7 +103,7 @@ def _collected(date: str) -> str:
 
 
 def _figure(path: str, fact: Quantity | PartitionRule | AllReduceCurve) -> dict[str, Any]:
-    """A number, a rule or a curve in one row."""
+    """The row of a number, a rule or a curve."""
     if isinstance(fact, Quantity):
         return _figure_row(path, f"{fact.value:g} {fact.unit}", fact.kind, fact.source, fact.note)
     if isinstance(fact, PartitionRule):
@@ -136,34 +121,23 @@ def _figure_row(figure: str, value: str, kind: str, source: str, remark: str) ->
 
 
 def print_catalog(entries: Sequence[CatalogEntry], output: str) -> None:
-    """One row per hub id of the bundled catalog."""
-    print_rows([_catalog_row(entry) for entry in entries], output, columns=CATALOG_COLUMNS)
+    """A row for each hub id of the bundled catalog; JSON also has its base model and its kind."""
+    rows = rows_of(entries, CATALOG_COLUMNS)
+    if output == "json":
+        rows = [{**row, "base": entry.base, "kind": entry.kind} for row, entry in zip(rows, entries, strict=True)]
+    print_rows(rows, output, CATALOG_COLUMNS)
     if output == "table":
-        note(f"note: {len(entries)} models; any other id is asked for at the hub")
-
-
-def _catalog_row(entry: CatalogEntry) -> dict[str, Any]:
-    model = entry.model()
-    return {
-        "model": entry.id,
-        "architecture": model.architecture,
-        "total_params": model.total_params,
-        "active_params": model.active_params,
-        "weight_dtype": model.quantization.weight_dtype,
-        "base": entry.base,
-        "gated": entry.gated,
-        "kind": entry.kind,
-    }
+        note(f"note: {len(entries)} models; any other id is looked up on the hub")
 
 
 def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
-    """One row per model that could be shown; JSON has the others too."""
+    """A row for each model that could be read; JSON also has the others."""
     if output == "json":
-        print_json(rows)
+        print(json_text(rows), end="")
         return
     shown = [_flat(row) for row in rows if "error" not in row]
     if shown:
-        print_rows(shown, output, columns=MODEL_COLUMNS)
+        print_rows(shown, output, MODEL_COLUMNS)
     if output == "table":
         print_notes(f"{row['resolved']}: {remark}" for row in shown for remark in row["notes"])
 
@@ -178,9 +152,9 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# --- Printing workflows: which there are, and what one of them wrote
+# --- workflows -----------------------------------------------------------------------------------------------------
 
-COLUMNS = (
+WORKFLOW_COLUMNS = (
     Column("name"),
     Column("title", wraps=True),
     Column("model", aside=True),
@@ -192,11 +166,11 @@ FILE_COLUMNS = (Column("file"), Column("purpose", wraps=True))
 
 
 def print_workflows(rows: Sequence[Row], output: str) -> None:
-    """One row per workflow, with the model, GPU and version that it takes when nothing else is asked for."""
-    print_rows(rows, output, columns=COLUMNS)
+    """A row for each workflow, with its default model, GPU and version."""
+    print_rows(rows, output, WORKFLOW_COLUMNS)
 
 
 def print_files(purposes: Mapping[str, str], output: str) -> None:
-    """The files of a workflow and what each is for."""
+    """The files of a workflow, and the purpose of each."""
     rows = [{"file": name, "purpose": purpose} for name, purpose in purposes.items()]
-    print_rows(rows, output, columns=FILE_COLUMNS)
+    print_rows(rows, output, FILE_COLUMNS)

@@ -1,4 +1,4 @@
-"""Whether a model fits, in words and rows."""
+"""``planner fit`` in words and rows."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED, Interval
 from planner.model import ResolvedModel
-from planner.output.render import Column, pair_lines, table_text, wrapped
+from planner.output.render import Column, pair_lines, rows_of, table_text, wrapped
 from planner.output.result import Result
 from planner.planning import ArithmeticLine, FitResult, LogLine, Verdict, explain
 from planner.units import GIB, format_bytes, format_gb
 
 COLUMNS = (
-    Column("gpu"),
-    Column("tensor_parallel_size", "tp"),
-    Column("weight_dtype", "weights"),
-    Column("kv_cache_dtype", "kv cache"),
+    Column("gpu", of=lambda fit: fit.gpu_id),
+    Column("tensor_parallel_size", "tp", of=lambda fit: fit.config.tensor_parallel_size),
+    Column("weight_dtype", "weights", of=lambda fit: fit.config.weight_dtype),
+    Column("kv_cache_dtype", "kv cache", of=lambda fit: fit.config.kv_cache_dtype),
     Column("verdict"),
-    Column("weights_gib", "weights GiB", ",.2f"),
-    Column("kv_cache_gib", "left GiB", ",.2f"),
+    Column("weights_gib", "weights GiB", ",.2f", of=lambda fit: fit.stage.weights.weight_bytes / GIB),
+    Column("kv_cache_gib", "left GiB", ",.2f", of=lambda fit: fit.kv_cache.mid / GIB),
     Column("kv_cache_tokens", "kv tokens", ","),
-    Column("max_model_len", "context", ","),
+    Column("max_model_len", "context", ",", of=lambda fit: fit.config.max_model_len),
     Column("max_concurrency", "requests", ",.2f"),
     Column("min_tensor_parallel_size", "min tp"),
-    Column("engine_version", "vllm"),
+    Column("engine_version", "vllm", of=lambda fit: str(fit.config.version)),
     Column("reason", aside=True),
 )
 LOG_COLUMNS = (
     Column("line"), Column("unit"), Column("predicted"), Column("interval"), Column("logged"), Column("inside"),
 )  # fmt: skip
-#: Ways out that people are shown; JSON has them all.
+#: Options in the text; JSON has all of them.
 OPTIONS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedFit:
-    """A GPU, among several, on which vLLM does not run these settings whatever the memory."""
+    """A GPU, among several, on which vLLM does not run these settings, whatever its memory."""
 
     profile: GpuProfile
     error: PlannerError
@@ -50,7 +50,7 @@ class RefusedFit:
         return False
 
 
-Answer = FitResult | RefusedFit
+GpuFit = FitResult | RefusedFit
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,18 +59,15 @@ class FitAnswer(Result):
 
     record: FitResult  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
     resolved: ResolvedModel
-    arithmetic: bool = False  #: with each step of the calculation (``--explain``)
+    arithmetic: bool = False  #: show each step of the calculation (``--explain``)
     remarks: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether it fits, by the best estimate; ``verdict`` says how sure that is."""
-        return self.record.fits
 
     @property
     def fits(self) -> bool:
         """Whether it fits, by the best estimate; ``verdict`` says how sure that is."""
         return self.record.fits
+
+    ok = fits
 
     @property
     def verdict(self) -> Verdict:
@@ -102,17 +99,17 @@ class FitAnswer(Result):
 
 @dataclass(frozen=True, repr=False)
 class FitTable(Result):
-    """The same for several GPUs or settings, a row for each."""
+    """Whether a model fits on several GPUs or with several settings, a row for each: ``planner fit``."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[GpuFit, ...]
     resolved: ResolvedModel
-    sweep: bool = False  #: over settings, of which some need not fit
+    sweep: bool = False  #: over settings, which need not all fit
     arithmetic: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether all fit; of a sweep, always."""
+        """Whether all fit; a sweep is always fine."""
         return self.sweep or all(answer.fits for answer in self.answers)
 
     def _object(self) -> list[dict[str, Any]]:
@@ -132,7 +129,7 @@ class FitTable(Result):
         return *self.resolved.notes, *refused
 
 
-def _object(answer: Answer, resolved: ResolvedModel, *, arithmetic: bool) -> dict[str, Any]:
+def _object(answer: GpuFit, resolved: ResolvedModel, *, arithmetic: bool) -> dict[str, Any]:
     if isinstance(answer, RefusedFit):
         return _refused_object(answer, resolved)
     found = answer.to_json()
@@ -161,25 +158,10 @@ def _refused_object(answer: RefusedFit, resolved: ResolvedModel) -> dict[str, An
     }
 
 
-def _row(answer: Answer) -> dict[str, Any]:
+def _row(answer: GpuFit) -> dict[str, Any]:
     if isinstance(answer, RefusedFit):
         return {"gpu": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
-    config = answer.config
-    return {
-        "gpu": answer.gpu_id,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "weight_dtype": config.weight_dtype,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "verdict": answer.verdict,
-        "weights_gib": answer.stage.weights.weight_bytes / GIB,
-        "kv_cache_gib": answer.kv_cache.mid / GIB,
-        "kv_cache_tokens": answer.kv_cache_tokens,
-        "max_model_len": config.max_model_len,
-        "max_concurrency": answer.max_concurrency,
-        "min_tensor_parallel_size": answer.min_tensor_parallel_size,
-        "engine_version": str(config.version),
-        "reason": answer.reason,
-    }
+    return rows_of((answer,), COLUMNS)[0]
 
 
 def _headline(result: FitResult, resolved: ResolvedModel) -> str:
@@ -232,7 +214,7 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
     if result.budget.pool.groups:
         yield "KV cache per token", f"{result.kv_bytes_per_token:,.0f} bytes, {config.kv_cache_dtype}"
     if result.host_kv_cache_tokens:
-        yield "KV cache in host memory", f"{result.host_kv_cache_tokens:,} tokens, for prefixes that come again"
+        yield "KV cache in host memory", f"{result.host_kv_cache_tokens:,} tokens, for prefixes that are sent again"
     if result.kv_cache_tokens:
         yield "KV cache", f"{result.kv_cache_tokens:,} tokens"
         at_once = f", {result.max_concurrency:,.2f} requests of that length at once"
@@ -244,7 +226,7 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
 
 
 def _left(room: Interval) -> str:
-    """What is left, or what is missing before there is any cache; with the interval around the estimate."""
+    """What is left for the KV cache, or what is missing, with the interval of the estimate."""
     low, high = f"{room.low / GIB:,.2f}", f"{room.high / GIB:,.2f}"
     if room.mid >= 0:
         return f"{format_bytes(room.mid)} ({low} to {high})"

@@ -1,4 +1,4 @@
-"""Fleets in words: one line for each, the best first; then what divides prefill and decode."""
+"""``planner fleet`` in words and rows: a line for each fleet, best first, then those that split prefill and decode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
-from planner.output.tables.comparison import calibration_remarks, price_remarks, price_rows, with_interval
+from planner.output.tables.shared import calibration_note, price_notes, price_rows, with_interval
 from planner.planning import Disaggregated, Fleet, Fleets, NotDivided, Pool, span_figures
 from planner.units import GB, MB, MS
 from planner.workload import targets_in_words
@@ -41,7 +41,7 @@ class FleetAnswer(Result):
     """Servers, GPUs, dollars and watts for a load, best fleet first: ``planner fleet``."""
 
     record: Fleets
-    divided: tuple[Disaggregated | NotDivided, ...] = ()  #: with prefill and decode on servers of their own
+    divided: tuple[Disaggregated | NotDivided, ...] = ()  #: fleets with prefill and decode on servers of their own
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
 
@@ -52,11 +52,33 @@ class FleetAnswer(Result):
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
-        """All that there are, the best first."""
+        """All fleets, the best first."""
         return self.record.fleets
 
     def _object(self) -> dict[str, Any]:
-        return _object(self.record, self.divided)
+        fleets, asked = self.record, self.record.asked
+        return {
+            "model": asked.model.resolved,
+            "classes": [
+                {
+                    "name": demand.name,
+                    "request_rate": demand.request_rate,
+                    "input_len": demand.input_len,
+                    "output_len": demand.output_len,
+                }
+                for demand in asked.demands
+            ],
+            "targets": [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in asked.slos],
+            "interval": "pessimistic" if asked.pessimistic else "optimistic",
+            "headroom": asked.headroom,
+            "n_plus": asked.n_plus,
+            "minimised": fleets.objective,
+            "rented_by": asked.rented_by,
+            "fleets": [_row(fleet) for fleet in fleets.fleets],
+            "disaggregated": [_divided_object(plan) for plan in self.divided],
+            "prices": price_rows(asked.gpus, asked.prices),
+            "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
+        }
 
     def _rows(self) -> list[dict[str, Any]]:
         return [_row(fleet) for fleet in self.fleets]
@@ -68,7 +90,7 @@ class FleetAnswer(Result):
     def _lines(self) -> Iterator[str]:
         yield wrapped(_question(self.record)) + "\n"
         rows = [_table_row(fleet) for fleet in self.fleets]
-        yield table_text(rows, COLUMNS) if rows else "no fleet: no GPU carries it"
+        yield table_text(rows, COLUMNS) if rows else "no fleet: no GPU carries this load"
         plans = [_divided_row(plan) for plan in self.divided if isinstance(plan, Disaggregated)]
         if plans:
             yield "\nprefill and decode on servers of their own:\n"
@@ -82,7 +104,7 @@ class FleetAnswer(Result):
 
     def _notes(self) -> Iterator[str]:
         pools = [pool for fleet in self.fleets for pool in fleet.pools]
-        yield from calibration_remarks((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
+        yield from calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
         yield from _remarks(self.record, self.divided)
         yield from self.said
 
@@ -111,7 +133,7 @@ def _table_row(fleet: Fleet) -> dict[str, Any]:
 
 
 def _servers_words(fleet: Fleet) -> str:
-    """``2 + 1 x TP 8`` of one class and one kind; else each pool by name."""
+    """``2 + 1 x TP 8`` for one class and one kind of server, else each pool by name."""
     spare = {id(kind): count for kind, count in fleet.spares}
     if len(fleet.pools) == 1:
         pool = fleet.pools[0]
@@ -171,32 +193,6 @@ def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _object(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> dict[str, Any]:
-    asked = fleets.asked
-    return {
-        "model": asked.model.resolved,
-        "classes": [
-            {
-                "name": demand.name,
-                "request_rate": demand.request_rate,
-                "input_len": demand.input_len,
-                "output_len": demand.output_len,
-            }
-            for demand in asked.demands
-        ],
-        "targets": [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in asked.slos],
-        "interval": "pessimistic" if asked.pessimistic else "optimistic",
-        "headroom": asked.headroom,
-        "n_plus": asked.n_plus,
-        "minimised": fleets.objective,
-        "rented_by": asked.rented_by,
-        "fleets": [_row(fleet) for fleet in fleets.fleets],
-        "disaggregated": [_divided_object(plan) for plan in divided],
-        "prices": price_rows(asked.gpus, asked.prices),
-        "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
-    }
-
-
 def _divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
     if isinstance(plan, NotDivided):
         return {"gpu": plan.profile.id, "refused": plan.reason}
@@ -244,8 +240,8 @@ def _divided_row(plan: Disaggregated) -> dict[str, Any]:
 def _verdict(plan: Disaggregated) -> str:
     rates = f"{plan.disaggregated_rate:,.3g} against {plan.aggregated_rate:,.3g} requests/s on {plan.aggregated_gpus}"
     if plan.wins:
-        return f"divided wins: {rates}"
-    return f"together wins: {rates}" if plan.loses else f"alike: {rates}"
+        return f"split is better: {rates}"
+    return f"together is better: {rates}" if plan.loses else f"equal: {rates}"
 
 
 def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> Iterator[str]:
@@ -254,18 +250,18 @@ def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> I
         yield f"{refused.profile.id} is left out: {refused.reason}"
     for plan in divided:
         if isinstance(plan, NotDivided):
-            yield f"{plan.profile.id} is not divided: {plan.reason}"
+            yield f"{plan.profile.id} is not split: {plan.reason}"
     taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
-    yield from price_remarks([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
+    yield from price_notes([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
     if fleets.best and fleets.objective != asked.objective:
-        yield "no price is known, so the fleets are in the order of their GPUs"
+        yield "no price is known: fleets are ordered by their number of GPUs"
     end = "pessimistic" if asked.pessimistic else "optimistic"
     if fleets.best:
         yield (
-            f"the {end} end of the 90 % interval keeps the targets; USD from the lowest price and the optimistic end "
-            "to the highest price; kW are those of the boards (TDP)"
+            f"targets are met at the {end} end of the 90 % interval; USD range from the lowest price at the optimistic "
+            "end to the highest price; kW assume boards at their TDP"
         )
     if fleets.best and not fleets.best.proven:
-        yield "there was no time to prove that no mix is cheaper than the best one found"
+        yield "the search stopped early: a cheaper mix may exist"
     if any(isinstance(plan, Disaggregated) and not plan.transfer.over.startswith("--") for plan in divided):
-        yield "the transfer is at line rate, which is the least it takes"
+        yield "transfers run at line rate: they take at least this long"

@@ -1,15 +1,15 @@
-"""Predictions: the benchmark's own table, its own keys, and the operators of a step."""
+"""``planner predict``: the benchmark's own table and keys, and the operators of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
-from planner.output.render import Column, table_text, wrapped
+from planner.output.render import Column, rows_of, table_text, wrapped
 from planner.output.result import MetricRows
 from planner.planning import Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
@@ -22,7 +22,7 @@ TABLES = {"serve": serve_table, "throughput": throughput_table, "latency": laten
 BASIS = {
     "gpu": "measured on this GPU",
     "architecture": "measured on GPUs of this architecture",
-    "global": "taken from other GPUs: none of this architecture was measured",
+    "global": "measured on other GPUs: none of this architecture was measured",
 }
 INTERVAL_COLUMNS = (
     Column("metric"),
@@ -31,13 +31,13 @@ INTERVAL_COLUMNS = (
     Column("hi", "to", ",.2f"),
 )
 OPERATOR_COLUMNS = (
-    Column("operator"),
-    Column("kernels", form=","),
-    Column("time_us", "us", ",.1f"),
-    Column("gflop", "GFLOP", ",.2f"),
-    Column("mb", "MB", ",.2f"),
-    Column("tflop_per_s", "TFLOP/s", ",.1f"),
-    Column("tb_per_s", "TB/s", ",.2f"),
+    Column("operator", of=lambda part: part.name),
+    Column("kernels", form=",", of=lambda part: part.count),
+    Column("time_us", "us", ",.1f", of=lambda part: part.time_s / US),
+    Column("gflop", "GFLOP", ",.2f", of=lambda part: part.flop / GFLOP),
+    Column("mb", "MB", ",.2f", of=lambda part: part.bytes / MB),
+    Column("tflop_per_s", "TFLOP/s", ",.1f", of=lambda part: _rate(part.flop / TFLOP, part.time_s)),
+    Column("tb_per_s", "TB/s", ",.2f", of=lambda part: _rate(part.bytes / TB, part.time_s)),
     Column("bound", "bound by"),
 )
 
@@ -48,14 +48,14 @@ class PredictionAnswer(MetricRows):
 
     bench: Bench
     record: Prediction  #: the keys of the bench's result file, and the replay behind them
-    deployment: Deployment  #: what serves
+    deployment: Deployment  #: the engine
     resolved: ResolvedModel
-    explain: bool = False  #: print the operators of a step too
+    explain: bool = False  #: show the operators of a step too
     remarks: tuple[str, ...] = ()
 
     @property
     def result(self) -> dict[str, Any]:
-        """The keys of the bench's result file; beside each predicted one ``KEY_lo`` and ``KEY_hi``, 90 %."""
+        """The keys of the bench's result file; beside each prediction its 90 % interval, ``KEY_lo`` and ``KEY_hi``."""
         config, used = self.deployment.config, self.deployment.calibrated_by
         return {**self.record.result, "engine_version": str(config.version), "calibration": used}
 
@@ -67,9 +67,6 @@ class PredictionAnswer(MetricRows):
     def _object(self) -> dict[str, Any]:
         breakdown = {name: _breakdown(step) for name, step in self.steps.items()}
         return {**self.result, "notes": list(self._notes()), "breakdown": breakdown}
-
-    def _flat(self) -> Iterator[tuple[str, Any]]:
-        return _flat(self.result)
 
     def _lines(self) -> Iterator[str]:
         yield TABLES[self.bench](self.result)
@@ -102,7 +99,7 @@ class PredictionAnswer(MetricRows):
 
 @dataclass(frozen=True, repr=False)
 class PredictionRefused(MetricRows):
-    """The honest answer where the KV cache does not hold one request of the load."""
+    """The answer where the KV cache does not hold one request of the load: ``planner predict``."""
 
     deployment: Deployment
     workload: Workload
@@ -111,12 +108,12 @@ class PredictionRefused(MetricRows):
 
     @property
     def ok(self) -> bool:
-        """Never."""
+        """False."""
         return False
 
     @property
     def result(self) -> dict[str, Any]:
-        """What is said instead of figures."""
+        """The JSON object, without figures."""
         return self._object()
 
     @property
@@ -141,24 +138,11 @@ class PredictionRefused(MetricRows):
             "kv_cache_bytes": round(self.deployment.budget.binding.available.mid),
         }
 
-    def _flat(self) -> Iterator[tuple[str, Any]]:
-        return iter(self._object().items())
-
     def _lines(self) -> Iterator[str]:
         yield wrapped(self.reason)
 
     def _notes(self) -> Iterator[str]:
-        yield "planner fit says what would make it fit"
-
-
-def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """One value per row: ``percentiles.99`` for a number inside an object, ``latencies.0`` for one in a list."""
-    for key, value in data.items():
-        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
-        if isinstance(inner, Mapping):
-            yield from ((f"{key}.{name}", number) for name, number in inner.items())
-        else:
-            yield key, value
+        yield "planner fit shows what would make it fit"
 
 
 def _breakdown(step: StepBreakdown) -> dict[str, Any]:
@@ -176,24 +160,15 @@ def _breakdown(step: StepBreakdown) -> dict[str, Any]:
 
 def _step_lines(name: str, step: StepBreakdown) -> Iterator[str]:
     yield f"{name}: {step.total_s / MS:.3f} ms ({step.gpu_s / MS:.3f} ms on the GPU, {step.host_s / MS:.3f} ms host)"
-    rows = [
-        {
-            "operator": part.name,
-            "kernels": part.count,
-            "time_us": part.time_s / US,
-            "gflop": part.flop / GFLOP,
-            "mb": part.bytes / MB,
-            "tflop_per_s": part.flop / part.time_s / TFLOP if part.time_s and part.flop else None,
-            "tb_per_s": part.bytes / part.time_s / TB if part.time_s and part.bytes else None,
-            "bound": part.bound,
-        }
-        for part in step.parts
-    ]
-    yield table_text(rows, OPERATOR_COLUMNS)
+    yield table_text(rows_of(step.parts, OPERATOR_COLUMNS), OPERATOR_COLUMNS)
+
+
+def _rate(amount: float, time_s: float) -> float | None:
+    return amount / time_s if time_s and amount else None
 
 
 def _basis_lines(deployment: Deployment) -> Iterator[str]:
-    """What the operators are made of, and the peaks that they stay below."""
+    """The model behind the operators, and the peaks of the GPU."""
     model, profile, config = deployment.model, deployment.profile, deployment.config
     tokens = (
         f"{model.active_params:,} of {model.total_params:,} parameters"
@@ -214,18 +189,18 @@ def _basis_lines(deployment: Deployment) -> Iterator[str]:
 
 
 def _sum(step: StepBreakdown) -> str:
-    """How the step follows from its operators."""
+    """How the step time follows from its operators."""
     gpu_s = max(step.gpu_s, step.launch_s)
-    gpu = f"{step.gpu_s / MS:.3f} ms, the operators added up,"
+    gpu = f"{step.gpu_s / MS:.3f} ms, the sum of the operators,"
     if step.launch_s > step.gpu_s:
-        gpu = f"{step.launch_s / MS:.3f} ms, which launching kernel by kernel takes,"
+        gpu = f"{step.launch_s / MS:.3f} ms to launch the kernels one by one,"
     besides_s = step.total_s - gpu_s
     hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
-    return f"= {gpu} + {besides_s / MS:.3f} ms of the host's{hidden}"
+    return f"= {gpu} + {besides_s / MS:.3f} ms of host time{hidden}"
 
 
 def _share(name: str, served: Replay) -> str:
-    """The batch that the step is of, and what all steps like it come to."""
+    """The batch of the step, and the time of all such steps."""
     decode = name == "decode step"
     batch = served.decode_batch if decode else served.prefill_batch
     steps, time_s = (
@@ -237,23 +212,22 @@ def _share(name: str, served: Replay) -> str:
     if batch is not None and batch.decode_seqs:
         context_tok = batch.decode_context_tok / batch.decode_seqs
         work.append(f"{batch.decode_seqs:,} decoding sequences with {context_tok:,.0f} tokens of context each")
-    return f"of {' and '.join(work)}; {steps:,} such step{'' if steps == 1 else 's'} take {time_s:,.3f} s"
+    return f"of {' and '.join(work)}; {steps:,} such step{' takes' if steps == 1 else 's take'} {time_s:,.3f} s"
 
 
 def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     config = deployment.config
     for condition in deployment.checked.conditions:
         if condition.margin.mid < 0:
-            refusal = f"vLLM would not start with these settings: {condition.message}"
-            yield f"{refusal}; the figures hold once that is changed"
+            yield f"vLLM does not start with these settings: {condition.message}; the figures assume that it does"
             break
     yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
     yield f"calibration: {deployment.calibrated_by}"
     if drafts := config.speculative_config:
         yield (
             f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "
-            "in each step, by the acceptance that was given; no run with drafts was measured, so the intervals are "
-            "those of the engine without"
+            "in each step at the given acceptance; no run with drafts was measured, so the intervals are those of the "
+            "engine without drafts"
         )
     yield from resolved.notes
     if config.defaults_taken:

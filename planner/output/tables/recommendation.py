@@ -1,16 +1,17 @@
-"""A recommendation in words: one line per GPU, then each plan with its reasons and its launch command."""
+"""``planner recommend`` in words and rows: a line for each GPU, then each plan with reasons and launch command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.output.render import Column, command_lines, wrapped
+from planner.output.render import Column, command_lines, rows_of, wrapped
 from planner.output.result import Result
+from planner.output.tables.shared import local_argv
 from planner.planning import (
     Candidate,
     Plan,
@@ -28,6 +29,22 @@ from planner.planning import (
 from planner.timing import SHIPPED
 from planner.units import MS
 
+
+def _predicted(key: str) -> Callable[[Plan], Any]:
+    return lambda plan: plan.predicted[key]
+
+
+def _service(key: str) -> Callable[[Plan], Any]:
+    return lambda plan: getattr(plan.service, key)
+
+
+_LATENCIES = (
+    Column("mean_ttft_ms", "TTFT ms", ",.0f", of=_predicted("mean_ttft_ms")),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f", of=_predicted("mean_tpot_ms")),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f", of=_predicted("mean_e2el_ms")),
+    Column("engine_version", "vllm"),
+    Column("calibration", aside=True),
+)
 COLUMNS = (
     Column("gpu"),
     Column("num_gpus", "gpus"),
@@ -36,55 +53,43 @@ COLUMNS = (
     Column("weight_dtype", "weights"),
     Column("kv_cache_dtype", "kv cache"),
     Column("max_num_seqs", "batch", ","),
-    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
-    Column("output_throughput_per_user", "tok/s/user", ",.1f"),
-    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
-    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
-    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
-    Column("engine_version", "vllm"),
-    Column("calibration", aside=True),
+    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of=_predicted("output_throughput_per_gpu")),
+    Column("output_throughput_per_user", "tok/s/user", ",.1f", of=_predicted("output_throughput_per_user")),
+    *_LATENCIES,
 )
-#: With targets: what all servers cost and carry, then what one of them does.
+#: With targets: what all servers cost and carry, then what one server does.
 TARGET_COLUMNS = (
     Column("gpu"),
-    Column("total_gpus", "gpus"),
-    Column("usd_per_hour", "USD/h", ",.2f"),
-    Column("replicas", "servers"),
+    Column("total_gpus", "gpus", of=_service("total_gpus")),
+    Column("usd_per_hour", "USD/h", ",.2f", of=_service("usd_per_hour")),
+    Column("replicas", "servers", of=_service("replicas")),
     Column("model", aside=True),
-    Column("layout"),
+    Column("layout", of=lambda plan: layout_in_words(plan)),
     Column("weight_dtype", "weights"),
     Column("kv_cache_dtype", "kv cache"),
     Column("max_num_seqs", "batch", ","),
     Column("max_num_batched_tokens", "tokens", ","),
-    Column("load", "load", ",.4g"),
-    Column("largest_load", "largest", ",.4g"),
-    Column("goodput", "goodput", ",.4g", aside=True),
-    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
-    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
-    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
-    Column("engine_version", "vllm"),
-    Column("calibration", aside=True),
+    Column("load", "load", ",.4g", of=_service("load")),
+    Column("largest_load", "largest", ",.4g", of=_service("largest_load")),
+    Column("goodput", "goodput", ",.4g", aside=True, of=_service("goodput")),
+    *_LATENCIES,
 )
-SETTINGS = ("gpu", "num_gpus", "model", "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs")
-FIGURES = (
-    "output_throughput_per_gpu", "output_throughput_per_user", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms",
-)  # fmt: skip
 LISTED = 3  #: plans of each GPU in the JSON
-SHOWN_GPUS = 8  #: whose plans are all explained; among more the best is, and the table is in order
-SHOWN_REJECTED = 3  #: models per GPU in the table; JSON has all
+SHOWN_GPUS = 8  #: with more GPUs only the best plan is explained
+SHOWN_REJECTED = 3  #: models for each GPU in the text; JSON has all
 
 
 @dataclass(frozen=True, repr=False)
 class Recommendation(Result):
-    """The plan of each GPU, and why it is that one: ``planner recommend``."""
+    """The plan of each GPU, with reasons: ``planner recommend``."""
 
     request: Request
-    rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and what was turned down
-    plans: tuple[Plan | None, ...]  #: the picked plan of each GPU, in the order of the GPUs; None where there is none
-    pick: int  #: which plan was picked, 1 is the best
+    rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and what was rejected
+    plans: tuple[Plan | None, ...]  #: the picked plan of each GPU; None where there is none
+    pick: int  #: place of the picked plan; 1 is the best
     defaults_taken: Mapping[str, Any]
-    command: str  #: the command line that says the same
-    wrote: bool = False  #: the scripts are written already
+    command: str  #: the equivalent command line
+    wrote: bool = False  #: whether the scripts are written already
     remarks: tuple[str, ...] = ()
 
     @property
@@ -98,15 +103,12 @@ class Recommendation(Result):
         return next(iter(plans_best_first(self._made, self.request.goal)), None)
 
     def to_svg(self) -> str:
-        """What lies in the memory of each GPU, a bar for each plan, as the file of an SVG picture.
-
-        Raises InputError where there is no plan.
-        """
+        """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError where there is no plan."""
         from planner.output.charts import draw
         from planner.output.report.figures import memory_chart
 
         if not self.ok:
-            raise InputError("there is nothing to draw: no GPU has a plan", hint="the answer says why")
+            raise InputError("nothing to draw: no GPU has a plan", hint="print the answer: it says why")
         return draw.svg(memory_chart(self._made))
 
     @property
@@ -141,7 +143,7 @@ class Recommendation(Result):
         }
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [_row(plan) for plan in plans_best_first(self._made, self.request.goal)]
+        return rows_of(plans_best_first(self._made, self.request.goal), self._columns())
 
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.request.targets else COLUMNS
@@ -155,7 +157,7 @@ class Recommendation(Result):
             yield from _each_lines(self._in_order(), self.request.prices)
 
     def _in_order(self) -> list[tuple[Ranking, Plan | None]]:
-        """As the table; GPUs without a plan at the end."""
+        """In the order of the table; GPUs without a plan are last."""
         pairs = list(zip(self.rankings, self.plans, strict=True))
         order = {id(plan): place for place, plan in enumerate(plans_best_first(self._made, self.request.goal))}
         return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
@@ -178,18 +180,18 @@ class Recommendation(Result):
 def _best_lines(
     rankings: Sequence[Ranking], plans: Sequence[Plan | None], best: Plan, prices: Mapping[str, float]
 ) -> Iterator[str]:
-    """Below a long table: the best plan with its reasons, and which GPUs have none."""
+    """Below a long table: the best plan with its reasons, and the GPUs without a plan."""
     yield ""
     ranking = next(ranking for ranking, plan in zip(rankings, plans, strict=True) if plan is best)
     yield from _plan_lines(ranking, best, prices)
     without = [ranking.profile.id for ranking, plan in zip(rankings, plans, strict=True) if plan is None]
     if without:
         yield ""
-        yield wrapped(f"no plan: {', '.join(without)}; --format json says why", rest="  ")
+        yield wrapped(f"no plan: {', '.join(without)}; --format json gives the reasons", rest="  ")
 
 
 def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]], prices: Mapping[str, float]) -> Iterator[str]:
-    """Below the table: each GPU's plan with its reasons, or why there is none."""
+    """Below the table: the plan of each GPU with its reasons, or why there is none."""
     made = any(plan is not None for _, plan in pairs)
     for index, (ranking, plan) in enumerate(pairs):
         if index or made:
@@ -204,7 +206,7 @@ def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]], prices: Mapping[st
 
 
 def predicted_lines(plan: Plan) -> Iterator[str]:
-    """The figures that are worth a line in a script's header."""
+    """The predicted figures in a script's header."""
     figures = plan.predicted
     total, each = figures["output_throughput"], figures["output_throughput_per_gpu"]
     yield f"output throughput  {total:,.0f} tokens/s ({each:,.0f} per GPU)"
@@ -227,7 +229,7 @@ def _service_lines(service: Service) -> Iterator[str]:
 
 
 def _workload(request: Request) -> dict[str, Any]:
-    """What is planned for; of several servers together."""
+    """The load of all servers together."""
     targets = request.targets
     rate = targets.value if targets and targets.by == "rate" else None
     flying = targets.value if targets and targets.by == "concurrency" else None
@@ -270,26 +272,7 @@ def _point(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _row(plan: Plan) -> dict[str, Any]:
-    settings = {name: getattr(plan, name) for name in SETTINGS}
-    figures = {name: plan.predicted[name] for name in FIGURES}
-    row = {**settings, **figures, "engine_version": plan.engine_version, "calibration": plan.calibration}
-    service = plan.service
-    if service is None:
-        return row
-    return row | {
-        "total_gpus": service.total_gpus,
-        "usd_per_hour": service.usd_per_hour,
-        "replicas": service.replicas,
-        "layout": layout_words(plan),
-        "max_num_batched_tokens": plan.max_num_batched_tokens,
-        "load": service.load,
-        "largest_load": service.largest_load,
-        "goodput": service.goodput,
-    }
-
-
-def layout_words(plan: Plan) -> str:
+def layout_in_words(plan: Plan) -> str:
     """The parallel axes of one server, such as ``TP 4 + EP``."""
     sizes = (
         ("TP", plan.tensor_parallel_size),
@@ -305,10 +288,7 @@ def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> It
     yield from _items("-", [*plan.why, *_carried(plan, ranking.profile, prices)])
     yield from _items("!", plan.warnings)
     yield from _rejected_lines(ranking)
-    # as typed on the machine itself: only a container's server binds to all addresses
-    words = list(plan.serve_argv)
-    words[words.index("--host") + 1] = "127.0.0.1"
-    yield from command_lines(plan.env, words)
+    yield from command_lines(plan.env, local_argv(plan))
 
 
 def _servers(plan: Plan) -> str:
@@ -319,7 +299,7 @@ def _servers(plan: Plan) -> str:
 
 
 def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
-    """How much one server and one node carry, and what that costs."""
+    """The load that one server and one node carry, and its price."""
     service = plan.service
     if service is None:
         return
@@ -338,7 +318,7 @@ def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> It
 
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:
-    """One line for each model: what lost by its figures first, then what does not fit or cannot run, then the rest."""
+    """A line for each other model: first those that fit and are slower, then those that do not fit or cannot run."""
     fitting = {
         (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
     }
@@ -346,7 +326,7 @@ def _rejected_lines(ranking: Ranking) -> Iterator[str]:
     def order(r: Rejected) -> tuple[bool, bool]:
         return (r.model, r.tensor_parallel_size, r.kv_cache_dtype) not in fitting, r.tensor_parallel_size is None
 
-    winner = ranking.best.resolved.resolved if ranking.best else None  # its other sizes are among the reasons
+    winner = ranking.best.resolved.resolved if ranking.best else None  # the reasons compare its other sizes
     best: dict[str, Rejected] = {}
     for rejected in sorted(ranking.rejected, key=order):
         if rejected.model != winner:
@@ -354,9 +334,9 @@ def _rejected_lines(ranking: Ranking) -> Iterator[str]:
     shown = list(best.values())[:SHOWN_REJECTED]
     yield from _items("x", map(_describe, shown))
     if not shown and ranking.rejected:  # all of the winner's own checkpoint
-        yield from _items("x", [f"{len(ranking.rejected)} other settings of this model: --format json lists them"])
+        yield from _items("x", [f"{len(ranking.rejected)} other settings of this model; --format json lists them"])
     elif len(ranking.rejected) > len(shown):
-        yield from _items("x", [f"and {len(ranking.rejected) - len(shown)} more: --format json lists them"])
+        yield from _items("x", [f"and {len(ranking.rejected) - len(shown)} more; --format json lists them"])
 
 
 def _describe(rejected: Rejected) -> str:

@@ -1,4 +1,4 @@
-"""Predicted beside measured, in words and rows."""
+"""``planner validate`` in words and rows."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ COLUMNS = (
 
 @dataclass(frozen=True, repr=False)
 class ValidationAnswer(Result):
-    """A plan's prediction beside its measurements: ``planner validate``.
-
-    For people also the verdict, its likeliest causes and the next things to try.
-    """
+    """A plan's prediction beside its measurements, likeliest causes, and what to try next: ``planner validate``."""
 
     record: Validation
     remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether the plan was measured, and every measurement lies within its bounds."""
+        """Whether the plan itself was measured, and every measurement lies within its bounds."""
         return self.record.inside and self.record.as_planned
 
     def _object(self) -> dict[str, Any]:
@@ -67,8 +64,8 @@ def _row(line: ComparedLine) -> dict[str, Any]:
 
 
 def _word(line: ComparedLine) -> str:
-    """Above and below in words that say whether it is good."""
-    if line.verdict == "inside":
+    """Above or below its bounds, in words that say whether that is good."""
+    if line.is_inside:
         return "inside"
     if line.unit in ("GiB", "tokens"):
         return "more" if line.verdict == "above" else "less"
@@ -77,7 +74,7 @@ def _word(line: ComparedLine) -> str:
 
 def _headline(validation: Validation) -> str:
     plan = validation.measured.plan
-    outside = sum(line.verdict != "inside" for line in validation.every_line)
+    outside = sum(not line.is_inside for line in validation.every_line)
     verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.every_line)} lines"
     verdict += "" if validation.as_planned else ", but this is not the plan" if validation.inside else ", not the plan"
     where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"

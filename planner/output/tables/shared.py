@@ -1,0 +1,65 @@
+"""What several answers say alike: launch commands, intervals, prices, and which fits predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from planner.hardware import GpuProfile
+from planner.planning import Plan, Span, price_of, span_figures
+
+
+def local_argv(plan: Plan) -> list[str]:
+    """The plan's command for the machine itself: only a server in a container binds to all addresses."""
+    words = list(plan.serve_argv)
+    if "--host" in words[:-1]:
+        words[words.index("--host") + 1] = "127.0.0.1"
+    return words
+
+
+def with_interval(span: Span, form: str) -> str:
+    """``12.30 (10.00-15.20)``."""
+    return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})"
+
+
+def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Which fits predicted, in one line; by GPU where they differ."""
+    by_origin: dict[str, dict[str, None]] = {}
+    for gpu, origin in used:
+        by_origin.setdefault(origin, {})[gpu] = None
+    several = len(by_origin) > 1
+    words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
+    if words:
+        yield f"calibration: {', '.join(words)}"
+
+
+def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The price of each GPU in USD per (logical) GPU and hour, and where it comes from."""
+    priced = ((profile, price_of(profile, prices)) for profile in profiles)
+    return [
+        {
+            "gpu": profile.id,
+            **span_figures("usd_per_gpu_hour", price.usd_per_h if price else None),
+            "origin": price.origin if price else None,
+        }
+        for profile, price in priced
+    ]
+
+
+def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
+    """The prices that were taken, and the GPUs without one."""
+    unknown, free, dated = [], [], []
+    for profile in profiles:
+        price = price_of(profile, prices)
+        if price is None:
+            unknown.append(profile.whole)
+        elif price.is_zero:
+            free.append(profile.id)
+        elif price.origin != "--price":
+            dated.append(f"{profile.id} {price.usd_per_h.mid:.2f} ({price.origin})")
+    if dated:
+        yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
+    if unknown:
+        yield f"no price is known for {', '.join(dict.fromkeys(unknown))}: give one with --price GPU=USD"
+    if free:
+        yield f"{', '.join(free)}: with a price of zero there are no figures per dollar"
