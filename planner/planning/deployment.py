@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
 from planner.errors import InputError
@@ -17,7 +17,7 @@ from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget, stage_weights, with_kv_cache_space
 from planner.model import Model, PerModel, load_quantized
 from planner.planning.fit.check import Checked, check_memory
-from planner.simulator import Client, Replay, SchedulerLimits, replay
+from planner.simulator import SchedulerLimits
 from planner.timing import (
     SHIPPED,
     Calibration,
@@ -31,6 +31,9 @@ from planner.timing import (
     speculative_step,
 )
 from planner.workload import Requests, Workload
+
+if TYPE_CHECKING:
+    from planner.simulator import Replay
 
 #: Figures that scale with the output throughput.
 RATES = frozenset(
@@ -177,6 +180,8 @@ class Deployment:
         Raises InputError where a request never fits.
         """
         efficiency = self.timer.efficiency
+        from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
+
         online = Client(request_s=efficiency.request_s, frontend_s=efficiency.frontend_s)
         client = Client() if offline else online
         longest = workload.max_total_len if requests is None else requests.max_total_len
