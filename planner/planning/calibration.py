@@ -1,4 +1,4 @@
-"""What this user's own machines taught, kept in one file with two parts; and which of it counts.
+"""What the user's own machines taught: one file with two parts.
 
 ::
 
@@ -46,7 +46,7 @@ class Local:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the factors multiply other fits than those that we ship now: they mean nothing then."""
+        """Whether the factors belong to other shipped fits than the present ones, and so mean nothing."""
         from planner.timing import base_digest
 
         return self.efficiency is not None and self.efficiency.base != base_digest()
@@ -71,17 +71,17 @@ class Local:
         if self.path == local_path():
             return load_calibration()
         raise InputError(
-            f"{self.path}: its factors multiply other fits than those shipped now",
+            f"{self.path} was fitted on top of older efficiencies than those shipped now",
             hint=f"fit its runs again: planner calibrate -o {self.path}",
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What somebody who relies on the file should know."""
+        """What a user of the file should know."""
         if not self.is_stale:
             return ()
         return (
-            f"the factors of {self.path} multiply other fits than those shipped now and are left out: "
+            f"{self.path} was fitted on top of older efficiencies than those shipped now, so its factors are left out: "
             "planner calibrate without files fits its runs again",
         )
 
@@ -134,7 +134,7 @@ def read_local(path: Path) -> Local:
 def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = None, path: Path | None = None) -> Path:
     """Add constants of memory to the file, replace its factors where ``efficiency`` is given, and say where.
 
-    Constants of the same name under the same circumstances are replaced. The file is written whole beside the old one
+    Constants of the same name under the same conditions are replaced. The file is written whole beside the old one
     and then renamed, so that a run that reads it meanwhile sees the one or the other. Raises InputError when it cannot
     be read or written.
     """

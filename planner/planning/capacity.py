@@ -1,13 +1,13 @@
-"""The largest load that one server carries under latency targets, and how much of it is good.
+"""The largest load that one server carries under latency targets, and the share of its requests that meet them.
 
 A load is carried when the predicted statistic, moved to the end of its interval that counts, keeps every limit::
 
     p99 TTFT (replay)  x  upper factor of its interval   <=  limit        pessimistic, the default
     p99 TTFT (replay)  x  lower factor                   <=  limit        optimistic
 
-and when the queue does not grow without end: a request rate is never taken above what full batches serve in the
-steady state, moved by the interval of the throughput in the same way. Latencies rise with the load, so the largest
-one is found by bisection over replays, begun where the closed form meets the targets.
+and when the queue does not grow without end: the request rate is at most what full batches serve in the steady state,
+moved by the interval of the throughput in the same way. Latencies rise with the load, so bisection over replays finds
+the largest one. It begins where the closed form meets the targets.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from planner.units import MS
 from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload
 
 By = Literal["rate", "concurrency"]
-#: Neighbouring loads that are told apart: a replay of so many requests does not know better.
+#: Ratio of neighbouring loads that are told apart; a replay of so many requests scatters by as much.
 TOLERANCE = 0.03
 ROUNDING = 1e-9
 THROUGHPUT = "the throughput of full batches"
-#: Largest share of the time that an almost idle server is busy; what does not meet the targets here never does.
+#: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
 
 
@@ -55,7 +55,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class ServedLoad:
-    """One load on one server, and how it goes."""
+    """One load on one server, and what became of it."""
 
     by: By
     value: float  #: requests per second, or requests in flight
@@ -111,8 +111,8 @@ def measure(
 ) -> ServedLoad:
     """Serve ``workload`` (or ``requests``, at the rate or concurrency of ``workload``) once, beside the targets.
 
-    A closed loop opens with all its places at once, which no user does: those requests load the server, and are not
-    held against the targets. Raises InputError where a request never fits the KV cache.
+    A closed loop opens with all its places at once, which users never do: those requests load the server, but the
+    targets ignore them. Raises InputError where a request never fits the KV cache.
     """
     served = deployment.replay(workload, requests)
     margins = {slo: margin(deployment, slo, pessimistic=pessimistic) for slo in slos}

@@ -40,7 +40,7 @@ from planner.planning.recommend.assemble import rank, recipe_of, standing
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.workload import Slo, Workload
 
-WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines differ by more
+WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
 
 #: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
 SETTINGS = (
@@ -94,7 +94,7 @@ class LineRequest:
         return replace(load, max_concurrency=concurrency, num_prompts=prompts)
 
     def targets(self, load: Workload) -> Targets | None:
-        """What decides beside the goal: latency targets, and requests that come at a rate."""
+        """What decides besides the goal: latency targets, or requests that come at a rate."""
         if isfinite(load.request_rate):
             return Targets(self.slos, "rate", load.request_rate, pessimistic=self.pessimistic)
         if self.slos and load.max_concurrency:
@@ -211,7 +211,7 @@ def check_line(
     local: Local = SHIPPED,
     draft: Model | None = None,
 ) -> LineVerdict:
-    """Judge a line for GPUs of ``profile`` under ``version``. Options that the version refuses are left out of account.
+    """Judge a line for GPUs of ``profile`` under ``version``, without the options that the version refuses.
 
     ``local`` holds the fits to predict with, ``draft`` is the second model that the line names. Raises InputError for
     a load that the line's own context does not hold, and whatever says that the model is not understood.
@@ -256,14 +256,14 @@ def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: Engine
 
 
 def _with_cache_space(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:
-    """The line with the KV cache that vLLM takes on a CPU where the line does not size it, and a remark on that."""
+    """The line with the KV cache that vLLM takes on a CPU where the line gives no size, and a remark on that."""
     said = line.args.cpu_kvcache_space or any(problem.word == CPU_KVCACHE_SPACE for problem in line.problems)
     if said or not profile.kv_cache_is_given:
         return line
     space = unset_kv_cache_space(profile, version)
-    left = "what --gpu-memory-utilization leaves at that moment; the whole GiB of it are counted on"
-    cause = f"not set: the KV cache of vLLM {version} is then " + (f"{space} GiB" if space else left)
-    remark = FlagProblem(CPU_KVCACHE_SPACE, cause, "set it to the GiB that the cache should have", fatal=False)
+    left = "what --gpu-memory-utilization leaves when it starts; the prediction counts whole GiB of that"
+    cause = f"not set: vLLM {version} then gives the KV cache " + (f"{space} GiB" if space else left)
+    remark = FlagProblem(CPU_KVCACHE_SPACE, cause, "set it to the GiB that the cache should get", fatal=False)
     return replace(line, args=replace(line.args, cpu_kvcache_space=space), problems=(*line.problems, remark))
 
 
@@ -327,7 +327,7 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> W
 
 
 def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> LineVerdict:
-    """For a line that does not start: what would, at the load that is asked for or at one that a plan chooses."""
+    """The answer for a line that does not start: plans that do, at the load asked for or one that the plan chooses."""
     load = asked.load(default_len)
     if load.max_concurrency:
         load = asked.closed(load, load.max_concurrency)
@@ -374,9 +374,6 @@ def _serve(model: str, deployment: Deployment, workload: Workload) -> Served:
 def line_settings(config: EngineConfig) -> dict[str, Any]:
     """The settings by name."""
     return {name: getattr(config, name) for name in SETTINGS}
-
-
-# --- The engine of a plan, put together again from the command line that its scripts run
 
 
 def launched_args(plan: Plan) -> EngineArgs:

@@ -21,8 +21,8 @@ from planner.workload import Latency, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
 
-MOST = 1e18  #: no figure of a prediction comes near: bytes, tokens, milliseconds
-#: What of a prediction is no figure; all else is, in the units of ``vllm bench``.
+MOST = 1e18  #: bytes, tokens or milliseconds: no predicted figure comes near
+#: Keys of a prediction that are text; all others are figures in the units of ``vllm bench``.
 _WORDS = frozenset(("date", "endpoint_type", "backend", "model_id", "tokenizer_id", "request_rate"))
 
 
@@ -90,9 +90,9 @@ class Service(_Record):
     max_concurrency: int | None = None  #: requests in flight of all servers
     workload: str | None = None  #: its name, where it has one
     trace: PlannedTrace | None = None
-    replicas: int  #: servers like the one that is launched
+    replicas: int  #: servers like the one that is launched; a key of plan.json, so the old word stays
     total_gpus: int  #: of all servers; partitions count one by one
-    packages: float  #: whole GPUs that these are, or are parts of
+    packages: float  #: whole GPUs that these are, or are partitions of; likewise
     goodput: float  #: requests per second of all servers that meet every target
     largest_load: float | None = None  #: of one server, in the unit of the load; None: not looked for
     node_load: float | None = None  #: the same of all servers that one node has room for
@@ -155,7 +155,7 @@ class Plan(_Record):
     def digest(self) -> str:
         """Twelve hexadecimal digits that change when anything that is launched or sent changes.
 
-        Fields at their defaults do not count, so that a plan keeps its name when a later planner knows more fields.
+        Fields at their defaults do not count, so that a plan keeps its digest when a later planner knows more fields.
         """
         reasons = {"predicted", "memory", "calibration", "service", "why", "warnings"}
         launched = self.model_dump(mode="json", exclude=reasons, exclude_defaults=True)
@@ -178,15 +178,17 @@ class PlanFile(_Record):
 
     @classmethod
     def from_json(cls, text: str) -> PlanFile:
-        """Read what ``to_json`` wrote. Raises ValueError, saying what is wrong first, when it is no plan."""
+        """Read what ``to_json`` wrote. Raises ValueError with the first thing that is wrong, when it is not a plan."""
         try:
             data = json.loads(text)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         if not isinstance(data, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-            raise ValueError(f"its schema_version is {_short(data['schema_version'])}, and {SCHEMA_VERSION} is read")
+            raise ValueError(
+                f"its schema_version is {_short(data['schema_version'])}; this planner reads {SCHEMA_VERSION}"
+            )
         digest = data.pop("digest", None)
         outer = {key: data.pop(key) for key in ("schema_version", "planner_version", "command", "goal") if key in data}
         try:
@@ -209,8 +211,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
 def read_plan(directory: Path) -> PlanFile:
     """The plan of a folder.
 
-    Raises InputError where there is none, for one that is broken, and for one that was changed: what is launched has
-    to be what was predicted.
+    Raises InputError where there is none, and for one that is broken or was changed: what is launched must be what was
+    predicted.
     """
     path = directory / "plan.json"
     try:
@@ -226,7 +228,7 @@ def read_plan(directory: Path) -> PlanFile:
         raise InputError(f"{path} is not a plan of this planner: {cause}", hint="write the scripts again") from error
 
 
-#: Kinds of pydantic's errors, by how they begin, in words.
+#: Kinds of pydantic's errors, by how they begin.
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
     "string": "text", "tuple": "a list", "list": "a list", "dict": "an object", "model": "an object",
@@ -234,15 +236,15 @@ _KINDS = {
 
 
 def _in_words(error: ValidationError) -> str:
-    """What is wrong first, in the words of the file."""
+    """The first thing that is wrong, by the names of the file."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"] if part != "plan") or "it"
     kind = first["type"]
     if kind == "missing":
-        return f"it does not say {name}"
+        return f"{name} is missing"
     if kind == "extra_forbidden":
-        return f"{_short(name)} is nothing that it says"
-    wanted = _KINDS.get(kind.split("_")[0]) or first.get("ctx", {}).get("expected") or "what it should be"
+        return f"unknown field {_short(name)}"
+    wanted = _KINDS.get(kind.split("_")[0]) or first.get("ctx", {}).get("expected") or "the expected kind"
     return f"{name} is {_short(first['input'])}, not {wanted}"
 
 

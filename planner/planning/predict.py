@@ -7,8 +7,8 @@ output in a batch of C and sits through the prefill of the other requests once e
     TTFT = half a step + own prefill        TPOT = (E2EL - TTFT) / (output - 1)
     throughput = C x output / E2EL
 
-The replay knows the burst at the start, the token budget, KV blocks and percentiles; the closed form does not,
-and costs a few steps instead of thousands.
+The replay knows the burst at the start, the token budget, KV blocks and percentiles. The closed form does not, but it
+takes a few steps instead of thousands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A plan's server at other loads: the replay that made the plan, repeated below and above its own load.
 
-The engine is put together again from the words of ``serve_argv``, which is all that is launched. What a command line
-does not hold (the calibration of another user, an acceptance rate) shows in the replay at the plan's own load: where
-that is not what the plan says, the reader is told.
+The engine is resolved again from ``serve_argv``, which is all that is launched. A command line does not show everything
+(the calibration of another user, an acceptance rate): where the replay of the plan's own load differs from the plan, a
+note says so.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def _notes(plan: Plan, deployment: Deployment, replayed: Mapping[str, Any]) -> I
     planned, now = plan.predicted.get("output_throughput"), replayed["output_throughput"]
     if isinstance(planned, int | float) and planned > 0 and abs(now / planned - 1) > SAME:
         yield (
-            f"replayed here, the plan's own load gives {now:,.0f} output tokens/s and not {planned:,.0f} as plan.json "
-            "says: the plan is of another version or calibration of the planner, or of settings that its command line "
-            "does not hold"
+            f"a replay of the plan's own load gives {now:,.0f} output tokens/s, plan.json says {planned:,.0f}: "
+            "the plan was made by another version or calibration of the planner, or with settings that its command "
+            "line does not show"
         )
     if deployment.calibrated_by != plan.calibration:
         yield f"plan.json was predicted with calibration {plan.calibration}, the curves with {deployment.calibrated_by}"

@@ -493,7 +493,7 @@ def test_bad_input_has_a_cause_and_a_hint(tmp_path: Path) -> None:
             as_it_was.replace('"output_throughput": ', '"output_throughput": "fast", "was": '),
             "predicted.output_throughput is 'fast', not a number",
         ),
-        ('{"a": 1}', "it does not say planner_version"),
+        ('{"a": 1}', "planner_version is missing"),
     ):
         assert broken != as_it_was
         changed.write_text(broken)

@@ -285,7 +285,7 @@ def test_another_replay_than_the_plans_is_said(one: Path, undrawn: None) -> None
     data = json.loads((one / "plan.json").read_text())
     data["predicted"]["output_throughput"] *= 1.2
     (one / "plan.json").write_text(json.dumps(data))
-    assert "replayed here, the plan's own load gives" in Page(page(read_plan_folders(one))).text
+    assert "a replay of the plan's own load gives" in Page(page(read_plan_folders(one))).text
 
 
 def test_recommendation_json_is_what_format_json_prints() -> None:

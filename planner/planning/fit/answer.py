@@ -88,16 +88,16 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
         logs = ", ".join(dict.fromkeys(log for fit in own for log in fit.logs))
         yield f"memory overheads of this machine, from {own[0].origin} (log {logs})"
     if model.mtp and config.speculative_config is None:
-        yield "MTP modules are not loaded: nothing asks for speculative decoding"
+        yield "MTP modules are not loaded: speculative decoding is not asked for"
     if config.speculative_config:
-        yield "what the rejection sampler needs while vLLM profiles itself is not modelled"
+        yield "the rejection sampler's memory in the profile run is not modelled"
     yield from _extra_notes(config)
     if model.vision:
-        yield "the vision encoder's share of the profile run depends on image sizes and is a wide guess"
+        yield "the vision encoder's share of the profile run depends on image sizes, so its interval is wide"
     if not stage.graphs_in_budget and stage.graphs.mid:
         yield (
             f"vLLM {config.version} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: "
-            f"use of the GPU exceeds {config.gpu_memory_utilization:g} of its memory"
+            f"the engine uses more than {config.gpu_memory_utilization:g} of the GPU's memory"
         )
         left = budget.memory_bytes - budget.start_up.mid - stage.requested_bytes
         if stage.graphs.mid > left:
@@ -110,6 +110,6 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
 def _extra_notes(config: EngineConfig) -> Iterator[str]:
     """About what is held beside the model."""
     if config.lora:
-        yield "vLLM serves adapters for the models that it says so of (SupportsLoRA); that is not checked here"
+        yield "vLLM serves adapters only for models that support them (SupportsLoRA); this is not checked here"
     if config.swap_space is not None:
-        yield "--swap-space is host memory; single requests are computed again instead of swapped, so nothing changes"
+        yield "--swap-space is host memory and changes nothing: vLLM recomputes requests instead of swapping them"

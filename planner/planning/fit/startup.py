@@ -1,8 +1,8 @@
 """A start-up log beside the prediction for its settings, and what it teaches about the machine.
 
-What the log prints of the engine's settings is taken over: a prediction can be compared for the very settings only.
-What somebody asks for beside it counts for the answer; what contradicts the log's layout is refused, since overheads
-belong to one version, one GPU and one TP size.
+The settings that the log prints are taken over, since a prediction is comparable only for the same settings. The user's
+own flags count for the answer. Flags that contradict the log's layout are refused: overheads belong to one version, one
+GPU and one TP size.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def _log_version(log: StartupLog, asked: EngineVersion | None) -> EngineVersion 
 
 def _kept(fits: tuple[FittedConstant, ...]) -> str:
     try:
-        return f"the overheads of this machine are kept in {save(fits)}"
+        return f"the overheads of this machine are saved in {save(fits)}"
     except InputError as error:
-        return f"the overheads of this machine count here but could not be kept for later runs: {error.cause}"
+        return f"the overheads of this machine are used here but could not be saved for later runs: {error.cause}"
 
 
 def read_start(
@@ -148,9 +148,7 @@ def logged_settings(log: StartupLog, args: EngineArgs, model: Model) -> EngineAr
     if isinstance(method, str) and method != "None" and model.quantization.method is None:
         taken["quantization"] = method
     if "speculative_method" in log.settings and args.speculative_config is None:
-        raise InputError(
-            "the log is of a start with speculative decoding", hint="give the same --speculative-config with it"
-        )
+        raise InputError("the log is from a start with speculative decoding", hint="give the same --speculative-config")
     return replace(args, **taken)
 
 
@@ -186,9 +184,9 @@ def _check_machine(log: StartupLog, budget: MemoryBudget, profile: GpuProfile) -
 def _notes(log: StartupLog, found: tuple[FittedConstant, ...]) -> Iterator[str]:
     yield from log.notes
     if log.refusal:
-        yield f"this start was refused: {log.refusal}"
+        yield f"vLLM refused this start: {log.refusal}"
     if not found:
-        yield "the log says nothing about overheads: those that were fitted stay"
+        yield "the log says nothing about overheads: the fitted ones are used"
 
 
 def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]:

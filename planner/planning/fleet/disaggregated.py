@@ -1,4 +1,4 @@
-"""Prefill and decode on servers of their own: one more shape of plan, beside servers that do both.
+"""Prefill and decode on servers of their own, beside servers that do both.
 
 ::
 
@@ -7,11 +7,10 @@
     transfer = KV bytes of the prompt on one rank / bytes per second of one GPU's link or network adapter
 
 Prefill servers are replayed with prompts that ask for one token; decode servers with prompts of which all but the last
-block is there already. The KV cache leaves when the prefill is done: what engines send layer by layer while they still
-compute is an upper hand that is not counted on. A link is taken at its line rate unless a rate is given, so the
-transfer is a floor there.
+block is there already. The KV cache leaves when the prefill is done; engines that send layer by layer while they
+compute do better. A link is taken at its line rate unless a rate is given, so the transfer takes at least that long.
 
-Targets are those of TTFT and TPOT, both; how one of E2EL divides over the two sides is open.
+Targets are those of TTFT and TPOT, both. How one of E2EL divides over the two sides is not known.
 """
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ def _with_transfer(
         if left_ms > 0 and (side := _prefill_side(asked, deployment, demand, ttft, left_ms, transfer)):
             sides.append((side, transfer))
     if not sides:
-        return NotDivided(profile, "no prefill server keeps the target of TTFT with the transfer in it")
+        return NotDivided(profile, "no prefill server keeps the TTFT target once the transfer is added")
     prefill, transfer = max(sides, key=lambda pair: pair[0].rate_per_gpu)
     both = servers_for(load, aggregated.value) if aggregated else 0
     gpus = both * kind.num_gpus
@@ -235,8 +234,8 @@ def _only(asked: FleetRequest) -> Demand:
         )
     if {slo.metric for slo in asked.slos} != {"ttft", "tpot"}:
         raise InputError(
-            "--disaggregated plans for --ttft and --tpot, one for each side, and for nothing else",
-            hint="give both of them; how --e2el divides over the two sides is open",
+            "--disaggregated needs --ttft and --tpot, one for each side, and takes no other target",
+            hint="give both; how --e2el divides over the two sides is not known",
         )
     return asked.demands[0]
 

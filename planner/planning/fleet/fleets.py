@@ -155,10 +155,9 @@ class Fleets:
 
 
 def plan_fleets(asked: FleetRequest) -> Fleets:
-    """Fleets for the load, of whatever the search finds; of each GPU the better of two shapes.
+    """Fleets for the load; of each GPU the better of two shapes.
 
-    Several classes get servers of their own, or are served by all servers alike. Raises InputError for what the user
-    did.
+    Each class gets servers of its own, or every server takes all classes. Raises InputError for what the user did.
     """
     apart = fleets_of(asked, *server_kinds(asked))
     if len(asked.demands) == 1:
@@ -274,7 +273,7 @@ def _why_no_fleet(asked: FleetRequest, kinds: Sequence[ServerKind]) -> str:
     for c, demand in enumerate(asked.demands):
         if not any(kind.capacity[c] for kind in kinds):
             return f"{demand.name}: no server keeps the targets"
-    return "more is needed than --stock has"
+    return "the load needs more GPUs than --stock has"
 
 
 def _usd(rented: Sequence[Rented]) -> Span | None:

@@ -125,9 +125,9 @@ def served_name(resolved: ResolvedModel) -> str:
 def plans_best_first(plans: Iterable[Plan], goal: Goal) -> list[Plan]:
     """Plans of different GPUs in one order, which ``order_words`` tells.
 
-    With targets the cheapest first: by USD per hour, those without a price behind them by whole GPUs; without a load
-    for each unit that is carried. ``max-throughput`` takes tokens/s per GPU under the targets instead. Without targets
-    by the goal, for ``balanced`` by the product of the two rates.
+    With targets: by USD per hour, then those without a price by whole GPUs, each for a unit of the load; with
+    ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by the goal, ``balanced`` by the product
+    of the two rates.
     """
     plans = list(plans)
     if any(plan.service is None for plan in plans):
@@ -138,7 +138,7 @@ def plans_best_first(plans: Iterable[Plan], goal: Goal) -> list[Plan]:
 
 
 def order_words(plans: Sequence[Plan], goal: Goal) -> str:
-    """By what ``best_first`` orders, and which GPUs have no price where that counts."""
+    """The order of ``plans_best_first``, and which GPUs have no price where that counts."""
     if any(plan.service is None for plan in plans):
         return {
             "min-latency": "mean E2EL, the shortest first",
@@ -155,7 +155,7 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
 
 
 def standing(figures: Mapping[str, Any], goal: Goal) -> float:
-    """How well what is predicted serves the goal, whatever else there is; larger is better, twice is twice as good."""
+    """How well a prediction serves the goal; larger is better, twice is twice as good."""
     if goal == "min-latency":
         return 1 / float(figures["mean_e2el_ms"])
     if goal == "max-throughput":
@@ -237,7 +237,7 @@ def _why_batch(request: Request, winner: Candidate) -> str:
     if request.args.max_num_seqs or request.max_concurrency:
         return "as asked for"
     if request.wanted_batch:
-        return "a small batch, no larger than the concurrency that latency is wanted at"
+        return "a small batch: the concurrency at which latency counts"
     if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees room for a few more
         return "the largest batch whose requests all fit the KV cache at full length"
     return f"up to {largest} would fit the KV cache"
@@ -255,7 +255,7 @@ def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: R
     if drafts := config.speculative_config:
         yield (
             f"predicted with {drafts.acceptance_length:.2f} tokens in each step, by the acceptance that was given: "
-            "random prompts, as benchmark.sh sends them, are drafted worse or better than real ones"
+            "benchmark.sh sends random prompts, and fewer or more of their drafts are accepted than of real ones"
         )
     chosen = candidate.resolved.resolved != request.model.resolved  # what the user named is the user's choice
     if chosen and config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
@@ -264,19 +264,19 @@ def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: R
         yield "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production"
     if request.targets and request.targets.requests is not None:
         yield (
-            "benchmark.sh cannot send a trace: it sends random prompts of the mean lengths at the rate and burstiness "
-            "of its busiest stretch; the targets were held against the trace itself"
+            "benchmark.sh cannot send a trace: it sends random prompts of the mean lengths, at the rate and burstiness "
+            "of the busiest stretch. The prediction of the targets is for the trace itself"
         )
     if image_note:
         yield f"image: {image_note}"
     yield from map(str, known_issues(config, recipe.env | config.env, candidate.resolved.model, profile))
     options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
     if options:
-        yield f"vLLM {config.version} does not know what the recipes also set: {', '.join(options)}"
+        yield f"the recipes also set options that vLLM {config.version} does not have: {', '.join(options)}"
     if recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP":
         yield "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production"
     if profile.partition and not profile.partition.isolated_bandwidth:
-        yield "partitions of one package share its memory bandwidth: the prediction assumes that all of them are busy"
+        yield "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy"
     node = node_size(request, profile)
     copies = node // config.num_gpus
     if copies > 1:

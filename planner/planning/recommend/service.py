@@ -1,4 +1,4 @@
-"""What a plan with targets promises: the servers, what each of them carries, what it costs, what binds."""
+"""A plan with targets: its servers, what each of them carries, what it costs, what binds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sent_to_one(request: Request, candidate: Candidate) -> Workload:
 
 
 def service_of(request: Request, candidate: Candidate) -> Service | None:
-    """The promise of ``candidate``; None without targets."""
+    """Servers, load and cost of ``candidate``; None without targets."""
     load, targets = candidate.load, request.targets
     if load is None or targets is None:
         return None
@@ -39,7 +39,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
     most = largest(request, candidate)
     servers = node_size(request, profile) // candidate.config.num_gpus
     packages = candidate.num_gpus / profile.parts
-    if targets.value is not None:  # nobody rents a part of a package
+    if targets.value is not None:  # nobody rents a part of a GPU
         packages = ceil(packages)
     price = price_of(profile, request.prices)
     return Service(
@@ -92,8 +92,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
 
 
 def cost(plan: Plan) -> tuple[bool, float]:
-    """What a plan costs beside others, each for a unit of its load: USD per hour; without a price, and behind all that
-    have one, whole GPUs."""
+    """What a plan costs for a unit of its load: USD per hour; whole GPUs, sorted last, where no price is known."""
     service = plan.service
     assert service is not None  # noqa: S101
     carried = service.request_rate or service.max_concurrency or 1.0
@@ -126,9 +125,9 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
     if targets.by == "concurrency":
-        yield f"the {load.value:,.0f} requests that open the loop together are not held against the targets"
+        yield f"the first {load.value:,.0f} requests, which start together, are not held against the targets"
         if not request.range_ratio and targets.requests is None:
-            yield "requests of equal lengths end, and are followed, together: --random-range-ratio 0.5 spreads them"
+            yield "requests of equal lengths end together, and so start together: --random-range-ratio 0.5 spreads them"
 
 
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:
@@ -180,9 +179,9 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
     assert load is not None  # noqa: S101
     yield (
         f"closest: {candidate.resolved.resolved}, {_gpus(config.num_gpus)}, --tensor-parallel-size "
-        f"{config.tensor_parallel_size}, requests alone on the server"
+        f"{config.tensor_parallel_size}, one request at a time"
     )
     for reading in load.readings:
         verdict = "keeps" if reading.met else "breaks"
-        yield f"{verdict} {reading.slo}: {reading.predicted_ms:,.4g} ms predicted, may be {reading.expected_ms:,.4g} ms"
+        yield f"{verdict} {reading.slo}: {reading.predicted_ms:,.4g} ms predicted, up to {reading.expected_ms:,.4g} ms"
     yield f"what binds: {what_limits(candidate.deployment, load)}"
