@@ -132,15 +132,10 @@ def _on_the_hub(model: str) -> tuple[str, tuple[str, ...]]:
 
 def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None]:
     """The command, and the plan beside it where it is a file of a plan's folder."""
-    from planner.engine import Found, find_command, found_in
+    from planner.engine import find_command
 
     if not isinstance(line, str | PathLike):
-        found = found_in(list(line))
-        if found is None:
-            raise InputError(
-                f"{' '.join(line)[:80]!r} is no vllm serve line", hint="write: planner check -- vllm serve MODEL ..."
-            )
-        return Found(found.argv, found.env), None
+        return find_command(list(line)), None
     if isinstance(line, str) and (" " in line.strip() or "\n" in line) and not _is_there(line):
         return find_command(line), None  # the text itself
     path = Path(line)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from planner.commands.declare import Option, Parameter
 from planner.commands.inputs import typed
-from planner.engine import (
-    FLAG,
-    RATE_FLAG,
-    SETTINGS,
-    EngineArgs,
-    SpeculativeConfig,
-    parse_speculative_config,
-    with_acceptance,
-)
-from planner.errors import InputError, UnknownNameError
+from planner.engine import SETTINGS, EngineArgs, read_drafts
+from planner.errors import UnknownNameError
 
 ENGINE = "Engine (flags of vllm serve)"
-ACCEPTANCE = "speculative_acceptance_rate"
+DRAFTS, ACCEPTANCE = "speculative_config", "speculative_acceptance_rate"
 #: Settings that change memory, and settings that change time.
 MEMORY = tuple(name for name, row in SETTINGS.items() if row.only != "time")
 TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
@@ -33,7 +23,7 @@ def engine_parameter(name: str, *, searched: bool = False) -> Parameter:
     counts = row.kind in (int, int | None)
     option = Option(
         *row.flags,
-        kind=str | None if name == "speculative_config" else None,
+        kind=str | None if name == DRAFTS else None,
         panel=ENGINE,
         help=f"{row.help} Default: searched." if searched else row.help,
         metavar=row.metavar or None,
@@ -52,26 +42,11 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
     UnknownNameError for a keyword that is no setting, and InputError for a value that the setting does not take.
     """
     settings = dict(given)
-    rates = settings.pop(ACCEPTANCE, None)
-    for name, value in settings.items():
-        row = SETTINGS.get(name)
-        if row is None:
+    for name in settings:
+        if name not in SETTINGS:
             raise UnknownNameError("keyword", name, (*SETTINGS, *own), see="docs/library.md")
-        settings[name] = _drafts(value) if name == "speculative_config" else typed(name, value, row.kind)
-        row.check(settings[name])
-    args = EngineArgs(**settings)
-    if rates is None:
-        return args
-    if args.speculative_config is None:
-        raise InputError(f"{RATE_FLAG} without {FLAG}", hint=f"add {FLAG}, or leave {RATE_FLAG} out")
-    text = ",".join(map(str, rates)) if isinstance(rates, Sequence) and not isinstance(rates, str) else str(rates)
-    return replace(args, speculative_config=with_acceptance(args.speculative_config, text))
-
-
-def _drafts(value: Any) -> SpeculativeConfig | None:
-    if value is None or isinstance(value, SpeculativeConfig):
-        return value
-    try:
-        return parse_speculative_config(value if isinstance(value, str) else json.dumps(value))
-    except TypeError as error:
-        raise InputError(f"{FLAG}: {error}", hint="give a mapping, or its JSON") from error
+    drafts, rates = settings.pop(DRAFTS, None), settings.pop(ACCEPTANCE, None)
+    for name, value in settings.items():
+        settings[name] = typed(name, value, SETTINGS[name].kind)
+        SETTINGS[name].check(settings[name])
+    return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates))

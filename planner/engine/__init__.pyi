@@ -14,13 +14,12 @@ from .resolution import uses_latent_attention as uses_latent_attention
 # Drafted tokens
 from .speculative import FLAG as FLAG
 from .speculative import RATE_FLAG as RATE_FLAG
-from .speculative import parse_speculative_config as parse_speculative_config
-from .speculative import with_acceptance as with_acceptance
+from .speculative import read_drafts as read_drafts
 
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
 from .version import EngineVersion as EngineVersion
 from .version import parse_version as parse_version
-from .flags import Command as Command
+from .flags import VllmCommand as VllmCommand
 from .flags import command_status as command_status
 from .flags import env_status as env_status
 from .flags import flag_status as flag_status
@@ -51,7 +50,6 @@ from .command import bench_throughput_argv as bench_throughput_argv
 from .command import serve_argv as serve_argv
 from .shell import Found as Found
 from .shell import find_command as find_command
-from .shell import found_in as found_in
 from .parse import FlagProblem as FlagProblem
 from .parse import ServeLine as ServeLine
 from .parse import read_line as read_line

@@ -1,4 +1,4 @@
-"""Command lines in the spelling of one vLLM version.
+"""VllmCommand lines in the spelling of one vLLM version.
 
 Everything that was simulated is said outright, so that a default that moves between versions cannot change what is
 measured. An option that the version does not take is refused with the version where it appeared or went.
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from math import isinf
 from typing import Any
 
-from planner.engine.flags import Command, command_status, flag_status, spelled, takes_value
+from planner.engine.flags import VllmCommand, command_status, flag_status, spelled, takes_value
 from planner.engine.resolution import LONG_NAMES
 from planner.engine.settings import SETTINGS, EngineConfig, SpeculativeConfig
 from planner.engine.speculative import speculative_options
@@ -33,7 +33,7 @@ Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
 _ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
 #: Where images keep vLLM's benchmark scripts: AMD's, and those of the vLLM project.
 BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
-_SCRIPTS: dict[str, Command] = {
+_SCRIPTS: dict[str, VllmCommand] = {
     "bench serve": "benchmark_serving.py",
     "bench throughput": "benchmark_throughput.py",
     "bench latency": "benchmark_latency.py",
@@ -244,7 +244,7 @@ def _range_ratio(workload: Workload, line: _Line) -> float:
     return workload.range_ratio
 
 
-def _bench(command: Command, version: EngineVersion, platform: str) -> _Line:
+def _bench(command: VllmCommand, version: EngineVersion, platform: str) -> _Line:
     """The start of a benchmark's command line: the program where it exists, else its script."""
     if command_status(version, command):
         return _Line(["vllm", *command.split()], version, command)
@@ -255,7 +255,7 @@ def _bench(command: Command, version: EngineVersion, platform: str) -> _Line:
 class _Line:
     """A command line that grows by options that its version knows."""
 
-    def __init__(self, start: list[str], version: EngineVersion, command: Command) -> None:
+    def __init__(self, start: list[str], version: EngineVersion, command: VllmCommand) -> None:
         self.words = start
         self.version = version
         self.command = command

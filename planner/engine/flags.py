@@ -22,7 +22,7 @@ from typing import Any, Literal
 from planner.engine.version import EngineVersion, release_of, release_text
 from planner.resources import package_dir
 
-Command = Literal[
+VllmCommand = Literal[
     "serve",
     "bench serve",
     "bench throughput",
@@ -116,7 +116,7 @@ class Status:
         return f"choose vLLM {self.since} or later" if self.state == "not yet" else ""
 
 
-def flag_status(version: EngineVersion, flag: str, command: Command = "serve") -> Status:
+def flag_status(version: EngineVersion, flag: str, command: VllmCommand = "serve") -> Status:
     """Whether ``command`` of ``version`` takes the option ``flag`` (long or short, hyphens or underscores)."""
     name = spelled(flag)
     tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
@@ -140,7 +140,7 @@ def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
     return _status(version, value, _table(kind).get(value, ()))
 
 
-def command_status(version: EngineVersion, command: Command) -> Status:
+def command_status(version: EngineVersion, command: VllmCommand) -> Status:
     """Whether ``version`` has ``command`` at all."""
     spans = [span for found in _table(command).values() for span in found]
     first, last = min(a for a, _ in spans), max(b for _, b in spans)
@@ -153,7 +153,7 @@ def takes_value(version: EngineVersion, flag: str) -> bool:
     return not any(a <= index <= b for a, b in _table("switches").get(spelled(flag), ()))
 
 
-def known_flags(version: EngineVersion, command: Command) -> set[str]:
+def known_flags(version: EngineVersion, command: VllmCommand) -> set[str]:
     """Every option of ``command`` in ``version``."""
     tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
     index = _index(version)

@@ -21,9 +21,9 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from planner.engine.flags import (
-    Command,
     Status,
     Values,
+    VllmCommand,
     command_status,
     env_status,
     flag_status,
@@ -105,21 +105,21 @@ def check_env(name: str, version: EngineVersion, *, platform: str = "") -> list[
     return [] if status else [FlagProblem(name, str(status), status.hint, fatal=False)]
 
 
-def split_command(words: Sequence[str]) -> tuple[Command | None, list[str]]:
+def split_command(words: Sequence[str]) -> tuple[VllmCommand | None, list[str]]:
     """The vLLM command that a list of words runs, and its arguments; None for another program."""
     for index, word in enumerate(words):
         name = word.rsplit("/", 1)[-1]
-        if name in get_args(Command):
+        if name in get_args(VllmCommand):
             return name, list(words[index + 1 :])  # type: ignore[return-value]
         if name == "vllm":
             rest = list(words[index + 1 :])
             length = 2 if rest[:1] == ["bench"] else 1
             found = " ".join(rest[:length])
-            return (found, rest[length:]) if found in get_args(Command) else (None, [])  # type: ignore[return-value]
+            return (found, rest[length:]) if found in get_args(VllmCommand) else (None, [])  # type: ignore[return-value]
     return None, []
 
 
-def _check_options(words: list[str], command: Command, version: EngineVersion) -> Iterator[FlagProblem]:
+def _check_options(words: list[str], command: VllmCommand, version: EngineVersion) -> Iterator[FlagProblem]:
     for index, word in enumerate(words):
         if not _OPTION.match(word):
             continue
@@ -136,7 +136,7 @@ def _check_options(words: list[str], command: Command, version: EngineVersion) -
             yield from _check_value(flag, joined or following, version)
 
 
-def _nearest(flag: str, version: EngineVersion, command: Command) -> str:
+def _nearest(flag: str, version: EngineVersion, command: VllmCommand) -> str:
     near = get_close_matches(flag, known_flags(version, command), n=1, cutoff=0.7)
     return f"nearest: {near[0]}" if near else ""
 
@@ -204,7 +204,7 @@ def read_line(
     Raises InputError for a command that is not vLLM's server, and for ``--config``, whose file is not read.
     """
     words = _arguments(argv)
-    reader = _Reader(version)
+    reader = _LineReader(version)
     reader.read(words)
     environment = dict(env or {})
     if environment.get(CPU_KVCACHE_SPACE) and platform in ("", "cpu"):
@@ -244,7 +244,7 @@ def _arguments(argv: Sequence[str]) -> list[str]:
     raise InputError("this is not a vllm serve command", hint="write: planner check -- vllm serve MODEL [options]")
 
 
-class _Reader:
+class _LineReader:
     """Reads the words from left to right, as argparse does."""
 
     def __init__(self, version: EngineVersion) -> None:

@@ -1,7 +1,7 @@
 """Find the server's command in a shell script. Nothing is executed.
 
-As much of the shell's grammar as launch scripts use: quotes, comments, continued lines, here-documents, variables and
-arrays that the script itself assigns. What only running it could tell, such as ``$(nproc)`` or a variable from
+It reads the part of the shell's grammar that launch scripts use: quotes, comments, continued lines, here-documents,
+variables and arrays that the script assigns. A value that only a run has, such as ``$(nproc)`` or a variable from
 outside, stays as it is written.
 
 >>> find_command('MODEL=org/model\\nexec vllm serve "$MODEL" --max-num-seqs 8  # ours').argv
@@ -49,12 +49,19 @@ class _Piece:
 _Word = list[_Piece]
 
 
-def find_command(script: str) -> Found:
-    """The one ``vllm serve`` command of a script.
+def find_command(line: str | Sequence[str]) -> Found:
+    """The one ``vllm serve`` command of a script, or of words that a shell has split.
 
     Raises InputError when there is none, when there are several that differ, or when a quote is not closed.
     """
-    found = list(_Script().run(script))
+    if not isinstance(line, str):
+        command = _found_in(line)
+        if command is None:
+            raise InputError(
+                f"{' '.join(line)[:80]!r} is no vllm serve line", hint="write: planner check -- vllm serve MODEL ..."
+            )
+        return command
+    found = list(_Script().run(line))
     distinct = {one.argv: one for one in found}
     if not distinct:
         raise InputError(
@@ -68,7 +75,7 @@ def find_command(script: str) -> Found:
     return found[-1]
 
 
-def found_in(words: Sequence[str], exported: dict[str, str] | None = None) -> Found | None:
+def _found_in(words: Sequence[str], exported: dict[str, str] | None = None) -> Found | None:
     """The server's command in a list of words that a shell has split: after wrappers, in a container's options."""
     for at, word in enumerate(words):
         if word.rsplit("/", 1)[-1] == "vllm" and words[at + 1 : at + 2] == ["serve"]:
@@ -124,7 +131,7 @@ class _Script:
                 names = {word.split("=", 1)[0] for word in words[1:]}
                 self.exported |= {name: self.scalars[name] for name in names if name in self.scalars}
             return
-        found = found_in(words, self.exported)
+        found = _found_in(words, self.exported)
         if found:
             yield found
             return
@@ -176,7 +183,7 @@ class _Script:
 
 def _commands(text: str) -> Iterator[list[_Word] | tuple[str, list[_Word]]]:
     """Simple commands as lists of words, and assignments of arrays as (name, words)."""
-    reader = _Reader(text)
+    reader = _ScriptReader(text)
     while not reader.at_end:
         command = reader.command()
         array = reader.array_name(command)
@@ -186,7 +193,7 @@ def _commands(text: str) -> Iterator[list[_Word] | tuple[str, list[_Word]]]:
             yield command
 
 
-class _Reader:
+class _ScriptReader:
     """Reads words off a text, from left to right."""
 
     def __init__(self, text: str) -> None:

@@ -21,7 +21,7 @@ synthetic rejection sampler takes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -80,6 +80,26 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise InputError(f"{FLAG}: draft_tensor_parallel_size must be at least 1, got {size!r}", hint="leave it out")
     text = json.dumps(given, separators=(",", ":"))
     return SpeculativeConfig(method, tokens, draft, size, text, _synthetic(given, tokens))
+
+
+def read_drafts(
+    drafts: SpeculativeConfig | Mapping[str, Any] | str | None, rates: float | Sequence[float] | str | None = None
+) -> SpeculativeConfig | None:
+    """``--speculative-config`` with ``--speculative-acceptance-rate``, in any form that the library takes.
+
+    Raises InputError for what cannot be read, and for rates without drafts.
+    """
+    if drafts is not None and not isinstance(drafts, SpeculativeConfig):
+        try:
+            drafts = parse_speculative_config(drafts if isinstance(drafts, str) else json.dumps(drafts))
+        except TypeError as error:
+            raise InputError(f"{FLAG}: {error}", hint="give a mapping, or its JSON") from error
+    if rates is None:
+        return drafts
+    if drafts is None:
+        raise InputError(f"{RATE_FLAG} without {FLAG}", hint=f"add {FLAG}, or leave {RATE_FLAG} out")
+    text = ",".join(map(str, rates)) if isinstance(rates, Sequence) and not isinstance(rates, str) else str(rates)
+    return with_acceptance(drafts, text)
 
 
 def with_acceptance(wanted: SpeculativeConfig, text: str) -> SpeculativeConfig:

@@ -1,4 +1,4 @@
-"""Command lines by version: the spelling of each, and that no version is given an option it does not take.
+"""VllmCommand lines by version: the spelling of each, and that no version is given an option it does not take.
 
 ``tests/real_parsers/check_commands.py`` lets the parsers of the versions themselves judge the same commands.
 """

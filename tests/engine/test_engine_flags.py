@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from planner.engine.flags import (
-    Command,
     Values,
+    VllmCommand,
     command_status,
     env_status,
     flag_status,
@@ -154,7 +154,7 @@ def test_variables_of_others_are_not_vllms_to_know() -> None:
     ("command", "before", "since"),
     [("bench serve", "0.7.3", "0.8.0"), ("bench throughput", "0.8.4", "0.8.5"), ("bench latency", "0.8.4", "0.8.5")],
 )
-def test_benchmarks_became_commands(command: Command, before: str, since: str) -> None:
+def test_benchmarks_became_commands(command: VllmCommand, before: str, since: str) -> None:
     assert command_status(parse_version(before), command).since == since
     assert command_status(parse_version(since), command)
 

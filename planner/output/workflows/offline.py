@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.engine import (
-    Command,
     EngineConfig,
+    VllmCommand,
     bench_latency_argv,
     bench_throughput_argv,
     env_status,
@@ -127,7 +127,7 @@ def _offline(found: Subject, measure: Measure, row: PublishedRow) -> Deployment:
 
 
 def _argv(found: Subject, config: EngineConfig, row: PublishedRow, flags: dict[str, Any]) -> list[str]:
-    bench: Command = "bench latency" if row.bench == "latency" else "bench throughput"
+    bench: VllmCommand = "bench latency" if row.bench == "latency" else "bench throughput"
     own = found.flags_for(bench_command(found.version, bench))
     if row.bench == "latency":
         own.pop("disable-detokenize", None)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.engine import (
-    Command,
     EngineArgs,
     EngineConfig,
     EngineVersion,
     Image,
     Recipe,
+    VllmCommand,
     command_status,
     default_version,
     flag_status,
@@ -97,7 +97,7 @@ class Subject:
         """The vLLM version."""
         return self.config.version
 
-    def flags_for(self, command: Command) -> dict[str, Any]:
+    def flags_for(self, command: VllmCommand) -> dict[str, Any]:
         """The further options that ``command`` of the version takes: the recipes', then the document's."""
         return flags_known_to({**self.recipe.flags, **self.workflow.flags}, self.version, command)
 
@@ -140,7 +140,7 @@ def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
     return gpu if isinstance(gpu, GpuProfile) else load_profile(gpu)
 
 
-def flags_known_to(flags: dict[str, Any], version: EngineVersion, command: Command) -> dict[str, Any]:
+def flags_known_to(flags: dict[str, Any], version: EngineVersion, command: VllmCommand) -> dict[str, Any]:
     """Those of ``flags`` that ``command`` of ``version`` takes."""
     return {
         name: value
@@ -149,11 +149,11 @@ def flags_known_to(flags: dict[str, Any], version: EngineVersion, command: Comma
     }
 
 
-def bench_command(version: EngineVersion, bench: Command) -> Command:
+def bench_command(version: EngineVersion, bench: VllmCommand) -> VllmCommand:
     """``bench latency`` or the script that came before it."""
     if command_status(version, bench):
         return bench
-    scripts: dict[Command, Command] = {
+    scripts: dict[VllmCommand, VllmCommand] = {
         "bench latency": "benchmark_latency.py",
         "bench throughput": "benchmark_throughput.py",
         "bench serve": "benchmark_serving.py",
