@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal
 
-from planner.errors import InputError
+from planner.errors import UnknownNameError
 from planner.resources import package_dir
 
 Bench = Literal["latency", "throughput"]
@@ -111,14 +110,10 @@ def list_workflows() -> dict[str, Workflow]:
 
 
 def find_workflow(name: str) -> Workflow:
-    """The workflow of that name. Raises InputError where there is none."""
+    """The workflow of that name. Raises UnknownNameError where there is none."""
     known = list_workflows()
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        raise InputError(
-            f"there is no workflow {name!r}",
-            hint=f"did you mean {near[0]}?" if near else "planner workflow list shows them",
-        )
+        raise UnknownNameError("workflow", name, known, see="`planner workflow list`")
     return known[name]
 
 

@@ -16,8 +16,8 @@ from planner.engine import (
 )
 from planner.errors import IllegalPlanError, InputError
 from planner.output.workflows.catalog import Measure, PublishedRow, Variant
-from planner.output.workflows.subject import Subject, bench_command, context_for
-from planner.planning import Deployment, resolve_deployment, simulate_latency, simulate_throughput
+from planner.output.workflows.subject import Subject, bench_command
+from planner.planning import Deployment, defaults, resolve_deployment, simulate_latency, simulate_throughput
 from planner.workload import Workload
 
 #: Titles of the scripts that are made from the template ``offline.sh.j2``.
@@ -106,9 +106,10 @@ def _offline(found: Subject, measure: Measure, row: PublishedRow) -> Deployment:
     rows = [other for other in measure.rows if other.bench == row.bench]
     places = row.max_num_seqs or max([args.max_num_seqs or 0, *(other.batch_size for other in rows)])
     tokens = args.max_num_batched_tokens
+    longest = max(other.input_len + other.output_len for other in rows)
     settings = replace(
         args,
-        max_model_len=args.max_model_len or context_for(max(other.input_len + other.output_len for other in rows)),
+        max_model_len=args.max_model_len or defaults.round_context(longest),
         max_num_seqs=places or None,
         max_num_batched_tokens=max(tokens, places) if tokens else None,
         # the same prompts are sent again and again: a prefix cache would answer for the GPU

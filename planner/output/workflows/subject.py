@@ -1,7 +1,7 @@
 """What a workflow is about: one deployment, and the plan that its scripts launch.
 
-With the document's model on the document's GPU the settings are the document's; with any other they are those that
-``planner recommend`` finds. Either way the plan is made by ``recommend.assemble``, as every plan is.
+The document's model on the document's GPU gets the document's settings. Any other gets those that ``planner recommend``
+finds. ``assemble`` makes the plan in both cases, as it makes every plan.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
+from planner.output.scripts.emission import EVERYWHERE
 from planner.output.workflows.catalog import ImageBuild, Workflow, builds
 from planner.planning import (
     SHIPPED,
@@ -121,10 +122,15 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     if build and build.version:
         version = _as_built(workflow, build, choice)
     load = _sendable(chosen_load(workflow, choice), version)
+    asked = Request(
+        resolved, (profile,), "balanced", load.input_len, load.output_len, choice.max_concurrency,
+        load.num_prompts if choice.max_concurrency else None,
+        version=version, basis=choice.basis, calibration=choice.local.calibration,
+    )  # fmt: skip
     if documented:
-        request, ranking, args = _documented(workflow, resolved, profile, version, load, choice)
+        request, ranking, args = _documented(workflow, asked, version, load)
     else:
-        request, ranking, args = _recommended(workflow, resolved, profile, version, load, choice)
+        request, ranking, args = _recommended(workflow, asked)
     candidate = ranking.candidates[0]
     own_load = load if documented or not load.max_concurrency else None
     plan = assemble(request, ranking, candidate, image=_image(build, profile, version), workload=own_load)
@@ -220,20 +226,16 @@ def _image(build: ImageBuild | None, profile: GpuProfile, version: EngineVersion
 
 
 def _documented(
-    workflow: Workflow,
-    resolved: ResolvedModel,
-    profile: GpuProfile,
-    version: EngineVersion,
-    load: Workload,
-    choice: Choice,
+    workflow: Workflow, asked: Request, version: EngineVersion, load: Workload
 ) -> tuple[Request, Ranking, EngineArgs]:
     """The document's settings, checked as any others."""
-    args = EngineArgs(**workflow.settings)
+    args, resolved, (profile,) = EngineArgs(**workflow.settings), asked.model, asked.gpus
     if args.async_scheduling and not flag_status(version, "--async-scheduling"):
         args = replace(args, async_scheduling=None)
-    served = replace(args, max_model_len=args.max_model_len or context_for(load.total_len))
-    fits: dict[str, Any] = {"basis": choice.basis, "calibration": choice.local.calibration}
-    deployment = resolve_deployment(resolved.model, profile, served, version, **fits)
+    served = replace(args, max_model_len=args.max_model_len or defaults.round_context(load.total_len))
+    deployment = resolve_deployment(
+        resolved.model, profile, served, version, basis=asked.basis, calibration=asked.calibration
+    )
     if deployment.requests_held(load.total_len) < 1:
         raise IllegalPlanError(
             f"{resolved.resolved} on {args.tensor_parallel_size} x {profile.name}: not one request of "
@@ -242,26 +244,19 @@ def _documented(
         )
     concurrency = load.max_concurrency or deployment.config.max_num_seqs
     figures = estimate(deployment, load.input_len, load.output_len, concurrency)
-    request = _request(resolved, profile, version, load, concurrency, choice)
-    return request, Ranking(profile, version, (Candidate(resolved, deployment, figures),), ()), args
+    ranking = Ranking(profile, version, (Candidate(resolved, deployment, figures),), ())
+    return replace(asked, max_concurrency=concurrency, num_prompts=load.num_prompts), ranking, args
 
 
-def _recommended(
-    workflow: Workflow,
-    resolved: ResolvedModel,
-    profile: GpuProfile,
-    version: EngineVersion,
-    load: Workload,
-    choice: Choice,
-) -> tuple[Request, Ranking, EngineArgs]:
+def _recommended(workflow: Workflow, asked: Request) -> tuple[Request, Ranking, EngineArgs]:
     """The best settings for a model or GPU that the document does not have, at any concurrency or the one asked for."""
-    request = _request(resolved, profile, version, load, choice.max_concurrency, choice)
-    (ranking,) = rank(request)
+    (ranking,) = rank(asked)
     if ranking.best is None:
         reasons = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected))
+        name, profile = asked.model.resolved, ranking.profile
         raise IllegalPlanError(
-            f"no plan of {resolved.resolved} on {profile.name} for {workflow.name}: {reasons}",
-            hint=f"planner fit {resolved.resolved} --gpu {profile.id} says what would make it fit",
+            f"no plan of {name} on {profile.name} for {workflow.name}: {reasons}",
+            hint=f"planner fit {name} --gpu {profile.id} says what would make it fit",
         )
     config = ranking.best.config
     args = EngineArgs(
@@ -271,34 +266,7 @@ def _recommended(
         # without chunks it follows the context, which is another one for each measurement
         max_num_batched_tokens=config.max_num_batched_tokens if config.enable_chunked_prefill else None,
     )
-    return request, ranking, args
-
-
-def _request(
-    resolved: ResolvedModel,
-    profile: GpuProfile,
-    version: EngineVersion,
-    load: Workload,
-    concurrency: int | None,
-    choice: Choice,
-) -> Request:
-    return Request(
-        resolved,
-        (profile,),
-        "balanced",
-        load.input_len,
-        load.output_len,
-        concurrency,
-        load.num_prompts if concurrency else None,
-        version=version,
-        basis=choice.basis,
-        calibration=choice.local.calibration,
-    )
-
-
-def context_for(total_len: int) -> int:
-    """``max_model_len`` for requests of ``total_len`` tokens: rounded up, so that no odd value is launched."""
-    return defaults.round_context(total_len)
+    return asked, ranking, args
 
 
 def chosen_load(workflow: Workflow, choice: Choice) -> Workload:
@@ -326,7 +294,7 @@ def _as_documented(found: Subject) -> Plan:
     workflow, plan = found.workflow, found.plan
     extra = found.flags_for("serve") if found.documented else found.recipe.flags
     update: dict[str, Any] = {
-        "serve_argv": tuple(serve_argv(found.config, plan.model, host="0.0.0.0", extra=extra)),  # noqa: S104
+        "serve_argv": tuple(serve_argv(found.config, plan.model, host=EVERYWHERE, extra=extra)),
         "why": tuple(_why(found)),
         "accuracy_task": workflow.accuracy_task or plan.accuracy_task,
     }
@@ -338,7 +306,7 @@ def _why(found: Subject) -> Iterator[str]:
         yield f"the settings are those of: {'; '.join(found.workflow.sources)}"
         left_out = {name for name in found.workflow.flags if name not in found.flags_for("serve")}
         if left_out:
-            yield f"vLLM {found.version} does not know what the document also sets: {', '.join(sorted(left_out))}"
+            yield f"vLLM {found.version} does not have these options of the document: {', '.join(sorted(left_out))}"
     else:
-        yield f"{found.workflow.name} was not documented for this model and GPU: these are the recommended settings"
+        yield f"no document describes {found.workflow.name} for this model and GPU: these are the recommended settings"
     yield from found.plan.why[1:] if found.documented else found.plan.why

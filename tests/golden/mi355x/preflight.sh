@@ -93,7 +93,7 @@ if [[ "$modes_are" == "$modes_planned" || "$modes_are" == / ]]; then
   ok "the GPUs are not partitioned"
 else
   fail "the GPUs are partitioned as $modes_are, the plan needs whole ones" \
-    "with no process on them: sudo amd-smi set --memory-partition NPS1, reload the driver if it asks for that, then sudo amd-smi set --gpu all --compute-partition SPX"
+    "with no process on them: sudo amd-smi set --memory-partition NPS1, reload the driver if it asks for it, then sudo amd-smi set --gpu all --compute-partition SPX"
 fi
 need_gpus=1
 asked=${DEVICE:-${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-}}}
@@ -129,7 +129,7 @@ if balancing && ((apply)); then
 fi
 if balancing; then
   warn "automatic NUMA balancing is on: it slows the GPUs down, which the prediction does not include" \
-    "sudo sysctl kernel.numa_balancing=0 (or $here/preflight.sh --apply); to keep it after a reboot, write it into /etc/sysctl.d/"
+    "sudo sysctl kernel.numa_balancing=0 (or $here/preflight.sh --apply); to keep it over a reboot, write it into /etc/sysctl.d/"
 else
   ok "automatic NUMA balancing is off"
 fi
