@@ -1,7 +1,7 @@
-"""VllmCommand lines in the spelling of one vLLM version.
+"""Command lines in the spelling of one vLLM version.
 
-Everything that was simulated is said outright, so that a default that moves between versions cannot change what is
-measured. An option that the version does not take is refused with the version where it appeared or went.
+A line names every setting that was simulated, so that a default that moves between versions cannot change what is
+measured. An option that the version does not have is refused, with the version where it appeared or went.
 
 >>> from planner.engine.version import parse_version
 >>> from planner.workload import Workload
@@ -29,7 +29,7 @@ from planner.workload import Workload
 
 Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
 
-#: Said even where they are the default.
+#: Settings that a line names even where they are the default.
 _ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
 #: Where images keep vLLM's benchmark scripts: AMD's, and those of the vLLM project.
 BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
@@ -48,11 +48,11 @@ def serve_argv(
     port: int = 8000,
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
-    """``vllm serve`` with exactly the settings of ``config``, but for those that its ``env`` says.
+    """``vllm serve`` with exactly the settings of ``config``; variables are in its ``env``.
 
     ``extra`` adds options by name: True for a switch, False for its ``--no-`` form, a mapping for JSON, None for
-    nothing. Raises IllegalPlanError for an option that the version does not take, InputError for one that the
-    settings already decide.
+    nothing. Raises IllegalPlanError for an option that the version does not have, InputError for one that the settings
+    decide already.
     """
     line = _Line(["vllm", "serve", model_ref], config.version, "serve")
     line.add("--host", host)
@@ -111,7 +111,7 @@ def bench_serve_argv(
 
 
 def bench_backend(version: EngineVersion) -> str:
-    """What the serving benchmark calls the API of vLLM's own server; its result file says it too."""
+    """The serving benchmark's name for the API of vLLM's own server; its result file has it too."""
     named = command_status(version, "bench serve") and not flag_status(version, "--backend", "bench serve")
     return "openai-comp" if named and version.release < (0, 9, 1) else "vllm"
 
@@ -191,20 +191,20 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
 
 
 def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
-    """What the command says of each setting; None: nothing."""
+    """The value that the line has for each setting; None: the line does not name it."""
     lora = config.lora
     said = {name: getattr(lora if lora and hasattr(lora, name) else config, name, None) for name in SETTINGS}
     said |= {
         "dtype": LONG_NAMES[config.dtype],
         "kv_cache_dtype": config.kv_cache_dtype_flag or _kv_cache_flag(config),
         "block_size": config.block_size if config.block_size != 16 else None,
-        "cpu_kvcache_space": None,  # ``config.env`` says it
+        "cpu_kvcache_space": None,  # in ``config.env``
         "enable_lora": lora is not None,
         "cpu_offload_gb": config.cpu_offload_gb or None,
     }
     if config.cpu_kvcache_space is not None:
         said["gpu_memory_utilization"] = None  # it has no effect
-    # what may be on or off by default is said where the version has the word for it
+    # what may be on or off by default is named where the version has the switch for it
     if not config.enable_prefix_caching and "--no-enable-prefix-caching" not in line:
         said["enable_prefix_caching"] = None
     if config.engine == "V1" and config.enable_chunked_prefill:  # V1 chunks unless told otherwise
@@ -253,7 +253,7 @@ def _bench(command: VllmCommand, version: EngineVersion, platform: str) -> _Line
 
 
 class _Line:
-    """A command line that grows by options that its version knows."""
+    """A command line that takes the options that its version has."""
 
     def __init__(self, start: list[str], version: EngineVersion, command: VllmCommand) -> None:
         self.words = start
@@ -285,7 +285,7 @@ class _Line:
             self.words[-1] += "=False"
 
     def add_extra(self, extra: Mapping[str, Value] | None) -> None:
-        """Append what the settings do not decide. Raises InputError for what they do."""
+        """Append options that the settings do not decide. Raises InputError for one that they do."""
         for name, value in (extra or {}).items():
             flag = spelled(name if name.startswith("-") else f"--{name}")
             if flag in self.words:

@@ -1,4 +1,4 @@
-"""What each vLLM version accepts: options, variables and values, from its first to its last version.
+"""What each vLLM version accepts: options, variables and values.
 
 The table, ``flags.json``, was written by the real parsers of every version from 0.6.3 to 0.33.0
 (``tests/real_parsers`` rebuilds it). AMD's images are builds of forks: what they had before upstream is in

@@ -1,7 +1,7 @@
-"""Which container image to run, and how to start a container on each platform.
+"""The container image to run, and how to start a container on each platform.
 
-Only tags that a source names are called pinned; where none is known for a version, the naming of the vLLM
-project's release images is followed and the answer says that nobody was seen running it.
+A tag is pinned where a source names it. For a version without such a tag, the name follows the vLLM project's release
+images, and the answer says that no source ran it.
 
 >>> from planner.hardware import load_profile
 >>> from planner.engine.version import parse_version
@@ -29,24 +29,23 @@ class Image:
     name: str
     version: EngineVersion
     platform: str
-    pinned: bool  #: a source names this tag; else it only follows the naming of releases
+    pinned: bool  #: a source names this tag; else it follows the naming of releases
     source: str
     gpus: tuple[str, ...] = ()  #: profiles that the source ran it on
     note: str = ""
 
 
 def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
-    """The image of ``version`` for a GPU, of a partition's whole GPU: seen on it, seen elsewhere, or by its name.
+    """The image of ``version``: one that a source ran on this GPU, one that it ran on another, or one by its name.
 
-    On a CPU the name is empty: the server runs without a container, as it is installed on the machine.
-
-    Raises IllegalPlanError when no image of that version is known for the platform, or none of them runs on the GPU.
+    A partition runs the image of its whole GPU. On a CPU the name is empty: the server runs without a container.
+    Raises IllegalPlanError where no image of that version is known for the platform, or none of them runs on the GPU.
     """
     if profile.platform == "cpu":
         return Image("", version, "cpu", pinned=False, source="no container: vLLM as it is installed on the machine")
     if version.build != "vllm":
         raise IllegalPlanError(
-            f"vLLM with the ATOM plugin ({version.text}) is a build of its own, and no image of it is pinned here",
+            f"no image of vLLM with the ATOM plugin ({version.text}) is known",
             hint="plan for a release of vLLM: --engine-version 0.27.1",
         )
     _check_architecture(profile, version)
@@ -56,24 +55,22 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
         return found
     if same:
         where = ", ".join(same[0].gpus)
-        return _noted(same[0], f"named by its source for {where}, not for {profile.id}")
+        return replace(same[0], note=f"named by its source for {where}, not for {profile.id}")
     return _by_name(profile, version)
 
 
 def default_version(profile: GpuProfile) -> EngineVersion:
-    """The newest version with a pinned image that was run on this GPU; where none was, on another of its platform."""
+    """The newest version with a pinned image that a source ran on this GPU, else on another GPU of its platform."""
     images = [i for i in _images() if i.platform == profile.platform]
     own = [i for i in images if profile.whole in i.gpus]
-    if own or images:
-        return max(i.version for i in own or images)
-    return _newest_named()
+    return max(i.version for i in own or images or _images())
 
 
 def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False, ptrace: bool = False) -> list[str]:
     """Options of ``docker run`` that give a container the GPUs, and nothing else of the host.
 
-    AMD containers see every GPU of the node (``/dev/kfd``, ``/dev/dri``): which ones are used is said by
-    ``visible_devices``. ``privileged`` and ``ptrace`` are for debugging, and only when asked for.
+    An AMD container sees every GPU of the node (``/dev/kfd``, ``/dev/dri``); ``visible_devices`` restricts it.
+    ``privileged`` and ``ptrace`` are for debugging.
     """
     words: list[str] = []
     if profile.platform == "rocm":
@@ -87,7 +84,7 @@ def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False,
 
 
 def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
-    """The variable that restricts an AMD container to the first ``num_gpus`` logical GPUs; NVIDIA's are handed over."""
+    """The variable that restricts an AMD container to the first ``num_gpus`` logical GPUs; NVIDIA needs none."""
     if profile.platform != "rocm" or num_gpus >= profile.gpus_per_node:
         return {}
     return {"HIP_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus)))}
@@ -114,14 +111,6 @@ def _by_name(profile: GpuProfile, version: EngineVersion) -> Image:
     name = rule["name"].format(version=version)
     note = "follows the naming of vLLM's release images; no source was seen running it on this GPU"
     return Image(name, version, profile.platform, pinned=False, source="naming of release images", note=note)
-
-
-def _newest_named() -> EngineVersion:
-    return max(i.version for i in _images())
-
-
-def _noted(image: Image, note: str) -> Image:
-    return replace(image, note=note)
 
 
 @lru_cache(maxsize=1)

@@ -36,14 +36,14 @@ CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """What ``--speculative-config`` says."""
+    """How tokens are drafted: ``--speculative-config``."""
 
     method: SpeculativeMethod
     num_speculative_tokens: int
     model: str | None = None  #: of the draft: a hub id or a path
     draft_tensor_parallel_size: int | None = None  #: None: as the model's; else that or 1
     text: str = ""  #: the JSON as it is launched
-    #: Share of steps in which the first drafted token is accepted, the first two, ...; empty: nobody said
+    #: Share of steps in which the first drafted token is accepted, the first two, ...; empty: not known
     acceptance_rates: tuple[float, ...] = ()
 
     @property
@@ -65,7 +65,7 @@ class Setting:
     kind: Any = None
     default: Any = None
     help: str = ""
-    short: str = ""  #: ``-tp``
+    short: str = ""  #: the short spelling, such as ``-tp``
     least: float | None = None
     above: float | None = None
     most: float | None = None

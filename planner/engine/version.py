@@ -82,7 +82,7 @@ _PLAIN = re.compile(r"[\w\s.,:+/()#-]*")
 _BUILD_WORDS = re.compile(r"\b(nightly|latest|main|atom|image|fork|dashboard|rocm)\b")
 _MONTHS = tuple(month.lower() for month in calendar.month_abbr)
 
-#: Images that are named after a model: the day on which somebody published a run of it.
+#: Images that are named after a model: the day on which a run of it was published.
 _NAMED_BUILDS = {"minimax-m3": datetime.date(2026, 6, 13)}  # InferenceX's blog on MiniMax-M3
 
 
@@ -94,7 +94,7 @@ class EngineVersion:
     build: Build = "vllm"
     text: str = field(default="", compare=False)  #: as given
     note: str = field(default="", compare=False)  #: what was assumed, where the text does not name a release
-    #: V0 or V1, where somebody decided it; empty: as the release does by itself
+    #: V0 or V1, where it is asked for; empty: the release's own choice
     engine: Literal["", "V0", "V1"] = field(default="", compare=False)
 
     def __str__(self) -> str:
