@@ -6,6 +6,7 @@ from .architecture import LatentAttention as LatentAttention
 from .architecture import Layer as Layer
 from .architecture import Mixer as Mixer
 from .architecture import Model as Model
+from .architecture import Moe as Moe
 from .architecture import PerModel as PerModel
 from .architecture import Shard as Shard
 from .architecture import SparseIndexer as SparseIndexer

@@ -10,9 +10,25 @@ Attention adds, for each pair of a query token and a cached token that it may se
     FLOP  = 2 x heads x (head_dim + v_head_dim)    4 x heads x head_dim where both are equal
     bytes = KV elements of one rank x element size read once per sequence in decode
 
-Every quantity is linear in one driver (tokens, cached tokens, ...), so an operator is a handful of numbers
-worked out once, and a step is evaluated in microseconds. Left out: rotary embedding and residual FLOP (counted as
-kernels and bytes, not as FLOP), vision towers.
+All operators, with what one layer of them takes on one rank for each unit of the driver. Kernels are those of vLLM's
+layers; ``d`` is the hidden size, E the experts, s the elements of a recurrent state::
+
+    operator               driver   kernels  FLOP                     bytes
+    projections            tokens   1 each   2 x parameters           (in + out) x 2, and the weights once
+    attention decode       context  1        2 x heads x (dk + dv)    a row of the cache
+    attention prefill      pairs    1        2 x heads x (dk + dv)    -
+    experts                experts  1        2 x parameters, per row  the weights of one, (2 d + inner) x 2 per row
+    routing                tokens   5        -                        3 x E x 4
+    state decode           decodes  2        6 s                      2 x (4 s + 2 x convolution)
+    state prefill          prefill  6        8 s                      that for each 64 tokens
+    norms and activations  tokens   6        -                        (8 d + 1.5 x gate and up + 2 x q, k, v) x 2
+    embedding              tokens   2        -                        2 d x 2
+    lm_head                sampled  1        2 x parameters           (in + out) x 2, and the weights once
+    sampler                sampled  8        -                        5 x vocabulary x 4
+    logits copy (TP)       sampled  1        -                        vocabulary x 4
+
+Every quantity is linear in its driver, so an operator is a handful of numbers worked out once, and a step is evaluated
+in microseconds. Left out: FLOP of rotary embedding and residual (their kernels and bytes count), vision towers.
 """
 
 from __future__ import annotations
@@ -34,6 +50,7 @@ from planner.model import (
     Layer,
     Mixer,
     Model,
+    Moe,
     Precision,
     Shard,
     SparseIndexer,
@@ -45,12 +62,12 @@ ACTIVATION_BYTES = 2  #: of one activation element: bf16 or fp16
 STATE_BYTES = 4  #: of one element of a recurrent state, kept in fp32
 STATE_CHUNK_TOK = 64  #: tokens that chunked linear attention works on at a time
 SMALL_KERNELS_PER_LAYER = 6  #: two norms, rotary embedding, KV write, activation, quantise or residual
-NORM_PASSES = (
-    8  #: times the norms of a layer read or write one hidden vector: each reads and writes it and the residual
-)
+#: Times the norms of a layer read or write one hidden vector: each of two reads and writes it and the residual.
+NORM_PASSES = 8
 #: Times the small kernel behind a projection reads or writes what came out of it: gate and up make one product;
 #: rotary embedding and KV write read and write.
 PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.ATTENTION: 2.0}
+ROUTING_PASSES = 3  #: times the scores of the experts are read or written
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
 SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
 SAMPLER_PASSES = 5  #: times the sampler reads or writes the logits
@@ -203,13 +220,12 @@ def _expert_operators(
     """Routed experts, and the kernels that route: one expert is cut by TP, or held whole by one rank of EP."""
     if layer.moe is None:
         return
-    moe, ep = layer.moe, Layout.of(config).expert_ranks if config.enable_expert_parallel else 1
+    moe = layer.moe
     one = [replace(piece, copies=1) for piece in _pieces(weights, config)]
     outer = weights[0].shape[-1]  # the hidden vector, or what it was projected to
     inner = sum(piece.inputs + piece.outputs - outer for piece in one)
-    load = StepLoad(Driver.EXPERTS, inf, 1, moe.num_experts, moe.top_k, ep, config.data_parallel_size)
     yield Operator(
-        "experts", OperatorKind.EXPERTS, load, times,
+        "experts", OperatorKind.EXPERTS, _expert_load(moe, config), times,
         flop_per_unit=times * sum(2 * piece.params for piece in one),
         bytes_per_unit=times * sum(piece.stored_bytes(precision) for piece in one),
         bytes_per_row=times * (2 * outer + inner) * ACTIVATION_BYTES,
@@ -218,8 +234,14 @@ def _expert_operators(
     )  # fmt: skip
     yield Operator(
         "routing", OperatorKind.SMALL, TOKENS, ROUTING_KERNELS * times,
-        bytes_per_unit=times * moe.num_experts * FP32_BYTES * 3,
+        bytes_per_unit=times * moe.num_experts * FP32_BYTES * ROUTING_PASSES,
     )  # fmt: skip
+
+
+def _expert_load(moe: Moe, config: EngineConfig) -> StepLoad:
+    """Distinct experts of one layer; expert parallelism spreads them over ranks, and DP ranks bring their tokens."""
+    ranks = Layout.of(config).expert_ranks if config.enable_expert_parallel else 1
+    return StepLoad(Driver.EXPERTS, inf, 1, moe.num_experts, moe.top_k, ranks, config.data_parallel_size)
 
 
 def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
@@ -356,7 +378,7 @@ def _merged(found: Iterable[Operator]) -> tuple[Operator, ...]:
     return tuple(merged.values())
 
 
-# --- Work of LoRA adapters in a step: two thin matrix multiplications beside each of the model's
+# --- LoRA adapters: two thin matrix multiplications beside each of the model's
 #
 # ::
 #
@@ -365,77 +387,43 @@ def _merged(found: Iterable[Operator]) -> tuple[Operator, ...]:
 #           + (inputs + outputs) x 2 + rank x 8 for each token  the product of the first is kept in 32 bits
 #
 # vLLM's Punica kernels shrink and then expand: two launches for each matrix, fused ones counted once (``lora/ops/
-# triton_ops`` of 0.27). How near they come to the peaks was published for no GPU here; they are given the shares of the
-# model's own matrices, and every adapter that has room is taken to be in use, which is the most that they can cost.
-
-KERNELS = 2  #: shrink and expand
+# triton_ops`` of 0.27). No GPU here has published shares of the peaks for them, so they get those of the model's own
+# matrices. Every adapter that has room is taken to be in use, which is the most that they can cost.
 
 
 def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
     """The operators that ``--enable-lora`` adds to a step, all layers together; none without it."""
-    if config.lora is None:
+    lora = config.lora
+    if lora is None:
         return ()
-    dense = _Sum()
-    experts: dict[StepLoad, _Sum] = {}
+    kernels: Counter[StepLoad] = Counter()
+    matrices: Counter[StepLoad] = Counter()
+    sides: Counter[StepLoad] = Counter()  # inputs and outputs of all matrices on a rank
     layers = {id(layer): layer for layer in model.layers}
     for key, times in Counter(map(id, model.layers)).items():
         layer = layers[key]
-        for weight in adapted(layer, config.lora):
-            expert = weight.component is Component.ROUTED_EXPERT
-            into = experts.setdefault(_experts(layer, config), _Sum()) if expert else dense
-            into.add(times, sum(held_piece(weight, Layout.of(config)).shape[-2:]))
-        dense.kernels += times * KERNELS * _fused(layer, config.lora)
-        if any(found.component is Component.ROUTED_EXPERT for found in adapted(layer, config.lora)):
-            experts[_experts(layer, config)].kernels += times
-    found = [_operator("adapters", OperatorKind.GEMM, TOKENS, dense, config.lora)]
-    found += [
-        _operator("expert adapters", OperatorKind.EXPERTS, load, total, config.lora) for load, total in experts.items()
-    ]
-    return tuple(operator for operator in found if operator.count)
+        fused: dict[StepLoad, set[tuple[object, ...]]] = defaultdict(set)
+        for weight in adapted(layer, lora):
+            moe = layer.moe if weight.component is Component.ROUTED_EXPERT else None
+            load = _expert_load(moe, config) if moe else TOKENS
+            fused[load].add(() if moe else _runs_with(weight))
+            matrices[load] += times
+            sides[load] += times * sum(held_piece(weight, Layout.of(config)).shape[-2:])
+        for load, weights in fused.items():
+            kernels[load] += times * len(weights) * (2 if load == TOKENS else 1)  # a launch of experts is both
+    return tuple(_adapters(load, kernels[load], matrices[load], sides[load], lora) for load in kernels)
 
 
-class _Sum:
-    """What the adapters of many matrices add up to."""
-
-    def __init__(self) -> None:
-        self.kernels, self.matrices, self.sides = 0, 0, 0
-
-    def add(self, times: int, sides: int) -> None:
-        """Count ``times`` matrices whose inputs and outputs on a rank are ``sides``."""
-        self.matrices += times
-        self.sides += times * sides
-
-
-def _operator(name: str, kind: OperatorKind, load: StepLoad, total: _Sum, lora: LoraConfig) -> Operator:
-    """One operator for all; of experts the driver is experts touched, and a row is a token at one of them."""
-    read_bytes = lora.max_loras * lora.max_lora_rank * total.sides * ACTIVATION_BYTES
-    token_bytes = total.sides * ACTIVATION_BYTES + 2 * FP32_BYTES * lora.max_lora_rank * total.matrices
-    expert = kind is OperatorKind.EXPERTS
-    return Operator(
-        name, kind, load, total.kernels,
-        flop_per_unit=2 * lora.max_lora_rank * total.sides,
-        fixed_bytes=0 if expert else read_bytes,
-        bytes_per_unit=read_bytes if expert else token_bytes,
-        bytes_per_row=token_bytes if expert else 0,
-    )  # fmt: skip
-
-
-def _experts(layer: Layer, config: EngineConfig) -> StepLoad:
-    """The load of the experts' own operator."""
-    moe = layer.moe
-    if moe is None:
-        raise ValueError("a layer with routed experts says how it routes")
-    ranks = Layout.of(config).expert_ranks if config.enable_expert_parallel else 1
-    return StepLoad(Driver.EXPERTS, float("inf"), 1, moe.num_experts, moe.top_k, ranks, config.data_parallel_size)
-
-
-def _fused(layer: Layer, lora: LoraConfig) -> int:
-    """Matrices that run, those that share their inputs as one."""
-    dense = (weight for weight in adapted(layer, lora) if weight.component is not Component.ROUTED_EXPERT)
-    return len({_runs_with(weight) for weight in dense})
+def _adapters(load: StepLoad, kernels: int, matrices: int, sides: int, lora: LoraConfig) -> Operator:
+    """The adapters of all matrices with one load, as one operator."""
+    read_bytes = lora.max_loras * lora.max_lora_rank * sides * ACTIVATION_BYTES
+    token_bytes = sides * ACTIVATION_BYTES + 2 * FP32_BYTES * lora.max_lora_rank * matrices
+    flop = 2 * lora.max_lora_rank * sides
+    if load == TOKENS:
+        return Operator("adapters", OperatorKind.GEMM, load, kernels, flop, read_bytes, token_bytes)
+    return Operator("expert adapters", OperatorKind.EXPERTS, load, kernels, flop, 0.0, read_bytes, token_bytes)
 
 
 def _runs_with(weight: Weight) -> tuple[object, ...]:
-    if weight.shard is Shard.ROW:
-        return (weight.name,)
-    return (weight.component, weight.shape[-1], weight.shard)
+    """Equal for matrices that share their inputs and run as one."""
+    return (weight.name,) if weight.shard is Shard.ROW else (weight.component, weight.shape[-1], weight.shard)

@@ -167,6 +167,18 @@ def test_compressed_attention() -> None:
         assert found[name].time_s == expected, name
 
 
+def test_prefill_of_compressed_attention() -> None:
+    # 8,192 queries see 128 tokens of the window, 512 of the rows that stand for 4 tokens, and score all of these
+    mixer = CompressedAttention(128, 512, window=128, compress_ratio=4, indexer=SparseIndexer(64, 128, 512))
+    found = parts(mixer_model(mixer), PROMPT)
+    for name, pairs, flop in (
+        ("attention prefill", 8192 * 128, 4 * 128 * 512),
+        ("compressed attention prefill", 8192 * 512, 4 * 128 * 512),
+        ("indexer prefill", 8192 * 8193 / 2 / 4, 2 * 64 * 128),
+    ):
+        assert found[name].time_s == roofline(11e-6, pairs * flop / (0.37 * FLOP_PER_S), 0.0), name
+
+
 def test_state_mixers() -> None:
     # 64,000 elements in fp32 and 1,000 of the convolution in bf16, read and written; 6 FLOP and 2 kernels in decode
     mixer = StateMixer("gdn", conv_elements=1000, recurrent_elements=64_000, num_heads=32)
@@ -320,6 +332,18 @@ def test_adapters() -> None:
     assert adapters.count == 32 * 2 * 4
     expected = roofline(32 * 2 * 4 * 4e-6, flop / (0.66 * FLOP_PER_S), moved_bytes / (0.80 * BYTES_PER_S))
     assert adapters.time_s == expected
+
+
+def test_adapters_of_experts() -> None:
+    # 48 layers of gate, up and down, 2,048 x 768; each expert that is read has 4 adapters of rank 16
+    sides, matrices = 48 * 3 * (2048 + 768), 48 * 3
+    config = replace(engine(), lora=LoraConfig(max_loras=4, max_lora_rank=16, max_cpu_loras=4))
+    adapters = parts(moe_model(), MANY, config)["expert adapters"]
+    touched, rows = 128 * (1 - (1 - 8 / 128) ** (64**0.75)), 64 * 8
+    moved_bytes = touched * 4 * 16 * sides * 2 + rows * (2 * sides + 8 * 16 * matrices)
+    memory_s = moved_bytes / (0.65 * BYTES_PER_S) + 48 * touched * 0.17e-6
+    compute_s = 2 * 16 * sides * (rows + 6 * touched) / (0.31 * FLOP_PER_S)
+    assert adapters.time_s == roofline(48 * 33e-6, compute_s, memory_s)
 
 
 def test_weights_in_host_memory() -> None:
