@@ -1,22 +1,19 @@
-"""A machine on which emitted scripts run for real: bash is real, docker, the GPUs and the driver's files are not.
+"""A machine on which the scripts of a plan run for real: docker, the GPUs and the driver's files are stand-ins.
 
-Stand-ins on PATH record their argument lists and keep their state in files, so that a test reads what was called and
-breaks one thing at a time. Paths of the driver are redirected into a folder of the test.
+Paths of the driver are redirected into a folder of the test.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from script_plans import MATRIX
+from stand_ins import StandIns
 
 from planner.output.scripts.emission import Emission
 from planner.output.scripts.files import write_folder
@@ -27,10 +24,6 @@ TOOLS = (
     "awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "find", "grep", "head", "ln", "ls", "mkdir",
     "mv", "paste", "rm", "sed", "sh", "sort", "tail", "touch", "tr", "wc",
 )  # fmt: skip
-_RECORD = """#!/bin/bash
-state={state}
-printf '%s\\0' "$(($# + 1))" {name} "$@" >>"$state/calls"
-"""
 _STUBS = {
     # Containers: $state/running is there while one runs; run and port are remembered from its options.
     "docker": """
@@ -146,27 +139,16 @@ done
 """
 
 
-class Machine:
-    """A folder with the emitted scripts (``plan``), the state of the stand-ins (``state``) and a home."""
+class Machine(StandIns):
+    """The scripts of a plan, and the GPUs that it is for."""
 
     def __init__(self, root: Path, emission: Emission, *, free_gb: int = 4000) -> None:
-        self.plan, self.state, self.home = root / "the plan", root / "state", root / "home"
-        self.bin = root / "bin"
-        for folder in (self.state, self.home, self.bin, self.state / "nvidia"):
-            folder.mkdir(parents=True)
+        super().__init__(root, TOOLS, _STUBS)
+        (self.state / "nvidia").mkdir()
         self.fake_root = self.state / "root"
-        for name in TOOLS:
-            found = shutil.which(name)
-            assert found, f"{name} is needed to run the scripts"
-            (self.bin / name).symlink_to(found)
-        for name, body in _STUBS.items():
-            self.program(self.bin / name, _RECORD.format(state=self.state, name=name) + body)
         self.program(self.bin / "df", f"#!/bin/bash\nprintf 'Avail\\n%s\\n' {free_gb * 10**9 // 1024}\n")
-        self.program(self.state / "python", _RECORD.format(state=self.state, name="pip"))
-        self.program(
-            self.state / "lm_eval",
-            _RECORD.format(state=self.state, name="lm_eval") + 'mkdir -p "${!#}"; [[ ! -e "$state/lm_eval_fails" ]]\n',
-        )
+        self.stub(self.state / "python", name="pip")
+        self.stub(self.state / "lm_eval", 'mkdir -p "${!#}"; [[ ! -e "$state/lm_eval_fails" ]]\n')
         self.program(self.state / "reload", _RELOAD.replace("{state}", str(self.state)))
         self.program(self.state / "topology", _TOPOLOGY.replace("{state}", str(self.state)))
         self.set(completed=emission.file.plan.workload.num_prompts, image="", docker_info="Runtimes: nvidia runc")
@@ -174,12 +156,6 @@ class Machine:
         write_folder(self.plan, render_scripts(emission), force=False)
         for script in ("preflight.sh", "partition.sh"):
             self._redirect(self.plan / script)
-
-    @staticmethod
-    def program(path: Path, text: str) -> None:
-        path.unlink(missing_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
 
     def _redirect(self, script: Path) -> None:
         """Let a script read the driver's files in the folder of the test."""
@@ -229,11 +205,6 @@ class Machine:
                     self.fake(f"/sys/bus/pci/drivers/amdgpu/0000:{bus:02}:00.0/{name}", value)
             subprocess.run([self.state / "topology", "1"], check=True)
 
-    def set(self, **files: object) -> None:
-        """Write files of the stand-ins' state; their presence or content is what the stand-ins look at."""
-        for name, value in files.items():
-            (self.state / name).write_text(f"{value}\n")
-
     def set_nvidia(self, name: str, lines: list[str]) -> None:
         (self.state / "nvidia" / name).write_text("".join(f"{line}\n" for line in lines))
 
@@ -262,60 +233,6 @@ class Machine:
     def kernel(self, name: str) -> set[str]:
         """What a file of the driver says, over all packages."""
         return {(folder / name).read_text().strip() for folder in self._packages()}
-
-    def environment(self, **variables: str) -> dict[str, str]:
-        return {"PATH": str(self.bin), "HOME": str(self.home), "LC_ALL": "C.UTF-8", **variables}
-
-    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a script to its end."""
-        return subprocess.run(
-            ["bash", self.plan / script, *arguments], env=self.environment(**variables), cwd=self.home,
-            capture_output=True, text=True, errors="surrogateescape", timeout=60, check=False,
-        )  # fmt: skip
-
-    def interrupt(self, script: str, when: str, how: signal.Signals, **variables: str) -> tuple[int, str]:
-        """Start a script, wait for a file of the state, send a signal as Ctrl-C in a terminal or ``kill`` would.
-
-        Returns the exit status and what was printed.
-        """
-        process = subprocess.Popen(
-            [self.bin / "bash", self.plan / script], env=self.environment(**variables), cwd=self.home,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while not (self.state / when).exists():
-            assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
-            time.sleep(0.02)
-        if how == signal.SIGINT:
-            os.killpg(process.pid, how)
-        else:
-            process.send_signal(how)
-        printed, _ = process.communicate(timeout=30)
-        return process.returncode, printed
-
-    def all_calls(self) -> list[list[str]]:
-        """The command lines with which stand-ins were called, in order."""
-        try:
-            fields = (self.state / "calls").read_bytes().decode(errors="surrogateescape").split("\0")
-        except FileNotFoundError:
-            return []
-        calls, at = [], 0
-        while fields[at]:
-            length = int(fields[at])
-            calls.append(fields[at + 1 : at + 1 + length])
-            at += 1 + length
-        return calls
-
-    def calls(self, program: str) -> list[list[str]]:
-        """The argument lists with which one stand-in was called, in order."""
-        return [call[1:] for call in self.all_calls() if call[0] == program]
-
-    def docker(self, verb: str) -> list[list[str]]:
-        """The argument lists of one docker command."""
-        return [call[1:] for call in self.calls("docker") if call[0] == verb]
-
-    def forget(self) -> None:
-        (self.state / "calls").unlink(missing_ok=True)
 
 
 def values_of(words: Sequence[str], *flags: str) -> list[str]:

@@ -1,19 +1,16 @@
-"""A machine on which the scripts of workflows run for real: bash is real, docker, nginx, git and the network are not.
+"""A machine on which the scripts of workflows run for real: docker, nginx, git and the network are stand-ins.
 
-Stand-ins on PATH record their argument lists and keep their state in files. Containers are files under
-``state/containers`` with the port that they were published on.
+Containers are files under ``state/containers`` with the port that they were published on.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from stand_ins import StandIns
 
 from planner.output.scripts.files import write_folder
 
@@ -25,10 +22,6 @@ RESULT = {
     "avg_latency": 1.5, "tokens_per_second": 250.0, "completed": "PROMPTS", "output_throughput": 99.5,
     "mean_ttft_ms": 12.0, "mean_tpot_ms": 3.25,
 }  # fmt: skip
-_RECORD = """#!/bin/bash
-state={state}
-printf '%s\\0' "$(($# + 1))" {name} "$@" >>"$state/calls"
-"""
 _STUBS = {
     # A program in a container writes the result file that it is told to write; `fails` holds words that make it fail.
     "docker": """
@@ -121,21 +114,14 @@ if [[ "$*" == "-m venv "* ]]; then mkdir -p "$3/bin"; ln -sf "$state/python" "$s
 }
 
 
-class Machine:
-    """A folder with the files of a workflow (``plan``), the state of the stand-ins (``state``) and a home."""
+class Machine(StandIns):
+    """The files of a workflow, and the containers that run."""
 
     def __init__(self, root: Path, files: Mapping[str, str]) -> None:
-        self.plan, self.state, self.home, self.bin = (root / name for name in ("the plan", "state", "home", "bin"))
-        for folder in (self.state / "containers", self.home, self.bin):
-            folder.mkdir(parents=True)
-        for name in TOOLS:
-            found = shutil.which(name)
-            assert found, f"{name} is needed to run the scripts"
-            (self.bin / name).symlink_to(found)
-        for name, body in _STUBS.items():
-            self._program(self.bin / name, _RECORD.format(state=self.state, name=name) + body)
+        super().__init__(root, TOOLS, _STUBS)
+        (self.state / "containers").mkdir()
         for name, body in {"python": "", "hf": "", "guidellm": self._guidellm()}.items():
-            self._program(self.state / name, _RECORD.format(state=self.state, name=name) + body)
+            self.stub(self.state / name, body)
         (self.state / "result").write_text(json.dumps(RESULT).replace('"PROMPTS"', "PROMPTS"))
         self.set(answer='{"choices":[{"text":" city that is known"}]}')
         write_folder(self.plan, files, force=False)
@@ -148,16 +134,6 @@ for word in "$@"; do
 done
 """
 
-    @staticmethod
-    def _program(path: Path, text: str) -> None:
-        path.write_text(text)
-        path.chmod(0o755)
-
-    def set(self, **files: object) -> None:
-        """Write files of the stand-ins' state."""
-        for name, value in files.items():
-            (self.state / name.replace("__", "-")).write_text(f"{value}\n")
-
     def serve(self) -> None:
         """As if launch.sh had started the plan's server."""
         name = next(w for w in (self.plan / "launch.sh").read_text().split() if w.startswith("name=planner-"))
@@ -168,54 +144,13 @@ done
         """Names of the containers that run."""
         return sorted(path.name for path in (self.state / "containers").iterdir())
 
-    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a script to its end."""
-        return subprocess.run(
-            ["bash", self.plan / script, *arguments], env=self._environment(variables), cwd=self.home,
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    def interrupt(self, script: str, *arguments: str) -> int:
+    def press_ctrl_c(self, script: str, *arguments: str) -> int:
         """Start a script, wait until a container works, press Ctrl-C; the exit status."""
         self.set(slow="")
-        process = subprocess.Popen(
-            [self.bin / "bash", self.plan / script, *arguments], env=self._environment({}), cwd=self.home,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while not (self.state / "working").exists():
-            assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=30)
+        status, _ = self.interrupt(script, "working", signal.SIGINT, *arguments)
         (self.state / "slow").unlink()
         (self.state / "working").unlink()
-        return process.returncode
-
-    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        return {"PATH": str(self.bin), "HOME": str(self.home), "LC_ALL": "C.UTF-8", **variables}
-
-    def calls(self, program: str) -> list[list[str]]:
-        """The argument lists with which one stand-in was called, in order."""
-        try:
-            fields = (self.state / "calls").read_bytes().decode().split("\0")
-        except FileNotFoundError:
-            return []
-        found, at = [], 0
-        while fields[at]:
-            length = int(fields[at])
-            call = fields[at + 1 : at + 1 + length]
-            if call[0] == program:
-                found.append(call[1:])
-            at += 1 + length
-        return found
-
-    def docker(self, verb: str) -> list[list[str]]:
-        """The argument lists of one docker command."""
-        return [call[1:] for call in self.calls("docker") if call[0] == verb]
-
-    def forget(self) -> None:
-        (self.state / "calls").unlink(missing_ok=True)
+        return status
 
     def results(self) -> list[str]:
         """Finished result files."""

@@ -58,7 +58,7 @@ def test_a_point_that_fails_is_named_and_the_others_are_measured(machine: MakeMa
 
 def test_an_interrupted_measurement_stops_its_own_container_only(machine: MakeMachine) -> None:
     here = machine("speculative")
-    assert here.interrupt("speculative.sh") == 130
+    assert here.press_ctrl_c("speculative.sh") == 130
     (stopped,) = here.docker("stop")
     assert stopped[0].endswith("-speculative")
     assert here.results() == []
@@ -131,7 +131,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted(machine: MakeMachine) -> None:
     assert here.run("sweep.sh").returncode == 1
     assert len(here.results()) == 2
     (here.state / "fails").unlink()
-    assert here.interrupt("sweep.sh") == 130
+    assert here.press_ctrl_c("sweep.sh") == 130
     here.forget()
     assert here.run("sweep.sh").returncode == 0 and len(here.results()) == 6
     assert len(here.docker("exec")) == 1 + 4
