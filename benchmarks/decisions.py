@@ -1,4 +1,4 @@
-"""How good the decisions are: let predictions choose among settings that somebody measured, and look what came out.
+"""How good the decisions are: predictions choose among measured settings, and the measurements judge the choice.
 
     python benchmarks/decisions.py RUNS.csv [--write FILE.md]
 

@@ -8,16 +8,16 @@
 
 With one acceptance rate a, pi = a^i and the sum is (1 - a^(k+1)) / (1 - a): Leviathan, Kalman and Matias, "Fast
 inference from transformers via speculative decoding", 2023, arXiv 2211.17192, equation 1. Verification reads weights
-and KV cache once, and multiplies k + 1 times: it is nearly free where memory binds, and pays for itself no more where
-arithmetic does.
+and KV cache once, and multiplies k + 1 times: it is nearly free where memory is the bound, and costs k + 1 times as
+much where arithmetic is.
 
 The passes are those of vLLM's proposers (``v1/spec_decode/eagle.py`` and ``draft_model.py``): the first one covers
 prompts and all k + 1 tokens, whether accepted or not, since batches are padded to one size; logits are made for the
-last token only. A module for multi-token prediction or an EAGLE layer runs k times. Drafts by n-gram come from the
-host, which walks over the whole context of every request in each step, on one core and with the GPU idle; what a
-suffix tree takes is not known, and left out.
+last token only. A module for multi-token prediction or an EAGLE layer runs k times. The host finds drafts by
+n-gram: it searches the whole context of every request in each step, on one core, while the GPU is idle. The time of a
+suffix tree is not known and left out.
 
-V0, which drafts k times and then expands the batch by the drafted tokens, is taken to do the same work.
+V0 drafts k times and then expands the batch by the drafted tokens, which is taken to be the same work.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SpeculativeStep:
         return self._search_s_per_tok * batch.decode_context_tok
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
-        """The same step, part by part: those of the drafts are called so."""
+        """The same step, part by part; the names of drafting parts start with ``draft:``."""
         verification = self.target.breakdown(self._verified(batch))
         *parts, host = verification.parts or (None,)
         drafts, search_s = tuple(self._draft_parts(batch)), self._search_s(batch)
@@ -87,7 +87,7 @@ class SpeculativeStep:
         return replace(batch, decode_query_tok=tok, decode_sampled=tok)
 
     def _passes(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
-        """How often a batch passes through the draft; the later passes stand at their mean context."""
+        """The batches that pass through the draft, and how often; later passes count at their mean context."""
         if not batch.decode_seqs + batch.prefill_seqs:
             return
         yield 1, replace(batch, decode_query_tok=self.drafted_tok + 1)
@@ -126,8 +126,8 @@ def speculative_step(target: StepModel, draft: Model | None, calibration: Calibr
         raise ValueError("the settings do not ask for drafts")
     if not speculative.acceptance_rates:
         raise InputError(
-            f"{FLAG}: how many drafted tokens are accepted is not known; it depends on the model, the draft and the "
-            "text",
+            f"{FLAG}: the share of drafted tokens that is accepted is not known: it depends on the model, the draft "
+            "and the text",
             hint=f"add {RATE_FLAG}, such as 0.7; a running vLLM logs it, position by position",
         )
     for key in sorted(UNTIMED & json.loads(speculative.text or "{}").keys()):
@@ -138,7 +138,7 @@ def speculative_step(target: StepModel, draft: Model | None, calibration: Calibr
 def _drafter(
     target: StepModel, speculative: SpeculativeConfig, draft: Model | None, calibration: Calibration | None
 ) -> StepModel | None:
-    """One pass of what drafts: as fast as fits say of such a model, a module as fast as the model it belongs to."""
+    """One pass of what drafts: a model has efficiencies of its own, a module those of its model."""
     config = replace(target.config, speculative_config=None, pipeline_parallel_size=1, lora=None, cpu_offload_gb=0.0)
     if speculative.method == "mtp":
         return StepModel(module_model(target.model), target.profile, config, target.efficiency)

@@ -121,8 +121,8 @@ def first_failure(mutate: Mutation, factor: float) -> str:
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         found = First()
-        pytest.main(["-x", "-q", "-p", "no:cacheprovider", *SUITE], plugins=[found])
-        os.write(write, found.name.encode())
+        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *SUITE], plugins=[found])
+        os.write(write, (found.name or ("" if status == 0 else f"the suite does not run: status {status}")).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as answer:
