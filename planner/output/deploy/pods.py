@@ -53,7 +53,7 @@ def gpu_resource(made: Deployable) -> str:
 
 
 def resources(made: Deployable) -> Json:
-    """GPUs only: of processors and memory a plan knows nothing."""
+    """GPUs only: a plan says nothing about processors and memory."""
     return {"limits": {gpu_resource(made): made.gpus_each}}
 
 
@@ -154,7 +154,7 @@ def pod_spec(made: Deployable, *containers: Json) -> Json:
 
 
 def claims(made: Deployable) -> list[Json]:
-    """A claim for the models, where a new one was asked for. Pods on several nodes share it."""
+    """A new claim for the models, if the site asks for one. Pods on several nodes share it."""
     if made.site.cache != "pvc":
         return []
     several = made.site.replicas * made.nodes > 1
@@ -167,13 +167,13 @@ def claims(made: Deployable) -> list[Json]:
 
 
 def token_remarks(made: Deployable) -> list[str]:
-    """How the Secret is made, whose value is nowhere in these files."""
+    """How to create the Secret. Its value is in none of these files."""
     if not made.site.hf_secret:
         return []
-    need = "The model is gated: first" if made.needs_token else "Where the hub asks for a token, first"
+    need = "The model is gated: first" if made.needs_token else "If the hub asks for a token, first"
     space = f" --namespace {made.site.namespace}" if made.site.namespace else ""
     return [
-        f"{need} make the Secret {made.site.hf_secret} of a file that holds the token alone:",
+        f"{need} create the Secret {made.site.hf_secret} from a file that holds only the token:",
         f"  kubectl{space} create secret generic {made.site.hf_secret} --from-file={TOKEN_KEY}=FILE",
     ]
 
@@ -183,8 +183,8 @@ def gpu_remarks(made: Deployable) -> list[str]:
     profile = made.emission.profile
     plugin = "AMD's device plugin" if profile.vendor == "amd" else "NVIDIA's device plugin"
     if made.site.gpu_resource or profile.partition is None:
-        return [f"GPUs are asked for as {gpu_resource(made)}, which {plugin} offers."]
+        return [f"Pods request GPUs as {gpu_resource(made)}, which {plugin} offers."]
     return [
-        f"GPUs are asked for as {gpu_resource(made)}: {plugin} with the strategy 'mixed' offers them under this name.",
-        "With the strategy 'single' they are called like whole GPUs: planner deploy --gpu-resource says so.",
+        f"Pods request GPUs as {gpu_resource(made)}: {plugin} with the strategy 'mixed' offers them under this name.",
+        "The strategy 'single' gives them the name of whole GPUs: use planner deploy --gpu-resource.",
     ]

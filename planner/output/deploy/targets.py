@@ -68,7 +68,9 @@ def render_deployable(
     for field in fields(Site):
         if field.name not in found.takes and getattr(asked, field.name) != field.default:
             flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
-            raise InputError(f"{flag} means nothing to --target {target}", hint="leave it out, or name another target")
+            raise InputError(
+                f"{flag} has no effect with --target {target}", hint="leave it out, or name another target"
+            )
     files = found.make(Deployable(emission, asked, command))
     refuse_tokens(files)
     return files
