@@ -6,9 +6,9 @@
     output tokens per USD    = output tokens/s x 3600 / (USD/h)
     output tokens per joule  = output tokens/s / W
 
-Prices and throughput are spans. What the cheapest offer and the fastest end of the prediction make together is the low
-end of the cost; the dearest offer and the slowest end make the high one. Watts are those of the boards (TDP), without
-the servers around them.
+Prices and throughput are spans. The low end of a cost is that of the cheapest offer at the fastest end of the
+prediction, the high end that of the dearest offer at the slowest end. Watts are those of the boards (TDP), without the
+servers around them.
 
 >>> usd_per_million_tok(Span.of(2.0), Span(500, 1000, 2000)).mid  # 2 / 3600 / 1000 x 1e6
 0.5555555555555556

@@ -5,9 +5,9 @@ token with every tick of the decode clock, so the tick at which it next needs a 
 block size, from the moment it starts to decode. Counting requests by that phase gives the need of any tick at
 once, and any ``block_size`` ticks in a row need exactly one block for each request.
 
-Free blocks queue up, those that have been free for longest are taken first, and until then keep what was in them:
-with prefix caching a preempted request finds its blocks again. It gives them back last block first, so that what is
-taken of them meanwhile is its end.
+Free blocks wait in a queue. Those that have been free for longest are taken first and keep their content until then:
+with prefix caching a preempted request finds its blocks again. It gives them back last block first, so others
+take the end of its context first.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from planner.simulator.record import Log
 from planner.simulator.sequence import Pace, Sequence, Step, straight
 from planner.timing import Batch
 
-#: Times closer than this are one moment, lest rounding decides who comes first, s.
+#: Times closer than this, in s, count as one moment, so that rounding does not decide who comes first.
 MOMENT_S = 1e-9
 #: Kinds of events, in the order in which those of the same moment happen: steps end before others begin.
 ENDS, BEGINS = 0, 1

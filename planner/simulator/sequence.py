@@ -9,7 +9,7 @@ from math import ceil, floor
 from planner.simulator.record import StepRun
 from planner.timing import Batch
 
-#: A row of decode steps may bend this much, relative to its middle step; short rows are not looked at.
+#: How far the middle of a row of decode steps may be from a straight line, relative; shorter rows are not checked.
 BEND, SHORT_RUN = 1e-3, 32
 
 

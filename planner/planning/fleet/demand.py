@@ -102,7 +102,7 @@ class Demand:
 
 
 def together(demands: Sequence[Demand]) -> Demand:
-    """All classes as one, in the order of arrival: what servers get that take whatever comes."""
+    """All classes as one, in the order of arrival: what servers get that serve every class."""
     import numpy as np
 
     rate = sum(demand.request_rate for demand in demands)

@@ -120,7 +120,7 @@ class NoServer:
 def server_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]:
     """The kinds of servers of each GPU, each with its capacity for all classes; and the GPUs that have none.
 
-    How much of each class there is does not matter here, nor what anything costs.
+    The size of the load and the prices play no part here.
     """
     rankings = [rank(asked.request_for(demand)) for demand in asked.demands]
     kinds: list[ServerKind] = []
