@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +12,6 @@ from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.evidence import PlanFolders
-    from planner.output import Chart as Figure
     from planner.planning import Local
 
 ChartName = Literal["memory", "pareto", "latency", "operators"]
@@ -70,9 +68,9 @@ def _content(folders: PlanFolders, local: Local, form: str, chart: ChartName | N
         from planner.output import page
 
         return page(folders, local).encode()
-    from planner.output import CHART_WIDTH, png, svg
+    from planner.output import charts_of, draw_chart
 
-    drawn = _charts(folders, local, chart)
+    drawn = charts_of(folders, local, chart)
     if not drawn:
         raise InputError(f"--chart {chart}: {_why_none(folders, local)}", hint="planner report DIR shows the rest")
     if len(drawn) > 1:
@@ -81,27 +79,7 @@ def _content(folders: PlanFolders, local: Local, form: str, chart: ChartName | N
             f"--chart {chart} is of one plan, and {folders.directory} holds {len(drawn)}",
             hint=f"give one of the folders in it: {below}",
         )
-    size = width or CHART_WIDTH
-    return png(drawn[0], size) if form == "png" else svg(drawn[0], size).encode()
-
-
-def _charts(folders: PlanFolders, local: Local, chart: ChartName | None) -> list[Figure]:
-    """The charts of that name, or all; of latency and operators one for each plan."""
-    from planner.output import latency_chart, memory_chart, operators_chart, pareto_chart
-    from planner.planning import Sweep, sweep_loads
-
-    plans = [entry.plan for entry in folders.entries]
-    replays = chart != "memory"
-    sweeps = [sweep_loads(plan, local) if replays else Sweep() for plan in plans]
-    pairs = list(zip(folders.entries, sweeps, strict=True))
-    made: dict[ChartName, Callable[[], Sequence[Figure | None]]] = {
-        "memory": lambda: [memory_chart(plans)],
-        "pareto": lambda: [pareto_chart(folders, sweeps)],
-        "latency": lambda: [latency_chart(entry, swept) for entry, swept in pairs],
-        "operators": lambda: [operators_chart(entry, swept) for entry, swept in pairs],
-    }
-    found = [one for name in ([chart] if chart else made) for one in made[name]()]
-    return [one for one in found if one is not None]
+    return draw_chart(drawn[0], form, width)
 
 
 def _why_none(folders: PlanFolders, local: Local) -> str:
@@ -111,10 +89,10 @@ def _why_none(folders: PlanFolders, local: Local) -> str:
 
 
 def _print_charts(folders: PlanFolders, local: Local, chart: ChartName | None) -> None:
-    from planner.output import TERMINAL_WIDTH, note, term, terminal_width
+    from planner.output import charts_of, note, term, terminal_width
 
-    drawn = _charts(folders, local, chart)
+    drawn = charts_of(folders, local, chart)
     for one in drawn:
-        print(term(one, terminal_width() or TERMINAL_WIDTH))
+        print(term(one, terminal_width()))
     if not drawn:
         note(_why_none(folders, local))

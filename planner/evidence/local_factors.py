@@ -1,17 +1,17 @@
-"""The few factors that a user's own runs may put on the efficiencies that we ship, and their fit.
+"""The factors that a user's own runs put on the shipped efficiencies, and their fit.
 
 ::
 
     this machine   GPU time (power cap, cooling, neighbours), launches, host, client and front end, links
-    this setting   GPU time of this model at this precision and TP on it, and prefill beside decode
+    this setting   GPU time of this model at this precision and TP on the machine, and prefill beside decode
 
-All are drawn towards 1. How strongly is a matter of how well the machine is known: the interval of TPOT in its
-covariates says how far off the setting may be; one GPU of a kind differs from another by a few per cent; hosts and
-front ends differ by more. A machine of a kind that nobody measured, and every CPU, may be off by any factor.
+All factors are drawn towards 1, more strongly the better the machine is known. The interval of TPOT says how far off a
+setting may be. GPUs of one kind differ by a few per cent, hosts and front ends by more. A kind of machine that nobody
+measured, and every CPU, may be off by any factor.
 
-One run with TTFT, TPOT and throughput determines how slow its setting is, and a sum of prefill and front end. Another
-concurrency tells launches from traffic, another prompt length the front end from prefill, another model the machine
-from the setting. What the runs leave open keeps the standard deviation it had: it is named as undetermined.
+One run with TTFT, TPOT and throughput determines how slow its setting is, and the sum of prefill and front end. Another
+concurrency separates launches from traffic, another prompt length the front end from prefill, another model the machine
+from the setting. A factor that the runs leave open keeps its prior standard deviation, and is called undetermined.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from planner.evidence.effects import Design, StructureLine
 from planner.evidence.fitting import EfficiencyFit, FitProblem
 from planner.evidence.observe import Observed
 from planner.evidence.terms import Terms
+from planner.hardware import constant
 from planner.timing import PARAMETERS, Calibration, Combination, Effect, Spread, prior_values
 
-#: Target -> what it is, in words.
+#: Target to its name for people.
 MEANINGS = {
     "slowdown": "time of the GPU",
     "_flop": "FLOP/s reached",
@@ -39,45 +40,34 @@ MEANINGS = {
     "host": "host, each step",
     "request_s": "client, each request",
     "frontend_s": "front end, each request of a burst",
-    "collective_s": "latency of an exchange",
+    "collective_s": "latency of a collective",
     "link_share": "bandwidth of the links",
 }
 MACHINE = ("gpu", "partition")
 SETTING = (*MACHINE, "shape", "weights", "tp")
-#: GPUs of one name differ in the clocks that they hold, and in what surrounds them: an assumption.
-SAME_GPU_SD = 0.05
-#: A setting on a GPU whose own speed is what is not known.
-NEW_GPU_SETTING_SD = 0.15
-#: Processors of any speed share one profile.
-CPU_SD = 1.0
-#: Without an interval to go by.
-UNKNOWN_SD = 0.3
-#: Between the 5th and the 95th percentile of a normal distribution lie so many standard deviations.
+#: Standard deviations between the 5th and the 95th percentile of a normal distribution.
 DEVIATIONS_OF_90 = 3.29
-#: The others: about what the fit that we ship finds between GPUs, eras and releases.
-PREFILL_SD, LAUNCH_SD, HOST_SD, CLIENT_SD, EXCHANGE_SD, LINK_SD = 0.2, 0.15, 0.4, 0.7, 0.3, 0.2
-CPU_PREFILL_SD = 0.5
-#: The data say something of a factor when they narrow it to this share of what was believed, or less.
+#: The runs determine a factor when they narrow its standard deviation to this share of the prior, or less.
 DETERMINED = 0.9
-#: A factor that keeps this share of its deviation is one that no run depends on: exchanges where there are none.
+#: A factor that keeps this share of its deviation is one on which no run depends, such as collectives with TP 1.
 UNTOUCHED = 1 - 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One factor on what we ship: ``factor`` with the standard deviation ``sd`` of its logarithm."""
+    """One factor on a shipped efficiency; ``sd`` is the standard deviation of its logarithm."""
 
     target: str
     when: Mapping[str, str]
     factor: float
     sd: float
-    prior_sd: float  #: of its logarithm before any of the runs
+    prior_sd: float  #: the same before any run
     runs: int
-    before: float = 1.0  #: in the file that was there
+    before: float = 1.0  #: in the file that existed
 
     @property
     def determined(self) -> bool:
-        """Whether the runs say something of it."""
+        """Whether the runs determine it."""
         return self.sd <= DETERMINED * self.prior_sd
 
 
@@ -93,69 +83,72 @@ def _priors(one: Observed) -> dict[str, float]:
 
 
 def structure(observed: Sequence[Observed], base: Calibration) -> tuple[StructureLine, ...]:
-    """What may differ, where, and by how much (standard deviation of the logarithm)."""
+    """Which factor may differ, between what, and by how much (standard deviation of the logarithm)."""
     believed = [_speed_sd(one, base) for one in observed]
     machine_sd, setting_sd = (max(sds) for sds in zip(*believed, strict=True))
     any_cpu = any(one.profile.platform == "cpu" for one in observed)
     lines: list[StructureLine] = [
         ("slowdown", MACHINE, machine_sd),
         ("slowdown", SETTING, setting_sd),
-        ("_flop", SETTING, CPU_PREFILL_SD if any_cpu else PREFILL_SD),
-        ("launch", (*MACHINE, "generation"), LAUNCH_SD),
-        ("host", MACHINE, HOST_SD),
-        ("request_s", MACHINE, CLIENT_SD),
-        ("frontend_s", MACHINE, CLIENT_SD),
+        ("_flop", SETTING, _sd("cpu_prefill" if any_cpu else "prefill")),
+        ("launch", (*MACHINE, "generation"), _sd("launch")),
+        ("host", MACHINE, _sd("host")),
+        ("request_s", MACHINE, _sd("client")),
+        ("frontend_s", MACHINE, _sd("client")),
     ]
     if any(one.config.tensor_parallel_size > 1 for one in observed):
-        lines += [("collective_s", (*MACHINE, "tp"), EXCHANGE_SD), ("link_share", (*MACHINE, "tp"), LINK_SD)]
+        lines += [("collective_s", (*MACHINE, "tp"), _sd("collective")), ("link_share", (*MACHINE, "tp"), _sd("link"))]
     return tuple(lines)
+
+
+def _sd(name: str) -> float:
+    return constant(f"local_sd.{name}")
 
 
 def _speed_sd(one: Observed, base: Calibration) -> tuple[float, float]:
     """How far off the GPU time of the machine, and of the setting on it, may be."""
+    same_gpu = _sd("same_gpu")
     if one.profile.platform == "cpu":
-        return CPU_SD, NEW_GPU_SETTING_SD
+        return _sd("cpu"), _sd("setting_of_new_gpu")
     bounds = base.interval("mean_tpot_ms", one.covariates)
-    total = log(bounds[1] / bounds[0]) / DEVIATIONS_OF_90 if bounds else UNKNOWN_SD
+    total = log(bounds[1] / bounds[0]) / DEVIATIONS_OF_90 if bounds else _sd("unknown")
     if base.proximity(one.covariates) in ("architecture", "nothing"):
-        return max(total, SAME_GPU_SD), NEW_GPU_SETTING_SD
-    return SAME_GPU_SD, sqrt(max(total**2 - SAME_GPU_SD**2, SAME_GPU_SD**2))
+        return max(total, same_gpu), _sd("setting_of_new_gpu")
+    return same_gpu, sqrt(max(total**2 - same_gpu**2, same_gpu**2))
 
 
 def solve(problem: FitProblem, used_runs: NDArray[np.bool_]) -> EfficiencyFit:
-    """The factors that runs marked in ``used_runs`` speak for."""
+    """The factors by the runs that ``used_runs`` marks."""
     return problem.solve(used_runs[problem.terms.metric_run])
 
 
 def factors_of(fitted: EfficiencyFit, before: Sequence[Effect]) -> Iterator[Factor]:
-    """Every factor that a run depends on, also where it did not move. ``before``: those of the file that was there."""
+    """Every factor on which a run depends. ``before``: those of the file that existed."""
     known = {(effect.target, tuple(sorted(effect.when.items()))): effect.factor for effect in before}
     for column, log_factor, sd in zip(fitted.design.columns, fitted.factors.tolist(), fitted.sd.tolist(), strict=True):
         if sd >= column.variance**0.5 * UNTOUCHED:
             continue
         for part, part_log in column.split(log_factor):
             share = part.sd**2 / column.variance
-            part_sd = sqrt(max(part.sd**2 * (1 - share), 0.0) + (sd * share) ** 2)  # what its column cannot tell of it
+            part_sd = sqrt(max(part.sd**2 * (1 - share), 0.0) + (sd * share) ** 2)  # what its column leaves open
             old = known.get((part.target, tuple(sorted(part.when.items()))), 1.0)
             yield Factor(part.target, part.when, exp(part_log), part_sd, part.sd, int(column.runs.sum()), old)
 
 
-# --- Intervals of settings that a user's own runs cover, from errors of runs that were left out
+# --- Intervals of settings that a user's own runs cover, from the errors of runs that were left out
 #
-# With n errors of a setting, each of a fit that did not see the run, 90 % of further ones lie within
+# With n errors of a setting, each of a fit that did not see the run, 90 % of further errors lie within
 #
 #     mean +- t(n - 1) x deviation x sqrt(1 + 1 / n)                  Student, of the logarithm of measured / predicted
 #
-# provided that they come from the same normal distribution, which so few runs cannot show. So the interval is never
-# narrower than what we ship for settings that were measured under another load; with fewer than three errors it
-# stays as
-# wide as it was.
+# if all come from one normal distribution, which so few runs cannot show. So the interval is never narrower than the
+# shipped one for settings that were measured under another load, and with fewer than three errors it keeps its width.
 
-#: Fewer errors say nothing of a width.
+#: With fewer errors an interval keeps its width.
 LEAST_RUNS = 3
-#: 95th percentile of Student's t for 2, 3, ... 10 degrees of freedom; the last one stands for more.
+#: 95th percentile of Student's t for 2, 3, ... 10 degrees of freedom; the last one is for more.
 T_95 = (2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-#: Keys of the covariates that make a setting, beside the partition, which has no measured combination.
+#: Covariates that make a setting, besides the partition, which has no measured combination.
 KEYS = tuple(Combination.model_fields)
 
 #: (covariates, metric, measured / predicted) of a run that the fit did not see.
@@ -163,7 +156,7 @@ Miss = tuple[Mapping[str, str], str, float]
 
 
 def local_spreads(misses: Iterable[Miss], base: Calibration) -> tuple[tuple[Spread, ...], tuple[Combination, ...]]:
-    """Intervals of every setting with enough runs, and these settings."""
+    """Intervals of each setting with enough runs, and these settings."""
     by_setting: dict[Combination, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     held: dict[Combination, Mapping[str, str]] = {}
     for covariates, metric, ratio in misses:
@@ -178,7 +171,7 @@ def local_spreads(misses: Iterable[Miss], base: Calibration) -> tuple[tuple[Spre
 def _spreads(
     setting: Combination, covariates: Mapping[str, str], ratios: Mapping[str, Sequence[float]], base: Calibration
 ) -> Iterator[Spread]:
-    """For every metric: a metric that too few runs have keeps the width that it had."""
+    """The interval of each metric. One with too few errors keeps its width."""
     known = base.model_copy(update={"combinations": (setting,)})
     for metric in dict.fromkeys(spread.metric for spread in base.spreads):
         now, floor = base.interval(metric, covariates), known.interval(metric, covariates)

@@ -1,48 +1,54 @@
-from .charts.draw import CHART_WIDTH as CHART_WIDTH
-from .charts.draw import png as png
-from .charts.draw import svg as svg
-from .charts.figure import Chart as Chart
-from .charts.terminal import TERMINAL_WIDTH as TERMINAL_WIDTH
-from .charts.terminal import term as term
-from .deploy.site import Site as Site
-from .deploy.targets import FILES as FILES
-from .deploy.targets import render_deployable as render_deployable
-from .render import note as note
-from .render import print_notes as print_notes
-from .render import terminal_width as terminal_width
-from .render import write_file as write_file
-from .report.figures import latency_chart as latency_chart
-from .report.figures import memory_chart as memory_chart
-from .report.figures import operators_chart as operators_chart
-from .report.figures import pareto_chart as pareto_chart
-from .report.page import page as page
+# answers, one class for each command, and how they are printed
 from .result import Result as Result
 from .result import print_result as print_result
-from .scripts.emission import Emission as Emission
-from .scripts.files import write_folder as write_folder
-from .scripts.render import render_scripts as render_scripts
-from .tables.calibration import CalibrationAnswer as CalibrationAnswer
-from .tables.check import CheckAnswer as CheckAnswer
+from .tables.fit import FitAnswer as FitAnswer
+from .tables.fit import FitTable as FitTable
+from .tables.fit import GpuFit as GpuFit
+from .tables.fit import RefusedFit as RefusedFit
+from .tables.prediction import Bench as Bench
+from .tables.prediction import PredictionAnswer as PredictionAnswer
+from .tables.prediction import PredictionRefused as PredictionRefused
+from .tables.recommendation import Recommendation as Recommendation
+from .tables.recommendation import predicted_lines as predicted_lines
 from .tables.comparison import ComparisonAnswer as ComparisonAnswer
+from .tables.fleet import FleetAnswer as FleetAnswer
+from .tables.check import CheckAnswer as CheckAnswer
 from .tables.evaluation import Evaluation as Evaluation
 from .tables.evaluation import chart_writer as chart_writer
+from .tables.calibration import CalibrationAnswer as CalibrationAnswer
+from .tables.validation import ValidationAnswer as ValidationAnswer
+
+# lists of facts
 from .tables.facts import print_catalog as print_catalog
 from .tables.facts import print_files as print_files
 from .tables.facts import print_hardware as print_hardware
 from .tables.facts import print_models as print_models
 from .tables.facts import print_profile as print_profile
 from .tables.facts import print_workflows as print_workflows
-from .tables.fit import FitAnswer as FitAnswer
-from .tables.fit import FitTable as FitTable
-from .tables.fit import GpuFit as GpuFit
-from .tables.fit import RefusedFit as RefusedFit
-from .tables.fleet import FleetAnswer as FleetAnswer
-from .tables.prediction import Bench as Bench
-from .tables.prediction import PredictionAnswer as PredictionAnswer
-from .tables.prediction import PredictionRefused as PredictionRefused
-from .tables.recommendation import Recommendation as Recommendation
-from .tables.recommendation import predicted_lines as predicted_lines
-from .tables.validation import ValidationAnswer as ValidationAnswer
+
+# notes, and files of one piece
+from .render import note as note
+from .render import print_notes as print_notes
+from .render import terminal_width as terminal_width
+from .render import write_file as write_file
+
+# charts, and the report on a folder of plans
+from .charts.draw import draw_chart as draw_chart
+from .charts.terminal import term as term
+from .report.figures import charts_of as charts_of
+from .report.page import page as page
+
+# scripts of a plan
+from .scripts.emission import Emission as Emission
+from .scripts.files import write_folder as write_folder
+from .scripts.render import render_scripts as render_scripts
+
+# files for compose, Kubernetes, Slurm and the like
+from .deploy.site import Site as Site
+from .deploy.targets import FILES as FILES
+from .deploy.targets import render_deployable as render_deployable
+
+# workflows: scripts for one purpose
 from .workflows.catalog import find_workflow as find_workflow
 from .workflows.catalog import list_workflows as list_workflows
 from .workflows.catalog import published_scores as published_scores

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.output.charts.draw import png, svg
+from planner.output.charts.draw import draw_chart, svg
 from planner.output.charts.figure import (
     COLORS,
     SERIES,
@@ -185,7 +185,7 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 
 def test_png_has_two_dots_to_the_pixel() -> None:
-    content = png(lines(*TWO), 360)
+    content = draw_chart(lines(*TWO), "png", 360)
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">I", content[16:20])[0] == 720
 

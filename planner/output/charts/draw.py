@@ -1,4 +1,4 @@
-"""SVG that follows its surroundings: colours by name, letters of the reader's system, nothing that points outside."""
+"""Charts drawn by matplotlib. An SVG takes colours and fonts from the reader's system, and needs no other file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HREF = f"{{{_XLINK}}}href"
 
 
 def themed(text: str, chart: Chart, *, alone: bool, key: str) -> str:
-    """What matplotlib wrote, made ours, with words for those who hear it. ``key`` begins every id in it."""
+    """matplotlib's SVG with our colours and fonts, and with words for screen readers. Each id starts with ``key``."""
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(text)  # noqa: S314  (matplotlib wrote it a moment ago)
     for parent in list(root.iter()):
@@ -67,7 +67,7 @@ _REFERENCE = re.compile(r"url\(#([\w-]+)\)")
 
 
 def _rename(root: ElementTree.Element, key: str) -> None:
-    """In every element: named colours, the reader's letters, ids that no other drawing of a page has."""
+    """Name the colours, take the reader's font, and make each id unique on a page."""
     wanted = set(_references(root))
     for element in root.iter():
         style = element.get("style")
@@ -90,15 +90,15 @@ def _references(root: ElementTree.Element) -> Iterator[str]:
         yield from _REFERENCE.findall(element.get("clip-path", ""))
 
 
-# --- Charts by matplotlib: PNG for paper, SVG whose colours and letters are the reader's own
+# --- Drawing
 #
-# An SVG keeps its words as text and names its colours (``var(--ink)``), so that it follows light and dark, wherever it
-# stands. One unit is one CSS pixel at full size. Panels stand side by side while each keeps ``PANEL_WIDTH``.
+# An SVG keeps its words as text and names its colours (``var(--ink)``): it follows the reader's light or dark theme.
+# One unit is one CSS pixel at full size. Panels are side by side while each has ``PANEL_WIDTH``.
 
-CHART_WIDTH, NARROW = 720, 340  #: pixels of a chart; on a phone
-PANEL_WIDTH, EQUAL_WIDTH = 220, 320  #: that a panel needs beside another; one with equal axes
-LINE_HEIGHT, SINGLE_HEIGHT = 230, 400  #: of a panel of lines, among several and alone
-BAR, BAR_ABOVE = 22, 50  #: of one bar; with its label above
+CHART_WIDTH, NARROW = 720, 340  #: width of a chart in pixels; on a phone
+PANEL_WIDTH, EQUAL_WIDTH = 220, 320  #: least width of a panel; with equal axes
+LINE_HEIGHT, SINGLE_HEIGHT = 230, 400  #: height of a panel of lines, among several and alone
+BAR, BAR_ABOVE = 22, 50  #: height of a bar; with its label above
 AXIS_HEIGHT, LEGEND_HEIGHT, TITLE_HEIGHT = 56, 19, 26
 PNG_SCALE = 2
 DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 3)), "points": ""}
@@ -113,15 +113,16 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def svg(chart: Chart, width: int = CHART_WIDTH, *, part_of: str = "") -> str:
-    """A file of its own, with style sheet and title; or the part of an HTML page that has the id ``part_of``."""
+    """An SVG file with style sheet and title, or with ``part_of`` the element of that id for an HTML page."""
     chart, alone = printable(chart), not part_of
     drawn = _saved(chart, width, "svg", titled=alone).decode()
     return themed(drawn, chart, alone=alone, key=f"{part_of or chart.name}-{width}")
 
 
-def png(chart: Chart, width: int = CHART_WIDTH) -> bytes:
-    """In the light colours, ``PNG_SCALE`` dots to the pixel."""
-    return _saved(printable(chart), width, "png", titled=True)
+def draw_chart(chart: Chart, form: str, width: int | None = None) -> bytes:
+    """The file of a chart: ``svg``, or ``png`` in the light colours with ``PNG_SCALE`` dots to the pixel."""
+    width = width or CHART_WIDTH
+    return _saved(printable(chart), width, "png", titled=True) if form == "png" else svg(chart, width).encode()
 
 
 def _saved(chart: Chart, width: int, form: str, *, titled: bool) -> bytes:
@@ -193,7 +194,7 @@ def _columns(names: Sequence[str], width: int) -> int:
 
 
 def _dress(axes: Axes, panel: LinePanel | BarPanel) -> None:
-    """Nothing but what is read: thin level lines, quiet numbers."""
+    """Only thin level lines and quiet numbers."""
     axes.set_facecolor("none")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -1,7 +1,7 @@
-"""A chart as data: what is drawn, in which units, and the same in a table for those who do not see it.
+"""A chart as data: what is drawn, its units, and the same as a table for readers who do not see it.
 
-Colours are places in ``palette.SERIES``. Nothing is told by colour alone: series differ in marker and dash too, bars
-carry their text.
+A colour is a place in ``SERIES``. No chart relies on colour alone: series also differ in marker and dash, and bars have
+text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Series:
     hi: tuple[float, ...] = ()
     x_lo: tuple[float, ...] = ()
     x_hi: tuple[float, ...] = ()
-    strong: bool = False  #: stands out: the plan itself, a measurement
+    strong: bool = False  #: drawn larger: the plan itself, a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Segment:
     """A piece of a bar."""
 
     value: float
-    color: int | None  #: None: what is left over
-    name: str = ""  #: in the legend; empty where the text says it
+    color: int | None  #: None: unused
+    name: str = ""  #: in the legend; empty where the text is enough
     text: str = ""  #: inside the piece, where there is room
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of pieces, with words before and after it."""
+    """A bar of pieces, with words before and after it."""
 
     label: str
     segments: tuple[Segment, ...]
@@ -81,12 +81,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarPanel:
-    """Bars that lie over one another and share their scale."""
+    """Bars one above the other, on one scale."""
 
     x_label: str
     bars: tuple[Bar, ...]
     title: str = ""
-    labels_above: bool = False  #: where they are long and the bars few
+    labels_above: bool = False  #: for long labels and few bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,17 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn as one picture."""
+    """One picture."""
 
     name: str
     title: str
-    description: str  #: one or two sentences: what to read from it
+    description: str  #: what to read from it, in one or two sentences
     panels: tuple[LinePanel, ...] | tuple[BarPanel, ...]
     table: Table
 
 
 def printable(value: Any) -> Any:
-    """A chart, or a part of one, without letters that no drawing can hold: control characters, halves of pairs."""
+    """A chart, or a part of one, without characters that cannot be drawn: control characters, half surrogate pairs."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() or letter in "\n\u00a0" else "\ufffd" for letter in value)
     if isinstance(value, tuple):
@@ -122,14 +122,14 @@ def printable(value: Any) -> Any:
 # --- Colours for light and for dark surroundings
 #
 # Text has a contrast of at least 4.5 to 1 on its ground, lines and areas at least 3 to 1 (WCAG 2.2, level AA), and the
-# series stay apart for people who see no red or no green; ``tests/test_charts.py`` computes all of it. The hues are
-# those of Okabe and Ito's palette for colour-blind readers ("Color Universal Design", 2008), darkened for paper and
-# lightened for the night.
+# series differ for people who do not see red or green; ``tests/output/test_charts.py`` computes all of it. The hues are
+# those of Okabe and Ito's palette for colour-blind readers ("Color Universal Design", 2008), darker in the light theme
+# and lighter in the dark one.
 
 Theme = Literal["light", "dark"]
 
-#: Names in style sheets, with a colour for each theme. Light ones differ from each other: they are what is looked for
-#: in a drawing when they are replaced by their names.
+#: Names in style sheets, with a colour for each theme. No two light colours are equal: a drawing's light colours are
+#: replaced by their names.
 COLORS: Mapping[str, tuple[str, str]] = {
     "ground": ("#ffffff", "#14171c"),  # of the page and of charts
     "raised": ("#f5f6f8", "#1d2128"),  # of what lies on it: code, notes

@@ -1,4 +1,4 @@
-"""Charts of characters, for where a terminal is all there is. No colours: series differ in their letter."""
+"""Charts made of characters, for a terminal. They have no colours: series differ in their letter."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LETTERS = "ox+*#@%&"  #: of the series, in their order
 PIECES = "█▓▒░▚╱"  #: of a bar, by colour
 
 
-def term(chart: Chart, width: int = TERMINAL_WIDTH) -> str:
-    """All panels of a chart, one below the other, at most ``width`` columns wide."""
-    chart, width = printable(chart), max(width, NARROWEST)
+def term(chart: Chart, width: int = 0) -> str:
+    """All panels of a chart, one below the other, at most ``width`` columns wide; 0: ``TERMINAL_WIDTH``."""
+    chart, width = printable(chart), max(width or TERMINAL_WIDTH, NARROWEST)
     lines = [chart.title, ""]
     for panel in chart.panels:
         lines += _lines(panel, width) if isinstance(panel, LinePanel) else _bars(panel, width)
@@ -32,7 +32,7 @@ def _lines(panel: LinePanel, width: int) -> list[str]:
 
     figure = plotext.figure
     figure.clear()
-    plotext.terminal.limit(False, False)  # the size asked for, not that of some window
+    plotext.terminal.limit(False, False)  # the given size, not that of the window
     figure.plot_size(width, HEIGHT)
     names = list(dict.fromkeys(one.name for one in panel.series))
     letters = {name: LETTERS[at % len(LETTERS)] for at, name in enumerate(names)}

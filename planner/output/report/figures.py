@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from planner.evidence import PlanFolder, PlanFolders
 from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, Segment, Series, Table
-from planner.planning import LoadPoint, Plan, Sweep
+from planner.planning import LoadPoint, Local, Plan, Sweep, sweep_loads
 from planner.timing import OperatorTime, StepBreakdown
 from planner.units import GFLOP, GIB, MB, MS, US
 from planner.workload import OF_A_REQUEST
@@ -25,6 +25,23 @@ BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colo
 SHOWN_OPERATORS = 11
 GPU_RATE, USER_RATE = "output_throughput_per_gpu", "output_throughput_per_user"
 MARKERS = "osD^vP"
+
+
+ChartName = Literal["memory", "pareto", "latency", "operators"]
+
+
+def charts_of(folder: PlanFolders, local: Local, name: ChartName | None = None) -> list[Chart]:
+    """The charts of that name, or all; latency and operators have one for each plan."""
+    plans = [entry.plan for entry in folder.entries]
+    sweeps = [Sweep() if name == "memory" else sweep_loads(plan, local) for plan in plans]
+    pairs = list(zip(folder.entries, sweeps, strict=True))
+    made: dict[ChartName, Callable[[], Sequence[Chart | None]]] = {
+        "memory": lambda: [memory_chart(plans)],
+        "pareto": lambda: [pareto_chart(folder, sweeps)],
+        "latency": lambda: [latency_chart(entry, swept) for entry, swept in pairs],
+        "operators": lambda: [operators_chart(entry, swept) for entry, swept in pairs],
+    }
+    return [chart for one in ([name] if name else made) for chart in made[one]() if chart is not None]
 
 
 def layout_of(plan: Plan) -> str:

@@ -119,7 +119,7 @@ def chart_writer(path: Path) -> Callable[[Sequence[Evaluated]], None]:
         chart = evaluation_chart(evaluated)
         if chart is None:
             raise InputError("--chart: nothing to draw, no run was predicted", hint="leave --chart out to see why")
-        write_file(path, draw.png(chart) if path.suffix == ".png" else draw.svg(chart).encode(), flag="--chart")
+        write_file(path, draw.draw_chart(chart, path.suffix[1:]), flag="--chart")
         note(f"wrote {path}")
 
     return write
