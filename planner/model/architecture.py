@@ -1,7 +1,7 @@
-"""What a model is made of: every weight, every token mixer, layer by layer.
+"""What a model is made of: every weight and every token mixer, layer by layer.
 
-One list of weights is the single source of parameter counts, of bytes in memory, of what each rank of a
-tensor-parallel group holds, and of the FLOP of a step. So a count that is exact makes the rest exact::
+One list of weights is the only source of parameter counts, of bytes in memory, of what each rank of a
+tensor-parallel group holds, and of the FLOP of a step. If the count is exact, so is the rest::
 
     parameters  = sum over weights of copies x product(shape)
     bytes       = the same, in the precision that the quantisation gives each weight
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -64,8 +64,8 @@ class Weight:
     shape: tuple[int, ...]
     copies: int = 1
     shard: Shard = Shard.NONE
-    max_shards: int | None = None  #: pieces it can be cut into; beyond, ranks hold replicas (KV heads)
-    linear: bool = False  #: a matrix multiplied with every token routed to it; what quantisation applies to
+    max_shards: int | None = None  #: most pieces that it is cut into; ranks beyond that repeat them (KV heads)
+    linear: bool = False  #: a matrix that tokens are multiplied with; quantisation applies to these
 
     @property
     def params(self) -> int:
@@ -217,7 +217,6 @@ class Model:
     requires_remote_code: bool = False
     gated: bool | None = None
     notes: tuple[str, ...] = ()
-    facts: dict[str, object] = field(default_factory=dict, compare=False)  #: odd facts that one consumer needs
 
     @property
     def num_layers(self) -> int:
@@ -269,7 +268,7 @@ class Model:
         )
 
     def mixers(self) -> Iterable[Mixer]:
-        """The token mixers, layer by layer; layers without one are passed over."""
+        """The token mixers, layer by layer; layers without one are skipped."""
         return (layer.mixer for layer in self.layers if layer.mixer is not None)
 
     def params_by_component(self) -> dict[Component, int]:

@@ -48,7 +48,6 @@ _HINT = "columns: arrival_s,input_len,output_len, as CSV with a heading or as JS
 class TraceFormat:
     """Names of the columns, and seconds per unit of the arrival; None: date and time."""
 
-    name: str
     arrival: str
     input_len: str
     output_len: str
@@ -56,10 +55,10 @@ class TraceFormat:
 
 
 FORMS = (
-    TraceFormat("planner", "arrival_s", "input_len", "output_len", 1.0),
-    TraceFormat("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
-    TraceFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),
-    TraceFormat("Mooncake", "timestamp", "input_length", "output_length", 1e-3),
+    TraceFormat("arrival_s", "input_len", "output_len", 1.0),
+    TraceFormat("TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
+    TraceFormat("Timestamp", "Request tokens", "Response tokens", 1.0),
+    TraceFormat("timestamp", "input_length", "output_length", 1e-3),
 )
 
 
