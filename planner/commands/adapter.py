@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperCommand
 
 from planner.commands.declare import Argument, Command, Parameter
-from planner.commands.engine_options import engine_parameter
 from planner.commands.options import FORMAT
 from planner.commands.planner_toml import FILE, FROM_FILE, TYPED, UNSAID, source_of
 from planner.errors import InputError
@@ -57,6 +56,8 @@ def _parameters(declared: Command) -> Iterator[Parameter]:
     """The function's own parameters, the engine settings, and ``--format`` where the function prints nothing."""
     own = list(declared.parameters())
     yield from own
+    if declared.engine:
+        from planner.commands.engine_options import engine_parameter
     for name in declared.engine:
         yield engine_parameter(name, searched=name in declared.searched)
     if "format" not in {parameter.name for parameter in own}:

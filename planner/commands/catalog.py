@@ -25,10 +25,10 @@ def print_gpus(format: Format = "table") -> None:
 @command("hardware show", help="One profile: every figure with its source.")
 def print_gpu(gpu: GpuArgument, format: Format = "table") -> None:
     """Print one GPU profile."""
-    from planner.commands.inputs import found_gpu
+    from planner.commands.inputs import find_gpu
     from planner.output import print_notes, print_profile
 
-    profile, remarks = found_gpu(gpu)
+    profile, remarks = find_gpu(gpu)
     print_notes(remarks)
     print_profile(profile, format)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from planner.commands.declare import Argument, Option, command
-from planner.commands.inputs import check_count, draft_of, fits_for, found_gpu, load_model, typed, version_for
+from planner.commands.inputs import check_count, draft_of, find_gpu, fits_for, load_model, typed, version_for
 from planner.commands.options import (
     LOAD,
     Calibration,
@@ -104,7 +104,7 @@ def check_command(
     wanted = gpu or (plan.gpu if plan else None)
     if wanted is None:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
-    profile, remarks = found_gpu(wanted)
+    profile, remarks = find_gpu(wanted)
     version = version_for(engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None), profile)
     read = read_line(found.argv, version, env=found.env, platform=profile.platform)
     model = typed("as_model", as_model, str) if as_model is not None else read.model

@@ -13,8 +13,8 @@ from planner.commands.inputs import (
     assignments,
     basis_for,
     check_count,
+    find_gpus,
     fits_for,
-    found_gpus,
     load_model,
     typed,
 )
@@ -138,7 +138,7 @@ def compare_gpus(
     args = engine_args(engine, own=keywords(compare_gpus))
     rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
     workloads = _workloads(input_len, output_len, max_concurrency, request_rate, rhythm)
-    profiles, remarks = found_gpus(gpu)
+    profiles, remarks = find_gpus(gpu)
     prices = parse_prices(assignments(price), profiles)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     own_context = resolved.model.max_position_embeddings

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.commands.declare import Option, Parameter
 from planner.commands.inputs import typed
-from planner.engine import SETTINGS, EngineArgs, read_drafts
+from planner.engine import SETTINGS, EngineArgs
 from planner.errors import UnknownNameError
 
 ENGINE = "Engine (flags of vllm serve)"
@@ -41,6 +41,8 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
     ``own`` are other keywords of the function that was called, to suggest the one that was meant. Raises
     UnknownNameError for a keyword that is no setting, and InputError for a value that the setting does not take.
     """
+    from planner.engine import read_drafts
+
     settings = dict(given)
     for name in settings:
         if name not in SETTINGS:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import MEMORY, engine_args
-from planner.commands.inputs import asked_version, basis_for, fits_for, found_gpu, found_gpus, load_model, version_for
+from planner.commands.inputs import asked_version, basis_for, find_gpu, find_gpus, fits_for, load_model, version_for
 from planner.commands.options import (
     Calibration,
     EngineVersion,
@@ -22,13 +22,13 @@ from planner.commands.options import (
     WeightDtype,
 )
 from planner.errors import IllegalPlanError, InputError
-from planner.output import FitAnswer, FitTable, GpuFit, RefusedFit
 
 if TYPE_CHECKING:
     from planner.engine import EngineArgs, EngineFlags
     from planner.hardware import GpuProfile
     from planner.memory import Basis
     from planner.model import ResolvedModel
+    from planner.output import FitAnswer, FitTable, GpuFit
     from planner.planning import FitResult
 
 StartupLog = Annotated[
@@ -67,8 +67,10 @@ def check_fit(
     ``answer.record`` has every figure. Raises IllegalPlanError for settings that vLLM refuses whatever the memory,
     and what ``load_model`` and ``load_gpu`` raise.
     """
+    from planner.output import FitAnswer
+
     args = engine_args(engine, own=keywords(check_fit))
-    profile, remarks = found_gpu(gpu)  # before the model: a mistyped GPU should not wait for the hub
+    profile, remarks = find_gpu(gpu)  # before the model: a mistyped GPU should not wait for the hub
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     if startup_log is not None:
         return _with_log(Path(startup_log), resolved, profile, args, engine_version, calibration, explain, remarks)
@@ -92,8 +94,10 @@ def list_fits(
 
     A GPU on which vLLM does not run the settings is an answer too. Raises IllegalPlanError where that is so on all.
     """
+    from planner.output import FitTable, RefusedFit
+
     args = engine_args(engine, own=keywords(list_fits))
-    profiles, remarks = found_gpus(gpu)
+    profiles, remarks = find_gpus(gpu)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     basis = basis_for(fits_for(calibration), args)
     answers = tuple(_fit_or_refusal(resolved, profile, args, engine_version, basis) for profile in profiles)
@@ -119,10 +123,11 @@ def sweep_fit(
 
     A 16-bit model is taken in the usual published precisions too; a quantised one is what it is.
     """
+    from planner.output import FitTable
     from planner.planning import sweep_settings
 
     args = engine_args(engine, own=keywords(sweep_fit))
-    profiles, remarks = found_gpus(gpu)
+    profiles, remarks = find_gpus(gpu)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
     basis = basis_for(fits_for(calibration), args)
     answers: list[GpuFit] = []
@@ -136,7 +141,7 @@ def sweep_fit(
 @command("fit", help="Does it fit, and how many tokens does its KV cache hold?", extends=check_fit, engine=MEMORY)
 def fit(gpu: Gpus, *, sweep: Sweep = False, startup_log: StartupLog = None, **options: Any) -> FitAnswer | FitTable:
     """The answer for one GPU, a row for each of several, or the sweep."""
-    profiles, remarks = found_gpus(gpu)
+    profiles, remarks = find_gpus(gpu)
     answer: FitAnswer | FitTable
     if startup_log and (sweep or len(profiles) > 1):
         raise InputError("--startup-log is of one start on one GPU", hint="leave out --sweep, and name one --gpu")
@@ -160,6 +165,7 @@ def _with_log(
     remarks: tuple[str, ...],
 ) -> FitAnswer:
     """The answer with the overheads of a start-up log, compared with what was fitted to other machines."""
+    from planner.output import FitAnswer
     from planner.planning import fit_with_log
 
     basis = basis_for(fits_for(calibration or "none"), args)
@@ -187,6 +193,8 @@ def _fit_or_refusal(
     resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: str | None, basis: Basis
 ) -> GpuFit:
     """The answer for one GPU among several: settings that it does not run are an answer too."""
+    from planner.output import RefusedFit
+
     try:
         return _fit(resolved, profile, args, version, basis)
     except IllegalPlanError as error:

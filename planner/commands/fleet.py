@@ -14,8 +14,8 @@ from planner.commands.inputs import (
     asked_version,
     assignments,
     check_count,
+    find_gpus,
     fits_for,
-    found_gpus,
     load_model,
     typed,
 )
@@ -175,7 +175,7 @@ def size_fleet(
         request_rate, input_len, output_len, random_range_ratio, workload, tuple(classes),
         Path(trace) if trace is not None else None,
     )  # fmt: skip
-    profiles, remarks = found_gpus(gpu)
+    profiles, remarks = find_gpus(gpu)
     prices, stocks = parse_prices(assignments(price), profiles), _stocks(assignments(stock), profiles)
     transfer_bytes_per_s = _transfer(kv_transfer_gb_per_s, disaggregated)
     resolved = load_model(model, revision=revision, refresh=refresh)

@@ -8,20 +8,20 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
 
-from planner.engine import EngineVersion, flag_of, parse_version
+from planner.engine import flag_of
 from planner.errors import InputError
-from planner.hardware import GpuProfile, load_all, load_profile
-from planner.model import Model, ResolvedModel, resolve_model
 
 if TYPE_CHECKING:
-    from planner.engine import EngineArgs
+    from planner.engine import EngineArgs, EngineVersion
+    from planner.hardware import GpuProfile
     from planner.memory import Basis
+    from planner.model import Model, ResolvedModel
     from planner.planning import Local
 
-#: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
-ModelName = str | PathLike[str] | ResolvedModel
-#: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
-GpuName = str | PathLike[str] | GpuProfile
+    #: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
+    ModelName = str | PathLike[str] | ResolvedModel
+    #: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
+    GpuName = str | PathLike[str] | GpuProfile
 
 
 def load_model(
@@ -37,14 +37,14 @@ def load_model(
     Raises UnknownNameError for a name that is nowhere, InputError for a file that is no model, UnsupportedModelError
     for an architecture that is not understood, and HubError where the hub cannot be reached or refuses.
     """
+    from planner.model import ResolvedModel, as_quantized, resolve_model
+
     if isinstance(model, ResolvedModel):
         resolved = model
     else:
         resolved = resolve_model(str(model), revision=revision, refresh=refresh)
     if weight_dtype is None:
         return resolved
-    from planner.model import as_quantized
-
     found = as_quantized(resolved.model, weight_dtype)
     return replace(resolved, model=found, notes=(*resolved.notes, f"the usual form of {weight_dtype} is assumed"))
 
@@ -56,30 +56,32 @@ def load_gpu(gpu: GpuName) -> GpuProfile:
     the GPUs of this machine. Raises UnknownNameError for any other name, and InputError for a file that is no profile
     and for a machine whose GPUs have none.
     """
-    return found_gpu(gpu)[0]
+    return find_gpu(gpu)[0]
 
 
-def found_gpu(gpu: GpuName) -> tuple[GpuProfile, tuple[str, ...]]:
+def find_gpu(gpu: GpuName) -> tuple[GpuProfile, tuple[str, ...]]:
     """The profile, and of ``local`` a remark on which GPUs were found."""
+    from planner.hardware import GpuProfile, load_profile, local_profile
+
     if isinstance(gpu, GpuProfile):
         return gpu, ()
     if str(gpu).strip().lower() != "local":
         return load_profile(str(gpu)), ()
-    from planner.hardware import local_profile
-
     found = local_profile()
     return found.profile, (found.note,)
 
 
-def found_gpus(gpus: GpuName | Iterable[GpuName]) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
+def find_gpus(gpus: GpuName | Iterable[GpuName]) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
     """The profiles in their order, each once, with remarks; ``all`` is every profile."""
+    from planner.hardware import GpuProfile, load_all
+
     names: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
     if any(isinstance(name, str) and name.lower() == "all" for name in names):
         return load_all(), ()
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:
-        profile, said = found_gpu(name)
+        profile, said = find_gpu(name)
         profiles.setdefault(profile.id, profile)
         remarks += said
     if not profiles:
@@ -103,6 +105,8 @@ def list_models() -> tuple[str, ...]:
 
 def asked_version(text: str | None) -> EngineVersion | None:
     """The version asked for, if any."""
+    from planner.engine import parse_version
+
     return None if text is None else parse_version(typed("engine_version", text, str))
 
 
@@ -129,6 +133,8 @@ def basis_for(local: Local, args: EngineArgs) -> Basis:
 
 def draft_of(args: EngineArgs) -> Model | None:
     """The second model that ``--speculative-config`` names, if any."""
+    from planner.model import resolve_model
+
     drafts = args.speculative_config
     return resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from io import StringIO
@@ -78,7 +78,12 @@ def app_for(words: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for name in words[:1] if words and words[0] in COMMANDS and not Path(FILE).exists() else COMMANDS:
+    named: Iterable[str] = COMMANDS
+    if words[:1] == ["--version"]:
+        named = ()
+    elif words and words[0] in COMMANDS and not Path(FILE).exists():
+        named = words[:1]
+    for name in named:
         import_module(f"planner.commands.{COMMANDS[name]}")
         if name not in GROUPS:
             add_command(app, name, DECLARED[name])

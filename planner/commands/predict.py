@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import TIME, engine_args
-from planner.commands.inputs import basis_for, fits_for, found_gpu, load_model, typed, version_for
+from planner.commands.inputs import basis_for, find_gpu, fits_for, load_model, typed, version_for
 from planner.commands.load import check_context, check_load, workload_of
 from planner.commands.options import (
     LOAD,
@@ -220,7 +220,7 @@ def _predict(
 
     known = {name for function in (predict_serve, predict_latency) for name in keywords(function)}
     args = engine_args(case.engine, own=known)
-    profile, remarks = found_gpu(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
+    profile, remarks = find_gpu(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
     resolved = load_model(case.model, weight_dtype=case.weight_dtype, revision=case.revision, refresh=case.refresh)
     version = version_for(case.engine_version, profile)
     local = fits_for(case.calibration)

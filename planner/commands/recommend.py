@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
 
 from planner.commands.declare import Argument, Option, command, keywords
 from planner.commands.engine_options import engine_args
-from planner.commands.inputs import asked_version, assignments, basis_for, fits_for, found_gpus, load_model, typed
+from planner.commands.inputs import asked_version, assignments, basis_for, find_gpus, fits_for, load_model, typed
 from planner.commands.load import ONE_LOAD, LoadFlags, asked_load, check_context, workload_of
 from planner.commands.options import (
     LOAD,
@@ -127,7 +127,7 @@ def recommend_plans(
     given = _checked({name: value for name, value in locals().items() if name not in ("model", "gpu", "engine")})
     _refuse_searched(engine)
     args = engine_args(engine, own=keywords(recommend_plans))
-    profiles, remarks = found_gpus(defaults.GPUS if gpu is None else gpu)
+    profiles, remarks = find_gpus(defaults.GPUS if gpu is None else gpu)
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
     flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "optimistic": optimistic}
     load = asked_load(LoadFlags(**flags))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from planner.commands.declare import Argument, Option, command
-from planner.commands.inputs import fits_for, found_gpu
+from planner.commands.inputs import find_gpu, fits_for
 from planner.commands.options import LOAD, Calibration, EngineVersion, Force, Format, Refresh, Revision
 
 LIST = "list"
@@ -59,7 +59,7 @@ def workflow(
         print_workflows([found.summary() for found in list_workflows().values()], format)
         return
     chosen = find_workflow(name)
-    profile, remarks = found_gpu(gpu) if gpu else (None, ())
+    profile, remarks = find_gpu(gpu) if gpu else (None, ())
     local = fits_for(calibration)
     print_notes((*remarks, *local.notes))
     choice = Choice(

@@ -108,7 +108,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "truncated": (json.dumps(LLAMA_CONFIG).encode()[:100], "not valid JSON"),
     "no JSON": (b"<html>please log in</html>", "not valid JSON"),
     "no UTF-8": (b'{"a": "\xff"}', "not valid JSON"),
-    "a list": (b"[]", "no JSON object"),
+    "a list": (b"[]", "JSON object"),
     "nested without end": (b"[" * 100_000, "not valid JSON"),
     "no architecture": (b"{}", "architectures"),
     "unknown architecture": (b'{"architectures": ["NopeForCausalLM"]}', "NopeForCausalLM"),
