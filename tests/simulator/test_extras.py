@@ -88,7 +88,7 @@ def test_numbers_of_adapters_mean_nothing_without_the_switch() -> None:
 @pytest.mark.parametrize(
     ("flags", "kind", "words"),
     [
-        ({"max_lora_rank": 48}, InputError, "48 is not a rank"),
+        ({"max_lora_rank": 48}, InputError, "48 is no rank"),
         ({"max_loras": 8, "max_cpu_loras": 4}, IllegalPlanError, "less than --max-loras 8"),
         ({"fully_sharded_loras": True, "max_lora_rank": 1, "tensor_parallel_size": 2}, IllegalPlanError, "divisible"),
     ],
@@ -284,7 +284,7 @@ def test_the_closed_form_knows_prefixes_too() -> None:
         (("--speculative-acceptance-rate", "0.7"), "without --speculative-config"),
         (("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'), "is not known"),
         (("--prefix-cache-hit-rate", "1.5"), "between 0 and 1"),
-        (("--enable-lora", "--max-lora-rank", "17"), "not a rank"),
+        (("--enable-lora", "--max-lora-rank", "17"), "is no rank"),
         (("--cpu-offload-gb", "nan"), "--cpu-offload-gb"),
         (("--kv-offloading-size", "1", "--engine-version", "0.9.1"), "not before 0.11.1"),
     ],

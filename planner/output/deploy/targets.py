@@ -23,7 +23,7 @@ FLAGS = {"tolerations": "--toleration", "start_timeout_s": "--start-timeout"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Platform:
     """One platform."""
 
     name: str
@@ -33,13 +33,13 @@ class Target:
 
 
 _ALL = (
-    Target("compose", "docker compose on one node", compose, (*_SERVER, "replicas", "host", "port")),
-    Target("kubernetes", "Deployment and Service", kubernetes, (*_CLUSTER, "port")),
-    Target("lws", "LeaderWorkerSet: one server over several nodes", lws, (*_CLUSTER, "port", "nodes")),
-    Target("kserve", "KServe InferenceService", kserve, _CLUSTER),
-    Target("llm-d", "values of the chart llm-d-modelservice", llm_d, _POD),
-    Target("slurm", "batch script, with pyxis or apptainer", slurm, (*_HOST, "container")),
-    Target("ray", "scripts for a Ray cluster of nodes with docker", ray, _HOST),
+    Platform("compose", "docker compose on one node", compose, (*_SERVER, "replicas", "host", "port")),
+    Platform("kubernetes", "Deployment and Service", kubernetes, (*_CLUSTER, "port")),
+    Platform("lws", "LeaderWorkerSet: one server over several nodes", lws, (*_CLUSTER, "port", "nodes")),
+    Platform("kserve", "KServe InferenceService", kserve, _CLUSTER),
+    Platform("llm-d", "values of the chart llm-d-modelservice", llm_d, _POD),
+    Platform("slurm", "batch script, with pyxis or apptainer", slurm, (*_HOST, "container")),
+    Platform("ray", "scripts for a Ray cluster of nodes with docker", ray, _HOST),
 )
 TARGETS = {target.name: target for target in _ALL}
 #: Everything that any target may write.
@@ -49,7 +49,7 @@ FILES = (
 )  # fmt: skip
 
 
-def find_target(name: str) -> Target:
+def find_target(name: str) -> Platform:
     """The target of this name. Raises UnknownNameError."""
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS, see=f"--target: {', '.join(TARGETS)}")

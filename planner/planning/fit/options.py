@@ -14,7 +14,7 @@ from planner.hardware import GpuProfile, load_all, load_whole
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import Model, as_quantized
 from planner.planning.deployment import Deployment, resolve_deployment, served_model
-from planner.planning.fit.result import FitResult, Option, Setting
+from planner.planning.fit.result import FitResult, Setting, WayOut
 from planner.units import GIB
 
 #: The largest share of memory that is still sane to ask for.
@@ -54,7 +54,7 @@ class Asked:
         *,
         model: Model | None = None,
         profile: GpuProfile | None = None,
-    ) -> Iterator[Option]:
+    ) -> Iterator[WayOut]:
         """The option, when it surely fits; nothing when it does not, or when vLLM refuses it.
 
         ``model`` and ``profile`` stand for the ``weight_dtype`` and the ``gpu`` among the settings.
@@ -66,7 +66,7 @@ class Asked:
             return
         if found.checked.verdict == "fits":
             budget, blocks = found.budget, found.budget.num_blocks.mid
-            yield Option(
+            yield WayOut(
                 change=change,
                 settings=settings,
                 verdict="fits",
@@ -110,7 +110,7 @@ class Asked:
         return None
 
 
-def ways_out(asked: Asked, result: FitResult) -> Iterator[Option]:
+def ways_out(asked: Asked, result: FitResult) -> Iterator[WayOut]:
     """Changes after which it fits, each checked by asking again.
 
     The best setting, precision, number and kind of GPU come first, then the second best of each, and so on: the first
@@ -126,7 +126,7 @@ def ways_out(asked: Asked, result: FitResult) -> Iterator[Option]:
         yield from (option for option in rank if option is not None)
 
 
-def _settings(asked: Asked, result: FitResult) -> Iterator[Option]:
+def _settings(asked: Asked, result: FitResult) -> Iterator[WayOut]:
     """Single settings, those that take least from the requests first."""
     config = result.config
     share = result.smallest_gpu_memory_utilization
@@ -150,13 +150,13 @@ def _settings(asked: Asked, result: FitResult) -> Iterator[Option]:
         yield from asked.option("no CUDA graphs (slower)", {"enforce_eager": True})
 
 
-def _more_gpus(asked: Asked, result: FitResult) -> Iterator[Option]:
+def _more_gpus(asked: Asked, result: FitResult) -> Iterator[WayOut]:
     size = result.min_tensor_parallel_size
     if size and size > asked.args.tensor_parallel_size:
         yield from asked.option(f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
 
 
-def _frugal(asked: Asked, result: FitResult) -> Iterator[Option]:
+def _frugal(asked: Asked, result: FitResult) -> Iterator[WayOut]:
     """As few of the frugal settings together as are enough; all of them and a shorter context, where none are."""
     chosen: dict[str, Setting] = {}
     for name, value in FRUGAL:
@@ -180,7 +180,7 @@ def _saves(name: str, value: Any, current: Any) -> bool:
     return bool(value > current if name == "gpu_memory_utilization" else value < current)
 
 
-def _precisions(asked: Asked) -> Iterator[Option]:
+def _precisions(asked: Asked) -> Iterator[WayOut]:
     model, profile = asked.model, asked.profile
     if model.quantization.method is not None or asked.args.quantization:
         return
@@ -192,7 +192,7 @@ def _precisions(asked: Asked) -> Iterator[Option]:
             yield from asked.option(name, {"weight_dtype": dtype}, model=as_quantized(model, dtype))
 
 
-def _modes(asked: Asked) -> Iterator[Option]:
+def _modes(asked: Asked) -> Iterator[WayOut]:
     """The smallest larger mode of the same GPU, the whole GPU among them."""
     own = asked.profile
     if own.partition is None:  # nothing is larger than the whole
@@ -205,7 +205,7 @@ def _modes(asked: Asked) -> Iterator[Option]:
             return
 
 
-def _other_gpus(asked: Asked) -> Iterator[Option]:
+def _other_gpus(asked: Asked) -> Iterator[WayOut]:
     """The smallest whole GPUs with more memory on which the same settings fit."""
     own = asked.profile
     larger = [

@@ -17,7 +17,7 @@ Setting = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class WayOut:
     """One change after which it fits, checked by asking again."""
 
     change: str
@@ -81,7 +81,7 @@ class FitResult:
     resolved_model: str
     deployment: Deployment
     min_tensor_parallel_size: int | None
-    options: tuple[Option, ...] = ()  #: changes after which it fits
+    options: tuple[WayOut, ...] = ()  #: changes after which it fits
     notes: tuple[str, ...] = ()
     startup_log: tuple[LogLine, ...] = ()  #: where one was given
 
