@@ -6,6 +6,7 @@ is counted with its reason.
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -29,6 +30,7 @@ from planner.planning import (
     simulate_serve,
     simulate_throughput,
 )
+from planner.resources import data_dir
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Workload
 
@@ -43,6 +45,8 @@ ASSUMED = {
     "prompts": "random and new to the server; but runs with lengths of conversations that differ only in request_rate "
     "were sent to one server one after the other, the fastest first: the others find their prompts in the prefix "
     "cache, if the engine has one that holds them all",
+    "input_len of lm-arena-chat, gpqa and sourcegraph-fim": "150, 250 and 400; such runs are of a window in which "
+    "the batch is full, and are replayed as one batch of requests that are alike",
     "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), else the default",
 }
 #: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
@@ -108,6 +112,8 @@ def evaluate(runs: Iterable[MeasuredRun], local: Local = SHIPPED) -> list[Evalua
 
 def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -> Evaluated:
     """Predict one run; ``resent`` as for ``case_of``."""
+    if run.unread:
+        return Evaluated(run, {}, run.unread)
     try:
         case = case_of(run, local, resent=resent)
         predicted = predict(case)
@@ -276,11 +282,20 @@ def _model(name: str, base_model: str, weight_dtype: str) -> Model:
     return as_quantized(model, weight_dtype)
 
 
+@cache
+def usual_prompts() -> dict[str, float]:
+    """Prompt tokens of data sets whose runs state those of the answers alone."""
+    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text(encoding="utf-8")
+    known: dict[str, float] = tomllib.loads(text)["prompt_tokens"]
+    return known
+
+
 def run_workload(run: MeasuredRun) -> Workload:
     """The load of a run. Raises InputError where it does not state what its bench needs."""
     distribution, ratio = NAMED_DISTRIBUTIONS[run.length_distribution]
     nominal = distribution == "below"  # the means follow from the nominal lengths
-    input_len = run.input_len if nominal else run.mean_input_len or run.input_len
+    usual = usual_prompts().get(run.length_distribution)
+    input_len = run.input_len if nominal else run.mean_input_len or run.input_len or usual
     output_len = run.output_len if nominal else run.mean_output_len or run.output_len
     if not input_len or not output_len:
         raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="state both")
@@ -296,7 +311,8 @@ def run_workload(run: MeasuredRun) -> Workload:
             raise InputError(f"{run.run_id}: batch_size is not stated", hint="state it")
         return replace(one, num_prompts=batch)
     if run.bench == "throughput" or run.arrival in ("offline", "all-at-once"):
-        return replace(one, num_prompts=run.num_prompts or PUBLISHED_PROMPTS)
+        one_wave = run.max_concurrency if usual else None
+        return replace(one, num_prompts=run.num_prompts or one_wave or PUBLISHED_PROMPTS)
     if run.arrival == "poisson" or (run.request_rate and not run.max_concurrency):
         rate, prompts = run.request_rate or inf, run.num_prompts or PUBLISHED_PROMPTS
         return replace(one, num_prompts=prompts, max_concurrency=run.max_concurrency, request_rate=rate)

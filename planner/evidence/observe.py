@@ -84,6 +84,9 @@ def observe(
     for run in runs:
         if run.suspect:
             continue
+        if run.unread:
+            refused.append((run, run.unread))
+            continue
         try:
             one = observe_case(case_of(run, local, resent=run.run_id in seen))
         except PlannerError as error:

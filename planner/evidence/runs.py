@@ -1,7 +1,7 @@
-"""Measured runs of vLLM: a table with one row per run, read strictly.
+"""Measured runs of vLLM: a table with one row per run.
 
 The columns are the fields of ``MeasuredRun`` (what was run) and ``MEASUREMENTS`` (what came out). Other columns are
-ignored. An empty cell means "not stated". A mistake in the table is refused with its line and column.
+ignored. An empty cell means "not stated". A cell that cannot be read costs its row, and the row says which cell it was.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from planner.errors import InputError
 from planner.units import MS
-from planner.workload import LATENCIES, METRICS
+from planner.workload import LATENCIES, METRICS, NAMED_DISTRIBUTIONS
 
 Bench = Literal["latency", "throughput", "serve"]
 #: Columns of words from a list.
 CHOICES = {
     "bench": ("latency", "throughput", "serve"),
-    "length_distribution": ("fixed", "uniform-0.8-1", "sharegpt"),
+    "length_distribution": tuple(NAMED_DISTRIBUTIONS),
     "arrival": ("offline", "all-at-once", "closed-loop", "poisson"),
 }
 REQUIRED = ("bench", "gpu", "model")
@@ -72,6 +72,7 @@ class MeasuredRun:
     random_range_ratio: float | None = None
     seed: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    unread: str = ""  #: why the row cannot be read, with file, line and column; nothing else of it counts then
 
     @property
     def group(self) -> tuple[str, str, int, str, str]:
@@ -80,16 +81,19 @@ class MeasuredRun:
 
     def record(self) -> dict[str, Any]:
         """The cells of a table that give this run again: those that are not at their default."""
-        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metrics"}
+        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name in RUN_COLUMNS}
         defaults = {f.name: f.default for f in fields(self)}
         return {**{name: value for name, value in stated.items() if value != defaults[name]}, **self.metrics}
 
 
-RUN_COLUMNS = tuple(f.name for f in fields(MeasuredRun) if f.name != "metrics")
+RUN_COLUMNS = tuple(f.name for f in fields(MeasuredRun) if f.name not in ("metrics", "unread"))
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """The runs of a CSV file. Raises InputError, naming file, line and column, for anything that is not a run."""
+    """The runs of a CSV file, each row one; of a row that cannot be read ``unread`` says why.
+
+    Raises InputError for a file that is no table of runs.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_runs(path, csv.DictReader(file, strict=True)))
@@ -115,7 +119,7 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
     seen = False
     for row in table:
         seen = True
-        yield _Row(f"{path}, line {table.line_num}", f"line-{table.line_num}", row).run()
+        yield _Row(f"{path}, line {table.line_num}", f"line-{table.line_num}", row).run_or_reason()
     if not seen:
         raise InputError(f"{path} has no rows", hint="one row per measured run")
 
@@ -147,6 +151,20 @@ class _Row:
     def __init__(self, where: str, name: str, cells: dict[str, str | None]) -> None:
         self.where, self.name, self.cells = where, name, cells
 
+    def run_or_reason(self) -> MeasuredRun:
+        """The run, or what is known of it and why the rest cannot be read."""
+        try:
+            return self.run()
+        except InputError as error:
+            bench: Any = self.text("bench")
+            return MeasuredRun(
+                run_id=self.text("run_id") or self.name,
+                bench=bench,
+                gpu=self.text("gpu"),
+                model=self.text("model"),
+                unread=error.cause,
+            )
+
     def run(self) -> MeasuredRun:
         """The run. An empty cell leaves a field at its default."""
         if None in self.cells:
@@ -164,7 +182,12 @@ class _Row:
 
     def _value(self, name: str, kind: str) -> Any:
         """The cell of a column, read as the type of its field; some columns have a form of their own."""
-        own = {"num_prompts": self.prompts, "request_rate": self.rate, "random_range_ratio": self.share}
+        own: dict[str, Callable[[], Any]] = {
+            "num_prompts": self.prompts,
+            "request_rate": self.rate,
+            "random_range_ratio": self.share,
+            "max_concurrency": self.in_flight,
+        }
         own["seed"] = lambda: 0 if self.text("seed") == "0" else self.count("seed")
         if name in own:
             return own[name]()
@@ -204,12 +227,17 @@ class _Row:
     def rate(self) -> float | None:
         return None if self.text("request_rate").lower() in ("inf", "infinity") else self.number("request_rate")
 
+    def in_flight(self) -> int | None:
+        """Requests in flight. Some sources state the mean of a steady state."""
+        value = self.number("max_concurrency")
+        return None if value is None else max(round(value), 1)
+
     def prompts(self) -> int | None:
         """A sweep may state a multiple of the concurrency: ``10x conc``."""
         multiple = re.fullmatch(r"(\d+)\s*x\s*conc(urrency)?", self.text("num_prompts"))
         if not multiple:
             return self.count("num_prompts")
-        concurrency = self.count("max_concurrency")
+        concurrency = self.in_flight()
         if concurrency is None:
             raise self._wrong("num_prompts", "is a multiple of the concurrency, which is not stated")
         return int(multiple[1]) * concurrency

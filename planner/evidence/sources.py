@@ -91,8 +91,13 @@ def _refuse_namesakes(runs: Sequence[MeasuredRun]) -> None:
 
 
 def _read_table(path: Path) -> Iterator[MeasuredRun]:
-    """The rows of a table. Rows without a name take that of their file and line."""
+    """The rows of a table. Rows without a name take that of their file and line.
+
+    Raises InputError for a row that cannot be read: somebody's own table is there to be corrected.
+    """
     for run in read_runs(path):
+        if run.unread:
+            raise InputError(run.unread, hint="correct the cell, or leave it empty")
         named = not run.run_id.startswith("line-")
         yield run if named else replace(run, run_id=f"{path.name}:{run.run_id}")
 

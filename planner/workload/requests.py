@@ -31,6 +31,10 @@ NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
     "fixed": ("symmetric", 0.0),
     "uniform-0.8-1": ("below", 0.8),
     "sharegpt": ("conversation", 0.0),
+    "sonnet": ("symmetric", 0.0),  # vLLM's sonnets: prompts of the asked length to within a line, answers of it exactly
+    "lm-arena-chat": ("symmetric", 0.0),
+    "gpqa": ("symmetric", 0.0),
+    "sourcegraph-fim": ("symmetric", 0.0),
 }
 
 #: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.

@@ -36,6 +36,19 @@ def test_prompts_may_be_a_multiple_of_the_concurrency(tmp_path: Path) -> None:
         (("bench,gpu,avg_latency_s", "latency,mi300x,1"), "column model missing"),
         (("bench,gpu,model", "latency,mi300x,a/b"), "no column with a measurement"),
         ((f"{HEADER},avg_latency_s",), "has no rows"),
+        ((f"{HEADER},avg_latency_s,avg_latency_s", LATENCY + ",1,2"), "column avg_latency_s appears twice"),
+    ],
+)
+def test_a_file_without_what_every_run_needs_is_refused(tmp_path: Path, lines: tuple[str, ...], named: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_runs(table(tmp_path, *lines))
+    assert named in refused.value.cause
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
         ((f"{HEADER},avg_latency_s", f"{LATENCY},fast"), "line 2, column avg_latency_s: 'fast' is not a number"),
         ((f"{HEADER},avg_latency_s", f"{LATENCY},nan"), "column avg_latency_s: nan is not a positive number"),
         ((f"{HEADER},avg_latency_s", f"{LATENCY},-3"), "column avg_latency_s: -3 is not a positive number"),
@@ -45,15 +58,15 @@ def test_prompts_may_be_a_multiple_of_the_concurrency(tmp_path: Path) -> None:
         ((f"{HEADER},avg_latency_s", LATENCY + ",3,4,5"), "more cells than the header has columns"),
         ((f"{HEADER},median_ttft_ms,p99_ttft_ms", LATENCY + ",800,1.2"), "1.2 is below median_ttft_ms, 800"),
         ((f"{HEADER},mean_ttft_ms,mean_e2el_ms", LATENCY + ",800,1.2"), "1.2 is below mean_ttft_ms"),
-        ((f"{HEADER},avg_latency_s,avg_latency_s", LATENCY + ",1,2"), "column avg_latency_s appears twice"),
         ((f"{HEADER},mean_tpot_ms", "a,serve,mi300x,a/b,1,9,9,,10x conc,,3"), "the concurrency, which is not stated"),
     ],
 )
-def test_what_is_wrong_is_named_with_line_and_column(tmp_path: Path, lines: tuple[str, ...], named: str) -> None:
-    with pytest.raises(InputError) as refused:
-        read_runs(table(tmp_path, *lines))
-    assert named in refused.value.cause
-    assert refused.value.hint
+def test_a_cell_that_cannot_be_read_costs_its_row_alone(tmp_path: Path, lines: tuple[str, ...], named: str) -> None:
+    sound = "b,latency,mi300x,a/b" + "," * (lines[0].count(",") - 3)
+    bad, good = read_runs(table(tmp_path, *lines, sound + "3"))
+    assert named in bad.unread and "line 2" in bad.unread
+    assert bad.run_id == "a" and not bad.metrics
+    assert good.run_id == "b" and not good.unread and good.metrics
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
