@@ -1,6 +1,6 @@
 """How accurate the predictions are, on runs that the fit did not see; and the fit that we ship.
 
-    python benchmarks/accuracy.py RUNS.csv                 errors with groups of runs, and with single runs, left out
+    python benchmarks/accuracy.py [RUNS.csv]                 errors with groups of runs, and with single runs, left out
     python benchmarks/accuracy.py RUNS.csv --record FILE   the same as a page of Markdown
     python benchmarks/accuracy.py RUNS.csv --write DIR     also fit to all runs: DIR/efficiency.json and DIR/runs.csv
 
@@ -28,6 +28,8 @@ from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, read_r
 from planner.evidence.terms import Terms
 from planner.timing.fits import Calibration, Proximity, to_text
 
+#: The runs that the shipped fits rest on.
+SHIPPED_RUNS = Path(__file__).parent.parent / "hardware" / "calibration" / "runs.csv"
 LARGE = ("mi300x", "mi325x", "mi355x", "h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb")
 #: Median error and share within 20 %, with groups left out.
 AIMS = {
@@ -114,7 +116,7 @@ def carried(source: Path, target: Path) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("runs", type=Path, nargs="?", default=SHIPPED_RUNS)
     parser.add_argument("--write", type=Path, metavar="DIR")
     parser.add_argument("--record", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -166,7 +168,8 @@ def write(without: LeaveOut, errors: Mapping[Proximity, np.ndarray], source: Pat
         combinations=combinations(observed),
     )
     (folder / "efficiency.json").write_text(to_text(calibration), encoding="utf-8")
-    carried(source, folder / "runs.csv")
+    if source != folder / "runs.csv":
+        carried(source, folder / "runs.csv")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Structure:
     lines: tuple[StructureLine, ...]  #: target, covariates, standard deviation of the logarithm
     sigma: Mapping[str, float]  #: scatter of the logarithm of each metric that is fitted to
     group_sd: float  #: of what all runs of one group share
+    source_runs: int  #: that the runs of one source count as, at most
 
 
 @cache
@@ -38,7 +39,7 @@ def load_structure() -> Structure:
     path = data_dir("hardware") / "calibration" / "structure.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     lines = tuple((target, tuple(scope), sd) for target, scope, sd in content["lines"])
-    return Structure(lines, content["sigma"], content["group"]["sd"])
+    return Structure(lines, content["sigma"], content["group"]["sd"], content["source"]["runs"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,17 @@ class FitProblem:
         sd = state.uncertainty() if uncertain else np.zeros_like(self.design.sd)
         return EfficiencyFit(self.design, state.factors, sd, state.cost)
 
+    def shares(self, runs: NDArray[np.int64]) -> Floats:
+        """How many share the weight of one metric: those of its run, times the crowd of its source.
+
+        ``runs``: the run of each metric.
+        """
+        metrics = Counter(runs.tolist())
+        crowd = Counter(self.terms.observed[run].source for run in metrics)
+        most = load_structure().source_runs
+        each = {run: of * max(1.0, crowd[self.terms.observed[run].source] / most) for run, of in metrics.items()}
+        return np.array([each[run] for run in runs.tolist()])
+
     def errors(self, fitted: EfficiencyFit) -> Floats:
         """log(predicted / measured) of every metric."""
         predicted, _ = self.terms.log_metrics(self.design.log_values(fitted.factors))
@@ -105,8 +116,7 @@ class _State:
         groups = [terms.observed[run].group for run in self.runs]
         number = {group: i for i, group in enumerate(dict.fromkeys(groups))}
         self.group = np.array([number[group] for group in groups])
-        per_run = Counter(self.runs.tolist())
-        self.weight: Floats = np.array([per_run[run] ** -0.5 for run in self.runs.tolist()])
+        self.weight: Floats = problem.shares(self.runs) ** -0.5
         self.sigma = problem.sigma[rows]
         self.factors, self.offsets = factors, np.zeros(len(number))
         self.damping = 1e-3

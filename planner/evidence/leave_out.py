@@ -10,7 +10,7 @@ so that hundreds of fits cost little more than one. Each is then evaluated exact
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
@@ -50,8 +50,7 @@ class LeaveOut:
         groups = self._jacobian.shape[1] - len(design.sd)
         prior = np.concatenate([design.sd**-2, np.full(groups, self.problem.group_sd**-2)])
         drawn = np.concatenate([prior[: len(design.sd)] * (self.factors - design.mean), np.zeros(groups)])
-        per_run = Counter(runs.tolist())
-        share = np.array([per_run[run] for run in runs.tolist()], dtype=np.float64)
+        share = self.problem.shares(runs)
         residual = self._residual
         for _ in range(ROUNDS):
             self._weight: Floats = (1 + (residual / sigma) ** 2) ** -0.5 / (share * sigma**2)

@@ -50,6 +50,7 @@ class Observed:
     covariates: dict[str, str]
     batches: tuple[Batch, ...]
     metrics: tuple[ObservedMetric, ...]
+    source: str = ""  #: who published it
 
 
 # --- from a measured run to weighted sums: the run is replayed once
@@ -114,6 +115,7 @@ def observe_case(case: Case) -> Observed:
         covariates=covariates_of(deployment.model, deployment.profile, deployment.config),
         batches=tuple(timeline.batches[i] for i in keep),
         metrics=tuple(replace(metric, weights=metric.weights[keep]) for metric in metrics),
+        source=case.run.family,
     )
 
 
