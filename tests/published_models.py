@@ -88,6 +88,18 @@ MINIMAX_M2 = arch(
     "MiniMaxM2ForCausalLM", llama(62, 3072, 1536, 48, 8, 200064, head_dim=128),
     num_local_experts=256, num_experts_per_tok=8, use_qk_norm=True,
 )  # fmt: skip
+#: poolside/Laguna-S-2.1: full layers have 48 query heads, sliding ones 72.
+LAGUNA_S = arch(
+    "LagunaForCausalLM", llama(48, 3072, 12288, 48, 8, 100352, head_dim=128, sliding_window=512),
+    layer_types=(["full_attention"] + ["sliding_attention"] * 3) * 12, mlp_layer_types=["dense"] + ["sparse"] * 47,
+    num_attention_heads_per_layer=[48, 72, 72, 72] * 12, gating="per-head", num_experts=256, num_experts_per_tok=10,
+    moe_intermediate_size=1024, shared_expert_intermediate_size=1024,
+)  # fmt: skip
+HY_3 = arch(
+    "HYV3ForCausalLM", llama(80, 4096, 13312, 64, 8, 120832, head_dim=128),
+    num_experts=192, num_experts_per_tok=8, num_shared_experts=1, moe_intermediate_size=1536,
+    num_nextn_predict_layers=1,
+)  # fmt: skip
 DBRX = {
     "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352,
     "max_seq_len": 32768, "attn_config": {"kv_n_heads": 8},
@@ -166,6 +178,30 @@ GEMMA4_26B = {
         "head_dim": 72, "patch_size": 16, "position_embedding_size": 10240,
     },
 }  # fmt: skip
+#: google/gemma-4-E2B-it: embeddings for each layer, layers that share the cache of earlier ones, an audio tower.
+GEMMA4_E2B = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "text_config": llama(
+        35, 1536, 6144, 8, 1, 262144, head_dim=256, global_head_dim=512, sliding_window=512, num_kv_shared_layers=20,
+        use_double_wide_mlp=True, hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144,
+        layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7, tie_word_embeddings=True,
+    ),
+    "vision_config": {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
+        "head_dim": 64, "patch_size": 16, "position_embedding_size": 10240,
+    },
+    "audio_config": {
+        "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 8, "conv_kernel_size": 5,
+        "subsampling_conv_channels": [128, 32], "output_proj_dims": 1536,
+    },
+}  # fmt: skip
+GEMMA4_E4B = {
+    **GEMMA4_E2B,
+    "text_config": {
+        **GEMMA4_E2B["text_config"], **llama(42, 2560, 10240, 8, 2, 262144), "num_kv_shared_layers": 18,
+        "use_double_wide_mlp": False, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7,
+    },
+}  # fmt: skip
 LLAMA4_VISION = {
     "hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14, "projector_input_dim": 4096, "projector_output_dim": 4096,
@@ -226,6 +262,14 @@ MISTRAL_SMALL_32 = {
         "patch_size": 14, "image_size": 1540,
     },
 }  # fmt: skip
+MISTRAL_SMALL_4 = {
+    **MISTRAL_SMALL_32,
+    "text_config": {
+        **DEEPSEEK_V3, **llama(36, 4096, 12288, 32, 32, 131072), "model_type": "mistral4", "q_lora_rank": 1024,
+        "kv_lora_rank": 256, "qk_nope_head_dim": 64, "first_k_dense_replace": 0, "moe_intermediate_size": 2048,
+        "n_routed_experts": 128, "num_experts_per_tok": 4, "num_nextn_predict_layers": 0,
+    },
+}  # fmt: skip
 GLM_41V = {
     "architectures": ["Glm4vForConditionalGeneration"],
     "text_config": llama(40, 4096, 13696, 32, 2, 151552),
@@ -281,6 +325,8 @@ TOTALS = [
     ("google/gemma-3-4b-it", GEMMA3_4B, 4_300_079_472),
     ("google/gemma-3-27b-it", GEMMA3_27B, 27_432_406_640),
     ("google/gemma-4-26B-A4B", GEMMA4_26B, 25_805_933_872),
+    ("google/gemma-4-E2B-it, without layer scalars", GEMMA4_E2B, 5_123_178_051 - 35),
+    ("google/gemma-4-E4B-it, without layer scalars", GEMMA4_E4B, 7_996_156_490 - 42),
     ("openai-community/gpt2", GPT_2, 124_439_808),
     ("EleutherAI/gpt-j-6b", GPT_J, 6_050_882_784),
     ("EleutherAI/gpt-neox-20b", GPT_NEOX, 20_554_567_680),
@@ -310,6 +356,8 @@ TOTALS = [
     ("openai/gpt-oss-20b", GPT_OSS_20B, 20_914_757_184),
     ("openai/gpt-oss-120b", GPT_OSS_120B, 116_829_156_672),
     ("MiniMaxAI/MiniMax-M2", MINIMAX_M2, 228_689_748_992),
+    ("poolside/Laguna-S-2.1, without routing biases", LAGUNA_S, 117_561_977_600 - 47 * 256),
+    ("tencent/Hy3-preview, without MTP and routing biases", HY_3, 298_786_155_776 - 3_752_612_096 - 80 * 192),
     ("zai-org/GLM-4.5", GLM_45, 352_797_814_784),
     ("zai-org/GLM-4.5-Air", GLM_45_AIR, 106_852_245_504),
     ("zai-org/GLM-5", GLM_5, 743_911_199_232),
@@ -326,5 +374,6 @@ TOTALS = [
     ("Qwen/Qwen2.5-VL-7B-Instruct", QWEN25_VL_7B, 8_292_166_656),
     ("Qwen/Qwen3-VL-235B-A22B-Instruct", QWEN3_VL_235B, 235_670_022_896),
     ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", MISTRAL_SMALL_32, 24_011_361_280),
+    ("mistralai/Mistral-Small-4-119B-2603, 119.4B on the hub", MISTRAL_SMALL_4, 119_401_298_944),
 ]  # fmt: skip
 CONFIGS = [config for _, config, _ in TOTALS]

@@ -80,6 +80,7 @@ def _attention_kind(mixer: Attention) -> str:
     name = f"MHA {heads}" if heads == kv_heads else f"{'MQA' if kv_heads == 1 else 'GQA'} {heads}/{kv_heads}"
     if mixer.cross:
         return f"{name}, cross"
+    name += ", shared KV" if mixer.shared else ""
     if mixer.window:
         return f"{name}, window {mixer.window}"
     return f"{name}, chunks of {mixer.chunk}" if mixer.chunk else name

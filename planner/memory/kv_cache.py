@@ -178,7 +178,7 @@ def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterato
             yield CacheSpec("full", settings.block_size, indexer_bytes(mixer.indexer))
     elif isinstance(mixer, CompressedAttention):
         yield from _compressed_specs(mixer)
-    else:
+    elif not mixer.shared:
         yield _attention_spec(model, mixer, settings)
         if mixer.indexer:
             yield CacheSpec("full", settings.block_size, mixer.indexer.head_dim * element_bytes(settings.dtype))

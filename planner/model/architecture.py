@@ -84,6 +84,7 @@ class Attention:
     window: int | None = None  #: sliding window, tokens
     chunk: int | None = None  #: chunked attention (Llama 4), tokens
     cross: bool = False  #: keys and values come from the encoder, not from the text
+    shared: bool = False  #: reads the cache of an earlier layer and keeps none of its own
     indexer: SparseIndexer | None = None  #: sparse attention (MiniMax-M3): what picks the blocks that are read
 
     @property

@@ -157,6 +157,43 @@ def gemma4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
+def gemma4_audio(config: Config, prefix: str) -> tuple[Weight, ...]:
+    """The audio tower of Gemma 4 E2B and E4B: a conformer.
+
+    A layer is an MLP, chunked attention, a light convolution, and an MLP again. Source: ``Gemma4AudioModel`` of
+    transformers 5, ``models/gemma4/modular_gemma4.py``.
+    """
+    hidden, count = config.hidden_size, config.num_layers
+    first, second = config.sizes("subsampling_conv_channels", count=2) or (128, 32)
+    layer, conv = f"{prefix}layers.0.", f"{prefix}subsample_conv_projection."
+    shapes = {
+        "feed_forward1.ffw_layer_1": (4, 1), "feed_forward1.ffw_layer_2": (1, 4),
+        "feed_forward2.ffw_layer_1": (4, 1), "feed_forward2.ffw_layer_2": (1, 4),
+        "self_attn.q_proj": (1, 1), "self_attn.k_proj": (1, 1), "self_attn.v_proj": (1, 1), "self_attn.post": (1, 1),
+        "self_attn.relative_k_proj": (1, 1), "lconv1d.linear_start": (2, 1), "lconv1d.linear_end": (1, 1),
+    }  # fmt: skip
+    norm_names = (
+        "feed_forward1.pre_layer_norm", "feed_forward1.post_layer_norm",
+        "feed_forward2.pre_layer_norm", "feed_forward2.post_layer_norm",
+        "lconv1d.pre_layer_norm", "lconv1d.conv_norm", "norm_pre_attn", "norm_post_attn", "norm_out",
+    )  # fmt: skip
+    weights: tuple[Weight, ...] = (
+        tensor(f"{conv}layer0.conv", first, 1, 3, 3),
+        *norm(f"{conv}layer0.norm", first, bias=False),
+        tensor(f"{conv}layer1.conv", second, first, 3, 3),
+        *norm(f"{conv}layer1.norm", second, bias=False),
+        *matrix(f"{conv}input_proj_linear", hidden, first // 4 * second, bias=False),
+        tensor(f"{layer}lconv1d.depthwise_conv1d", hidden, 1, config.size("conv_kernel_size", default=5), copies=count),
+        tensor(f"{layer}self_attn.per_dim_scale", hidden // config.size("num_attention_heads"), copies=count),
+        *matrix(f"{prefix}output_proj", config.size("output_proj_dims", default=1536), hidden),
+    )
+    for name, (rows, columns) in shapes.items():
+        weights += matrix(layer + name, rows * hidden, columns * hidden, bias=False, copies=count)
+    for name in norm_names:
+        weights += norm(layer + name, hidden, bias=False, copies=count)
+    return weights
+
+
 def pixtral_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     """Pixtral's tower: rotary positions, RMSNorm, a gated MLP, no biases."""
     hidden = config.hidden_size

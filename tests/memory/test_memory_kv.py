@@ -236,5 +236,6 @@ def test_facts_of_a_model_need_no_gpu() -> None:
     assert kv_bytes_per_token(llama) == 819_200
     assert attention_kinds(llama) == "MHA 40"
     assert attention_kinds(model("meta-llama/Llama-3.1-8B")) == "GQA 32/8"
+    assert kv_bytes_per_token(model("google/gemma-4-E2B-it")) == 12 * 1024 + 3 * 2048  # 20 of 35 layers keep nothing
     assert attention_kinds(model("zai-org/GLM-5")) == "MLA + sparse indexer"
     assert attention_kinds(model("Qwen/Qwen3-Next-80B-A3B-Instruct")) == "GDN x 36, GQA 16/2 x 12"

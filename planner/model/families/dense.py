@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.model.architecture import Attention, Component, Layer, Moe, Weight
+from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
 from planner.model.blocks import (
     FUSED_GATE_UP,
     PLAIN,
@@ -14,6 +14,7 @@ from planner.model.blocks import (
     QkNorm,
     attention_weights,
     fused,
+    linear,
     mlp,
     moe_mlp,
     norms,
@@ -21,7 +22,7 @@ from planner.model.blocks import (
 )
 from planner.model.config import Config, ModelParts, family
 from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, uniform, windows
-from planner.model.vision import gemma4_vision, siglip_vision, with_vision
+from planner.model.vision import gemma4_audio, gemma4_vision, matrix, siglip_vision, with_vision
 
 FOUR_NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -328,23 +329,47 @@ def gemma3_vision(config: Config) -> ModelParts:
 
 @family("Gemma4ForCausalLM")
 def gemma4(config: Config) -> ModelParts:
-    """Gemma 4: full layers have wider and fewer KV heads of their own, and may use the keys as values."""
+    """Gemma 4: full layers have wider and fewer KV heads of their own, and may use the keys as values.
+
+    E2B and E4B give each layer an embedding of its own, and their last layers read the cache of an earlier layer.
+    Source: ``models/gemma4/modular_gemma4.py`` of transformers 5, ``models/gemma4.py`` of vLLM.
+    """
     config = config.with_defaults(GEMMA4_DEFAULTS)
-    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
-        if config.size(key, default=0):
-            raise config.refuse(key, "0: shared KV layers and per-layer embeddings (E2B, E4B) are not supported")
     spans = windows(config, full_every=6)
-    return decoder(config, layers_by_kind(spans, lambda window: _gemma4_layer(config, window)), tied=True)
+    first_shared = config.num_layers - config.size("num_kv_shared_layers", default=0)
+    if first_shared < 1 or not set(spans[first_shared:]) <= set(spans[:first_shared]):
+        raise config.refuse("num_kv_shared_layers", "few enough to leave a layer of each kind before them")
+    kinds = [(window, i >= first_shared) for i, window in enumerate(spans)]
+    layers = layers_by_kind(kinds, lambda kind: _gemma4_layer(config, *kind))
+    return decoder(config, layers, tied=True, extra=_per_layer_embeddings(config))
 
 
-def _gemma4_layer(config: Config, window: int | None) -> Layer:
-    """One layer; ``window`` is None for a full one."""
+def _per_layer_embeddings(config: Config) -> tuple[Weight, ...]:
+    """The embeddings that each layer adds to its input, and what mixes them with the first hidden vector."""
+    size = config.size("hidden_size_per_layer_input", default=0)
+    if not size:
+        return ()
+    rows = config.size("vocab_size_per_layer_input", default=config.size("vocab_size"))
+    width, stem = config.num_layers * size, "model."
+    return (
+        Weight(f"{stem}embed_tokens_per_layer", Component.EMBEDDING, (rows, width), shard=Shard.VOCAB),
+        *linear(f"{stem}per_layer_model_projection", width, config.hidden_size, Component.MLP, Shard.COLUMN),
+        *vector(f"{stem}per_layer_projection_norm", size),
+    )
+
+
+def _gemma4_layer(config: Config, window: int | None, shared: bool) -> Layer:
+    """One layer. ``window`` is None for a full one. A ``shared`` one reads the cache of an earlier layer.
+
+    Checkpoints hold the key and value projections of shared layers all the same, and vLLM keeps and runs them.
+    """
     hidden, attention = config.hidden_size, replace(read_attention(config), window=window)
     same_kv = window is None and config.flag("attention_k_eq_v", default=False)
     if window is None:
         head_dim = config.size("global_head_dim")
         kv_heads = config.size("num_global_key_value_heads", default=attention.num_kv_heads)
         attention = Attention(attention.num_heads, kv_heads if same_kv else attention.num_kv_heads, head_dim, head_dim)
+    attention = replace(attention, shared=shared)
     weights = tuple(
         weight
         for weight in attention_weights(
@@ -352,7 +377,9 @@ def _gemma4_layer(config: Config, window: int | None) -> Layer:
         )
         if not (same_kv and "v_proj" in weight.name)
     )
-    weights += mlp(hidden, config.size("intermediate_size")) + norms(hidden, *GEMMA_NORMS)
+    wide = 2 if shared and config.flag("use_double_wide_mlp", default=False) else 1
+    weights += mlp(hidden, wide * config.size("intermediate_size")) + norms(hidden, *GEMMA_NORMS)
+    weights += _per_layer_gate(config)
     if not config.flag("enable_moe_block", default=False):
         return Layer(weights, attention)
     moe = Moe(config.size("num_experts"), config.size("top_k_experts"), config.size("moe_intermediate_size"))
@@ -365,13 +392,30 @@ def _gemma4_layer(config: Config, window: int | None) -> Layer:
     return Layer(weights, attention, moe)
 
 
+def _per_layer_gate(config: Config) -> tuple[Weight, ...]:
+    """What a layer does with its own embedding: a gate down to its size and a projection back up."""
+    hidden, size = config.hidden_size, config.size("hidden_size_per_layer_input", default=0)
+    if not size:
+        return ()
+    return (
+        *linear("per_layer_input_gate", size, hidden, Component.MLP),
+        *linear("per_layer_projection", hidden, size, Component.MLP),
+        *norms(hidden, "post_per_layer_input_norm"),
+    )
+
+
 @family("Gemma4ForConditionalGeneration")
 def gemma4_multimodal(config: Config) -> ModelParts:
-    """Gemma 4 with its vision tower. The audio tower of the small ones is not supported."""
-    if config.has("audio_config"):
-        raise config.refuse("audio_config", "null: the audio tower is not supported")
+    """Gemma 4 with its vision tower; E2B and E4B also have an audio tower."""
     parts = gemma4(config.nested("text_config"))
     vision = config.section("vision_config")
-    shape = (parts.hidden_size, vision.hidden_size)
-    projection = Weight("model.embed_vision.embedding_projection", Component.VISION, shape)
-    return with_vision(parts, (*gemma4_vision(vision, "model.vision_tower."), projection), text="model.language_model.")
+    towers = (
+        *gemma4_vision(vision, "model.vision_tower."),
+        *matrix("model.embed_vision.embedding_projection", parts.hidden_size, vision.hidden_size, bias=False),
+    )
+    if config.has("audio_config"):
+        audio = config.section("audio_config")
+        size = audio.size("output_proj_dims", default=1536)
+        towers += gemma4_audio(audio, "model.audio_tower.")
+        towers += matrix("model.embed_audio.embedding_projection", parts.hidden_size, size, bias=False)
+    return with_vision(parts, towers, text="model.language_model.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.model.architecture import Attention, Component, Layer, Moe, Weight
+from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
 from planner.model.blocks import (
     FUSED_GATE_UP,
     PRE_NORMS,
@@ -224,3 +224,53 @@ def glm4_moe(config: Config) -> ModelParts:
     )
     layers = mixed(config, attention, common, sparse, moe)
     return decoder(config, layers, mtp=mtp_layers(config, Layer(common + sparse, attention, moe), tables=True))
+
+
+@family("HYV3ForCausalLM")
+def hunyuan_v3(config: Config) -> ModelParts:
+    """Hunyuan 3: q and k normalised, each head by itself; the first layer dense, a shared expert in the others.
+
+    Source: ``models/hy_v3/configuration_hy_v3.py`` of transformers 5, ``models/hy_v3.py`` of vLLM.
+    """
+    hidden, attention = config.hidden_size, read_attention(config)
+    if not (config.has("mlp_layer_types") or config.has("first_k_dense_replace")):
+        config = config.with_defaults({"first_k_dense_replace": 1})
+    moe = read_moe(config, shared=config.size("num_shared_experts", default=0))
+    common = (*attention_weights(attention, hidden, qk_norm="head"), *norms(hidden, *PRE_NORMS))
+    sparse = (
+        *moe_mlp(hidden, moe),
+        *shared_expert(hidden, moe.num_shared_experts * moe.intermediate_size, prefix="mlp.shared_experts."),
+    )
+    layers = mixed(config, attention, common, sparse, moe)
+    return decoder(config, layers, mtp=mtp_layers(config, Layer(common + sparse, attention, moe), tables=False))
+
+
+@family("LagunaForCausalLM")
+def laguna(config: Config) -> ModelParts:
+    """Laguna: Qwen3 with experts, a shared one among them; sliding layers have more query heads than full ones.
+
+    ``g_proj`` gates the output of each head. Source: ``models/laguna.py`` of vLLM.
+    """
+    count, full = config.num_layers, read_attention(config)
+    heads = config.sizes("num_attention_heads_per_layer", count=count) or [full.num_heads] * count
+    kinds = list(zip(windows(config), sparse_layers(config), heads, strict=True))
+    return decoder(config, layers_by_kind(kinds, lambda kind: _laguna_layer(config, *kind)))
+
+
+def _laguna_layer(config: Config, window: int | None, sparse: bool, heads: int) -> Layer:
+    hidden, attention = config.hidden_size, replace(read_attention(config), window=window, num_heads=heads)
+    weights = (
+        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False), qk_norm="head"),
+        *norms(hidden, *PRE_NORMS),
+    )
+    gating = config.get("gating", default=False)
+    if gating not in (False, True, "per-head"):
+        raise config.refuse("gating", "false, true or 'per-head'")
+    if gating:
+        weights += linear("self_attn.g_proj", heads, hidden, Component.ATTENTION, Shard.COLUMN)
+    if not sparse:
+        return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
+    shared = config.size("shared_expert_intermediate_size", default=0)
+    moe = read_moe(config, shared=1 if shared else 0)
+    weights += moe_mlp(hidden, moe) + shared_expert(hidden, shared, prefix="mlp.shared_expert.")
+    return Layer(weights, attention, moe)

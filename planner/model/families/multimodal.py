@@ -52,8 +52,12 @@ def qwen3_vl(config: Config) -> ModelParts:
 
 @family("Mistral3ForConditionalGeneration")
 def mistral3(config: Config) -> ModelParts:
-    """Mistral Small 3.1 and 3.2, Ministral 3: Mistral, Pixtral's tower, a patch merger."""
-    parts = llama(config.nested("text_config"))
+    """Mistral Small 3.1 and 3.2, Ministral 3, Mistral Medium 3.5: Mistral, Pixtral's tower, a patch merger.
+
+    Mistral Small 4 has the latent attention and the experts of DeepSeek-V3 instead of Mistral.
+    """
+    inner = config.nested("text_config")
+    parts = deepseek(inner) if inner.text("model_type", default="") == "mistral4" else llama(inner)
     given = config.section("vision_config") if config.has("vision_config") else Config({}, model_id=config.model_id)
     vision = given.with_defaults(MISTRAL3_VISION)
     width, hidden = vision.hidden_size, parts.hidden_size
