@@ -499,7 +499,7 @@ def test_each_load_of_a_sweep_stands_beside_its_own_prediction(swept: Callable[.
 def test_a_load_of_a_sweep_that_is_outside_makes_the_answer_no_and_is_explained(
     swept: Callable[..., Validation],
 ) -> None:
-    found = swept(4.0)
+    found = swept(10.0)
     assert all(line.verdict == "inside" for line in found.lines) and not found.inside
     assert found.findings[0].cause == "at concurrency-4: everything is slower by one factor"
 
