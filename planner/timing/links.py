@@ -114,8 +114,8 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
     if span > _joined(profile):
         if links.network_bandwidth is None:
             raise InputError(
-                f"{ranks} GPUs span nodes of {_joined(profile)}, and the network bandwidth of {profile.name} is not in "
-                "its profile",
+                f"the layout needs more than one node of {_joined(profile)} GPUs, and the network bandwidth of "
+                f"{profile.name} is not in its profile",
                 hint="use at most the GPUs of one node, or a profile of your own with interconnect.network_bandwidth",
             )
         return links.network_bandwidth.base
