@@ -12,6 +12,8 @@ import re
 import struct
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,6 +60,8 @@ class HubServer:
         self.gated: set[str] = set()
         self.delay_s = 0.0  #: before every answer
         self.status: int | None = None  #: answer everything with this status
+        #: Answer with this instead; it gets the handler, which has ``command``, ``path``, ``send_header``, ``wfile``.
+        self.misbehave: Callable[[BaseHTTPRequestHandler], None] | None = None
         self.plain = False  #: answer like any web server: a login page, without the hub's headers
         self.requests: list[tuple[str, str]] = []  #: (method, path) in order
         self.tokens: set[str | None] = set()  #: Authorization headers seen
@@ -112,6 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(hub.delay_s)
         if hub.status is not None:
             self.reply(hub.status, b"")
+        elif hub.misbehave is not None:
+            self.close_connection = True
+            with suppress(ConnectionError):
+                hub.misbehave(self)
         elif hub.plain:
             self.reply(200, b"<html>please log in</html>")
         else:

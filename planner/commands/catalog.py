@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from planner.commands.declare import Argument, command
-from planner.commands.options import Format, Refresh, Revision
+from planner.commands.options import Format, Refresh, Revision, Timeout
 
 GpuArgument = Annotated[str, Argument(metavar="GPU", help="Profile id, alias or file; or 'local'.")]
 Models = Annotated[
@@ -44,7 +44,11 @@ def print_models_of_catalog(format: Format = "table") -> None:
 
 @command("models show", help="Architecture, parameters and bytes of models.")
 def print_model_facts(
-    model: Models, format: Format = "table", revision: Revision = None, refresh: Refresh = False
+    model: Models,
+    format: Format = "table",
+    revision: Revision = None,
+    refresh: Refresh = False,
+    timeout: Timeout | None = None,
 ) -> int:
     """Print models. Exit status 2 or 3 if one of them cannot be shown; the others are shown all the same."""
     from planner.commands.streams import complain
@@ -57,7 +61,7 @@ def print_model_facts(
     errors: dict[str, PlannerError] = {}
     for name in model:
         try:
-            rows.append(model_facts(resolve_model(name, revision=revision, refresh=refresh)))
+            rows.append(model_facts(resolve_model(name, revision=revision, refresh=refresh, timeout_s=timeout)))
         except PlannerError as error:
             rows.append({"requested": name, "error": error.cause, "hint": error.hint})
             errors[name] = error

@@ -19,6 +19,7 @@ from planner.commands.options import (
     RandomOutputLen,
     Refresh,
     Revision,
+    Timeout,
 )
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
@@ -80,6 +81,7 @@ def check_command(
     calibration: Calibration = None,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
 ) -> CheckAnswer:
     """Whether a ``vllm serve`` line starts on GPUs of this kind, what it delivers, and what delivers more.
 
@@ -113,7 +115,7 @@ def check_command(
     if "$" in model:
         raise InputError(f"the model is {model}, which the script does not set", hint="name it with --as-model")
     name, renamed = _on_the_hub(model)
-    resolved = load_model(name, revision=revision, refresh=refresh)
+    resolved = load_model(name, revision=revision, refresh=refresh, timeout=timeout)
     asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
     local = fits_for(calibration)
     if plan:

@@ -31,6 +31,7 @@ from planner.commands.options import (
     Refresh,
     Revision,
     Seed,
+    Timeout,
     WeightDtype,
 )
 from planner.engine import flag_of
@@ -116,6 +117,7 @@ def compare_gpus(
     calibration: Calibration = None,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> ComparisonAnswer:
     """Several GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, who leads where.
@@ -140,7 +142,7 @@ def compare_gpus(
     workloads = _workloads(input_len, output_len, max_concurrency, request_rate, rhythm)
     profiles, remarks = find_gpus(gpu)
     prices = parse_prices(assignments(price), profiles)
-    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
+    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     own_context = resolved.model.max_position_embeddings
     for workload in workloads:
         check_context(workload, min(args.max_model_len or own_context, own_context), resolved.resolved)

@@ -19,6 +19,7 @@ from planner.commands.options import (
     PathName,
     Refresh,
     Revision,
+    Timeout,
     WeightDtype,
 )
 from planner.errors import IllegalPlanError, InputError
@@ -53,6 +54,7 @@ def check_fit(
     explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> FitAnswer:
     """Whether vLLM starts with ``model`` on ``gpu``, and how many tokens its KV cache holds.
@@ -71,7 +73,7 @@ def check_fit(
 
     args = engine_args(engine, own=keywords(check_fit))
     profile, remarks = find_gpu(gpu)  # before the model: a mistyped GPU should not wait for the hub
-    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
+    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     if startup_log is not None:
         return _with_log(Path(startup_log), resolved, profile, args, engine_version, calibration, explain, remarks)
     result = _fit(resolved, profile, args, engine_version, basis_for(fits_for(calibration), args))
@@ -88,6 +90,7 @@ def list_fits(
     explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> FitTable:
     """``check_fit`` for several GPUs, or for ``"all"``: a row for each.
@@ -98,7 +101,7 @@ def list_fits(
 
     args = engine_args(engine, own=keywords(list_fits))
     profiles, remarks = find_gpus(gpu)
-    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
+    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     basis = basis_for(fits_for(calibration), args)
     answers = tuple(_fit_or_refusal(resolved, profile, args, engine_version, basis) for profile in profiles)
     refused = [answer for answer in answers if isinstance(answer, RefusedFit)]
@@ -117,6 +120,7 @@ def sweep_fit(
     explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> FitTable:
     """A table over TP x precision x KV cache dtype; combinations that vLLM refuses are left out.
@@ -128,7 +132,7 @@ def sweep_fit(
 
     args = engine_args(engine, own=keywords(sweep_fit))
     profiles, remarks = find_gpus(gpu)
-    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh)
+    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     basis = basis_for(fits_for(calibration), args)
     answers: list[GpuFit] = []
     for profile in profiles:

@@ -36,6 +36,7 @@ from planner.commands.options import (
     RangeRatio,
     Refresh,
     Revision,
+    Timeout,
     TotalRate,
     Tpot,
     Ttft,
@@ -143,6 +144,7 @@ def size_fleet(
     calibration: Calibration = None,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> FleetAnswer:
     """Servers, GPUs, dollars and watts that carry a load under latency targets.
@@ -178,7 +180,7 @@ def size_fleet(
     profiles, remarks = find_gpus(gpu)
     prices, stocks = parse_prices(assignments(price), profiles), _stocks(assignments(stock), profiles)
     transfer_bytes_per_s = _transfer(kv_transfer_gb_per_s, disaggregated)
-    resolved = load_model(model, revision=revision, refresh=refresh)
+    resolved = load_model(model, revision=revision, refresh=refresh, timeout=timeout)
     own_context = resolved.model.max_position_embeddings
     for demand in demands:
         if demand.requests is None and not demand.range_ratio:

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def load_model(
-    model: ModelName, *, weight_dtype: str | None = None, revision: str | None = None, refresh: bool = False
+    model: ModelName,
+    *,
+    weight_dtype: str | None = None,
+    revision: str | None = None,
+    refresh: bool = False,
+    timeout: float | None = None,
 ) -> ResolvedModel:
     """A model's architecture, and what its name led to.
 
@@ -33,6 +38,7 @@ def load_model(
     first, then the local hub cache, then the hub (``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` count).
     ``weight_dtype`` stands for the usual checkpoint of that precision: ``fp8``, ``mxfp4``, ``int4-awq``, ...
     ``revision`` is a branch, tag or commit; ``refresh`` asks the hub even where a local answer exists.
+    ``timeout`` is in seconds, for all that the hub is asked, by default 30.
 
     Raises UnknownNameError for a name that is nowhere, InputError for a file that is no model, UnsupportedModelError
     for an architecture that is not understood, and HubError where the hub cannot be reached or refuses.
@@ -42,7 +48,7 @@ def load_model(
     if isinstance(model, ResolvedModel):
         resolved = model
     else:
-        resolved = resolve_model(str(model), revision=revision, refresh=refresh)
+        resolved = resolve_model(str(model), revision=revision, refresh=refresh, timeout_s=timeout)
     if weight_dtype is None:
         return resolved
     found = as_quantized(resolved.model, weight_dtype)

@@ -62,6 +62,9 @@ Calibration = Annotated[
 ]
 Revision = Annotated[str | None, Option(help="Branch, tag or commit on the hub.")]
 Refresh = Annotated[bool, Option(help="Ask the hub even if the answer is known locally.")]
+Timeout = Annotated[
+    float, Option(min=0, metavar="S", help="Seconds for all that the hub is asked about a model. Default: 30.")
+]
 Explain = Annotated[bool, Option(help="Show the arithmetic.")]
 Price = Annotated[
     "Mapping[str, float] | Sequence[str]",

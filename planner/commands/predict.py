@@ -33,6 +33,7 @@ from planner.commands.options import (
     RequestRate,
     Revision,
     Seed,
+    Timeout,
     WeightDtype,
 )
 from planner.errors import InputError
@@ -94,6 +95,7 @@ class _Case:
     calibration: PathName | None
     revision: str | None
     refresh: bool
+    timeout: float | None
     engine: EngineFlags
 
 
@@ -120,6 +122,7 @@ def predict_serve(
     explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
@@ -144,7 +147,7 @@ def predict_serve(
         prefix_len=random_prefix_len,
         prefix_cache_hit_rate=prefix_cache_hit_rate,
     )
-    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, engine)
+    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine)
     asked = {
         "percentiles": tuple(typed("metric_percentiles", one, float) for one in metric_percentiles),
         "goodput": _targets_ms(goodput or {}),
@@ -169,6 +172,7 @@ def predict_throughput(
     explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench throughput`` would measure: all prompts at once, without a server. See ``predict_serve``."""
@@ -180,7 +184,7 @@ def predict_throughput(
         prefix_len=random_prefix_len,
         prefix_cache_hit_rate=prefix_cache_hit_rate,
     )
-    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, engine)
+    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine)
     return _predict("throughput", workload, case, explain=explain)
 
 
@@ -198,11 +202,12 @@ def predict_latency(
     explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench latency`` would measure: seconds of one batch from start to end. See ``predict_serve``."""
     workload = workload_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)
-    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, engine)
+    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine)
     return _predict("latency", workload, case, explain=explain)
 
 
@@ -221,7 +226,13 @@ def _predict(
     known = {name for function in (predict_serve, predict_latency) for name in keywords(function)}
     args = engine_args(case.engine, own=known)
     profile, remarks = find_gpu(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
-    resolved = load_model(case.model, weight_dtype=case.weight_dtype, revision=case.revision, refresh=case.refresh)
+    resolved = load_model(
+        case.model,
+        weight_dtype=case.weight_dtype,
+        revision=case.revision,
+        refresh=case.refresh,
+        timeout=case.timeout,
+    )
     version = version_for(case.engine_version, profile)
     local = fits_for(case.calibration)
     remarks = (*remarks, *local.notes)

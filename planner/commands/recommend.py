@@ -34,6 +34,7 @@ from planner.commands.options import (
     Refresh,
     Revision,
     Seed,
+    Timeout,
     TotalRate,
     Tpot,
     Ttft,
@@ -104,6 +105,7 @@ def recommend_plans(
     pick: Pick = 1,
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     **engine: Unpack[EngineFlags],
 ) -> Recommendation:
     """The best settings for each GPU, for a goal or for latency targets under a load.
@@ -139,7 +141,9 @@ def recommend_plans(
             "--price without targets and without a load: plans are then in the order of the goal, not of USD",
             hint="add a target such as --tpot 100, or --request-rate; or ask planner compare",
         )
-    resolved = load_model(defaults.MODEL if model is None else model, revision=revision, refresh=refresh)
+    resolved = load_model(
+        defaults.MODEL if model is None else model, revision=revision, refresh=refresh, timeout=timeout
+    )
     own_context = resolved.model.max_position_embeddings
     sent = workload_of(
         input_len=load.input_len, output_len=load.output_len, num_prompts=given.get("num_prompts", 1),
@@ -262,7 +266,7 @@ NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *LATENCIES)
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
-    unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False}
+    unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False, "timeout": None}
     found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
     for name, value in found.items():
         if name in COUNTS or name == "seed":

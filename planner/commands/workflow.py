@@ -7,7 +7,7 @@ from typing import Annotated
 
 from planner.commands.declare import Argument, Option, command
 from planner.commands.inputs import find_gpu, fits_for
-from planner.commands.options import LOAD, Calibration, EngineVersion, Force, Format, Refresh, Revision
+from planner.commands.options import LOAD, Calibration, EngineVersion, Force, Format, Refresh, Revision, Timeout
 
 LIST = "list"
 
@@ -38,6 +38,7 @@ def workflow(
     format: Format = "table",
     revision: Revision = None,
     refresh: Refresh = False,
+    timeout: Timeout | None = None,
     command_line: str,
 ) -> None:
     """Print the files of a workflow, or write them. Settings that do not fit are refused before that."""
@@ -72,6 +73,7 @@ def workflow(
         draft,
         revision=revision,
         refresh=refresh,
+        timeout_s=timeout,
         local=local,
     )
     files = plan_workflow(chosen, choice, command=command_line)

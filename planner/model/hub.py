@@ -1,4 +1,4 @@
-"""The only code that touches the network: it fetches the small files that describe a model, with huggingface_hub.
+"""Fetches the small files that describe a model; the only code beside ``hub_download`` that knows of a network.
 
 Three steps, from free to slow::
 
@@ -8,30 +8,31 @@ Three steps, from free to slow::
 
 The environment is read at each call: ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HUB_CACHE``, ``HF_HOME``,
 ``HF_HUB_ETAG_TIMEOUT``. The token (``HF_TOKEN``, or the one saved by ``hf auth login``) is read by huggingface_hub
-itself and does not pass through here. Functions import huggingface_hub themselves: most calls never need it.
+itself and does not pass through here. What touches the network runs in a process of its own
+(``planner.model.hub_download``), which ends when the time is over.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
-import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 
 from planner.errors import HubError, InputError
+from planner.model.hub_download import CONFIG, SIDECAR, Ask, environment_explained
 from planner.resources import write_then_rename
 
-CONFIG = "config.json"
-SIDECAR = "hf_quant_config.json"  #: where NVIDIA's modelopt checkpoints keep their quantisation
 DEFAULT_ENDPOINT = "https://huggingface.co"
-DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_ETAG_TIMEOUT_S = 10.0
+DEFAULT_TIMEOUT_S = 30.0  #: for all that is asked about one model
+#: Nothing but the files that were asked for: no list of agents for the sender's name, no second protocol for them.
+QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+GRACE_S = 2.0  #: that a process has to say by itself that the time is over
 
 # The hub's own rule: letters, digits, "-", "_" and "." inside, an organisation and a name.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_-])?"
@@ -46,7 +47,7 @@ class Settings:
     endpoint: str
     offline: bool
     cache_dir: Path | None  #: None leaves it to huggingface_hub
-    timeout_s: float
+    etag_timeout_s: float
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -59,20 +60,15 @@ class Settings:
         if not endpoint.startswith(("https://", "http://")):
             raise InputError("HF_ENDPOINT is not a web address", hint=f"unset it, or give it like {DEFAULT_ENDPOINT}")
         try:
-            timeout_s = float(env.get("HF_HUB_ETAG_TIMEOUT") or DEFAULT_TIMEOUT_S)
+            etag_timeout_s = float(env.get("HF_HUB_ETAG_TIMEOUT") or DEFAULT_ETAG_TIMEOUT_S)
         except ValueError as error:
             raise InputError("HF_HUB_ETAG_TIMEOUT is not a number", hint="give it in seconds: 10") from error
         return cls(
             endpoint=endpoint,
             offline=offline.upper() in {"1", "ON", "YES", "TRUE"},
             cache_dir=Path(cache_dir).expanduser() if cache_dir else None,
-            timeout_s=timeout_s,
+            etag_timeout_s=etag_timeout_s,
         )
-
-    @property
-    def host(self) -> str:
-        """The endpoint as it may be printed: without a user name and password."""
-        return urlsplit(self.endpoint).netloc.rpartition("@")[2] or "the hub"
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,8 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Snapshot | Non
     """What the local hub cache holds of a repository; None without its config.json. Never touches the network."""
     check_repo_id(repo_id)
     check_revision(revision)
-    from huggingface_hub import try_to_load_from_cache
+    with environment_explained():
+        from huggingface_hub import try_to_load_from_cache
 
     cache_dir = Settings.from_environment().cache_dir
     config, sidecar = (
@@ -127,11 +124,11 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Snapshot | Non
     return Snapshot(Path(config).parent, complete=sidecar is not None)
 
 
-def fetch_snapshot(repo_id: str, revision: str | None = None) -> Snapshot:
+def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Snapshot:
     """Fetch config.json and, where there is one, hf_quant_config.json into the local hub cache, even if they are there.
 
-    Raises HubError when the hub cannot be reached, refuses, or has no such repository, revision or config.json;
-    InputError for a malformed id.
+    Raises HubError when the hub cannot be reached, refuses, takes longer than ``timeout_s``, answers with more than a
+    model is described with, or has no such repository, revision or config.json; InputError for a malformed id.
     """
     check_repo_id(repo_id)
     check_revision(revision)
@@ -141,29 +138,12 @@ def fetch_snapshot(repo_id: str, revision: str | None = None) -> Snapshot:
             f"{repo_id} is not in the local hub cache, and HF_HUB_OFFLINE is set",
             hint="unset HF_HUB_OFFLINE, or give a folder with the model's config.json",
         )
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    def download(name: str, at: str | None) -> Path:
-        # force_download also keeps huggingface_hub from retrying for 20 s when there is no network
-        path = hf_hub_download(
-            repo_id, name, revision=at, endpoint=settings.endpoint, cache_dir=settings.cache_dir,
-            etag_timeout=settings.timeout_s, force_download=True,
-        )  # fmt: skip
-        return Path(path)
-
-    with _errors_explained(repo_id, revision, settings):
-        folder = download(CONFIG, revision).parent
-        try:
-            download(SIDECAR, folder.name)
-        except LocalEntryNotFoundError:
-            raise  # the hub could not be reached: whether there is a sidecar stays unknown
-        except EntryNotFoundError:
-            pass  # most repositories have none
-    return Snapshot(folder, complete=True)
+    return Snapshot(Path(_ask("snapshot", repo_id, revision, settings, timeout_s)), complete=True)
 
 
-def fetch_stored_bytes(repo_id: str, commit: str, *, network: bool = True) -> dict[str, int] | None:
+def fetch_stored_bytes(
+    repo_id: str, commit: str, *, network: bool = True, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> dict[str, int] | None:
     """Bytes of the tensors in the safetensors files of a commit, by dtype as in their headers (``BF16``, ``U8``).
 
     A commit never changes, so the answer is kept in the user's cache folder. None when it is not there and the hub
@@ -174,23 +154,44 @@ def fetch_stored_bytes(repo_id: str, commit: str, *, network: bool = True) -> di
     settings = Settings.from_environment()
     if known is not None or not network or settings.offline:
         return known
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
-
-    total: dict[str, int] = {}
-    with _errors_explained(repo_id, commit, settings):
-        try:
-            metadata = HfApi(endpoint=settings.endpoint).get_safetensors_metadata(repo_id, revision=commit)
-            for file in metadata.files_metadata.values():
-                for tensor in file.tensors.values():
-                    begin, end = tensor.data_offsets
-                    total[tensor.dtype] = total.get(tensor.dtype, 0) + end - begin
-        except NotASafetensorsRepoError:
-            return None
-        except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
-            raise SafetensorsParsingError from error  # an index or a header that is not what the format says
-    _remember(memo, total)
+    total: dict[str, int] | None = _ask("stored_bytes", repo_id, commit, settings, timeout_s)
+    if total is not None:
+        _remember(memo, total)
     return total
+
+
+def _ask(what: str, repo_id: str, revision: str | None, settings: Settings, timeout_s: float) -> Any:
+    """The answer of a process that asks the hub. Raises HubError as it says, or when it takes too long."""
+    cache_dir = str(settings.cache_dir) if settings.cache_dir else None
+    ask = Ask(what, repo_id, revision, settings.endpoint, cache_dir, settings.etag_timeout_s, timeout_s)
+    late = HubError(
+        f"{ask.host} took longer than {timeout_s:.3g} s to answer",
+        hint="give it more time with --timeout, or give a folder with the model's config.json",
+    )
+    if timeout_s <= 0:
+        raise late
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **QUIET}
+    env.pop("HF_HUB_ETAG_TIMEOUT", None)  # huggingface_hub takes whole seconds only, and is told in another way
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "planner.model.hub_download"],
+            input=json.dumps(asdict(ask)),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s + GRACE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise late from error
+    if done.returncode != 0:
+        raise RuntimeError(f"the process that asks the hub ended with status {done.returncode}: {done.stderr}")
+    said = json.loads(done.stdout)
+    if "late" in said:
+        raise late
+    if "cause" in said:
+        raise HubError(said["cause"], hint=said["hint"])
+    return said["answer"]
 
 
 def _memo_path(repo_id: str, commit: str) -> Path:
@@ -216,99 +217,3 @@ def _remember(memo: Path, total: dict[str, int]) -> None:
         write_then_rename(memo, json.dumps(total).encode())
     except OSError:
         return
-
-
-@contextmanager
-def _errors_explained(repo_id: str, revision: str | None, settings: Settings) -> Iterator[None]:
-    """Turn what huggingface_hub raises into a HubError."""
-    from huggingface_hub.errors import HfHubHTTPError, SafetensorsParsingError
-
-    # the bases are the HTTP library's own error and OSError: requests, httpx, ... by version of huggingface_hub
-    transport = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
-    expected: tuple[type[Exception], ...] = (*transport, OSError, ValueError, SafetensorsParsingError)
-    try:
-        with _quiet():
-            yield
-    except expected as error:
-        raise _explained(error, repo_id, revision, settings) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars for files of a few kB, and no log lines: our errors say the same."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    logger = logging.getLogger("huggingface_hub")
-    level, had_bars = logger.level, not are_progress_bars_disabled()
-    logger.setLevel(logging.CRITICAL)
-    if had_bars:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if had_bars:
-            enable_progress_bars()
-
-
-def _explained(error: Exception, repo_id: str, revision: str | None, settings: Settings) -> HubError:
-    """One cause and one hint for an error of huggingface_hub, whose own text runs over many lines."""
-    from huggingface_hub import errors
-
-    while isinstance(error, errors.LocalEntryNotFoundError | ValueError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # "not cached, and the request failed": the request says why
-    page = f"{settings.endpoint}/{repo_id}".replace(urlsplit(settings.endpoint).netloc, settings.host)
-    host, folder = settings.host, "give a folder with the model's config.json"
-    known: dict[type[Exception], tuple[str, str]] = {
-        errors.GatedRepoError: (
-            f"{repo_id} is gated, and {host} refused its files",
-            f"accept the licence at {page}, then set HF_TOKEN",
-        ),
-        errors.RepositoryNotFoundError: (
-            f"{host} has no repository {repo_id}, or it is private",
-            "check the spelling; for a private repository set HF_TOKEN",
-        ),
-        errors.RevisionNotFoundError: (
-            f"{repo_id} has no revision {revision!r}",
-            "give --revision a branch, a tag or a commit of that repository",
-        ),
-        errors.EntryNotFoundError: (
-            f"{repo_id} has no {CONFIG}",
-            "a repository of GGUF files or of an adapter describes no architecture: give the base model",
-        ),
-        errors.OfflineModeIsEnabled: (
-            f"{repo_id} is not in the local hub cache, and huggingface_hub is offline",
-            f"unset HF_HUB_OFFLINE, or {folder}",
-        ),
-        errors.SafetensorsParsingError: (
-            f"{repo_id}: its safetensors headers or index cannot be read",
-            "the repository is damaged: report it to its owner",
-        ),
-        errors.FileMetadataError: (
-            f"{host} does not answer like a Hugging Face hub",
-            "check HF_ENDPOINT, and whether a proxy or a login page stands in between",
-        ),
-    }
-    for kind, (cause, hint) in known.items():
-        if isinstance(error, kind):
-            return HubError(cause, hint=hint)
-    if isinstance(error, OSError) and error.filename:
-        return HubError(
-            f"the local hub cache cannot be used: {error.strerror} ({error.filename})",
-            hint="set HF_HOME to a folder that you may write",
-        )
-    return HubError(
-        f"{host}: {_transport_cause(error)}", hint=f"check the network, HF_ENDPOINT and HF_TOKEN; offline, {folder}"
-    )
-
-
-def _transport_cause(error: Exception) -> str:
-    """What went wrong on the way, in a few words and without the request, whose headers hold the token."""
-    response: Any = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
-    if status is not None:
-        return f"the hub answered with HTTP status {status}"
-    name = type(error).__name__
-    if "Timeout" in name:
-        return "no answer in time"
-    return f"could not be reached ({name})"

@@ -7,12 +7,14 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 from planner.errors import HubError, InputError, UnknownNameError
 from planner.model import hub
 from planner.model.architecture import Model
 from planner.model.catalog import find_entry, nearest_ids
+from planner.model.hub_download import CONFIG, SIDECAR
 
 Source = Literal["path", "catalog", "cache", "hub"]
 
@@ -42,12 +44,18 @@ class ResolvedModel:
 
 
 def resolve_model(
-    name: str, *, revision: str | None = None, refresh: bool = False, network: bool = True
+    name: str,
+    *,
+    revision: str | None = None,
+    refresh: bool = False,
+    network: bool = True,
+    timeout_s: float | None = None,
 ) -> ResolvedModel:
     """The model that ``name`` means: a folder with a config.json, such a file, or a hub id.
 
     Tried in this order: path, bundled catalog, local hub cache, the hub. The catalog holds facts of the main
-    revision, so ``revision`` skips it; ``refresh`` skips both it and the cache.
+    revision, so ``revision`` skips it; ``refresh`` skips both it and the cache. ``timeout_s`` is for all that
+    the hub is asked, by default ``hub.DEFAULT_TIMEOUT_S``.
 
     Raises InputError for a path without a readable config.json or a malformed name, UnsupportedModelError for an
     architecture or quantisation that is not understood, HubError when the hub is needed and cannot be had.
@@ -62,7 +70,8 @@ def resolve_model(
     if entry is None:
         _refuse_unless_hub_id(name, path)
     repo_id, notes = (entry.id, entry.renamed) if entry else (name, ())
-    return _from_hub(name, repo_id, revision, refresh, network, notes)
+    until_s = monotonic() + (hub.DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s) if network else 0.0
+    return _from_hub(name, repo_id, revision, refresh, until_s, notes)
 
 
 # --- paths -------------------------------------------------------------------------------------------------------
@@ -85,14 +94,14 @@ def _existing(name: str) -> Path | None:
 def _is_model(path: Path) -> bool:
     """Whether a path is a file, or a folder with a config.json. Raises InputError for a folder that is closed."""
     try:
-        return path.is_file() or (path / hub.CONFIG).is_file()
+        return path.is_file() or (path / CONFIG).is_file()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
 
 
 def _from_path(name: str, path: Path) -> ResolvedModel:
-    folder, config = (path, path / hub.CONFIG) if path.is_dir() else (path.parent, path)
-    beside = config.name == hub.CONFIG  # the files beside another name may belong to other models
+    folder, config = (path, path / CONFIG) if path.is_dir() else (path.parent, path)
+    beside = config.name == CONFIG  # the files beside another name may belong to other models
     model = _read_model(folder if beside else None, config, model_id=name)
     return ResolvedModel(name, str(path), model, "path", checkpoint=stored_bytes(folder) if beside else None)
 
@@ -129,7 +138,7 @@ def _read_model(folder: Path | None, config: Path, *, model_id: str) -> Model:
     """The model of a config.json and, beside it, hf_quant_config.json."""
     from planner.model.build import model_from_config
 
-    sidecar = folder / hub.SIDECAR if folder else None
+    sidecar = folder / SIDECAR if folder else None
     return model_from_config(
         read_json(config), model_id=model_id, sidecar=read_json(sidecar) if sidecar and sidecar.is_file() else None
     )
@@ -156,36 +165,40 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _from_hub(
-    name: str, repo_id: str, revision: str | None, refresh: bool, network: bool, notes: tuple[str, ...]
+    name: str, repo_id: str, revision: str | None, refresh: bool, until_s: float, notes: tuple[str, ...]
 ) -> ResolvedModel:
-    """The model of a hub id that the catalog does not answer for: from the local hub cache, else from the hub."""
+    """The model of a hub id that the catalog does not answer for: from the local hub cache, else from the hub.
+
+    ``until_s`` is when the hub has to have answered, on the clock of ``monotonic``; 0 leaves it in peace.
+    """
     cached = None if refresh else hub.cached_snapshot(repo_id, revision)
     if cached is not None and cached.complete:
-        return _from_snapshot(name, repo_id, cached, "cache", notes)
+        return _from_snapshot(name, repo_id, cached, "cache", notes, 0.0)
     try:
-        if not network:
+        if not until_s:
             raise HubError(
                 f"{repo_id} is neither in the bundled catalog nor in the local hub cache",
                 hint="allow the network, or give a folder with the model's config.json",
             )
-        fetched = hub.fetch_snapshot(repo_id, revision)
+        fetched = hub.fetch_snapshot(repo_id, revision, timeout_s=until_s - monotonic())
     except HubError as error:
         if cached is None:
             raise _with_nearest(error, name) from error
-        notes += (f"{hub.SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not known",)
-        return _from_snapshot(name, repo_id, cached, "cache", notes)
-    return _from_snapshot(name, repo_id, fetched, "hub", notes)
+        notes += (f"{SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not known",)
+        return _from_snapshot(name, repo_id, cached, "cache", notes, 0.0)
+    return _from_snapshot(name, repo_id, fetched, "hub", notes, until_s)
 
 
 def _from_snapshot(
-    name: str, repo_id: str, snapshot: hub.Snapshot, source: Source, notes: tuple[str, ...]
+    name: str, repo_id: str, snapshot: hub.Snapshot, source: Source, notes: tuple[str, ...], until_s: float
 ) -> ResolvedModel:
     folder = snapshot.folder
-    model = _read_model(folder, folder / hub.CONFIG, model_id=repo_id)
+    model = _read_model(folder, folder / CONFIG, model_id=repo_id)
     stored = stored_bytes(folder)
     if stored is None or stored.by_dtype is None:
         try:
-            by_dtype = hub.fetch_stored_bytes(repo_id, snapshot.commit, network=source == "hub")
+            left_s = until_s - monotonic()
+            by_dtype = hub.fetch_stored_bytes(repo_id, snapshot.commit, network=source == "hub", timeout_s=left_s)
             stored = StoredBytes(sum(by_dtype.values()), by_dtype) if by_dtype else stored
         except HubError as error:
             notes += (f"the stored bytes are not known: {error.cause}",)

@@ -1,10 +1,16 @@
 """The hub, against a server on loopback: what is fetched, what is kept, and how each refusal reads."""
 
+import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hub_server import COMMIT, HubServer, hub_environment, safetensors
@@ -13,6 +19,7 @@ from hypothesis import strategies as st
 
 from planner.errors import HubError, InputError
 from planner.model import hub
+from planner.model.hub_download import Ask, Guard
 
 
 @pytest.fixture
@@ -153,6 +160,163 @@ def test_a_slow_hub_times_out(server: HubServer, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.2")
     server.delay_s = 2.0
     with pytest.raises(HubError, match="no answer in time"):
+        hub.fetch_snapshot("org/model")
+
+
+def _only_get(handler: BaseHTTPRequestHandler, headers: str, body: Iterable[bytes]) -> None:
+    """The hub's headers for a HEAD; for a GET those of ``headers``, and ``body`` for as long as it is read."""
+    known = f'ETag: "{"0" * 40}"\r\nX-Repo-Commit: {COMMIT}\r\n'
+    if handler.command == "HEAD":
+        handler.wfile.write(f"HTTP/1.1 200 OK\r\n{known}Content-Length: 10\r\n\r\n".encode())
+        return
+    handler.wfile.write(f"HTTP/1.1 200 OK\r\n{known}{headers}\r\n".encode())
+    for chunk in body:
+        handler.wfile.write(chunk)
+        handler.wfile.flush()
+
+
+def _drip(text: bytes, every_s: float = 0.2) -> Iterator[bytes]:
+    for at in range(len(text)):
+        time.sleep(every_s)
+        yield text[at : at + 1]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1000]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ("", repeat(b" " * 2**16)),  # until the disk is full
+        ("Content-Length: 999999999999\r\n", [b"{}"]),
+        ("Content-Encoding: gzip\r\n", [gzip.compress(bytes(200_000_000))]),
+    ],
+)
+def test_an_endless_answer_is_cut_short(server: HubServer, tmp_path: Path, headers: str, body: Iterable[bytes]) -> None:
+    server.misbehave = lambda handler: _only_get(handler, headers, body)
+    with pytest.raises(HubError, match=r"more than 64 MB|compressed answers"):
+        hub.fetch_snapshot("org/model")
+    assert _files(tmp_path) == []
+
+
+def test_an_endless_header_of_weights_is_cut_short(server: HubServer, tmp_path: Path) -> None:
+    # a length of 2**62, as the safetensors format has it: little-endian, before the header
+    start = (2**62).to_bytes(8, "little")
+    server.misbehave = lambda handler: _only_get(handler, "", chain([start], repeat(b" " * 2**16)))
+    with pytest.raises(HubError, match="more than 100 MB"):
+        hub.fetch_stored_bytes("org/model", COMMIT)
+    assert _files(tmp_path) == []
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_an_answer_that_drips_has_a_deadline(server: HubServer, tmp_path: Path, method: str) -> None:
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        if handler.command == method:
+            for byte in _drip(b"HTTP/1.1 200 OK\r\nX-Padding: " + b"a" * 1000):
+                handler.wfile.write(byte)
+        else:
+            _only_get(handler, "Content-Length: 1000\r\n", _drip(b"{" * 1000))
+
+    server.misbehave = drip
+    began_s = time.monotonic()
+    with pytest.raises(HubError, match="took longer than 1 s to answer") as error:
+        hub.fetch_snapshot("org/model", timeout_s=1)
+    assert time.monotonic() - began_s < 1 + hub.GRACE_S + 1
+    assert "--timeout" in error.value.hint
+    assert [path for path in tmp_path.rglob("*") if "incomplete" in path.name] == []
+
+
+def test_headers_of_weights_that_drip_cost_the_answer_nothing_but_time(server: HubServer) -> None:
+    shards = {str(n): f"{n}.safetensors" for n in range(20)}
+    index = json.dumps({"metadata": {}, "weight_map": shards}).encode()
+    server.add("org/model", {"model.safetensors.index.json": index, **dict.fromkeys(shards.values(), b"")})
+    whole = server.repos["org/model"]
+
+    class Dripping(dict[str, bytes]):
+        def __getitem__(self, name: str) -> bytes:
+            if name.endswith(".safetensors"):
+                time.sleep(5)
+            return super().__getitem__(name)
+
+    server.repos["org/model"] = Dripping(whole)
+    began_s = time.monotonic()
+    with pytest.raises(HubError, match="took longer than 1 s"):
+        hub.fetch_stored_bytes("org/model", COMMIT, timeout_s=1)
+    assert time.monotonic() - began_s < 1 + hub.GRACE_S + 1
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_credential_follows_a_redirect_to_another_host(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch, method: str, status: int
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_quite_secret")
+    with HubServer() as other:
+        other.add("org/model", {"config.json": b"{}"})
+
+        def elsewhere(handler: BaseHTTPRequestHandler) -> None:
+            if handler.command == method:
+                handler.send_response(status)
+                handler.send_header("Location", other.endpoint + handler.path)
+                handler.send_header("Set-Cookie", "session=quite_secret")
+                handler.send_header("X-Repo-Commit", COMMIT)
+                handler.send_header("ETag", f'"{"0" * 40}"')
+                handler.end_headers()
+            else:
+                _only_get(handler, "Content-Length: 2\r\n", [b"{}"])
+
+        server.misbehave = elsewhere
+        with suppress(HubError):
+            hub.fetch_snapshot("org/model")
+        assert other.requests
+        assert other.tokens == {None}
+    assert server.tokens == {"Bearer hf_quite_secret"}
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/config.json", "javascript:alert(1)"])
+def test_a_redirect_leads_to_no_file(server: HubServer, tmp_path: Path, location: str) -> None:
+    def elsewhere(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        for name, value in {"Location": location, "X-Repo-Commit": COMMIT, "ETag": '"0"'}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+
+    server.misbehave = elsewhere
+    with pytest.raises(HubError):
+        hub.fetch_snapshot("org/model")
+    assert _files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://huggingface.co/a", True),
+        ("https://huggingface.co:443/a", True),
+        ("https://cdn-lfs.huggingface.co/a", False),
+        ("https://huggingface.co:8443/a", False),
+        ("https://huggingface.co.evil.org/a", False),
+        ("https://evil.org@huggingface.co/a", True),
+        ("https://huggingface.co@evil.org/a", False),
+    ],
+)
+def test_credentials_go_to_the_endpoint_alone(url: str, sent: bool) -> None:
+    ask = Ask("snapshot", "org/model", None, "https://huggingface.co", None, 1.0, 1.0)
+    request = SimpleNamespace(url=url, headers={"Authorization": "Bearer x", "Cookie": "y"})
+    Guard(ask).request(request)
+    assert ("Authorization" in request.headers, "Cookie" in request.headers) == (sent, sent)
+
+
+def test_https_is_not_left_for_http() -> None:
+    ask = Ask("snapshot", "org/model", None, "https://huggingface.co", None, 1.0, 1.0)
+    with pytest.raises(HubError, match="without https"):
+        Guard(ask).request(SimpleNamespace(url="http://huggingface.co/a", headers={}))
+
+
+def test_a_variable_that_the_library_cannot_read_is_named(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.add("org/model", {"config.json": b"{}"})
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "soon")
+    with pytest.raises(HubError, match=r"cannot read its variables: .*'soon'"):
         hub.fetch_snapshot("org/model")
 
 

@@ -48,7 +48,12 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> PartitionCompariso
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
         )
     version = parse_version(choice.engine_version) if choice.engine_version else default_version(whole)
-    resolved = resolve_model(choice.model or workflow.model, revision=choice.revision, refresh=choice.refresh)
+    resolved = resolve_model(
+        choice.model or workflow.model,
+        revision=choice.revision,
+        refresh=choice.refresh,
+        timeout_s=choice.timeout_s,
+    )
     load, fits = chosen_load(workflow, choice), choice.local
     question = Question(
         resolved.model, EngineArgs(), version=version, basis=Basis(fits.constants), calibration=fits.calibration

@@ -61,6 +61,7 @@ class Choice:
     draft: str | None = None  #: of the workflow that measures drafting
     revision: str | None = None
     refresh: bool = False
+    timeout_s: float | None = None  #: None: as the hub has it
     local: Local = SHIPPED  #: the fits that predict
 
     @property
@@ -115,7 +116,12 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
             f"{workflow.name} is not a workflow for {profile.name}",
             hint=f"it is for {' and '.join(workflow.platforms)}, such as --gpu {workflow.gpus[0]}",
         )
-    resolved = resolve_model(choice.model or workflow.model, revision=choice.revision, refresh=choice.refresh)
+    resolved = resolve_model(
+        choice.model or workflow.model,
+        revision=choice.revision,
+        refresh=choice.refresh,
+        timeout_s=choice.timeout_s,
+    )
     documented = profile.id in workflow.gpus and resolved.resolved in (workflow.model, *workflow.also)
     version = _version(workflow, profile, choice)
     build = _build(workflow, profile, version)
