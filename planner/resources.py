@@ -1,11 +1,16 @@
-"""Where data lies, and how a file is replaced.
+"""Where data lies, how a file that somebody names is read, and how one is replaced.
 
 Packaged data lies beside the package in a wheel, at the top level in a checkout. A user's own data lies in the folder
 that the platform has for it.
 """
 
+import errno
 import os
+import stat
 from pathlib import Path
+
+MOST_FILE_BYTES = 64 * 2**20  #: of a file that somebody names; the largest config.json takes 3 MB
+MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -29,6 +34,22 @@ def user_data_dir() -> Path:
     from platformdirs import user_data_path  # only runs that look at local fits need it
 
     return user_data_path("planner", appauthor=False)
+
+
+def check_file(path: Path, *, most_bytes: float) -> None:
+    """Raise OSError for what is no regular file, or is larger: a pipe keeps its reader waiting, a device never ends."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # of a folder open() says so itself
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if status.st_size > most_bytes:
+        large = f"it has {status.st_size:,} bytes, more than the {most_bytes:,.0f} that are read"
+        raise OSError(errno.EFBIG, large, str(path))
+
+
+def read_given(path: Path, *, most_bytes: int = MOST_FILE_BYTES, errors: str = "strict") -> str:
+    """The text of a file that somebody names. Raises OSError, also as ``check_file`` does, and UnicodeDecodeError."""
+    check_file(path, most_bytes=most_bytes)
+    return path.read_text(encoding="utf-8-sig", errors=errors)
 
 
 def write_then_rename(path: Path, content: bytes) -> None:

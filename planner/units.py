@@ -45,7 +45,12 @@ FACTORS: dict[str, float] = {
 
 
 def to_base(value: float, unit: str) -> float:
-    """Convert ``value`` in ``unit`` to the unit used inside. Raises KeyError for an unknown unit."""
+    """Convert ``value`` in ``unit`` to the unit used inside.
+
+    Raises KeyError for an unknown unit, TypeError for what is no number.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool):  # a text times a GB would be a long one
+        raise TypeError(f"{value!r} is not a number")
     return value * FACTORS[unit]
 
 

@@ -23,6 +23,7 @@ from planner.commands.options import (
 )
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
+from planner.resources import read_given
 
 if TYPE_CHECKING:
     from planner.commands.inputs import GpuName
@@ -143,7 +144,7 @@ def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None
     path = Path(line)
     script = path / "launch.sh" if path.is_dir() else path
     try:
-        text = script.read_text(encoding="utf-8")
+        text = read_given(script)
     except UnicodeDecodeError as error:
         raise InputError(f"{script} is no script: {error.reason}", hint="give a shell script") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

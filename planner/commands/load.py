@@ -113,6 +113,11 @@ def _of_trace(path: Path, slos: tuple[Slo, ...], *, optimistic: bool) -> AskedLo
 
     trace = read_trace(path)
     busiest = trace.busiest
+    if not defaults.LEAST_RATE <= trace.busiest_rate <= defaults.MOST_RATE:
+        raise InputError(
+            f"--trace {path}: its busiest stretch has {trace.busiest_rate:.3g} requests/s",
+            hint=f"plans are made for {defaults.LEAST_RATE:g} to {defaults.MOST_RATE:,.0f} requests/s",
+        )
     targets = Targets(
         slos,
         "rate",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError
+from planner.resources import read_given
 
 if TYPE_CHECKING:
     import typer
@@ -35,8 +36,8 @@ def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tables = tomllib.loads(read_given(path))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}", hint="fix the file, or move it away") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="make it readable, or move it away") from error

@@ -148,8 +148,10 @@ def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[Flag
     elif option in _KEYS and value.startswith("{"):
         try:
             config = json.loads(value)
-        except json.JSONDecodeError as error:
-            yield FlagProblem(flag, f"{value!r} is not JSON: {error}", "quote the keys, and the value for the shell")
+        except (ValueError, RecursionError) as error:
+            yield FlagProblem(
+                flag, f"{value[:80]!r} is not JSON: {error}", "quote the keys, and the value for the shell"
+            )
         else:
             yield from _check_keys(flag, config, _KEYS[option], version)
     elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):

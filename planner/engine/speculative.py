@@ -60,7 +60,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     """Read the JSON of ``--speculative-config``. Raises InputError for what is no such JSON, or not understood."""
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{FLAG} is not JSON: {text[:80]!r}", hint=_EXAMPLE) from error
     if not isinstance(given, dict):
         raise InputError(f"{FLAG} is not a JSON object: {text[:80]!r}", hint=_EXAMPLE)
@@ -92,7 +92,7 @@ def read_drafts(
     if drafts is not None and not isinstance(drafts, SpeculativeConfig):
         try:
             drafts = parse_speculative_config(drafts if isinstance(drafts, str) else json.dumps(drafts))
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{FLAG}: {error}", hint="give a mapping, or its JSON") from error
     if rates is None:
         return drafts

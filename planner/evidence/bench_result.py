@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
+from planner.resources import read_given
 
 #: Rates of one file agree with its totals to this share: one program computed them, and printed all digits.
 EXACT = 0.01
@@ -18,7 +19,7 @@ AGAIN = "measure again (in the folder of a plan: FORCE=1 ./benchmark.sh)"
 def read_text(path: Path) -> str:
     """The text of a file. Raises InputError where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_given(path)
     except OSError as error:
         raise InputError(
             f"{path}: {error.strerror}", hint="give a table of runs, a result of vllm bench, or a plan's folder"
@@ -33,7 +34,7 @@ def parse_result(path: Path, text: str) -> dict[str, Any]:
     """The object in the text of a result file. Raises InputError for anything else."""
     try:
         result = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is broken: {error}", hint=AGAIN) from error
     if not isinstance(result, dict):
         raise InputError(

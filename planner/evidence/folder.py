@@ -18,6 +18,7 @@ from planner.evidence.bench_result import AGAIN, check_complete, parse_result, r
 from planner.evidence.server_log import ServerLog, read_server_log
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, read_plan
+from planner.resources import MOST_LOG_BYTES, read_given
 
 #: Tokens that a prompt may gain or lose when random ids are turned into text and back.
 PROMPT_SLACK_TOK = 8
@@ -166,7 +167,7 @@ def _read_log(path: Path, plan: Plan) -> tuple[StartupLog | None, ServerLog | No
     where = f"{path.parent.name}/{path.name}"
     if not path.is_file():
         return None, None, (f"{where} does not exist: memory is not compared",)
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
     try:
         read_startup_log(text)
     except InputError as error:
@@ -260,6 +261,6 @@ def _shown_text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise InputError(f"{path} is larger than anything that the planner writes", hint="remove the file")
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="make it readable") from error

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.errors import InputError
+from planner.resources import MOST_FILE_BYTES, check_file
 from planner.units import MS
 from planner.workload import LATENCIES, METRICS, NAMED_DISTRIBUTIONS
 
@@ -95,6 +96,7 @@ def read_runs(path: Path) -> list[MeasuredRun]:
     Raises InputError for a file that is no table of runs.
     """
     try:
+        check_file(path, most_bytes=MOST_FILE_BYTES)
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_runs(path, csv.DictReader(file, strict=True)))
     except OSError as error:

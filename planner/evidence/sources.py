@@ -23,6 +23,7 @@ from planner.evidence.runs import MEASUREMENTS, MeasuredRun, check_run, read_run
 from planner.evidence.server_log import read_server_log
 from planner.evidence.validation import find_sweep_results
 from planner.planning import Plan, read_plan
+from planner.resources import MOST_LOG_BYTES, read_given
 
 #: A result's plan lies in one of so many folders above it.
 LEVELS_UP = 3
@@ -120,7 +121,9 @@ def _find_plan(path: Path) -> Plan | None:
                     hint="measure again with ./benchmark.sh, or move the result elsewhere and state what was run",
                 )
             log = folder / "logs" / "server.log"
-            said = read_server_log(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
+            said = (
+                read_server_log(read_given(log, most_bytes=MOST_LOG_BYTES, errors="replace")) if log.is_file() else None
+            )
             _refuse_another_engine(MeasuredPlan(folder, file, path.name, {}, log=said))
             return plan
     return None

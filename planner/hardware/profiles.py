@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from planner.errors import InputError, UnknownNameError
 from planner.hardware.profile import GpuProfile
-from planner.resources import data_dir
+from planner.resources import data_dir, read_given
 
 _ALIASES = "aliases.toml"
 _PARTITION = "\n[partition]\n"  #: the table that a partition's file has
@@ -74,13 +74,13 @@ def _shipped(profile_id: str) -> GpuProfile:
 
 def _read(path: Path, **extra: Any) -> GpuProfile:
     try:
-        facts = tomllib.loads(path.read_text("utf-8"))
+        facts = tomllib.loads(read_given(path))
         return GpuProfile.model_validate({"id": path.stem, **extra, **facts})
     except OSError as error:
         raise InputError(f"cannot read GPU profile {path}: {error.strerror}", hint="check the path") from error
     except ValidationError as error:
         raise InputError(f"{path}: {_first_cause(error)}", hint=_HINT) from error
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
         raise InputError(f"{path} is not valid TOML: {error}", hint=_HINT) from error
 
 

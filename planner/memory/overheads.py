@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from math import hypot, log2
+from math import hypot, isfinite, log2
 from typing import Any
 
 from planner.errors import InputError
@@ -162,21 +162,24 @@ def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: 
     try:
         return tuple(_read(name, entry, origin or where) for name, entries in table.items() for entry in entries)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{where} holds no memory constants: {error!r}", hint=hint) from error
+        raise InputError(f"{where} holds no memory constants: {repr(error)[:200]}", hint=hint) from error
 
 
 def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
     mid, low, high = (to_base(entry[key], entry["unit"]) for key in ("value", "low", "high"))
-    if not low <= mid <= high:
+    if not low <= mid <= high or not isfinite(high - low):
         raise ValueError(f"{name}: {low} <= {mid} <= {high} does not hold")
+    logs, where, note = entry["logs"], entry.get("where", {}), entry.get("note", "")
+    if not all(isinstance(text, str) for text in (note, *logs)) or not isinstance(where, dict):
+        raise TypeError(f"{name}: logs and note are texts, where is a table")
     return FittedConstant(
         name=name,
         interval=Interval(mid, low, high),
-        logs=tuple(entry["logs"]),
-        where=dict(entry.get("where", {})),
+        logs=tuple(logs),
+        where=where,
         since=_release(entry.get("since"), _ALWAYS),
         until=_release(entry.get("until"), _NEVER),
-        note=entry.get("note", ""),
+        note=note,
         origin=origin,
     )
 

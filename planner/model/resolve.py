@@ -6,6 +6,7 @@ import json
 import struct
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -15,11 +16,11 @@ from planner.model import hub
 from planner.model.architecture import Model
 from planner.model.catalog import find_entry, nearest_ids
 from planner.model.hub_download import CONFIG, SIDECAR
+from planner.resources import check_file, read_given
 
 Source = Literal["path", "catalog", "cache", "hub"]
 
 INDEX = "model.safetensors.index.json"
-MAX_JSON_BYTES = 64 * 2**20  #: the largest sidecars list every expert of every layer, in 3 MB
 MAX_HEADER_BYTES = 100_000_000  #: the limit of the safetensors format itself
 
 
@@ -147,10 +148,7 @@ def _read_model(folder: Path | None, config: Path, *, model_id: str) -> Model:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises InputError when it cannot be read, is too large, or is something else."""
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise InputError(f"{path}: too large for a config.json ({size:,} bytes)", hint="give the model's own file")
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_given(path))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="check the path and its permissions") from error
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, endless digits or nesting
@@ -245,6 +243,7 @@ def _index(folder: Path) -> tuple[set[str], int | None]:
 def _header_bytes(path: Path) -> dict[str, int] | None:
     """Bytes by dtype of one file: an 8-byte little-endian length, then a JSON header with each tensor's offsets."""
     try:
+        check_file(path, most_bytes=inf)
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, MAX_HEADER_BYTES)))
@@ -253,6 +252,6 @@ def _header_bytes(path: Path) -> dict[str, int] | None:
             if name != "__metadata__":
                 begin, end = tensor["data_offsets"]
                 by_dtype[str(tensor["dtype"])] += end - begin
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return dict(by_dtype)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError
 from planner.memory import Constants, FittedConstant, parse_constants, shipped
-from planner.resources import user_data_dir, write_then_rename
+from planner.resources import read_given, user_data_dir, write_then_rename
 from planner.units import FACTORS
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ def _is_there(path: Path) -> bool:
 def read_local(path: Path) -> Local:
     """The content of a file. Raises InputError naming what is wrong with it."""
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = tomllib.loads(read_given(path))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint=_HINT) from error
-    except ValueError as error:  # not TOML, not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
         raise InputError(f"{path} is not TOML: {error}", hint=_HINT) from error
     from planner.timing import parse_local
 

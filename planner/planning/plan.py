@@ -13,11 +13,12 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from planner.errors import InputError
 from planner.planning.defaults import Goal
-from planner.workload import Latency, Slo, Workload, parse_percentile
+from planner.resources import read_given
+from planner.workload import LATENCIES, Latency, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
 
@@ -63,6 +64,15 @@ class PlannedTarget(_Record):
     predicted_ms: float
     expected_ms: float  #: at the end of the interval that has to keep the limit
     met: bool
+
+    @field_validator("metric")
+    @classmethod
+    def _is_metric(cls, name: str) -> str:
+        statistic, _, rest = name.partition("_")
+        parse_percentile(statistic)
+        if rest not in {f"{latency}_ms" for latency in LATENCIES}:
+            raise ValueError(f"{name} is no metric")
+        return name
 
     @property
     def slo(self) -> Slo:
@@ -216,7 +226,7 @@ def read_plan(directory: Path) -> PlanFile:
     """
     path = directory / "plan.json"
     try:
-        return PlanFile.from_json(path.read_text(encoding="utf-8"))
+        return PlanFile.from_json(read_given(path))
     except FileNotFoundError as error:
         below = sorted(p.parent.name for p in directory.glob("*/plan.json")) if directory.is_dir() else []
         hint = f"give one of the folders in it: {', '.join(below)}" if below else "give the folder that -o named"

@@ -41,6 +41,11 @@ NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
 CONVERSATION_MIN_TOK = 4
 
 
+MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
+MOST_REQUESTS = 1_000_000  #: of one replay; percentiles stopped changing long before
+MOST_IN_FLIGHT = MOST_REQUESTS // 5  #: a closed loop sends several requests for each place
+
+
 @dataclass(frozen=True, slots=True)
 class Requests:
     """What the client sends, in order: tokens and arrival times. Arrays of shape (num_prompts,)."""
@@ -99,9 +104,11 @@ class Workload:
         for name in ("input_len", "output_len", "num_prompts"):
             flag, value = "--" + name.replace("_", "-"), getattr(self, name)
             _require(value >= 1, f"{flag} must be at least 1, got {value}", f"give {flag} a positive number")
+            most = MOST_REQUESTS if name == "num_prompts" else MOST_TOK
+            _require(value <= most, f"{flag} must be at most {most:,}, got {value:,}", "check its unit")
         _require(
-            self.max_concurrency is None or self.max_concurrency >= 1,
-            f"--max-concurrency must be at least 1, got {self.max_concurrency}",
+            self.max_concurrency is None or 1 <= self.max_concurrency <= MOST_IN_FLIGHT,
+            f"--max-concurrency must be from 1 to {MOST_IN_FLIGHT:,}, got {self.max_concurrency}",
             "leave it out for an open loop",
         )
         _require(

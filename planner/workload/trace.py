@@ -22,24 +22,27 @@ import csv
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from heapq import heappop, heappush
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from planner.errors import InputError
-from planner.workload.requests import Requests
+from planner.resources import check_file
+from planner.workload.requests import MOST_TOK, Requests
 
 STRETCH = 20_000  #: requests in a row that are kept
 REORDERED = 65_536  #: rows of the sorting buffer; a row that is out of order by more is refused
 #: A gap is a pause, and gets a note, when it is this many times the mean gap and at least this long.
 PAUSE, PAUSE_S = 100, 60.0
 LEAST_STRETCH = 200  #: requests between two pauses that are enough for a 99th percentile
-MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
+MOST_LINE_BYTES = 2**20
+LONGEST_S = 10 * 365 * 86_400.0  #: from the first request to the last; more is taken for a mistake
 
 _HINT = "columns: arrival_s,input_len,output_len, as CSV with a heading or as JSON objects line by line"
 
@@ -96,6 +99,7 @@ class Trace:
         return round(min(max(1 / variation**2, 0.01), 100.0), 3) if variation > 0 else 100.0
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: One request while it passes through: arrival in s, line number, tokens of the prompt, of the answer.
 _Row = tuple[float, int, int, int]
 
@@ -104,6 +108,7 @@ def read_trace(path: Path) -> Trace:
     """Read a file in one pass. Raises InputError, with the line number, for anything that is not a trace."""
     digest = hashlib.sha256()
     try:
+        check_file(path, most_bytes=inf)
         with path.open("rb") as file:
             seen = _Summary()
             for row in _in_order(_rows(_lines(file, digest, str(path)), str(path)), seen, str(path)):
@@ -113,9 +118,12 @@ def read_trace(path: Path) -> Trace:
     return seen.trace(str(path), digest.hexdigest())
 
 
-def _lines(file: Iterable[bytes], digest: Any, path: str) -> Iterator[str]:
-    for number, line in enumerate(file, 1):
+def _lines(file: BinaryIO, digest: Any, path: str) -> Iterator[str]:
+    for number, line in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), 1):
         digest.update(line)
+        if len(line) == MOST_LINE_BYTES or b"\r" in line.rstrip(b"\r\n"):
+            cause = "is too long, or ends without a line feed"
+            raise InputError(f"--trace {path}: line {number} {cause}", hint="end each line with a line feed (LF)")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -200,7 +208,7 @@ def _arrival_s(form: TraceFormat, value: Any, where: str) -> float:
         moment = datetime.fromisoformat(str(value).strip()[:26])  # to the microsecond
     except ValueError as error:
         raise InputError(f"{where}: {form.arrival} {str(value)[:40]!r} is no date and time", hint=_HINT) from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH).total_seconds()
 
 
 def _number(value: Any, where: str) -> float:
@@ -287,6 +295,11 @@ class _Summary:
             count = {0: "no request", 1: "a single request"}.get(self.rows, f"{self.rows:,} requests at one moment")
             raise InputError(
                 f"--trace {path}: {count}, which makes no rate", hint="give requests that arrive one after the other"
+            )
+        if self.last_s - self.first_s > LONGEST_S:
+            raise InputError(
+                f"--trace {path}: its requests arrive over {self.last_s - self.first_s:,.4g} s, more than ten years",
+                hint="check the unit of the arrivals",
             )
         columns = np.array([(arrival_s - rows[0][0], *lengths) for arrival_s, _, *lengths in rows])
         busiest = Requests(columns[:, 1].astype(np.int64), columns[:, 2].astype(np.int64), columns[:, 0])

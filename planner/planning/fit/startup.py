@@ -33,6 +33,7 @@ from planner.planning.calibration import local_path, save
 from planner.planning.deployment import resolve_deployment
 from planner.planning.fit.answer import fit_model
 from planner.planning.fit.result import FitResult, LogLine
+from planner.resources import MOST_LOG_BYTES, read_given
 from planner.units import GIB, format_bytes
 
 #: Settings that a log and a question must agree on.
@@ -94,7 +95,7 @@ def fit_with_log(
 def _read_log(path: Path, names: tuple[str, ...]) -> StartupLog:
     """``names`` are what the model of the log goes by."""
     try:
-        return read_startup_log(path.read_text(encoding="utf-8", errors="replace"), model=names)
+        return read_startup_log(read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace"), model=names)
     except OSError as error:
         raise InputError(f"--startup-log {path}: {error.strerror}", hint="give the output of vllm serve") from error
 
