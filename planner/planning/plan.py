@@ -11,14 +11,14 @@ import json
 from collections.abc import Iterator
 from math import inf, isinf
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.errors import InputError
 from planner.planning.defaults import Goal
 from planner.resources import read_given
-from planner.workload import LATENCIES, Latency, Slo, Workload, parse_percentile
+from planner.workload import Latency, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
 
@@ -65,14 +65,13 @@ class PlannedTarget(_Record):
     expected_ms: float  #: at the end of the interval that has to keep the limit
     met: bool
 
-    @field_validator("metric")
-    @classmethod
-    def _is_metric(cls, name: str) -> str:
-        statistic, _, rest = name.partition("_")
-        parse_percentile(statistic)
-        if rest not in {f"{latency}_ms" for latency in LATENCIES}:
-            raise ValueError(f"{name} is no metric")
-        return name
+    @model_validator(mode="after")
+    def _is_target(self) -> Self:
+        try:
+            str(self.slo)
+        except InputError as error:
+            raise ValueError(error.cause) from error
+        return self
 
     @property
     def slo(self) -> Slo:
@@ -250,6 +249,8 @@ def _in_words(error: ValidationError) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"] if part != "plan") or "it"
     kind = first["type"]
+    if kind == "value_error":
+        return f"{name}: {first['msg'].removeprefix('Value error, ')}"
     if kind == "missing":
         return f"{name} is missing"
     if kind == "extra_forbidden":
