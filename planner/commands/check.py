@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from planner.commands.declare import Argument, Option, command
-from planner.commands.inputs import check_count, draft_of, find_gpu, fits_for, load_model, typed, version_for
+from planner.commands.inputs import (
+    check_count,
+    draft_of,
+    find_gpu,
+    fits_for,
+    load_model,
+    typed,
+    version_for,
+)
 from planner.commands.options import (
     LOAD,
     Calibration,
@@ -27,9 +36,10 @@ from planner.resources import read_given
 
 if TYPE_CHECKING:
     from planner.commands.inputs import GpuName
-    from planner.engine import Found
+    from planner.engine import Found, Launch, ServeLine
+    from planner.hardware import GpuProfile
     from planner.output import CheckAnswer
-    from planner.planning import Plan
+    from planner.planning import LineRequest, LineVerdict, Local, Plan
 
 
 def _line_of(words: list[str]) -> str | list[str]:
@@ -47,7 +57,8 @@ Line = Annotated[
         kind=list[str],
         read=_line_of,
         metavar="LINE",
-        help="-- vllm serve MODEL ...; or a script with such a line, the folder of a plan, '-' for stdin.",
+        help="-- vllm serve MODEL ... (or vllm bench ...); or a script, compose file or manifest with such a line, the "
+        "folder of a plan, '-' for stdin.",
     ),
 ]
 OneGpu = Annotated[
@@ -57,6 +68,10 @@ OneGpu = Annotated[
 AsModel = Annotated[str, Option(metavar="MODEL", help="Model that a path in the line stands for.")]
 InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight. Default: as many as run at once.")]
 NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
+Given = Annotated[
+    "Mapping[str, str] | Sequence[str]",
+    Option("--set", kind=list[str], metavar="NAME=VALUE", help="A variable of the script, as a run would have it."),
+]
 Goal = Annotated[defaults.Goal, Option(help="What a better plan is better at.")]
 Gpus = Annotated[int, Option(min=1, help="GPUs that a better plan may use. Default: as many as the line.")]
 
@@ -73,6 +88,7 @@ def check_command(
     *,
     engine_version: EngineVersion = None,
     as_model: AsModel | None = None,
+    variables: Given = (),
     input_len: RandomInputLen | None = None,
     output_len: RandomOutputLen | None = None,
     max_concurrency: InFlight | None = None,
@@ -86,43 +102,93 @@ def check_command(
 ) -> CheckAnswer:
     """Whether a ``vllm serve`` line starts on GPUs of this kind, what it delivers, and what delivers more.
 
-    ``line`` is the command or the text of a script with it; its words; or the path of a script or of a plan's folder,
-    whose plan then says the GPU and the load where nothing else does. ``as_model`` is what a path in the line stands
-    for. Lengths are tokens; where no load is given it is 1024 in and out, and as many requests as run at once.
-    ``goal`` is what a better plan is better at, ``gpus`` how many it may use (as many as the line).
+    ``line`` is the command or the text of a script with it; its words; or the path of a script, of a compose file, of a
+    manifest of Kubernetes, or of a plan's folder, whose plan then says the GPU and the load where nothing else does. A
+    client beside the server (``vllm bench serve``) says the load; ``vllm bench latency`` and ``throughput`` are judged
+    as engines of their own. Where a script has branches that its GPU or ``variables`` do not decide, each is judged:
+    ``answer.branches``. ``as_model`` is what a path in the line stands for. Lengths are tokens; where no load is given
+    it is 1024 in and out, and as many requests as run at once. ``goal`` is what a better plan is better at, ``gpus``
+    how many it may use (as many as the line).
 
-    ``answer.ok`` is whether it starts, ``answer.record`` has the rest. Raises InputError where there is no such line,
-    or several that differ, and for a load that its context does not hold.
+    ``answer.ok`` is whether it starts, in every branch; ``answer.record`` has the rest. Raises InputError where there
+    is no such line, or several that differ, and for a load that its context does not hold.
     """
-    from planner.engine import read_line
     from planner.output import CheckAnswer
-    from planner.planning import LineRequest, check_line
+    from planner.planning import LineRequest
 
     if goal not in get_args(defaults.Goal):
         raise UnknownNameError("goal", str(goal), get_args(defaults.Goal), see="planner check --help")
     load = {"input_len": input_len, "output_len": output_len, "max_concurrency": max_concurrency}
     for name, value in {**load, "num_prompts": num_prompts, "gpus": gpus}.items():
         check_count(name, value)
-    found, plan = _read(line)
+    if as_model is not None:
+        typed("as_model", as_model, str)
+    text, plan = _text_of(line)
     wanted = gpu or (plan.gpu if plan else None)
     if wanted is None:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
     profile, remarks = find_gpu(wanted)
-    version = version_for(engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None), profile)
-    read = read_line(found.argv, version, env=found.env, platform=profile.platform)
-    model = typed("as_model", as_model, str) if as_model is not None else read.model
-    if model is None:
-        raise InputError("the line names no model", hint="write it behind vllm serve")
-    if "$" in model:
-        raise InputError(f"the model is {model}, which the script does not set", hint="name it with --as-model")
-    name, renamed = _on_the_hub(model)
-    resolved = load_model(name, revision=revision, refresh=refresh, timeout=timeout)
+    version = engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None)
     asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
-    local = fits_for(calibration)
     if plan:
         asked = asked.as_planned(plan)
-    answer = check_line(read, resolved, profile, version, asked, local, draft_of(read.args))
-    return CheckAnswer(answer, (*remarks, *renamed, *local.notes))
+    judge = _Judge(profile, version, as_model, asked, fits_for(calibration), revision, refresh, timeout)
+    judged = tuple((launch.when, judge.verdict(launch)) for launch in _launches(text, profile, variables))
+    remarks = (*remarks, *judge.remarks, *judge.local.notes)
+    return CheckAnswer(judged[0][1], tuple(dict.fromkeys(remarks)), judged if len(judged) > 1 else ())
+
+
+@dataclass
+class _Judge:
+    """What is asked of each line."""
+
+    profile: GpuProfile
+    version: str | None
+    as_model: str | None
+    asked: LineRequest
+    local: Local
+    revision: str | None
+    refresh: bool
+    timeout: float | None
+    remarks: tuple[str, ...] = ()
+
+    def verdict(self, launch: Launch) -> LineVerdict:
+        """One engine with the client beside it. A client alone is judged with the server that its model has."""
+        from planner.engine import Found
+        from planner.planning import check_line, client_request
+
+        version = version_for(self.version, self.profile)
+        clients = [self._read(client) for client in launch.clients]
+        server = launch.server
+        if server is None:
+            server = Found(("vllm", "serve", *filter(None, [clients[0].model])), {})
+            self.remarks += ("there is no server in this: its client is judged with vllm serve and vLLM's defaults",)
+        read = self._read(server)
+        asked = self.asked
+        if clients:
+            asked = client_request(asked, clients[0], version)
+            problems = tuple(problem for client in clients for problem in client.problems)
+            read = replace(read, problems=(*read.problems, *problems))
+        if len(clients) > 1:
+            self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
+        resolved = load_model(self._model(read), revision=self.revision, refresh=self.refresh, timeout=self.timeout)
+        return check_line(read, resolved, self.profile, version, asked, self.local, draft_of(read.args))
+
+    def _read(self, found: Found) -> ServeLine:
+        from planner.engine import read_line
+
+        version = version_for(self.version, self.profile)
+        return read_line(found.argv, version, env=found.env, platform=self.profile.platform)
+
+    def _model(self, read: ServeLine) -> str:
+        model = self.as_model or read.model
+        if model is None:
+            raise InputError("the line names no model", hint="write it behind vllm serve")
+        if "$" in model:
+            raise InputError(f"the model is {model}, which the script does not set", hint="name it with --as-model")
+        name, renamed = _on_the_hub(model)
+        self.remarks += renamed
+        return name
 
 
 def _on_the_hub(model: str) -> tuple[str, tuple[str, ...]]:
@@ -133,14 +199,34 @@ def _on_the_hub(model: str) -> tuple[str, tuple[str, ...]]:
     return name, (f"vLLM takes {model} for a folder and does not start where there is none; {name} is judged here",)
 
 
-def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None]:
-    """The command, and the plan beside it where it is a file of a plan's folder."""
-    from planner.engine import find_command
+def _launches(
+    text: str | list[str], profile: GpuProfile, variables: Mapping[str, str] | Sequence[str]
+) -> tuple[Launch, ...]:
+    """What is to be judged, of a script, a YAML file or words."""
+    from planner.engine import find_launches, read_manifest
 
+    pairs = (
+        variables.items() if isinstance(variables, Mapping) else [str(word).partition("=")[::2] for word in variables]
+    )
+    given = {str(name): str(value) for name, value in pairs}
+    for name in given:
+        if not name.isidentifier():
+            raise InputError(f"--set {name}: this is no variable", hint="write --set NAME=VALUE")
+    if isinstance(text, str) and _MANIFEST.search(text):
+        return read_manifest(text, gpu=profile, given=given)
+    return find_launches(text, gpu=profile, given=given)
+
+
+#: The keys that compose files and manifests begin lines with, and scripts do not.
+_MANIFEST = re.compile(r"^(?:services|apiVersion|kind)\s*:", re.MULTILINE)
+
+
+def _text_of(line: str | PathLike[str] | Sequence[str]) -> tuple[str | list[str], Plan | None]:
+    """The script or the words, and the plan beside it where it is a file of a plan's folder."""
     if not isinstance(line, str | PathLike):
-        return find_command(list(line)), None
+        return list(line), None
     if isinstance(line, str) and (" " in line.strip() or "\n" in line) and not _is_there(line):
-        return find_command(line), None  # the text itself
+        return line, None  # the text itself
     path = Path(line)
     script = path / "launch.sh" if path.is_dir() else path
     try:
@@ -150,7 +236,7 @@ def _read(line: str | PathLike[str] | Sequence[str]) -> tuple[Found, Plan | None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         cause = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{script}: {cause}", hint="give a script, or a folder with a launch.sh") from error
-    return find_command(text), _plan_beside(script)
+    return text, _plan_beside(script)
 
 
 def _is_there(text: str) -> bool:

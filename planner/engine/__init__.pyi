@@ -48,8 +48,10 @@ from .command import bench_latency_argv as bench_latency_argv
 from .command import bench_serve_argv as bench_serve_argv
 from .command import bench_throughput_argv as bench_throughput_argv
 from .command import serve_argv as serve_argv
-from .shell import Found as Found
-from .shell import find_command as find_command
+from .found import Found as Found
+from .shell import Launch as Launch
+from .shell import find_launches as find_launches
+from .manifests import read_manifest as read_manifest
 from .parse import FlagProblem as FlagProblem
 from .parse import ServeLine as ServeLine
 from .parse import read_line as read_line

@@ -32,12 +32,13 @@ from planner.engine.flags import (
     takes_value,
     value_status,
 )
+from planner.engine.found import OFFLINE, split_command
 from planner.engine.generation import needs_v0, pipelines_on_v1
 from planner.engine.settings import CPU_KVCACHE_SPACE, NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
-from planner.engine.shell import API_SERVER
 from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
+from planner.workload import Workload
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -53,6 +54,21 @@ _KEYS: dict[str, Values] = {
     "--compilation-config": "compilation_config",
     "--speculative-config": "speculative_config",
 }
+#: Options of the benchmarks that say the load, by the names of ``Workload``; one batch of latency is ``num_prompts``.
+_LOAD = {
+    "--input-len": "input_len", "--random-input-len": "input_len", "--output-len": "output_len",
+    "--random-output-len": "output_len", "--num-prompts": "num_prompts", "--batch-size": "num_prompts",
+    "--max-concurrency": "max_concurrency", "--request-rate": "request_rate", "--burstiness": "burstiness",
+    "--random-range-ratio": "range_ratio", "--random-prefix-len": "prefix_len", "--prefix-len": "prefix_len",
+    "--seed": "seed",
+}  # fmt: skip
+_FRACTIONS = ("request_rate", "burstiness", "range_ratio")
+#: How each command is written.
+_SPELLED: dict[VllmCommand, list[str]] = {
+    command: [command] if command.endswith(".py") else ["vllm", *command.split()] for command in get_args(VllmCommand)
+}
+#: Variables with a choice of values: envs.py and quick_all_reduce.py, and AMD's document of 0.9.1.
+_ENV_VALUES = {"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": ("FP", "INT8", "INT6", "INT4", "NONE")}
 _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 #: Options that take a list: every word up to the next option.
 _LISTS = frozenset(
@@ -87,8 +103,8 @@ def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform:
     words = list(argv)
     problems = []
     while words and _ASSIGNMENT.fullmatch(words[0]):
-        name = words.pop(0).split("=", 1)[0]
-        problems += check_env(name, version, platform=platform)
+        name, _, value = words.pop(0).partition("=")
+        problems += check_env(name, version, platform=platform, value=value)
     command, rest = split_command(words)
     if command is None:
         return problems
@@ -99,24 +115,15 @@ def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform:
     return [*problems, *_check_options(rest, command, version)]
 
 
-def check_env(name: str, version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
-    """The problem of a variable that ``version`` does not read. It has no effect, so it is never fatal."""
+def check_env(name: str, version: EngineVersion, *, platform: str = "", value: str = "") -> list[FlagProblem]:
+    """The problem of a variable: one that ``version`` does not read has no effect, a value that is none stops it."""
     status = env_status(version, name, platform=platform)
-    return [] if status else [FlagProblem(name, str(status), status.hint, fatal=False)]
-
-
-def split_command(words: Sequence[str]) -> tuple[VllmCommand | None, list[str]]:
-    """The vLLM command that a list of words runs, and its arguments; None for another program."""
-    for index, word in enumerate(words):
-        name = word.rsplit("/", 1)[-1]
-        if name in get_args(VllmCommand):
-            return name, list(words[index + 1 :])  # type: ignore[return-value]
-        if name == "vllm":
-            rest = list(words[index + 1 :])
-            length = 2 if rest[:1] == ["bench"] else 1
-            found = " ".join(rest[:length])
-            return (found, rest[length:]) if found in get_args(VllmCommand) else (None, [])  # type: ignore[return-value]
-    return None, []
+    if not status:
+        return [FlagProblem(name, str(status), status.hint, fatal=False)]
+    known = _ENV_VALUES.get(name)
+    if known and value and value.upper() not in known:
+        return [FlagProblem(f"{name}={value}", f"is none of {', '.join(known)}", f"use one of: {', '.join(known)}")]
+    return []
 
 
 def _check_options(words: list[str], command: VllmCommand, version: EngineVersion) -> Iterator[FlagProblem]:
@@ -175,7 +182,7 @@ def _missing(word: str, status: Status) -> Iterator[FlagProblem]:
 
 @dataclass(frozen=True, slots=True)
 class ServeLine:
-    """What a line asks for, and what its version does not take."""
+    """What a line asks for, and what its version does not take: of the server, or of a benchmark."""
 
     model: str | None  #: hub id or path; None: the line names none
     args: EngineArgs
@@ -186,6 +193,9 @@ class ServeLine:
     only_v0: tuple[str, ...] = ()  #: words that the V1 engine does not serve
     env: Mapping[str, str] = field(default_factory=dict)  #: variables that are set for the command
     pipelines_on_v1: bool = False  #: its executor runs a pipeline on V1, where the default one needs V0
+    command: VllmCommand = "serve"
+    load: Mapping[str, float] = field(default_factory=dict)  #: what a benchmark's line says of its load
+    others: Mapping[str, str] = field(default_factory=dict)  #: options that are neither settings nor load, with values
 
     @property
     def use_v1(self) -> str | None:
@@ -197,25 +207,51 @@ class ServeLine:
         """Whether the parser stops with an error."""
         return any(problem.fatal for problem in self.problems)
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether it is a benchmark with an engine of its own."""
+        return self.command in OFFLINE
+
+    def workload(self, version: EngineVersion) -> Workload:
+        """The load that a benchmark's line sends; what it leaves out has the benchmark's own defaults.
+
+        Raises InputError for a load that no benchmark sends.
+        """
+        latency = "latency" in self.command
+        taken = {"input_len": 32, "output_len": 128, "num_prompts": 8} if latency else {
+            "input_len": 1024, "output_len": 128, "num_prompts": 1000
+        }  # fmt: skip
+        said: dict[str, Any] = {
+            name: value if value != value or name in _FRACTIONS else int(value) for name, value in self.load.items()
+        }
+        # what the ratio means, as ``bench_serve_argv`` writes it
+        symmetric = version.release >= ((0, 9, 1) if self.command == "bench serve" else (0, 8, 4))
+        if "range_ratio" in said and not symmetric:
+            said["length_distribution"] = "below"
+        return Workload(**{**taken, **said})
+
 
 def read_line(
     argv: Sequence[str], version: EngineVersion, *, env: Mapping[str, str] | None = None, platform: str = ""
 ) -> ServeLine:
-    """The settings of a server's command line under ``version``.
+    """The settings of a command line of vLLM under ``version``: its server, or one of its benchmarks.
 
-    Raises InputError for a command that is not vLLM's server, and for ``--config``, whose file is not read.
+    Raises InputError for any other command, and for ``--config``, whose file is not read.
     """
-    words = _arguments(argv)
-    reader = _LineReader(version)
+    command, words = split_command(argv)
+    if command is None:
+        raise InputError("this is not a vllm serve command", hint="write: planner check -- vllm serve MODEL [options]")
+    reader = _LineReader(version, command)
     reader.read(words)
+    reader.combine()
     environment = dict(env or {})
     if environment.get(CPU_KVCACHE_SPACE) and platform in ("", "cpu"):
         reader.set(CPU_KVCACHE_SPACE, [environment[CPU_KVCACHE_SPACE]])
-    canonical = ["vllm", "serve", *reader.canonical]
     seen = {problem.word for problem in reader.problems}
-    problems = [p for p in find_flag_problems(canonical, version, platform=platform) if p.word not in seen]
-    for name in environment:
-        problems += check_env(name, version, platform=platform)
+    judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
+    problems = [problem for problem in judged if problem.word not in seen]
+    for name, value in environment.items():
+        problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(
         model=reader.positional or reader.named,
         args=EngineArgs(**reader.settings),
@@ -226,6 +262,9 @@ def read_line(
         only_v0=needs_v0(reader.options, environment, version),
         env=environment,
         pipelines_on_v1=pipelines_on_v1(reader.options, version),
+        command=command,
+        load=reader.load,
+        others=reader.others,
     )
 
 
@@ -236,22 +275,15 @@ def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
     return replace(problem, hint=f"{problem.hint}, from {since} on; leave it out until then") if since else problem
 
 
-def _arguments(argv: Sequence[str]) -> list[str]:
-    words = list(argv)
-    for at, word in enumerate(words):
-        if word.rsplit("/", 1)[-1] == "vllm" and words[at + 1 : at + 2] == ["serve"]:
-            return words[at + 2 :]
-        if word == API_SERVER:
-            return words[at + 1 :]
-    raise InputError("this is not a vllm serve command", hint="write: planner check -- vllm serve MODEL [options]")
-
-
 class _LineReader:
     """Reads the words from left to right, as argparse does."""
 
-    def __init__(self, version: EngineVersion) -> None:
+    def __init__(self, version: EngineVersion, command: VllmCommand) -> None:
         self.version = version
-        self.known = known_flags(version, "serve")
+        self.command = command
+        self.known = known_flags(version, command)
+        self.load: dict[str, float] = {}
+        self.others: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
         self.positional: str | None = None
         self.named: str | None = None  #: by --model, which a positional one overrules
@@ -267,11 +299,12 @@ class _LineReader:
         while at < len(words):
             word = words[at]
             if not _OPTION.match(word):
-                if self.positional:
+                if self.positional or self.command != "serve":
                     self.problems.append(
                         FlagProblem(word, "is neither an option nor the model", "quote values with spaces")
                     )
-                self.positional = self.positional or word
+                if self.command == "serve":
+                    self.positional = self.positional or word
                 self.canonical.append(word)
                 at += 1
                 continue
@@ -325,10 +358,30 @@ class _LineReader:
             self.settings[name] = value if not values else value == (values[0].lower() == "true")
         elif flag in _ROWS:
             self.set(flag, values)
+        elif flag in _LOAD and self.command != "serve":
+            self._set_load(flag, values)
+        else:
+            self.others[flag] = " ".join(values)
+
+    def combine(self) -> None:
+        """What only several options together say: the draft of older versions, and what they refuse beside it."""
+        model, tokens = (self.options.get(flag) for flag in ("--speculative-model", "--num-speculative-tokens"))
+        if model and tokens and {"--speculative-model", "--num-speculative-tokens"} <= self.known:
+            text = json.dumps({"model": model, "num_speculative_tokens": _number(tokens)})
+            self._set_row("--speculative-config", text)
+        drafts = self.settings.get("speculative_config")
+        if drafts and self.num_scheduler_steps > 1:  # arg_utils.py, create_engine_config, until multi-step went
+            cause = "speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"
+            self.problems.append(FlagProblem("--num-scheduler-steps", cause, "leave it out beside a draft"))
+
+    def _set_load(self, flag: str, values: list[str]) -> None:
+        try:
+            self.load[_LOAD[flag]] = float(values[0]) if values else float("nan")
+        except ValueError:
+            self.problems.append(FlagProblem(flag, f"{values[0]!r} is not a number"))
 
     def set(self, flag: str, values: list[str]) -> None:
         """Read the value of an option, or of a variable that is one."""
-        row = _ROWS[flag]
         if not values:
             self.problems.append(FlagProblem(flag, "needs a value"))
         elif "$" in values[0]:
@@ -338,12 +391,20 @@ class _LineReader:
         elif flag == "--max-model-len" and values[0] in ("auto", "-1"):
             self.longest_context = True
         else:
-            try:
-                self.settings[row.name] = _reader(row)(values[0])
-            except ValueError:
-                self.problems.append(FlagProblem(flag, f"{values[0]!r} is not a number"))
-            except InputError as error:  # of a configuration in JSON
-                self.problems.append(FlagProblem(flag, error.cause.removeprefix(flag).lstrip(": "), error.hint))
+            self._set_row(flag, values[0])
+
+    def _set_row(self, flag: str, value: str) -> None:
+        row = _ROWS[flag]
+        try:
+            self.settings[row.name] = _reader(row)(value)
+        except ValueError:
+            self.problems.append(FlagProblem(flag, f"{value!r} is not a number"))
+        except InputError as error:  # of a configuration in JSON
+            self.problems.append(FlagProblem(flag, error.cause.removeprefix(flag).lstrip(": "), error.hint))
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _count(text: str) -> int:

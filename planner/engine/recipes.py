@@ -36,6 +36,7 @@ _OLDER_KEYS = {
 #: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
 DEEPSEEK_MAX_MODEL_LEN = 32768  #: tokens
+HOPPER_ISSUES_UNTIL = (0, 12)
 #: Releases whose AMD images had AITER before vLLM had it: first, and first without.
 AITER_IMAGES_SINCE, AITER_IMAGES_UNTIL = (0, 8, 4), (0, 10)
 
@@ -168,9 +169,14 @@ def _data() -> dict[str, Any]:
 
 
 def known_issues(
-    config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile
+    config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile, *, compilation: str = ""
 ) -> Iterator[FlagProblem]:
-    """What these settings run into that the parser takes and AMD reports broken."""
+    """What these settings run into that the parser takes and a vendor reports broken.
+
+    ``compilation`` is the text of ``--compilation-config``.
+    """
+    if (profile.compute_capability or (0, 0))[0] == 9:
+        yield from _hopper_issues(config, compilation)
     if profile.architecture != "gfx942" or not AITER_IMAGES_SINCE <= config.version.release < AITER_IMAGES_UNTIL:
         return
     image = f"AMD's image of vLLM {config.version} for this GPU"
@@ -180,3 +186,14 @@ def known_issues(
     if model.architecture == "DeepseekV3ForCausalLM" and config.max_model_len > DEEPSEEK_MAX_MODEL_LEN:
         cause = f"{config.max_model_len:,} tokens are more than {image} serves this model with"
         yield FlagProblem("--max-model-len", cause, f"give {DEEPSEEK_MAX_MODEL_LEN}", fatal=False)
+
+
+def _hopper_issues(config: EngineConfig, compilation: str) -> Iterator[FlagProblem]:
+    """NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on."""
+    if config.version.release >= HOPPER_ISSUES_UNTIL:
+        return
+    said = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"
+    if config.async_scheduling:
+        yield FlagProblem("--async-scheduling", said, "leave it out", fatal=False)
+    if "enable_fi_allreduce_fusion" in compilation:
+        yield FlagProblem("--compilation-config enable_fi_allreduce_fusion", said, "leave it out", fatal=False)

@@ -242,7 +242,7 @@ SETTINGS: Mapping[str, Setting] = _settings()
 
 #: Options of vLLM that change memory or time and have no row: ``check`` says that it leaves them out of account.
 NOT_SIMULATED = frozenset((
-    "--speculative-model", "--num-gpu-blocks-override", "--offload-group-size",
+    "--num-gpu-blocks-override", "--offload-group-size",
     "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
     "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
     "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",

@@ -1,341 +1,530 @@
-"""Find the server's command in a shell script. Nothing is executed.
+"""Find vLLM's commands in a shell script. Nothing is executed.
 
-It reads the part of the shell's grammar that launch scripts use: quotes, comments, continued lines, here-documents,
-variables and arrays that the script assigns. A value that only a run has, such as ``$(nproc)`` or a variable from
-outside, stays as it is written.
+tree-sitter reads the grammar of bash; this module follows what launch scripts do with it: variables and arrays that the
+script assigns, functions, loops over written words, branches. A branch is decided where its condition is: by what the
+script assigns, by what the caller sets, by the GPU that a command such as ``nvidia-smi`` would ask. Where it is not,
+each branch is followed. A value that only a run has, such as ``$(nproc)``, stays as it is written.
 
->>> find_command('MODEL=org/model\\nexec vllm serve "$MODEL" --max-num-seqs 8  # ours').argv
+>>> (launch,) = find_launches('MODEL=org/model\\nexec vllm serve "$MODEL" --max-num-seqs 8  # ours')
+>>> launch.server.argv
 ('vllm', 'serve', 'org/model', '--max-num-seqs', '8')
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
+from planner.engine.found import CLIENTS, OFFLINE, Found, found_in
 from planner.errors import InputError
+from planner.hardware import GpuProfile
 
-API_SERVER = "vllm.entrypoints.openai.api_server"
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
-_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
-_OFFICIAL_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm/vllm-openai[\w.-]*(?:[:@][\w.:-]+)?")
-_DECLARE = frozenset(("export", "local", "readonly", "declare", "typeset"))
-_CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
-_ENDS = frozenset("\n;&|()")
+MOST_BRANCHES = 32  #: ways through a script that are followed
+MOST_TURNS = 256  #: of a loop over written words
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
+_ARRAY = re.compile(r"\$(?:\{(\w+)\[[@*]\]\}|\{?([@*])\}?)")
+#: Programs that are there where the GPUs are of one vendor.
+_TOOLS = {"nvidia-smi": "cuda", "nvcc": "cuda", "rocm-smi": "rocm", "amd-smi": "rocm", "rocminfo": "rocm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A server's command line, and the variables that are set for it."""
+class Launch:
+    """An engine that a script starts: a server, the clients beside it, and when that is."""
 
-    argv: tuple[str, ...]  #: from the program on: vllm serve MODEL ..., or python3 -m vllm.entrypoints... --model MODEL
-    env: dict[str, str]
+    server: Found | None  #: None: only clients
+    clients: tuple[Found, ...] = ()
+    #: Conditions that only a run decides, as the script has them, with ``not: `` in front where they do not hold
+    when: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes two of them the same, whatever led to them."""
+        found = (self.server, *self.clients)
+        return tuple((one.argv, tuple(sorted(one.env.items()))) if one else None for one in found)
+
+
+def find_launches(
+    line: str | Sequence[str], *, gpu: GpuProfile | None = None, given: Mapping[str, str] | None = None
+) -> tuple[Launch, ...]:
+    """What a script, or a command whose words a shell has split, starts: one for each way through it.
+
+    ``gpu`` answers what the script asks of its machine, ``given`` are variables that the caller sets. An offline
+    benchmark is an engine of its own. Raises InputError when there is none, when one way starts several servers that
+    differ, or when the text is no shell script.
+    """
+    if not isinstance(line, str):
+        found = found_in(line)
+        if found is None:
+            raise InputError(f"{' '.join(line)[:80]!r} is no vllm serve line, nor one of its benchmarks", hint=_HINT)
+        return tuple(_launches(_World(found=[found])))
+    script = _Script(gpu, dict(given or {}))
+    try:
+        worlds = script.run(line, [_World(scalars=dict(given or {}))])
+    except RecursionError as error:
+        raise InputError("this script is nested too deeply", hint=_HINT) from error
+    launches = [launch for world in worlds for launch in _launches(world)]
+    if not launches:
+        raise InputError("there is no vllm serve command in this, nor one of its benchmarks", hint=_HINT)
+    return paired(launches)
+
+
+def paired(launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Each engine once; clients that stand alone belong to the only server, and else are no answer beside one."""
+    if any(launch.server for launch in launches):
+        alone = tuple(client for one in launches if one.server is None for client in one.clients)
+        launches = [launch for launch in launches if launch.server]
+        if alone and len(launches) == 1:
+            launches = [replace(launches[0], clients=(*launches[0].clients, *alone))]
+    return tuple({one.identity: one for one in reversed(launches)}.values())[::-1]
+
+
+_HINT = "give the line itself: planner check -- vllm serve MODEL ..."
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Part of a word: quotes decide whether variables are replaced in it, and whether it falls apart at spaces."""
+    """Part of a word."""
 
     text: str
-    expands: bool = False
-    splits: bool = False
+    quoted: bool = False
+    splits: bool = False  #: falls apart at spaces: a variable outside quotes
+    words: Sequence[str] | None = None  #: of an array, each a word
 
 
-_Word = list[_Piece]
+@dataclass
+class _World:
+    """One way through a script: its variables, and what was found on it."""
+
+    scalars: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    found: list[Found] = field(default_factory=list)
+    when: tuple[str, ...] = ()
+    ended: bool = False
+
+    def copy(self, *when: str) -> _World:
+        """The same, to go another way from here."""
+        arrays = {name: list(words) for name, words in self.arrays.items()}
+        return replace(
+            self, scalars=dict(self.scalars), arrays=arrays, exported=set(self.exported), found=list(self.found),
+            when=(*self.when, *when),
+        )  # fmt: skip
+
+    def same(self, other: _World) -> bool:
+        """Whether both go on alike, whatever led to them."""
+        return replace(self, when=()) == replace(other, when=())
 
 
-def find_command(line: str | Sequence[str]) -> Found:
-    """The one ``vllm serve`` command of a script, or of words that a shell has split.
-
-    Raises InputError when there is none, when there are several that differ, or when a quote is not closed.
-    """
-    if not isinstance(line, str):
-        command = _found_in(line)
-        if command is None:
-            raise InputError(
-                f"{' '.join(line)[:80]!r} is no vllm serve line", hint="write: planner check -- vllm serve MODEL ..."
-            )
-        return command
-    found = list(_Script().run(line))
-    distinct = {one.argv: one for one in found}
-    if not distinct:
+def _launches(world: _World) -> Iterator[Launch]:
+    """The engines of one way. Raises InputError for several servers that differ."""
+    servers = {one.argv: one for one in world.found if one.command == "serve"}
+    if len(servers) > 1:
         raise InputError(
-            "there is no vllm serve command in this", hint="give the line itself: planner check -- vllm serve MODEL ..."
-        )
-    if len(distinct) > 1:
-        raise InputError(
-            f"{len(distinct)} different vllm serve commands are in this script",
+            f"{len(servers)} different vllm serve commands are in this script",
             hint="give one of them: planner check -- vllm serve MODEL ...",
         )
-    return found[-1]
+    clients = tuple({one.argv: one for one in world.found if one.command in CLIENTS}.values())
+    if servers or clients:
+        yield Launch(next(iter(servers.values()), None), clients, world.when)
+    for one in {one.argv: one for one in world.found if one.command in OFFLINE}.values():
+        yield Launch(one, (), world.when)
 
 
-def _found_in(words: Sequence[str], exported: dict[str, str] | None = None) -> Found | None:
-    """The server's command in a list of words that a shell has split: after wrappers, in a container's options."""
-    for at, word in enumerate(words):
-        if word.rsplit("/", 1)[-1] == "vllm" and words[at + 1 : at + 2] == ["serve"]:
-            return Found(tuple(words[at:]), {**(exported or {}), **_variables(words[:at])})
-        if word == "-m" and words[at + 1 : at + 2] == [API_SERVER]:
-            return Found(tuple(words[max(at - 1, 0) :]), {**(exported or {}), **_variables(words[:at])})
-    return _in_container(words) if any(word.rsplit("/", 1)[-1] in _CONTAINERS for word in words) else None
+@lru_cache(maxsize=1)
+def _parser() -> object:
+    import tree_sitter
+    import tree_sitter_bash
 
-
-def _variables(before: Sequence[str]) -> dict[str, str]:
-    """Assignments in front of a program, ``env`` and a container's ``--env`` included."""
-    words = [word.split("=", 1)[1] if word.startswith(("--env=", "-e=")) else word for word in before]
-    return {match[1]: match[3] for word in words if (match := _ASSIGNMENT.fullmatch(word))}
-
-
-def _in_container(words: Sequence[str]) -> Found | None:
-    """``docker run ... --entrypoint vllm IMAGE serve MODEL``, or an image whose entry point is the server."""
-    entry = next((value for flag, value in pairwise(words) if flag == "--entrypoint"), "")
-    entry = next((w.split("=", 1)[1] for w in words if w.startswith("--entrypoint=")), entry)
-    for at, word in enumerate(words):
-        rest = words[at + 1 :]
-        if entry.rsplit("/", 1)[-1] == "vllm" and rest[:1] == ["serve"]:
-            return Found(("vllm", *rest), _variables(words[:at]))
-        if not entry and _OFFICIAL_IMAGE.fullmatch(word) and rest:
-            return Found(("vllm", "serve", *rest), _variables(words[:at]))
-    return None
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
 class _Script:
-    """The variables of a script while its commands are read one after the other."""
+    """Follows a script through every way that is open."""
 
-    def __init__(self) -> None:
-        self.scalars: dict[str, str] = {}
-        self.arrays: dict[str, list[str]] = {}
-        self.exported: dict[str, str] = {}
+    def __init__(self, gpu: GpuProfile | None, given: Mapping[str, str]) -> None:
+        self.gpu = gpu
+        self.given = given  #: what the caller sets stays set
+        self.functions: dict[str, Node] = {}
 
-    def run(self, text: str) -> Iterator[Found]:
-        """Every server's command, in the order of the script."""
-        for command in _commands(_HERE_DOCUMENT.sub("", text.replace("\r\n", "\n"))):
-            if isinstance(command, tuple):
-                self._assign_array(*command)
-            else:
-                yield from self._simple([word for written in command for word in self._expand(written)])
+    def run(self, text: str, worlds: list[_World]) -> list[_World]:
+        """The ways out of ``text`` from each of ``worlds``. Raises InputError for what is no shell."""
+        source = text.replace("\r\n", "\n").encode("utf-8", "replace") + b"\n"
+        root: Node = _parser().parse(source).root_node  # type: ignore[attr-defined]
+        if root.has_error:
+            raise InputError(
+                f"line {_error_line(root)} of this cannot be read as shell: a quote or bracket may not be closed",
+                hint="is the script complete? Or give the line itself: planner check -- vllm serve MODEL ...",
+            )
+        return self._each(root.named_children, worlds)
 
-    def _simple(self, words: list[str]) -> Iterator[Found]:
-        """One command: assignments are remembered, shells called with a command are looked into."""
-        declares = bool(words) and words[0] in _DECLARE
-        assigned = [_ASSIGNMENT.fullmatch(word) for word in (words[1:] if declares else words)]
-        if assigned and (declares or all(assigned)):
-            for match in filter(None, assigned):
-                self.scalars[match[1]] = self.scalars.get(match[1], "") + match[3] if match[2] else match[3]
-            if words[0] == "export":
-                names = {word.split("=", 1)[0] for word in words[1:]}
-                self.exported |= {name: self.scalars[name] for name in names if name in self.scalars}
+    def _each(self, nodes: Sequence[Node], worlds: list[_World]) -> list[_World]:
+        for node in nodes:
+            going = [world for world in worlds if not world.ended]
+            worlds = [world for world in worlds if world.ended]
+            for world in going:
+                worlds += self._node(node, world)
+            worlds = _merged(worlds)
+            if len(worlds) > MOST_BRANCHES:
+                raise InputError(
+                    f"there are more than {MOST_BRANCHES} ways through this script",
+                    hint="set the variables that decide, with --set NAME=VALUE, or give the line itself",
+                )
+        return worlds
+
+    def _node(self, node: Node, world: _World) -> list[_World]:
+        """The ways out of one statement."""
+        forks = {
+            "command": self._command, "if_statement": self._if, "case_statement": self._case,
+            "for_statement": self._for, "c_style_for_statement": self._inside,
+            "while_statement": self._inside, "list": self._inside, "pipeline": self._inside,
+            "subshell": self._block, "redirected_statement": self._block, "compound_statement": self._block,
+            "do_group": self._block, "negated_command": self._block,
+        }  # fmt: skip
+        if node.type in forks:
+            return forks[node.type](node, world)
+        if node.type == "variable_assignment":
+            self._assign(node, world)
+        elif node.type in ("variable_assignments", "declaration_command"):
+            self._declare(node, world)
+        elif node.type == "function_definition":
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            if name and body:
+                self.functions[_text(name)] = body
+        return [world]
+
+    def _block(self, node: Node, world: _World) -> list[_World]:
+        """What stands inside, in its order; redirections are left out."""
+        return self._each([child for child in node.named_children if not child.type.endswith("_redirect")], [world])
+
+    def _inside(self, node: Node, world: _World) -> list[_World]:
+        """The same, where a run decides which parts are reached: all are followed, and none ends the script."""
+        return [replace(one, ended=False) for one in self._block(node, world)]
+
+    # --- statements ---
+
+    def _assign(self, node: Node, world: _World) -> None:
+        target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if target is None or target.type == "subscript" or _text(target) in self.given:
             return
-        found = _found_in(words, self.exported)
-        if found:
-            yield found
+        name, more = _text(target), any(child.type == "+=" for child in node.children)
+        if value is not None and value.type == "array":
+            words = [word for child in value.named_children for word in self._expand(child, world)]
+            world.arrays[name] = (world.arrays.get(name, []) if more else []) + words
             return
-        for word in words:
-            if " " in word and ("vllm serve" in word or API_SERVER in word):
-                yield from self.run(word)
+        text = self._whole(value, world) if value is not None else ""
+        world.scalars[name] = world.scalars.get(name, "") + text if more else text
 
-    def _assign_array(self, name: str, words: list[_Word]) -> None:
-        values = [value for word in words for value in self._expand(word)]
-        kept = self.arrays.get(name.removesuffix("+"), []) if name.endswith("+") else []
-        self.arrays[name.removesuffix("+")] = kept + values
+    def _declare(self, node: Node, world: _World) -> None:
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                self._assign(child, world)
+                child = child.named_children[0]
+            if node.text and node.text.startswith(b"export") and child.type == "variable_name":
+                world.exported.add(_text(child))
 
-    def _expand(self, written: _Word) -> list[str]:
-        """The words that a written word becomes: none, one or several."""
-        words = [""]
-        quoted = False
-        for piece in written:
-            quoted = quoted or not piece.splits
-            if not piece.expands:
-                words[-1] += piece.text
+    def _command(self, node: Node, world: _World) -> list[_World]:
+        """One command: a function of the script, a shell with a text of its own, or words to look into."""
+        before = [child for child in node.children if child.type == "variable_assignment"]
+        own = world.copy()
+        for child in before:
+            self._assign(child, own)
+        assigned = [f"{_text(c.named_children[0])}={own.scalars.get(_text(c.named_children[0]), '')}" for c in before]
+        parts = [c for c in node.named_children if c.type != "variable_assignment" and not c.type.endswith("_redirect")]
+        words = [word for part in parts for word in self._expand(part, world)]
+        if words and words[0] in ("exit", "return"):
+            world.ended = True
+        elif words and (body := self.functions.get(words[0])) is not None:
+            return self._call(words, body, world)
+        elif found := found_in([*assigned, *words], self._exported(world)):
+            world.found.append(found)
+        elif words and words[0] == "export":
+            world.exported |= set(words[1:])
+        else:
+            for word in words:
+                if " " in word and ("vllm" in word or "benchmark_" in word):
+                    return self.run(word, [world])
+        return [world]
+
+    def _call(self, words: list[str], body: Node, world: _World) -> list[_World]:
+        """A function of the script with its arguments; one that calls itself is not followed again."""
+        inner = world.copy()
+        inner.scalars |= {str(place): word for place, word in enumerate(words)}
+        inner.arrays |= {"@": words[1:], "*": words[1:]}
+        del self.functions[words[0]]
+        worlds = self._each([body], [inner])
+        self.functions[words[0]] = body
+        return [replace(one, ended=False) for one in worlds]
+
+    def _exported(self, world: _World) -> dict[str, str]:
+        return {name: world.scalars[name] for name in sorted(world.exported) if name in world.scalars}
+
+    def _if(self, node: Node, world: _World) -> list[_World]:
+        """Each branch whose condition holds, or may."""
+        worlds: list[_World] = []
+        parts: list[tuple[Node | None, list[Node]]] = [_condition_and_body(node)]
+        parts += [_condition_and_body(child) for child in node.named_children if child.type == "elif_clause"]
+        last = [child for child in node.named_children if child.type == "else_clause"]
+        parts.append((None, last[0].named_children if last else []))
+        for condition, body in parts:
+            held = True if condition is None else self._holds(condition, world)
+            if held is False:
                 continue
-            whole = _VARIABLE.fullmatch(piece.text)
-            if whole and whole[3] and (whole[2] in self.arrays):
-                values = self.arrays[whole[2]]
-            else:
-                text = _VARIABLE.sub(self._value, piece.text)
-                values = re.split(r"\s+", text) if piece.splits and text != piece.text else [text]
-            for place, value in enumerate(values):
+            if held or condition is None:
+                return worlds + self._each(body, [world.copy()])
+            said = _text(condition).strip()
+            worlds += self._each(body, [world.copy(said)])
+            world = world.copy(f"not: {said}")
+        return worlds
+
+    def _case(self, node: Node, world: _World) -> list[_World]:
+        value = node.child_by_field_name("value")
+        text = self._whole(value, world) if value is not None else ""
+        items = [child for child in node.named_children if child.type == "case_item"]
+        worlds: list[_World] = []
+        for item in items:
+            patterns = item.children_by_field_name("value")
+            body = [child for child in item.named_children if child not in patterns]
+            if "$" in text:
+                worlds += self._each(body, [world.copy(f"{text} is {'|'.join(map(_text, patterns))}")])
+            elif any(fnmatchcase(text, self._whole(pattern, world)) for pattern in patterns):
+                return self._each(body, [world])
+        return worlds or [world]
+
+    def _for(self, node: Node, world: _World) -> list[_World]:
+        """The body for each word that is written; once, where a run decides."""
+        name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+        values = [word for child in node.children_by_field_name("value") for word in self._expand(child, world)]
+        worlds = [world]
+        if name is None or body is None:
+            return worlds
+        for value in values[:MOST_TURNS] if not any("$" in word for word in values) else [f"${_text(name)}"]:
+            for one in worlds:
+                if _text(name) not in self.given:
+                    one.scalars[_text(name)] = value
+            worlds = self._each([body], worlds)
+        return worlds
+
+    # --- conditions ---
+
+    def _holds(self, node: Node, world: _World) -> bool | None:
+        """Whether a condition is true; None where only a run decides."""
+        match node.type:
+            case "test_command" | "parenthesized_expression" | "compound_statement" | "redirected_statement":
+                inner = [child for child in node.named_children if not child.type.endswith("_redirect")]
+                return self._holds(inner[-1], world) if len(inner) == 1 else None
+            case "negated_command":
+                held = self._holds(node.named_children[0], world)
+                return None if held is None else not held
+            case "unary_expression":
+                return self._unary(node, world)
+            case "binary_expression":
+                return self._binary(node, world)
+            case "list":
+                left, right = (self._holds(child, world) for child in node.named_children[:2])
+                return _both(left, right) if node.children[1].type == "&&" else _either(left, right)
+            case "command":
+                return self._says(node, world)
+        return None
+
+    def _unary(self, node: Node, world: _World) -> bool | None:
+        operator, operand = _text(node.children[0]), node.children[-1]
+        if operator == "!":
+            held = self._holds(operand, world)
+            return None if held is None else not held
+        text = self._whole(operand, world)
+        if operator not in ("-z", "-n") or "$" in text:
+            return None
+        return (not text) is (operator == "-z")
+
+    def _binary(self, node: Node, world: _World) -> bool | None:
+        left, middle, right = node.children[0], _text(node.children[1]), node.children[-1]
+        if middle in ("&&", "||", "-a", "-o"):
+            sides = self._holds(left, world), self._holds(right, world)
+            return _both(*sides) if middle in ("&&", "-a") else _either(*sides)
+        texts = [self._side(side, world) for side in (left, right)]
+        if any("$" in text or "`" in text for text in texts):
+            return None
+        if middle in ("=", "==", "!="):
+            return fnmatchcase(texts[0], texts[1]) is (middle != "!=")
+        return _compared(texts[0], middle, texts[1])
+
+    def _side(self, node: Node, world: _World) -> str:
+        """One side of a comparison; arithmetic names variables without ``$``."""
+        text = self._whole(node, world).strip()
+        return world.scalars.get(text, f"${text}") if node.type == "variable_name" else text
+
+    def _says(self, node: Node, world: _World) -> bool | None:
+        """What a command in a condition answers, where that is known: whether a vendor's tool is there."""
+        words = [word for child in node.named_children for word in self._expand(child, world)]
+        if words[:1] in (["true"], ["false"]):
+            return words[0] == "true"
+        if self.gpu and words[:1] and words[0] in ("command", "which", "type", "hash") and words[-1] in _TOOLS:
+            return _TOOLS[words[-1]] == self.gpu.platform
+        return None
+
+    # --- words ---
+
+    def _expand(self, node: Node, world: _World) -> list[str]:
+        """The words that a written word becomes: none, one or several."""
+        words, quoted = [""], False
+        for piece in self._pieces(node, world):
+            quoted = quoted or piece.quoted
+            parts = piece.words if piece.words is not None else [piece.text]
+            for place, value in enumerate(re.split(r"\s+", piece.text) if piece.splits else parts):
                 if place:
                     words.append(value)
                 else:
                     words[-1] += value
         return [word for word in words if word or quoted]
 
-    def _value(self, match: re.Match[str]) -> str:
-        """What a variable stands for; the text itself where the script does not say."""
-        name = match[1] or match[2]
-        if name in self.arrays:
-            return " ".join(self.arrays[name]) if match[3] else self.arrays[name][0] if self.arrays[name] else ""
-        if name in self.scalars:
-            return self.scalars[name]
-        if match[4] is None:
-            return match[0]
-        return _VARIABLE.sub(self._value, match[4].strip("\"'"))
+    def _whole(self, node: Node, world: _World) -> str:
+        """The same as one word, as in an assignment or a condition."""
+        pieces = self._pieces(node, world)
+        return "".join(" ".join(piece.words) if piece.words is not None else piece.text for piece in pieces)
+
+    def _pieces(self, node: Node, world: _World) -> Iterator[_Piece]:
+        text = _text(node)
+        match node.type:
+            case "command_name" | "concatenation":
+                yield from self._joined(node, world)
+            case "raw_string":
+                yield _Piece(text[1:-1], quoted=True)
+            case "ansi_c_string":
+                escaped = text[2:-1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace")
+                yield _Piece(escaped, quoted=True)
+            case "string" | "translated_string":
+                yield from self._quoted(node, world)
+            case "simple_expansion" | "expansion":
+                words = _array_of(text, world)
+                value = self._value(text, world)
+                yield _Piece("", words=words) if words is not None else _Piece(value, splits=value != text)
+            case "command_substitution":
+                yield _Piece(self._answer(text))
+            case _:
+                yield _Piece(re.sub(r"\\(\n)?(.)?", r"\2", text, flags=re.DOTALL))
+
+    def _joined(self, node: Node, world: _World) -> Iterator[_Piece]:
+        """The children, and what the grammar leaves between them."""
+        at, source = node.start_byte, node.text or b""
+        for child in node.children:
+            yield _Piece(source[at - node.start_byte : child.start_byte - node.start_byte].decode())
+            yield from self._pieces(child, world)
+            at = child.end_byte
+
+    def _quoted(self, node: Node, world: _World) -> Iterator[_Piece]:
+        """What stands between double quotes: an array alone gives words, all else is text."""
+        source, base = node.text or b"", node.start_byte
+        at = source.index(b'"') + 1
+        words = _array_of(source[at:-1].decode("utf-8", "replace"), world)
+        if words is not None:
+            yield _Piece("", words=words)
+            return
+        yield _Piece("", quoted=True)  # an empty word is a word
+        for child in node.named_children:
+            if child.type != "string_content":
+                yield _Piece(_unescaped(source[at : child.start_byte - base]))
+                substituted = child.type == "command_substitution"
+                yield _Piece(self._answer(_text(child)) if substituted else self._value(_text(child), world))
+                at = child.end_byte - base
+        yield _Piece(_unescaped(source[at:-1]))
+
+    def _value(self, written: str, world: _World) -> str:
+        """What ``$NAME`` or ``${NAME:-DEFAULT}`` stands for; the text itself where the script does not say."""
+
+        def stands_for(match: re.Match[str]) -> str:
+            name = match[1] or match[2]
+            if name in world.arrays:
+                words = world.arrays[name]
+                return " ".join(words) if "[" in match[0] else (words[0] if words else "")
+            if name in world.scalars:
+                return world.scalars[name]
+            return match[0] if match[3] is None else _VARIABLE.sub(stands_for, match[3].strip("\"'"))
+
+        return _VARIABLE.sub(stands_for, written)
+
+    def _answer(self, written: str) -> str:
+        """What a command prints, where the GPU says it: its compute capability or its architecture."""
+        gpu = self.gpu
+        if gpu and "compute_cap" in written and gpu.compute_capability:
+            return "{}.{}".format(*gpu.compute_capability)
+        if gpu and gpu.vendor == "amd" and ("rocminfo" in written or "rocm_agent_enumerator" in written):
+            return gpu.architecture
+        return written
 
 
-# --- characters to words -------------------------------------------------------------------------------------------
+# --- pieces of the tree ----------------------------------------------------------------------------------------------
 
 
-def _commands(text: str) -> Iterator[list[_Word] | tuple[str, list[_Word]]]:
-    """Simple commands as lists of words, and assignments of arrays as (name, words)."""
-    reader = _ScriptReader(text)
-    while not reader.at_end:
-        command = reader.command()
-        array = reader.array_name(command)
-        if array:
-            yield array, reader.array()
-        elif command:
-            yield command
+def _text(node: Node) -> str:
+    return (node.text or b"").decode("utf-8", "replace")
 
 
-class _ScriptReader:
-    """Reads words off a text, from left to right."""
+def _array_of(written: str, world: _World) -> list[str] | None:
+    """The words of ``$@``, ``${NAME[@]}`` and the like, where the script says them."""
+    match = _ARRAY.fullmatch(written)
+    return world.arrays.get(match[1] or match[2]) if match else None
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
 
-    @property
-    def at_end(self) -> bool:
-        return self.at >= len(self.text)
+def _unescaped(source: bytes) -> str:
+    """Text between double quotes: a backslash counts in front of four characters and at the end of a line."""
+    return re.sub(r'\\(?:\n|([$`"\\]))', lambda match: match[1] or "", source.decode("utf-8", "replace"))
 
-    def array_name(self, command: list[_Word]) -> str:
-        """``NAME`` (or ``NAME+``) where the last word read is ``NAME=`` and a parenthesis opened right behind it."""
-        if not command or self.text[self.at - 1 : self.at] != "(":
-            return ""
-        last = "".join(piece.text for piece in command[-1])
-        return last.rstrip("=") if _ARRAY.fullmatch(last) and self.text[self.at - 2] == "=" else ""
 
-    def array(self) -> list[_Word]:
-        """The words up to the closing parenthesis, over several lines."""
-        words: list[_Word] = []
-        while not self.at_end:
-            words += self.command()
-            if self.text[self.at - 1] == ")":
-                break
-        return words
+def _condition_and_body(node: Node) -> tuple[Node | None, list[Node]]:
+    """The condition of ``if`` or ``elif``, and what stands behind ``then``."""
+    then = next(child for child in node.children if child.type == "then")
+    inside = [child for child in node.named_children if child.type not in ("elif_clause", "else_clause")]
+    conditions = [child for child in inside if child.end_byte <= then.start_byte and child.type != "comment"]
+    return conditions[-1] if conditions else None, [child for child in inside if child.start_byte >= then.end_byte]
 
-    def command(self) -> list[_Word]:
-        """The words up to the end of the line, or to an operator; redirections are left out."""
-        words: list[_Word] = []
-        redirected = False
-        while not self.at_end:
-            character = self.text[self.at]
-            if character in _ENDS:
-                self.at += 1
-                break
-            if character in " \t":
-                self.at += 1
-            elif self.text.startswith("\\\n", self.at):  # the line goes on
-                self.at += 2
-            elif character == "#":
-                self._to("\n")
-            elif character in "<>":
-                self._operator()
-                redirected = True
-            else:
-                word = self._word()
-                descriptor = self.text[self.at : self.at + 1] in ("<", ">") and word[0].text.isdigit()
-                if not redirected and not descriptor:
-                    words.append(word)
-                redirected = False
-        return words
 
-    def _operator(self) -> None:
-        while not self.at_end and self.text[self.at] in "<>&":
-            self.at += 1
+def _error_line(root: Node) -> int:
+    """The line, from 1, in which what cannot be read begins."""
+    node = root
+    while not (node.is_error or node.is_missing):
+        node = next((child for child in node.children if child.has_error or child.is_missing), None) or node
+        if not any(child.has_error or child.is_missing for child in node.children):
+            break
+    return node.start_point[0] + 1
 
-    def _to(self, character: str) -> None:
-        found = self.text.find(character, self.at)
-        self.at = len(self.text) if found < 0 else found
 
-    def _word(self) -> _Word:
-        pieces: _Word = []
-        while not self.at_end and self.text[self.at] not in " \t<>" and self.text[self.at] not in _ENDS:
-            character = self.text[self.at]
-            if character == "'":
-                end = self._closing("'", self.at + 1)
-                pieces.append(_Piece(self.text[self.at + 1 : end]))
-                self.at = end + 1
-            elif character == '"':
-                pieces += self._double_quoted()
-            elif character == "\\":
-                pieces.append(_Piece(self.text[self.at + 1 : self.at + 2].strip("\n")))
-                self.at += 2
-            elif character in "$`":
-                pieces.append(self._dollar(splits=True))
-            else:
-                start = self.at
-                while not self.at_end and self.text[self.at] not in " \t<>'\"\\$`" and self.text[self.at] not in _ENDS:
-                    self.at += 1
-                pieces.append(_Piece(self.text[start : self.at], splits=True))
-        return pieces
+def _merged(worlds: list[_World]) -> list[_World]:
+    """Ways that go on alike are one: what led to it does not matter then. Ended ways with nothing found are dropped."""
+    kept: list[_World] = []
+    for world in worlds:
+        twin = next((place for place, other in enumerate(kept) if world.same(other)), None)
+        if twin is None:
+            kept.append(world)
+        else:
+            common = tuple(one for one, other in zip(kept[twin].when, world.when, strict=False) if one == other)
+            kept[twin] = replace(kept[twin], when=common)
+    alive = [world for world in kept if world.found or not world.ended]
+    return alive or kept
 
-    def _double_quoted(self) -> Iterator[_Piece]:
-        opened, self.at = self.at, self.at + 1
-        yield _Piece("")  # an empty word is a word
-        plain = ""
-        while self.text[self.at : self.at + 1] != '"':
-            character = self.text[self.at : self.at + 1]
-            if not character:
-                raise self._unclosed(opened)
-            if character in "$`":
-                yield _Piece(plain)
-                plain = ""
-                yield self._dollar(splits=False)
-            elif character == "\\" and self.text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\"):
-                plain += self.text[self.at + 1]
-                self.at += 2
-            else:
-                plain += character
-                self.at += 1
-        self.at += 1
-        yield _Piece(plain)
 
-    def _dollar(self, *, splits: bool) -> _Piece:
-        """A variable, or the output of a command, which stays as it is written."""
-        start = self.at
-        if self.text[start] == "`":
-            self.at = self._closing("`", start + 1) + 1
-            return _Piece(self.text[start : self.at])
-        following = self.text[start + 1 : start + 2]
-        if following in ("(", "{"):
-            self.at = self._balanced(start + 2, ")" if following == "(" else "}") + 1
-            return _Piece(self.text[start : self.at], expands=following == "{", splits=splits)
-        self.at += 1
-        while not self.at_end and (self.text[self.at].isalnum() or self.text[self.at] == "_"):
-            self.at += 1
-        return _Piece(self.text[start : self.at], expands=True, splits=splits)
+def _both(left: bool | None, right: bool | None) -> bool | None:
+    return False if False in (left, right) else None if None in (left, right) else True
 
-    def _balanced(self, at: int, close: str) -> int:
-        """Where the bracket that was opened before ``at`` closes."""
-        opened, opening, depth = at, "(" if close == ")" else "{", 0
-        while at < len(self.text):
-            character = self.text[at]
-            if character == close and not depth:
-                return at
-            depth += (character == opening) - (character == close)
-            if character == "\\":
-                at += 1
-            elif character in "'\"":
-                at = self._closing(character, at + 1)
-            at += 1
-        raise self._unclosed(opened)
 
-    def _closing(self, quote: str, at: int) -> int:
-        """Where a quote that was opened before ``at`` closes."""
-        opened = at
-        while at < len(self.text) and self.text[at] != quote:
-            at += 2 if self.text[at] == "\\" and quote != "'" else 1
-        if at >= len(self.text):
-            raise self._unclosed(opened)
-        return at
+def _either(left: bool | None, right: bool | None) -> bool | None:
+    return True if True in (left, right) else None if None in (left, right) else False
 
-    def _unclosed(self, opened: int) -> InputError:
-        line = self.text.count("\n", 0, opened) + 1
-        return InputError(f"a quote or bracket that opens in line {line} is not closed", hint="is the script complete?")
+
+def _compared(left: str, operator: str, right: str) -> bool | None:
+    """Numbers, by the words of ``test`` or of arithmetic."""
+    try:
+        a, b = int(left), int(right)
+    except ValueError:
+        return None
+    return {
+        "-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b,
+        "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b,
+    }.get(operator)  # fmt: skip

@@ -87,5 +87,6 @@ from .check import LineRequest as LineRequest
 from .check import LineVerdict as LineVerdict
 from .check import Served as Served
 from .check import check_line as check_line
+from .check import client_request as client_request
 from .check import launched_args as launched_args
 from .check import redeploy as redeploy

@@ -35,7 +35,13 @@ from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit.answer import fit_model
 from planner.planning.fit.result import FitResult
 from planner.planning.plan import Plan
-from planner.planning.predict import Prediction, compared_rates, simulate_serve
+from planner.planning.predict import (
+    Prediction,
+    compared_rates,
+    simulate_latency,
+    simulate_serve,
+    simulate_throughput,
+)
 from planner.planning.recommend.assemble import rank, recipe_of, standing
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.workload import Slo, Workload
@@ -64,6 +70,7 @@ class LineRequest:
     like: Workload | None = None  #: how lengths vary, what prompts share, how they arrive; None: equal, closed loop
     slos: tuple[Slo, ...] = ()  #: what a better plan has to keep
     pessimistic: bool = True  #: at which end of the interval
+    sent: Workload | None = None  #: the load of the client beside the line, as it stands
 
     def as_planned(self, plan: Plan) -> LineRequest:
         """What is left open, as in the load that a plan was made for; a concurrency takes the place of its rate."""
@@ -81,6 +88,8 @@ class LineRequest:
 
     def load(self, default_len: int) -> Workload:
         """What is asked for, ``default_len`` where no length is; of one request where no number is."""
+        if self.sent:
+            return self.sent
         input_len, output_len = self.input_len or default_len, self.output_len or default_len
         given = Workload(input_len, output_len, self.num_prompts or 1, max_concurrency=self.max_concurrency)
         if self.like is None:
@@ -90,6 +99,8 @@ class LineRequest:
 
     def closed(self, load: Workload, concurrency: int) -> Workload:
         """``load`` with so many in flight, and as many requests as show it where no number is asked for."""
+        if self.sent:
+            return load
         prompts = self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
         return replace(load, max_concurrency=concurrency, num_prompts=prompts)
 
@@ -155,11 +166,12 @@ class LineVerdict:
     served: Served | None = None
     ranking: Ranking | None = None
     local: Local = SHIPPED  #: fits that predict
+    offline: Prediction | None = None  #: of a benchmark that has an engine of its own: what its result would be
 
     @property
     def starts(self) -> bool:
         """Whether the server would come up: no option is refused, and memory is enough."""
-        return not self.line.refused and self.fit is not None and self.fit.fits
+        return not self.line.refused and self.refusal is None and self.fit is not None and self.fit.fits
 
     @cached_property
     def recommended(self) -> Served | None:
@@ -202,6 +214,15 @@ class LineVerdict:
         return _serve(candidate.resolved.resolved, candidate.deployment, self.workload)
 
 
+def client_request(asked: LineRequest, client: ServeLine, version: EngineVersion) -> LineRequest:
+    """``asked``, with the load that the client's line sends; what was asked for by hand counts before it."""
+    names = ("input_len", "output_len", "max_concurrency", "num_prompts")
+    own = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    if "max_concurrency" in own:
+        own["request_rate"] = inf
+    return replace(asked, sent=replace(client.workload(version), **own))
+
+
 def check_line(
     line: ServeLine,
     resolved: ResolvedModel,
@@ -221,13 +242,20 @@ def check_line(
     try:
         version = replace(version, engine=asked_by(line, resolved.model, profile, version))  # a plan chooses for itself
         line = _with_cache_space(line, profile, version)
+        if line.is_offline:
+            line = _as_offline(line, resolved.model, profile, version)
         args, result = _fit(line, resolved, profile, version, basis)
     except InputError as error:
+        if line.is_offline:
+            return replace(answer, refusal=error)
         return _with_plan(replace(answer, refusal=error), asked, defaults.LEN)
     line = _fallen_back(line, result.config, profile, answer.version)
-    issues = known_issues(result.config, line.env, resolved.model, profile)
+    compilation = line.others.get("--compilation-config", "")
+    issues = known_issues(result.config, line.env, resolved.model, profile, compilation=compilation)
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
     room = result.config.max_model_len // 2
+    if line.is_offline:
+        return _offline(answer, args)
     if not result.fits:
         return _with_plan(answer, asked, min(defaults.LEN, room))
     deployment = replace(result.deployment, calibration=local.calibration)
@@ -245,6 +273,40 @@ def check_line(
     served = _serve(resolved.resolved, deployment, workload)
     answer = replace(answer, workload=workload, served=served)
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> ServeLine:
+    """The line with the defaults that vLLM has for its offline benchmarks, where those of its server are others."""
+    config = resolve(line.args, model, profile, version, usage="offline")
+    names = ("max_num_seqs", "max_num_batched_tokens")
+    return replace(line, args=replace(line.args, **{name: getattr(config, name) for name in names}))
+
+
+def _offline(answer: LineVerdict, args: EngineArgs) -> LineVerdict:
+    """What an offline benchmark would measure, where it starts and its requests are no longer than its context."""
+    fit, load = answer.fit, answer.line.workload(answer.version)
+    answer = replace(answer, workload=load)
+    if fit is None or not fit.fits:
+        return answer
+    if load.max_total_len > fit.config.max_model_len:
+        cause = (
+            f"requests of {load.max_total_len:,} tokens are longer than --max-model-len {fit.config.max_model_len:,}"
+        )
+        return replace(answer, refusal=InputError(cause, hint="raise it, or send shorter ones"))
+    drafts = args.speculative_config
+    version = replace(answer.version, engine=fit.config.engine)
+    if drafts and not drafts.acceptance_rates:  # timed without drafts, as a server's line
+        args = replace(args, speculative_config=None)
+    deployment = resolve_deployment(
+        answer.resolved.model, answer.profile, args, version, offline=True, basis=Basis(answer.local.constants),
+        calibration=answer.local.calibration,
+    )  # fmt: skip
+    if deployment.config.engine == "V0":
+        deployment = replace(
+            deployment, config=replace(deployment.config, num_scheduler_steps=answer.line.num_scheduler_steps)
+        )
+    simulate = simulate_latency if "latency" in answer.line.command else simulate_throughput
+    return replace(answer, offline=simulate(deployment, load))
 
 
 def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> Engine | Literal[""]:
@@ -319,7 +381,7 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> W
             f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line",
             hint="give a smaller --random-input-len or --random-output-len, or raise --max-model-len in the line",
         )
-    if isfinite(load.request_rate):
+    if isfinite(load.request_rate) or asked.sent:
         return load
     held = int(deployment.requests_held(longest))
     most = max(1, min(config.max_num_seqs, held)) * config.data_parallel_size

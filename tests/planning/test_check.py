@@ -15,10 +15,12 @@ from script_plans import GOLDEN
 
 from planner.commands.engine_options import engine_args
 from planner.engine.flags import table_versions
+from planner.engine.found import Found
+from planner.engine.manifests import read_manifest
 from planner.engine.parse import ServeLine, read_line
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
-from planner.engine.shell import find_command
+from planner.engine.shell import Launch, find_launches
 from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
@@ -28,10 +30,20 @@ from planner.planning.plan import PlannedWorkload
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NEW = parse_version("0.32.0")
+DEPLOYED = Path(__file__).parents[1] / "golden" / "deploy"
+GOLDEN_DEPLOYED = [
+    path for path in DEPLOYED.rglob("*") if path.suffix in (".yaml", ".sbatch") or path.name == "launch.sh"
+]
+
+
+def server_of(script: str | list[str]) -> Found:
+    (launch,) = find_launches(script)
+    assert launch.server
+    return launch.server
 
 
 def words_of(script: str) -> list[str]:
-    return list(find_command(script).argv)
+    return list(server_of(script).argv)
 
 
 # --- finding the line in a script ----------------------------------------------------------------------------------
@@ -40,7 +52,7 @@ def words_of(script: str) -> list[str]:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_our_own_launch_script_gives_the_plans_command(name: str) -> None:
     files = render_scripts(GOLDEN[name])
-    saved, found = json.loads(files["plan.json"]), find_command(files["launch.sh"])
+    saved, found = json.loads(files["plan.json"]), server_of(files["launch.sh"])
     assert list(found.argv) == saved["serve_argv"]
     assert all(found.env[name] == value for name, value in saved["env"].items() if name.startswith("VLLM_"))
 
@@ -66,7 +78,7 @@ nohup env FOO=bar vllm serve "$MODEL" \
 
 
 def test_what_a_launch_script_does_with_its_line_is_followed() -> None:
-    found = find_command(SCRIPT)
+    found = server_of(SCRIPT)
     assert found.argv == (
         "vllm", "serve", "org/model", "--max-num-seqs", "8", "--kv-cache-dtype", "fp8", "--seed", "1",
         "--max-model-len", "4096", "--trust-remote-code", "--port", "8000",
@@ -99,10 +111,237 @@ def test_a_line_is_found_wherever_it_stands(script: str) -> None:
 
 def test_the_older_way_to_start_the_server_is_found() -> None:
     script = "python3 -u -m vllm.entrypoints.openai.api_server --model org/model --tensor-parallel-size=2"
-    line = read_line(find_command(script).argv, NEW)
+    line = read_line(server_of(script).argv, NEW)
     assert (line.model, line.args.tensor_parallel_size, line.problems) == ("org/model", 2, ())
     image = "docker run vllm/vllm-openai:v0.6.3 --model org/model --tensor-parallel-size 2"
-    assert read_line(find_command(image).argv, NEW).model == "org/model"
+    assert read_line(server_of(image).argv, NEW).model == "org/model"
+
+
+# --- branches, functions, loops, and what stands beside the server ---------------------------------------------------
+
+#: The NVIDIA recipe's launch script in its shape: the capability decides the checkpoint and the options.
+BRANCHED = """
+CC=$(nvidia-smi -i 0 --query-gpu=compute_cap --format=csv,noheader)
+if [ "$CC" = "10.0" ]; then
+    export VLLM_USE_TRTLLM_ATTENTION=1
+    ASYNC="--async-scheduling"
+    FUSION='{"full_cuda_graph":true}'
+    DTYPE="FP4"
+else
+    ASYNC=""
+    FUSION="{}"
+    DTYPE="FP8"
+fi
+vllm serve org/model-$DTYPE --compilation-config $FUSION $ASYNC --max-num-seqs 512 &
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "fusion", "is_async", "env"),
+    [
+        ("b200", "org/model-FP4", '{"full_cuda_graph":true}', True, {"VLLM_USE_TRTLLM_ATTENTION": "1"}),
+        ("h200", "org/model-FP8", "{}", False, {}),
+    ],
+)
+def test_a_branch_is_decided_by_the_gpu(gpu: str, model: str, fusion: str, is_async: bool, env: dict[str, str]) -> None:
+    (launch,) = find_launches(BRANCHED, gpu=load_profile(gpu))
+    assert launch.server and launch.when == ()
+    argv = launch.server.argv
+    assert argv[2] == model and argv[argv.index("--compilation-config") + 1] == fusion
+    assert ("--async-scheduling" in argv) is is_async and launch.server.env == env
+
+
+def test_what_nothing_decides_is_followed_both_ways_and_set_by_the_caller() -> None:
+    both = find_launches(BRANCHED)
+    assert [launch.server and launch.server.argv[2] for launch in both] == ["org/model-FP4", "org/model-FP8"]
+    assert both[0].when == ('[ "$CC" = "10.0" ]',) and both[1].when == ('not: [ "$CC" = "10.0" ]',)
+    (chosen,) = find_launches(BRANCHED, given={"CC": "9.0"})
+    assert chosen.server and chosen.server.argv[2] == "org/model-FP8" and chosen.when == ()
+
+
+def test_each_branch_is_judged_and_all_have_to_start() -> None:
+    script = f'if [ "$BIG" = 1 ]; then L=400000; else L=8192; fi; vllm serve {LLAMA} --max-model-len $L'
+    said = answer("--gpu", "h100", script, status=1)
+    assert [branch["starts"] for branch in said["branches"]] == [False, True]
+    assert said["branches"][1]["when"] == ['not: [ "$BIG" = 1 ]']
+    assert answer("--gpu", "h100", "--set", "BIG=0", script)["branches"] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "argvs"),
+    [
+        ("start() { vllm serve m --port $1; }; start 8001", [["vllm", "serve", "m", "--port", "8001"]]),
+        ("N=2; if [ $N -gt 1 ]; then vllm serve a; else vllm serve b; fi", [["vllm", "serve", "a"]]),
+        ('if [[ -n "$X" && "$X" == a* ]]; then vllm serve a; fi; X=abc', [["vllm", "serve", "a"]]),
+        ('X=abc; if [[ -n "$X" && "$X" == a* ]]; then vllm serve a; else vllm serve b; fi', [["vllm", "serve", "a"]]),
+        ("if ! true; then vllm serve a; elif false; then :; else vllm serve c; fi", [["vllm", "serve", "c"]]),
+        ("X=2; if ((X > 1)); then vllm serve a; else vllm serve b; fi", [["vllm", "serve", "a"]]),
+        ("M=b; case $M in a) vllm serve a;; b|c) vllm serve b;; *) vllm serve z;; esac", [["vllm", "serve", "b"]]),
+        ('if [ -z "$HF_TOKEN" ]; then echo no; exit 1; fi; vllm serve m', [["vllm", "serve", "m"]]),
+        ("if command -v rocm-smi >/dev/null; then M=a; else M=b; fi; vllm serve $M", [["vllm", "serve", "b"]]),
+        ("vllm serve m || { echo failed; exit 1; }", [["vllm", "serve", "m"]]),
+    ],
+)  # fmt: skip
+def test_conditions_functions_and_exits_are_followed_as_bash_does(script: str, argvs: list[list[str]]) -> None:
+    found = find_launches(script, gpu=load_profile("h100"))
+    assert [list(launch.server.argv) for launch in found if launch.server] == argvs
+
+
+def test_a_loop_over_written_words_is_unrolled() -> None:
+    script = (
+        "for bs in 1 2; do for n in 128; do vllm bench latency --model m --batch-size $bs --input-len $n; done; done"
+    )
+    batches = [launch.server.argv[-3] for launch in find_launches(script) if launch.server]
+    assert batches == ["1", "2"]
+    (open_ended,) = find_launches("for m in $(cat models); do vllm serve $m; done")
+    assert open_ended.server and open_ended.server.argv == ("vllm", "serve", "$m")
+
+
+def test_too_many_ways_through_a_script_are_refused_with_what_helps() -> None:
+    script = "".join(f'if [ "$A{n}" = 1 ]; then X{n}=1; fi\n' for n in range(9))
+    with pytest.raises(InputError, match="more than 32 ways") as error:
+        find_launches(f"{script}vllm serve m")
+    assert "--set" in error.value.hint
+
+
+def test_the_client_beside_the_server_says_the_load() -> None:
+    script = f"""
+    vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 64 &
+    until curl -s localhost:8000/health; do sleep 1; done
+    vllm bench serve --model {LLAMA} --dataset-name random --random-input-len 300 --random-output-len 100 \\
+        --max-concurrency 16 --num-prompts 48 --ignore-eos
+    """
+    said = answer("--gpu", "h100", script)
+    assert (
+        said["load"] == PlannedWorkload(input_len=300, output_len=100, max_concurrency=16, num_prompts=48).model_dump()
+    )
+    assert said["delivers"]["completed"] == 48
+    asked = answer("--gpu", "h100", "--max-concurrency", "4", script)
+    assert asked["load"]["max_concurrency"] == 4 and asked["load"]["input_len"] == 300
+
+
+def test_a_rate_and_a_burst_without_a_limit_are_sent_as_they_are() -> None:
+    line = f"vllm serve {LLAMA} --max-model-len 8192\npython3 benchmarks/benchmark_serving.py --model {LLAMA} "
+    rate = answer("--gpu", "h100", "--engine-version", "0.9.1", line + "--request-rate 1 --num-prompts 20")
+    assert rate["load"]["request_rate"] == 1.0 and rate["load"]["max_concurrency"] is None
+    burst = answer("--gpu", "h100", line + "--num-prompts 20", "--engine-version", "0.9.1")
+    assert burst["load"]["max_concurrency"] is None and burst["delivers"]["completed"] == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "same"),
+    [
+        (
+            "vllm bench latency --model {m} --batch-size 4 --input-len 256 --output-len 64",
+            "avg_latency",
+            "latency {m} --input-len 256 --output-len 64 --batch-size 4",
+        ),
+        (
+            "python3 benchmark_throughput.py --model {m} --input-len 256 --output-len 64 --num-prompts 32",
+            "tokens_per_second",
+            "throughput {m} --input-len 256 --output-len 64 --num-prompts 32",
+        ),
+    ],
+)  # fmt: skip
+def test_offline_benchmarks_are_judged_and_predicted_like_planner_predict(words: str, key: str, same: str) -> None:
+    version = ("--engine-version", "0.9.1")
+    said = answer("--gpu", "h100", *version, words.format(m=LLAMA))
+    assert said["starts"] and said["delivers"] is None
+    predicted = run("predict", *same.format(m=LLAMA).split(), "--gpu", "h100", *version, "--format", "json")
+    assert said["offline"][key] == pytest.approx(json.loads(predicted.out)[key])
+    assert f"{key}_lo" in said["offline"]
+
+
+def test_what_an_offline_benchmark_does_not_take_is_named() -> None:
+    said = answer("--gpu", "h100", f"vllm bench latency --model {LLAMA} --max-concurrency 4", status=1)
+    assert said["flags"][0]["flag"] == "--max-concurrency"
+
+
+COMPOSE = """
+services:
+  server:
+    image: vllm/vllm-openai:v0.27.1
+    command: --model org/model --tensor-parallel-size 2
+    environment: [VLLM_LOGGING_LEVEL=INFO, HF_TOKEN]
+"""
+POD = """
+apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - name: server
+    image: vllm/vllm-openai:v0.27.1
+    command: ["/bin/sh", "-c"]
+    args: ["exec vllm serve org/model --tensor-parallel-size $TP"]
+    env: [{name: TP, value: "2"}, {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}]
+"""
+SLURM = """#!/bin/bash
+#SBATCH --gres=gpu:2
+MODEL=org/model
+srun --container-image=vllm/vllm-openai:v0.27.1 bash -c "vllm serve $MODEL --tensor-parallel-size 2"
+"""
+
+
+def test_compose_files_manifests_and_slurm_scripts_are_read() -> None:
+    for launches in (read_manifest(COMPOSE), read_manifest(POD), find_launches(SLURM)):
+        (launch,) = launches
+        assert launch.server
+        line = read_line(launch.server.argv, NEW)
+        assert (line.model, line.args.tensor_parallel_size) == ("org/model", 2)
+    assert read_manifest(COMPOSE)[0].server.env == {"VLLM_LOGGING_LEVEL": "INFO"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN_DEPLOYED), ids=lambda path: path.parent.name + "/" + path.name)
+def test_our_own_deployables_are_read_back(path: Path) -> None:
+    """What `planner deploy` writes for compose, Kubernetes and Slurm launches the plan's own settings."""
+    text = path.read_text()
+    launches: tuple[Launch, ...] = read_manifest(text) if path.suffix in (".yaml", ".yml") else find_launches(text)
+    servers = [launch.server for launch in launches if launch.server]
+    assert servers
+    for server in servers:
+        line = read_line(server.argv, parse_version("0.27.1"))
+        assert not line.refused and line.model, path
+
+
+@pytest.mark.parametrize("text", ["services: [", "kind: Pod\nspec: {}", "services: {a: {command: nginx}}"])
+def test_a_manifest_without_vllm_is_refused(text: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_manifest(text)
+    assert error.value.hint
+
+
+def test_drafts_and_several_steps_of_the_scheduler_are_refused_together() -> None:
+    """arg_utils.py of 0.6.4: "Speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"."""
+    words = "vllm serve m --speculative-model d --num-speculative-tokens 5"
+    for steps, refused in (("", False), (" --num-scheduler-steps 10", True)):
+        line = read_line(shlex.split(words + steps), parse_version("0.6.4"))
+        assert line.refused is refused and line.args.speculative_config
+        assert line.args.speculative_config.num_speculative_tokens == 5
+
+
+def test_a_share_of_the_memory_that_only_later_versions_refuse() -> None:
+    """gpu_worker.py of V1 compares it with the free memory from 0.9.1 on; V0 never does."""
+    line = f"vllm serve {LLAMA} --max-model-len 4608 --gpu-memory-utilization 0.999"
+    assert answer("--gpu", "h100", "--engine-version", "0.6.3", line)["starts"]
+    said = answer("--gpu", "h100", "--engine-version", "0.10.0", line, status=1)
+    assert "Free memory on device" in said["fit"]["reason"]
+
+
+def test_a_form_of_quick_reduce_that_is_none_is_named() -> None:
+    for mode, refused in (("INT4", False), ("INT5", True)):
+        env = {"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": mode}
+        line = read_line(["vllm", "serve", "m"], parse_version("0.10.1"), env=env, platform="rocm")
+        assert line.refused is refused
+
+
+def test_what_nvidia_says_of_hopper_is_warned_of_before_it_was_lifted() -> None:
+    fusion = '{"pass_config":{"enable_fi_allreduce_fusion":true}}'
+    words = ("vllm", "serve", LLAMA, "--async-scheduling", "--compilation-config", fusion, "--max-model-len", "8192")
+    said = answer("--gpu", "h100", "--engine-version", "0.10.1", "--", *words)
+    assert [flag["flag"] for flag in said["flags"] if "Hopper" in flag["cause"]] == [
+        "--async-scheduling", "--compilation-config enable_fi_allreduce_fusion",
+    ]  # fmt: skip
+    assert not answer("--gpu", "b200", "--engine-version", "0.10.1", "--", *words)["flags"]
 
 
 @pytest.mark.parametrize(
@@ -110,16 +349,16 @@ def test_the_older_way_to_start_the_server_is_found() -> None:
     [
         ("", "no vllm serve command"),
         ("# vllm serve org/model", "no vllm serve command"),
-        ("vllm bench serve --model m", "no vllm serve command"),
+        ("echo vllm is served elsewhere", "no vllm serve command"),
         ("vllm serve a\nvllm serve b", "2 different vllm serve commands"),
-        ("echo a\nvllm serve 'a", "opens in line 2 is not closed"),
-        ('vllm serve "a', "is not closed"),
-        ("vllm serve ${a", "is not closed"),
+        ("echo a\nvllm serve 'a", "line 2 of this cannot be read"),
+        ('vllm serve "a', "may not be closed"),
+        ("vllm serve ${a", "may not be closed"),
     ],
 )
 def test_a_script_without_one_line_is_refused(script: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
-        find_command(script)
+        find_launches(script)
     assert error.value.hint
 
 
@@ -140,11 +379,11 @@ def test_whatever_is_quoted_comes_back_as_it_was(values: list[str]) -> None:
 @given(st.text(max_size=200))
 def test_no_script_is_too_strange_to_be_read_or_refused(script: str) -> None:
     try:
-        found = find_command(script + "\nvllm serve org/model")
+        launches = find_launches(script + "\nvllm serve org/model")
     except InputError as error:
         assert error.hint
     else:
-        assert found.argv[1] == "serve"
+        assert all(launch.server and launch.server.argv[1] == "serve" for launch in launches)
 
 
 def line_of(text: str) -> ServeLine:
@@ -533,7 +772,8 @@ def test_a_context_of_auto_is_as_long_as_the_memory_allows() -> None:
         (("vllm serve m",), "no GPU is named"),
         (("--gpu", "h100"), "LINE"),
         (("--gpu", "h100", "--", "vllm", "serve"), "names no model"),
-        (("--gpu", "h100", "--", "vllm", "bench", "serve"), "is no vllm serve line"),
+        (("--gpu", "h100", "--", "vllm", "bench", "serve"), "names no model"),
+        (("--gpu", "h100", "--", "vllm", "complete"), "is no vllm serve line"),
         (("--gpu", "h100", "nowhere.sh"), "nowhere.sh"),
         (("--gpu", "h1000", "vllm serve m"), "h1000"),
         (("--gpu", "h100", "M=$1; vllm serve $M"), "the script does not set"),

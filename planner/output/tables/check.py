@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -32,14 +32,20 @@ class CheckAnswer(Result):
 
     record: LineVerdict
     remarks: tuple[str, ...] = ()
+    #: Where a script has several ways through it: the conditions of each, and what is said about it; else empty
+    branches: tuple[tuple[tuple[str, ...], LineVerdict], ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether it starts."""
-        return self.record.starts
+        """Whether it starts, in every branch."""
+        return all(record.starts for _, record in self.branches or (((), self.record),))
 
     def _object(self) -> dict[str, Any]:
-        answer, load = self.record, self.record.workload
+        branches = [{"when": list(when), **self._judged(record)} for when, record in self.branches]
+        return {**self._judged(self.record), "starts": self.ok, "branches": branches}
+
+    def _judged(self, answer: LineVerdict) -> dict[str, Any]:
+        load = answer.workload
         return {
             "starts": answer.starts,
             "model": {"requested": answer.resolved.requested, "resolved": answer.resolved.resolved},
@@ -52,26 +58,40 @@ class CheckAnswer(Result):
             "fit": answer.fit.to_json() if answer.fit else None,
             "settings": answer.settings,
             "load": PlannedWorkload.of(load).model_dump() if load else None,
+            "command": answer.line.command,
             "delivers": _figures(answer.served) if answer.served else None,
+            "offline": answer.offline.result if answer.offline else None,
             "goal": answer.goal,
             "better": [_plan(answer, plan) for plan in answer.better()],
             "notes": list(_notes(answer)),
         }
 
     def _rows(self) -> list[dict[str, Any]]:
+        if self.branches:
+            return [_row(_condition(when), record.served) for when, record in self.branches]
         return [_row("this line", self.record.served), *_plan_rows(self.record)]
 
     def _columns(self) -> Sequence[Column]:
         return COLUMNS
 
     def _lines(self) -> Iterator[str]:
-        return _lines(self.record)
+        if not self.branches:
+            yield from _lines(self.record)
+        for place, (when, record) in enumerate(self.branches):
+            yield wrapped(f"{'' if place == 0 else chr(10)}{_condition(when)}:")
+            yield from _lines(record)
 
     def _title(self) -> str:
         return _headline(self.record)
 
     def _notes(self) -> Iterator[str]:
-        return _notes(self.record)
+        for _, record in self.branches or (((), self.record),):
+            yield from _notes(record)
+
+
+def _condition(when: Sequence[str]) -> str:
+    """Which way through the script it is."""
+    return f"if {' and '.join(when)}" if when else "each time"
 
 
 def _problem(problem: FlagProblem) -> dict[str, Any]:
@@ -116,8 +136,22 @@ def _lines(answer: LineVerdict) -> Iterator[str]:
     for problem in answer.line.problems:
         yield wrapped(str(problem), first="  x " if problem.fatal else "  ! ", rest="    ")
     yield from _start_lines(answer)
-    if answer.served or answer.workload:
+    if answer.offline:
+        yield from _offline_lines(answer, answer.offline.result)
+    elif not answer.line.is_offline and (answer.served or answer.workload):
         yield from _load_lines(answer)
+
+
+def _offline_lines(answer: LineVerdict, result: Mapping[str, Any]) -> Iterator[str]:
+    """What an offline benchmark would write, with its interval."""
+    load = answer.workload
+    if load:
+        lengths = f"{load.input_len:,} + {load.output_len:,} tokens"
+        yield f"\n{load.num_prompts:,} requests of {lengths} at once, offline:"
+    for key, name in (("avg_latency", "latency, s"), ("tokens_per_second", "tokens/s, in and out")):
+        if key in result:
+            around = f" ({result[f'{key}_lo']:,.3f} to {result[f'{key}_hi']:,.3f})" if f"{key}_lo" in result else ""
+            yield f"  {name}: {result[key]:,.3f}{around}"
 
 
 def _verdict(answer: LineVerdict) -> str:
@@ -182,6 +216,8 @@ def _load_words(load: Workload) -> str:
 
 def _calibration(answer: LineVerdict) -> str | None:
     """Which fits predicted; None where nothing was predicted."""
+    if answer.offline and answer.fit:
+        return answer.fit.deployment.calibrated_by
     return answer.served.deployment.calibrated_by if answer.served else None
 
 

@@ -59,7 +59,8 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
     config, memory = budget.config, budget.memory_bytes
     requested = ceil(memory * config.gpu_memory_utilization)
     free = _beside(Interval.exact(memory), budget.start_up)
-    if not config.cpu_kvcache_space:  # a CPU whose cache is given is not asked: cpu_worker.py
+    # v1/worker/gpu_worker.py asks from 0.9.1 on; a CPU whose cache is given is not asked: cpu_worker.py
+    if config.engine == "V1" and config.version.release >= (0, 9, 1) and not config.cpu_kvcache_space:
         yield Condition(
             "free memory below budget",
             _less(free, requested),
