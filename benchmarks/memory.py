@@ -30,6 +30,7 @@ from planner.model.architecture import Model
 from planner.model.build import model_from_config
 from planner.model.quantization import as_quantized, load_quantized
 from planner.model.resolve import resolve_model
+from planner.planning.deployment import served_model
 from planner.units import GIB
 
 Row = dict[str, str]
@@ -52,7 +53,11 @@ GPUS: dict[str, tuple[str, float | None]] = {
     "RTX A5000": ("rtx-3090", 23.57),
     "RTX 4070 Laptop": ("rtx-4090", 7.65),
     "T4": ("l4", 14.56),
-    "GB10": ("rtx-pro-6000", 121.63),
+    "GB10": ("gb10", None),
+    "RTX 5090": ("rtx-5090", None),
+    "RTX 5000 Ada": ("rtx-5000-ada", None),
+    "Radeon AI PRO R9700": ("r9700", None),
+    "H100": ("h100-sxm", None),
     "Hygon DCU": ("l40s", 63.98),
 }
 #: Models that are another's architecture in another precision: (base model, weight dtype or None for the same).
@@ -80,9 +85,16 @@ SPOILT = {
     "7bb56f25": "its own figures add up to a utilisation of 0.95, not the 0.9 stated",
     "067e8d3f": "vLLM 0.2.5, older than any version whose accounting is known",
     "91759c4a": "an accelerator of another vendor, with a stand-in's overheads",
-    "904d911f": "FlashInfer sampler, installed by hand",
-    "4c9cd594": "FlashInfer sampler, installed by hand",
 }
+#: Versions that a row leaves open, or names by a count of commits.
+VERSIONS = {
+    "8f117f6a": "0.8.5 (V0 engine)",  # 0.7 or 0.8; no products of projections are among its weights
+    **dict.fromkeys(("6cf173e6", "ee498063", "45878836"), "2025-10"),  # 10,446 commits
+}
+#: Weights that are, to the last digit, those of the model without its vision tower.
+WITHOUT_VISION = frozenset(("4b62498f",))
+#: Start-ups whose notes say that FlashInfer was installed by hand.
+FLASHINFER = frozenset(("904d911f", "4c9cd594"))
 #: Start-ups with draft tokens of an MTP module; how many follows from the block size that was logged.
 DRAFTS = {"a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
 
@@ -165,24 +177,26 @@ def find_model(name: str, row: Row, configs: Path | None) -> Model:
 
 
 def _load(name: str, configs: Path | None) -> Model:
-    file = configs / f"{name.replace('/', '--')}.json" if configs else None
-    if file and file.is_file():
-        return model_from_config(json.loads(file.read_text()), model_id=name)
     try:
         return resolve_model(name, network=False).model
     except PlannerError as error:
+        file = configs / f"{name.replace('/', '--')}.json" if configs else None
+        if file and file.is_file():
+            return model_from_config(json.loads(file.read_text()), model_id=name)
         raise LookupError(f"no config of {name}") from error
 
 
 def predict(row: Row, model: Model, constants: Constants | None = None) -> MemoryBudget:
     """The budget that the engine of a row should have found, with ``constants`` other than ours."""
     profile = find_gpu(row["gpu"], number(row, "gpu_mem_total_gib"))
-    version = parse_version(row["vllm_version"] or "2025-11")
+    version = parse_version(VERSIONS.get(row["log_id"][:8]) or row["vllm_version"] or "2025-11")
     kv = "fp8" if row["kv_cache_dtype"].startswith("fp8") else "auto"
     drafts = DRAFTS.get(row["log_id"][:8])
     args = EngineArgs(
         tensor_parallel_size=whole(row, "tp") or 1,
         pipeline_parallel_size=whole(row, "pp") or 1,
+        data_parallel_size=whole(row, "dp") or 1,
+        enable_expert_parallel="EP" in row["notes"] and model.is_moe,
         dtype=row["weight_dtype"] if row["weight_dtype"] in ("float16", "bfloat16") else "auto",
         kv_cache_dtype=kv,
         max_model_len=whole(row, "max_model_len"),
@@ -194,7 +208,11 @@ def predict(row: Row, model: Model, constants: Constants | None = None) -> Memor
         enable_chunked_prefill=False if "no chunked prefill" in row["notes"] else None,
         enable_prefix_caching={"True": True, "False": False}.get(row["prefix_caching"]),
         speculative_config=SpeculativeConfig("mtp", drafts) if drafts else None,
+        flashinfer_sampler=True if row["log_id"][:8] in FLASHINFER else None,
+        mxfp4_use_marlin=True if "inferencex" in row["source"] and "gpt-oss" in row["hub_id"] else None,
+        language_model_only="--language-model-only" in row["notes"] or row["log_id"][:8] in WITHOUT_VISION,
     )
+    model = served_model(model, args)
     return memory_budget(model, profile, resolve(args, model, profile, version), Basis(constants))
 
 

@@ -112,6 +112,8 @@ KvTransfer = Annotated[
         "gpu_memory_utilization",
         "cpu_kvcache_space",
         "enforce_eager",
+        "flashinfer_sampler",
+        "mxfp4_use_marlin",
         "allow_unvalidated",
     ),
     rivals=tuple((way, tuple(name for other in WAYS if other != way for name in other)) for way in WAYS),

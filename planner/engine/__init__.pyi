@@ -25,6 +25,7 @@ from .flags import env_status as env_status
 from .flags import flag_status as flag_status
 from .flags import value_status as value_status
 from .features import Features as Features
+from .features import Latents as Latents
 from .features import features_of as features_of
 from .features import graph_batches as graph_batches
 from .features import version_features as version_features

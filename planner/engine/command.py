@@ -199,6 +199,8 @@ def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
         "kv_cache_dtype": config.kv_cache_dtype_flag or _kv_cache_flag(config),
         "block_size": config.block_size if config.block_size != 16 else None,
         "cpu_kvcache_space": None,  # in ``config.env``
+        "flashinfer_sampler": None,  # there too
+        "mxfp4_use_marlin": None,
         "enable_lora": lora is not None,
         "cpu_offload_gb": config.cpu_offload_gb or None,
     }

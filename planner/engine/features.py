@@ -6,16 +6,20 @@ to 0.33.0 were read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
 from planner.engine.generation import default_engine
 from planner.engine.settings import Engine, EngineConfig
-from planner.engine.version import EngineVersion
+from planner.engine.version import EngineVersion, Release
 from planner.hardware import GpuProfile
 
 GraphMode = Literal["decode", "piecewise", "full-and-piecewise"]
+#: MLA's cache: one row of latents, such rows padded to 256 bytes, or the keys and values of every head.
+Latents = Literal["rows", "padded rows", "heads"]
+#: What cuts the logits to top-k and top-p. ``unknown``: FlashInfer where somebody installed it, sorting elsewhere.
+Sampler = Literal["sorting", "triton", "flashinfer", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,14 @@ class Features:
     max_graph_batch: int  #: largest batch that is captured, whatever ``max_num_seqs`` is
     graphs_in_budget: bool  #: graph memory is subtracted before the KV cache is sized; else it comes on top
     activation_includes_graphs: bool  #: the printed activation peak contains the graph estimate
-    sorts_logits: bool  #: the sampler sorts them for top-k and top-p, and holds them about ten times over
+    sampler: Sampler  #: where nobody chooses: sorting holds the logits about ten times over, the others about four
     kv_tokens: Literal["blocks", "concurrency"]  #: logged KV tokens: blocks x block size, or concurrency x length
     window_batches: int  #: batches in flight whose tokens a sliding window keeps blocks for
     default_gpu_memory_utilization: float
     keeps_windows: bool  #: a layer with a sliding window keeps only its window, beside layers of full attention
     keeps_chunks: bool  #: the same for chunked attention
+    latents: Latents  #: how multi-head latent attention keeps its cache
+    absorbs_latents: bool  #: V0 keeps products of latent projections beside them, and switches chunks off late
     pipeline_remainder_last: bool  #: layers left over by the division into stages all go to the last stage
     refines_fp8_blocks: bool  #: where a shard cuts a block of fp8 experts, its scales are cut too; refused before
     streams_online_quantization: bool  #: ``--quantization fp8`` never holds the 16-bit model
@@ -69,13 +75,15 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         max_graph_batch=_max_graph_batch(version, profile, engine),
         graphs_in_budget=estimated and release >= (0, 20),  # envs.py: opt-in in 0.18 and 0.19, default from 0.20.0
         activation_includes_graphs=estimated and release >= (0, 27),
-        sorts_logits=release < (0, 17),  # topk_topp_triton.py; 21 logged start-ups of 0.6.4 to 0.11 show the copies
+        sampler=_sampler(release, profile, engine),
         kv_tokens="concurrency" if release >= (0, 20, 1) else "blocks",  # kv_cache_utils.py, 0.20.0 and 0.20.1
         # config/vllm.py, max_in_flight_tokens: from 0.26.0, two batches where scheduling is asynchronous
         window_batches=2 if asynchronous and release >= (0, 26) else 1,
         default_gpu_memory_utilization=0.92 if release >= (0, 20) else 0.90,  # config/cache.py
         keeps_windows=v1 and release >= (0, 9, 1),  # kv_cache_manager.py: the hybrid manager
         keeps_chunks=v1 and release >= (0, 12),  # config/vllm.py: off for Llama 4 before
+        latents=_latents(release, profile),
+        absorbs_latents=(0, 7, 1) <= release < (0, 8),  # attention/backends/mla/utils.py; config.py, VllmConfig
         pipeline_remainder_last=release < (0, 8),  # distributed/utils.py; pull request 13839
         refines_fp8_blocks=release >= (0, 32),  # layers/quantization/fp8.py of 0.32 has it
         streams_online_quantization=release >= (0, 15),  # pull request 31914
@@ -87,7 +95,10 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
 
 def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
     """Behaviour of the engine that ``config`` describes."""
-    return version_features(config.version, profile, engine=config.engine)
+    found = version_features(config.version, profile, engine=config.engine)
+    if config.flashinfer_sampler is None:
+        return found
+    return replace(found, sampler="flashinfer" if config.flashinfer_sampler else _own_sampler(config.version.release))
 
 
 def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
@@ -107,6 +118,32 @@ def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
     coarse = 256 if release >= (0, 11, 1) else limit + 8
     sizes = (1, 2, 4, *range(8, min(limit + 1, coarse), 8), *range(coarse, limit + 1, 16))
     return tuple(size for size in sizes if size <= limit)
+
+
+def _latents(release: Release, profile: GpuProfile) -> Latents:
+    """0.7.0 and before have no MLA (``deepseek_v2.py``); 0.7.2 and 0.7.3 align entries (``worker/cache_engine.py``)."""
+    if release < (0, 7, 1):
+        return "heads"
+    return "padded rows" if (0, 7, 2) <= release < (0, 8) and profile.platform == "cuda" else "rows"
+
+
+def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
+    """The sampler where ``VLLM_USE_FLASHINFER_SAMPLER`` is not set (``v1/sample/ops/topk_topp_sampler.py``).
+
+    V1 took FlashInfer wherever it was installed to 0.11.0: by hand, or in the image. From 0.11.1 (pull request 26859)
+    it has to be asked for, and from 0.21.0 (``envs.py``) it is the default of every NVIDIA GPU that it runs on.
+    """
+    if profile.platform == "cuda" and engine == "V1":
+        if release < (0, 11, 1):
+            return "unknown"
+        if release >= (0, 21) and (profile.compute_capability or (0, 0)) >= (7, 5):
+            return "flashinfer"
+    return _own_sampler(release)
+
+
+def _own_sampler(release: Release) -> Sampler:
+    """Without FlashInfer: PyTorch's sort, from 0.17.0 on a Triton kernel (``topk_topp_triton.py``)."""
+    return "sorting" if release < (0, 17) else "triton"
 
 
 def _graph_mode(version: EngineVersion, engine: Engine) -> GraphMode:

@@ -46,7 +46,10 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 _ROWS = {row.env or row.flag: row for row in SETTINGS.values() if not row.ours}
 _LONG = {row.short: row.flag for row in _ROWS.values() if row.short} | {"-cc": "--compilation-config"}
 _SWITCHES = {
-    flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
+    flag_of(no + row.name): (row.name, not no)
+    for row in _ROWS.values()
+    if row.is_switch and not row.env
+    for no in ("", "no_")
 }
 #: Options whose values, or the keys of whose JSON, differ between versions.
 _VALUES: dict[str, Values] = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
@@ -247,6 +250,9 @@ def read_line(
     environment = dict(env or {})
     if environment.get(CPU_KVCACHE_SPACE) and platform in ("", "cpu"):
         reader.set(CPU_KVCACHE_SPACE, [environment[CPU_KVCACHE_SPACE]])
+    for name, row in _ROWS.items():
+        if row.env and row.is_switch and environment.get(name) in ("0", "1") and platform != "cpu":
+            reader.settings[row.name] = environment[name] == "1"
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
     problems = [problem for problem in judged if problem.word not in seen]

@@ -37,6 +37,8 @@ LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp16", "float": "fp32"}
 #: vLLM's method names for checkpoints whose own ``quant_method`` is wider.
 _METHODS = {("modelopt", "nvfp4"): "modelopt_fp4", ("modelopt", "mxfp8"): "modelopt_mxfp8"}
+#: V0 splits prompts by default where contexts are longer (``arg_utils.py``).
+V0_LONG_CONTEXT = 32768
 #: V0, ``SchedulerConfig``: tokens of a step with chunked prefill; 512 to 0.6.4.
 _V0_CHUNK_TOKENS = 2048
 #: V0: least tokens of a step when a model sees images (``_MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``).
@@ -131,6 +133,8 @@ class _Resolver:
     def _check_layout(self) -> None:
         """Parallel axes that the model does not have."""
         args = self.args
+        if args.flashinfer_sampler and self.profile.platform != "cuda":
+            raise IllegalPlanError("--flashinfer-sampler: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(
                 f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out for dense models"
@@ -300,12 +304,18 @@ class _Resolver:
                 f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}",
                 hint="give each sequence of a batch at least one token",
             )
-        if not chunked and tokens < max_model_len:
+        late = found.absorbs_latents and uses_latent_attention(self.model) and self._chunks_at_first(max_model_len)
+        if not chunked and tokens < max_model_len and not late:
             raise IllegalPlanError(
                 f"--max-num-batched-tokens {tokens} is less than --max-model-len {max_model_len} without chunks",
                 hint=f"raise it to {max_model_len}, lower --max-model-len, or use --enable-chunked-prefill",
             )
         return tokens, seqs
+
+    def _chunks_at_first(self, max_model_len: int) -> bool:
+        """Whether V0 would chunk if it were not for MLA: 0.7.1 to 0.7.3 check the token budget before they see that."""
+        asked = self.args.enable_chunked_prefill
+        return max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda" if asked is None else asked
 
     def _block_size(self) -> int:
         if self.args.block_size is not None:
@@ -365,7 +375,7 @@ def chunked_prefill(model: Model, max_model_len: int, found: Features) -> bool:
     if found.engine == "V1":
         return True
     windows = any(isinstance(m, Attention) and m.window for m in model.mixers())
-    return not (model.vision or windows or uses_latent_attention(model))
+    return not (model.vision or windows or (uses_latent_attention(model) and found.latents != "heads"))
 
 
 def prefix_caching(model: Model, found: Features) -> bool:
@@ -429,13 +439,13 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
 
 
 def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
-    """H100 and H200 by name to 0.8.4; by memory from 0.8.5, without A100 from 0.9.0 and GB10 from 0.33.0."""
+    """H100 and H200 by name to 0.8.4; by memory from 0.8.5, without A100 from 0.9.0, never GB10."""
     name = profile.name.lower()
     if version.release < (0, 8, 5):
         return "h100" in name or "h200" in name
     if version.release >= (0, 9) and "a100" in name:
         return False
-    if version.release >= (0, 33) and profile.compute_capability == (12, 1):
+    if profile.compute_capability == (12, 1):  # GB10: NVML names no memory, which counts as none; by name from 0.33.0
         return False
     return profile.memory_bytes >= 70 * GIB
 

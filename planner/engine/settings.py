@@ -32,6 +32,8 @@ Engine = Literal["V0", "V1"]
 SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "ngram", "suffix"]
 MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+MXFP4_MARLIN = "VLLM_MXFP4_USE_MARLIN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,13 @@ class EngineArgs:
     enable_prefix_caching: bool | None = _row(None, "Keep blocks of shared prefixes.")
     enable_chunked_prefill: bool | None = _row(None, "Split long prompts.")
     async_scheduling: bool | None = _row(None, "Schedule while the GPU computes.")
+    flashinfer_sampler: bool | None = _row(
+        None, "Sample with FlashInfer.", env=FLASHINFER_SAMPLER, on="gpu", only="memory"
+    )
+    mxfp4_use_marlin: bool | None = _row(
+        None, "MXFP4 experts by Marlin's kernels.", env=MXFP4_MARLIN, on="gpu", only="memory"
+    )
+    language_model_only: bool = _row(False, "Leave the vision tower out.")
     allow_unvalidated: bool = _row(False, "Plan what one source documents and another reports broken.", ours=True)
 
 
@@ -214,6 +223,9 @@ class EngineFlags(TypedDict, total=False):
     enable_prefix_caching: bool | None
     enable_chunked_prefill: bool | None
     async_scheduling: bool | None
+    flashinfer_sampler: bool | None
+    mxfp4_use_marlin: bool | None
+    language_model_only: bool
     allow_unvalidated: bool
 
 
@@ -295,13 +307,16 @@ class EngineConfig:
     swap_space: float | None = None
     cpu_kvcache_space: int | None = None  #: None: the cache is what ``gpu_memory_utilization`` leaves
     kv_cache_memory_bytes: int | None = None
+    flashinfer_sampler: bool | None = None  #: None: as the version and what is installed have it
+    mxfp4_use_marlin: bool | None = None  #: None: as the GPU has it
+    language_model_only: bool = False
     defaults_taken: tuple[str, ...] = ()
 
     @property
     def env(self) -> dict[str, str]:
         """Variables that say what no flag does."""
         said = {row.env: getattr(self, row.name) for row in SETTINGS.values() if row.env}
-        return {name: str(value) for name, value in said.items() if value}
+        return {name: str(int(value)) for name, value in said.items() if value is not None}
 
     @property
     def given_kv_cache_bytes(self) -> int | None:
@@ -311,8 +326,9 @@ class EngineConfig:
     @property
     def kv_cache_given_by(self) -> str:
         """What gives the size of the KV cache, as it is written."""
-        said = [f"{name}={value}" for name, value in self.env.items()]
-        return said[0] if said else f"{flag_of('kv_cache_memory_bytes')} {self.kv_cache_memory_bytes}"
+        if self.cpu_kvcache_space:
+            return f"{CPU_KVCACHE_SPACE}={self.cpu_kvcache_space}"
+        return f"{flag_of('kv_cache_memory_bytes')} {self.kv_cache_memory_bytes}"
 
     @property
     def layout(self) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from planner.memory.extras import draft_specs, with_drafts, with_extras
 from planner.memory.kv_blocks import BlockPool, block_pool
 from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
 from planner.memory.overheads import Constants, Interval, Overheads, shipped, total
-from planner.memory.weights import RankWeights, stage_weights
-from planner.model import Attention, Model, PerModel
+from planner.memory.weights import MARLIN, RankWeights, stage_weights, with_absorbed
+from planner.model import Attention, LatentAttention, Model, PerModel
 from planner.units import GIB
 
 
@@ -154,9 +154,11 @@ def memory_budget(
         model,
         layout,
         config.dtype,
-        architecture=profile.architecture,
+        architecture=MARLIN if config.mxfp4_use_marlin else profile.architecture,
         remainder_last=found.pipeline_remainder_last,
     )
+    if found.absorbs_latents:
+        weights = with_absorbed(weights, model, layout, config.dtype)
     activation = activation_peak(model, config, overheads)
     non_torch = overheads.non_torch_bytes
     graphs = graph_bytes(model, config, found, overheads)
@@ -192,8 +194,9 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "model": model.id,
             "weight_dtype": config.weight_dtype,
             "layers": "moe" if model.is_moe else "dense",
+            "attention": "latent" if any(isinstance(m, LatentAttention) for m in model.mixers()) else "",
             "tensor_parallel_size": config.tensor_parallel_size,
-            "sampler": "sorting" if found.sorts_logits else "sort-free",
+            "sampler": found.sampler,
         },
     )
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.engine import EngineConfig, held_heads
+from planner.engine import EngineConfig, Latents, features_of, held_heads
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.model import (
@@ -37,6 +37,9 @@ Kind = Literal["full", "window", "chunk", "cross", "state"]
 
 #: Bytes of one MLA token and layer in formats that pack latent, rotary key and scales into one row.
 PACKED_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+#: Before MLA, keys and values of a head were padded to this (``deepseek_v2.py`` of 0.6.6); 0.7.2 and 0.7.3 pad rows of
+#: latents to so many bytes of the model's type (``align_to_256bytes``).
+EXPANDED_HEAD_DIM, LATENT_ALIGNMENT = 256, 256
 #: DeepSeek-V4: 448 bytes of 8-bit latent, 128 of rotary key, 8 of scales. Pages are aligned to 576 bytes.
 COMPRESSED_ROW_BYTES, COMPRESSED_ALIGNMENT = 584, 576
 #: Tokens of a block of DeepSeek-V4's compressed caches and of its window cache.
@@ -105,6 +108,7 @@ class CacheSettings:
     encoder_tokens: int  #: of cross attention, where the architecture does not say
     packs_sparse_latents: bool = True  #: an 8-bit cache of sparse MLA is kept in packed rows of 656 bytes
     num_speculative_tokens: int = 0  #: drafted per step: convolutions keep a column for each
+    latents: Latents = "rows"
 
     @classmethod
     def of(cls, config: EngineConfig, profile: GpuProfile) -> CacheSettings:
@@ -118,6 +122,7 @@ class CacheSettings:
             encoder_tokens=config.max_num_batched_tokens,
             packs_sparse_latents=packs_sparse_latents(profile),
             num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
+            latents=features_of(config, profile).latents,
         )
 
 
@@ -173,7 +178,7 @@ def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterato
         eight_bits = settings.kv_cache_dtype.startswith("fp8")
         packed = mixer.indexer and eight_bits and settings.packs_sparse_latents
         dtype = "fp8_ds_mla" if packed else settings.kv_cache_dtype
-        yield CacheSpec("full", settings.block_size, latent_bytes(mixer, dtype))
+        yield CacheSpec("full", settings.block_size, latent_bytes(mixer, replace(settings, kv_cache_dtype=dtype)))
         if mixer.indexer and mixer.indexer.head_dim:  # some layers use the indexer of a layer before them
             yield CacheSpec("full", settings.block_size, indexer_bytes(mixer.indexer))
     elif isinstance(mixer, CompressedAttention):
@@ -197,10 +202,17 @@ def _attention_spec(model: Model, mixer: Attention, settings: CacheSettings) -> 
     return CacheSpec("full", settings.block_size, token_bytes)
 
 
-def latent_bytes(mixer: LatentAttention, kv_cache_dtype: str) -> int:
-    """Bytes of one token in one MLA layer: the same on every rank, whatever TP is."""
-    packed = PACKED_MLA_BYTES.get(kv_cache_dtype)
-    return packed or mixer.kv_elements_per_token * element_bytes(kv_cache_dtype)
+def latent_bytes(mixer: LatentAttention, settings: CacheSettings) -> int:
+    """Bytes of one token in one MLA layer: the same on every rank, whatever TP is, where latents are kept."""
+    if packed := PACKED_MLA_BYTES.get(settings.kv_cache_dtype):
+        return packed
+    size, elements = element_bytes(settings.kv_cache_dtype), mixer.kv_elements_per_token
+    if settings.latents == "heads":
+        return 2 * held_heads(mixer.num_heads, settings.tensor_parallel_size) * EXPANDED_HEAD_DIM * size
+    if settings.latents == "padded rows":
+        aligned = LATENT_ALIGNMENT // element_bytes(settings.dtype)
+        elements = -(-elements // aligned) * aligned
+    return elements * size
 
 
 def indexer_bytes(indexer: SparseIndexer) -> int:

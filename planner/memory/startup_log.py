@@ -81,10 +81,17 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
                 "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
                 "max_num_seqs max_num_batched_tokens",
             ),
-            ("True|False", "enable_expert_parallel enforce_eager enable_prefix_caching"),
+            ("True|False", "enable_expert_parallel enforce_eager enable_prefix_caching language_model_only"),
         )
         for name in names.split()
     ),
+)
+#: What the engine printed of a choice of its own: words, setting, value.
+_CHOICES: tuple[tuple[str, str, str], ...] = (
+    ("Using FlashInfer for top-p & top-k sampling", "flashinfer_sampler", "True"),
+    ("Using 'MARLIN' Mxfp4 MoE backend", "mxfp4_use_marlin", "True"),
+    ("FlashInfer is not available. Falling back to the PyTorch-native", "flashinfer_sampler", "False"),
+    ("top-k sampling sampler is disabled because FlashInfer>=v0.2.3", "flashinfer_sampler", "False"),
 )
 #: Lines that begin a start-up, and end an earlier one in the same file.
 _BEGIN = ("vLLM API server version", "non-default args: ")
@@ -175,6 +182,9 @@ def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[s
         match = expression.search(line)
         if match:
             settings.setdefault(field, match[1])
+    for words, field, value in _CHOICES:
+        if words in line:
+            settings.setdefault(field, value)
 
 
 def _check_complete(values: dict[str, list[float]], refusal: str | None) -> None:

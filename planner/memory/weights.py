@@ -18,14 +18,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.engine import Layout, held_piece, stage_sizes
+from planner.engine import Layout, held_heads, held_piece, stage_sizes
 from planner.model import UNQUANTIZED, Attention, Component, LatentAttention, Model, PerModel, Precision, Shard, Weight
 
 #: (intermediate, hidden) multiples that the kernels of MXFP4 experts pad a shard to, by the GPU's architecture.
 #: From vLLM 0.32's ``mxfp4_round_up_hidden_size_and_intermediate_size``; Hopper's from gpt-oss-120b's logged
-#: 64.38 GiB, where the layout pads the output features. Elsewhere Marlin runs: logged 65.97 GiB.
-EXPERT_PADDING = {"sm_90": (256, 1), "sm_90a": (256, 1), "gfx942": (256, 256), "gfx950": (256, 256)}
+#: 64.38 GiB, where the layout pads the output features. Elsewhere, and where it is asked for, Marlin runs: logged 65.97
+#: GiB on H100, and 66.14, 34.38, 17.22 and 8.66 GiB at TP 1 to 8 on H200.
+EXPERT_PADDING = {
+    "sm_90": (256, 1), "sm_90a": (256, 1), "sm_100": (256, 256), "sm_103": (256, 256),
+    "gfx942": (256, 256), "gfx950": (256, 256),
+}  # fmt: skip
 MARLIN_PADDING = (128, 256)
+#: Stands for the architecture where Marlin's kernels are asked for.
+MARLIN = "marlin"
+#: Size of the rotary table where it is not positions x head_dim, by model type. Part of a head turns
+#: (``partial_rotary_factor`` of config.json, or ``rotary_dim`` over ``head_dim``); positions of images take four times
+#: the rows (``cache_max_position_num`` of ``mrope.py``, and Qwen3.5 turns a quarter of a head); a linear scaling
+#: multiplies them (``linear_scaling_rope.py``): eight times in Gemma 3, whose windows have a table of their own.
+ROTARY_SIZE = {
+    "qwen3_next": 0.25, "glm4_moe": 0.5, "minimax_m2": 0.5, "minimax_m3": 0.5, "minimax_m3_vl": 0.5,
+    "mimo_v2_flash": 0.334, "qwen2_vl": 4, "qwen2_5_vl": 4, "qwen3_vl": 4, "qwen3_vl_moe": 4, "gemma3": 9,
+    "gemma3_text": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,7 @@ class RankWeights:
     by_component: dict[Component, int]
     by_dtype: dict[str, int]
     rotary_bytes: int  #: the table of rotary cosines and sines
+    absorbed_bytes: int = 0  #: products of latent projections that V0 keeps beside them
     draft_bytes: int = 0  #: of the draft (``memory.extras``): MTP modules, a second model
     lora_bytes: int = 0  #: of LoRA adapters
     offloaded_bytes: int = 0  #: of the weights, those in host memory
@@ -47,8 +63,8 @@ class RankWeights:
 
     @cached_property
     def loaded_bytes(self) -> int:
-        """What "Model loading took" counts: weights on the GPU, adapters and rotary table."""
-        return self.weight_bytes - self.offloaded_bytes + self.lora_bytes + self.rotary_bytes
+        """What "Model loading took" counts: weights on the GPU, products of them, adapters and rotary table."""
+        return self.weight_bytes - self.offloaded_bytes + self.absorbed_bytes + self.lora_bytes + self.rotary_bytes
 
 
 def stage_weights(
@@ -57,10 +73,42 @@ def stage_weights(
     """Weights on each rank, stage by stage, bytes.
 
     ``dtype`` (bf16, fp16, fp32) is the engine's, of everything that is not quantised; ``architecture`` is the
-    GPU's (``sm_90``, ``gfx942``), which decides how MXFP4 experts are padded; ``remainder_last`` splits layers
-    as vLLM did before 0.8.0.
+    GPU's (``sm_90``, ``gfx942``), which decides how MXFP4 experts are padded, or ``MARLIN`` where its kernels are asked
+    for; ``remainder_last`` splits layers as vLLM did before 0.8.0.
     """
     return _stages(model, layout, dtype, architecture, remainder_last)
+
+
+def with_absorbed(stages: tuple[RankWeights, ...], model: Model, layout: Layout, dtype: str) -> tuple[RankWeights, ...]:
+    """``stages`` with the products of latent projections on each rank."""
+    return tuple(replace(s, absorbed_bytes=absorbed_bytes(model, layout, dtype, s.layers)) for s in stages)
+
+
+def absorbed_bytes(model: Model, layout: Layout, dtype: str, layers: range) -> int:
+    """What V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes.
+
+    The products of query and key up-projections and of value and output projections, as precise as the weights; the
+    rotary part of the query projection and the up-projections themselves, in 16 bits (``process_weights_after_loading``
+    of ``attention/backends/mla/utils.py``).
+    """
+    found = 0
+    for kind in model.layer_kinds:
+        mixer, times = kind.layer.mixer, sum(index in layers for index in kind.indices)
+        if not times or not isinstance(mixer, LatentAttention):
+            continue
+        known = dict(zip((w.name for w in kind.layer.weights), kind.precisions, strict=True))
+        stored = next(p for name, p in known.items() if name.endswith("kv_b_proj"))
+        plain = UNQUANTIZED[dtype]
+        precision = plain if stored is model.quantization.base else stored
+        heads, latent = held_heads(mixer.num_heads, layout.tensor_parallel_size), mixer.kv_lora_rank
+        queries, both = mixer.q_lora_rank or model.hidden_size, mixer.qk_nope_head_dim + mixer.v_head_dim
+        found += times * (
+            precision.stored_bytes((heads * latent, queries))
+            + precision.stored_bytes((model.hidden_size, heads * latent))
+            + plain.stored_bytes((queries, heads * mixer.qk_rope_head_dim))
+            + (precision is not plain) * plain.stored_bytes((latent, heads * both))
+        )
+    return found
 
 
 def rotary_bytes(model: Model, dtype: Precision) -> int:
@@ -70,7 +118,8 @@ def rotary_bytes(model: Model, dtype: Precision) -> int:
         for mixer in dict.fromkeys(model.mixers())
         if isinstance(mixer, Attention | LatentAttention)
     ]
-    return model.max_position_embeddings * max(widths, default=0) * dtype.bits // 8
+    elements = model.max_position_embeddings * max(widths, default=0) * ROTARY_SIZE.get(model.model_type, 1)
+    return round(elements) * dtype.bits // 8
 
 
 def weight_bytes(

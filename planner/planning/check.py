@@ -53,7 +53,7 @@ SETTINGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "cpu_kvcache_space", "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling", "engine",
-    "num_scheduler_steps",
+    "num_scheduler_steps", "flashinfer_sampler", "mxfp4_use_marlin", "language_model_only",
 )  # fmt: skip
 
 

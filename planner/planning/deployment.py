@@ -46,6 +46,7 @@ RATES = frozenset(
 STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
 
 _load_quantized = PerModel(load_quantized)
+_without_vision = PerModel(lambda model: replace(model, vision=()))
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,12 @@ class Deployment:
 
 
 def served_model(model: Model, args: EngineArgs) -> Model:
-    """The model as the engine holds it: ``--quantization`` may turn a 16-bit checkpoint into 8-bit weights."""
+    """The model as the engine holds it.
+
+    ``--quantization`` may turn a 16-bit checkpoint into 8-bit weights; ``--language-model-only`` loads no vision tower.
+    """
+    if args.language_model_only and model.vision:
+        model = _without_vision(model)
     return _load_quantized(model, args.quantization) if args.quantization else model
 
 

@@ -46,6 +46,10 @@ def _weights(result: FitResult) -> Iterator[ArithmeticLine]:
     if lora := config.lora:
         how = f"{lora.max_loras} of rank {lora.max_lora_rank}, in every matrix of the layers, used or not"
         yield ArithmeticLine("adapters", _both(weights.lora_bytes), how)
+    if weights.absorbed_bytes:
+        yield ArithmeticLine(
+            "products of projections", _both(weights.absorbed_bytes), "V0 keeps them beside the weights of MLA"
+        )
     if weights.rotary_bytes:
         length = result.budget.model.max_position_embeddings
         yield ArithmeticLine(

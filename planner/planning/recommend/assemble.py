@@ -201,8 +201,9 @@ def _why(request: Request, ranking: Ranking, winner: Candidate, recipe: Recipe) 
     else:
         yield from _why_goal(request, ranking, winner)
     stage = winner.deployment.budget.binding
-    given = " ".join(f"{name}={value}" for name, value in winner.config.env.items())
-    cache = f"are given to the KV cache ({given})" if given else "are left for the KV cache"
+    config = winner.config
+    given = config.given_kv_cache_bytes and f" ({config.kv_cache_given_by})"
+    cache = f"are given to the KV cache{given}" if given else "are left for the KV cache"
     yield (
         f"weights take {stage.weights.loaded_bytes / GIB:.1f} GiB of {stage.requested_bytes / GIB:.1f} GiB "
         f"on each GPU, {stage.available.mid / GIB:.1f} GiB {cache}"

@@ -1,0 +1,131 @@
+"""Predictions beside published start-ups of vLLM, each named by the first digits of its row's id, or by its source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.engine.resolution import resolve
+from planner.engine.settings import EngineArgs
+from planner.engine.version import parse_version
+from planner.errors import IllegalPlanError
+from planner.hardware.profiles import load_profile
+from planner.memory.budget import MemoryBudget, memory_budget
+from planner.model.resolve import resolve_model
+from planner.planning.deployment import served_model
+from planner.units import GIB
+
+
+def start(model_id: str, gpu: str, version: str, **settings: Any) -> MemoryBudget:
+    """The budget of a start-up."""
+    args = EngineArgs(**settings)
+    model, profile = served_model(resolve_model(model_id, network=False).model, args), load_profile(gpu)
+    return memory_budget(model, profile, resolve(args, model, profile, parse_version(version)))
+
+
+def loaded_gib(found: MemoryBudget) -> float:
+    """ "Model loading took N GiB"."""
+    return found.binding.weights.loaded_bytes / GIB
+
+
+def tokens(found: MemoryBudget) -> int:
+    """ "GPU KV cache size: N tokens"."""
+    return found.logged_tokens(found.num_blocks.mid)
+
+
+@pytest.mark.parametrize(("ranks", "logged"), [(1, 66.14), (2, 34.38), (4, 17.22), (8, 8.66)])
+def test_marlin_pads_the_experts_of_gpt_oss(ranks: int, logged: float) -> None:
+    """ad1c47bf, 82175fd0, a3228657, 0703b5d5: H200, 0.22, started with VLLM_MXFP4_USE_MARLIN=1."""
+    found = start("openai/gpt-oss-120b", "h200-sxm", "0.22.1", tensor_parallel_size=ranks, mxfp4_use_marlin=True)
+    assert loaded_gib(found) == pytest.approx(logged, rel=4e-3)
+
+
+def test_without_marlin_hopper_pads_by_its_own_layout() -> None:
+    """7bb56f25: H100, 0.11.0."""
+    assert loaded_gib(start("openai/gpt-oss-120b", "h100-sxm", "0.11.0")) == pytest.approx(64.38, rel=4e-3)
+
+
+def test_a_start_without_the_vision_tower() -> None:
+    """4b62498f: GB10, 64.69 GiB; the tower would be 0.83 GiB more."""
+    bare, whole = (
+        start("Qwen/Qwen3.6-35B-A3B", "gb10", "0.19.1", language_model_only=only, max_model_len=131072)
+        for only in (True, False)
+    )
+    assert loaded_gib(bare) == pytest.approx(64.69, abs=0.006)
+    assert loaded_gib(whole) - loaded_gib(bare) == pytest.approx(0.832, abs=0.001)
+
+
+@pytest.mark.parametrize(("ranks", "logged"), [(1, 13.5273), (2, 7.1152)])
+def test_gemma_3_has_a_long_rotary_table(ranks: int, logged: float) -> None:
+    """ececbef1, 6f1c8d47: R9700. 8 x 131,072 rows for full layers and 131,072 for windows, of 256 x 2 B."""
+    found = start("RedHatAI/gemma-3-12b-it-FP8-dynamic", "r9700", "0.13.0", tensor_parallel_size=ranks)
+    assert found.binding.weights.rotary_bytes == 9 * 131_072 * 256 * 2
+    assert loaded_gib(found) == pytest.approx(logged, rel=0.03)
+
+
+def test_four_bits_without_zero_points() -> None:
+    """f50e024a: RTX 3090, 0.12.0."""
+    found = start("cpatonn/Qwen3-Coder-30B-A3B-Instruct-GPTQ-4bit", "rtx-3090", "0.12.0", max_model_len=24576)
+    assert loaded_gib(found) == pytest.approx(15.6116, rel=1e-3)
+
+
+def test_v0_keeps_products_of_latent_projections() -> None:
+    """DeepSeek-R1, TP 8, 0.7.3: 83.9 GiB are loaded, and a row of the cache is padded from 576 to 640.
+
+    ``worker/cache_engine.py`` and ``attention/backends/mla/utils.py``. Per layer and rank, of 16 heads: 1,536 x 8,192
+    and 8,192 x 7,168 in 8 bits, 1,536 x 1,024 and 512 x 4,096 in 16 bits; 61 layers: 4.47 GiB.
+    """
+    found = start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.7.3", tensor_parallel_size=8, max_model_len=65536)
+    assert loaded_gib(found) == pytest.approx(83.9, rel=3e-3)
+    assert found.binding.block_bytes == 16 * 61 * 640 * 2
+    later = start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.8.5", tensor_parallel_size=8, max_model_len=65536)
+    assert later.binding.weights.absorbed_bytes == 0
+    assert later.binding.block_bytes == later.pool.block_size * 61 * 576 * 2
+
+
+def test_before_mla_every_head_is_kept() -> None:
+    """``deepseek_v2.py`` of 0.6.6 pads keys and values of each of 16 heads to 256 elements of 2 bytes."""
+    found = start("deepseek-ai/DeepSeek-V3", "h200-sxm", "0.6.6", tensor_parallel_size=8, max_model_len=4096)
+    assert found.binding.block_bytes == 16 * 61 * 2 * 16 * 256 * 2
+
+
+def test_v0_checks_the_token_budget_before_it_sees_mla() -> None:
+    """Two servers of 0.7.x started with fewer batched tokens than context: ``VllmConfig`` switches chunks off late."""
+    settings = {"tensor_parallel_size": 8, "max_model_len": 65536, "max_num_batched_tokens": 8192}
+    assert start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.7.3", **settings).config.max_num_batched_tokens == 8192
+    with pytest.raises(IllegalPlanError, match="without chunks"):
+        start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.7.3", **settings, enable_chunked_prefill=False)
+
+
+@pytest.mark.parametrize(("share", "logged"), [(0.25, 450_192), (0.5, 1_192_160)])
+def test_flashinfer_holds_the_logits_four_times(share: float, logged: int) -> None:
+    """904d911f, 4c9cd594: 2 x A100 80 GB, 0.10.1.1, FlashInfer installed by hand."""
+    settings = {"tensor_parallel_size": 2, "max_model_len": 16384, "gpu_memory_utilization": share}
+    said = start("Qwen/Qwen2-7B-Instruct", "a100-sxm-80gb", "0.10.1.1", **settings, flashinfer_sampler=True)
+    assert tokens(said) == pytest.approx(logged, rel=0.02)
+    unsaid = start("Qwen/Qwen2-7B-Instruct", "a100-sxm-80gb", "0.10.1.1", **settings)
+    assert unsaid.logged_tokens(unsaid.num_blocks.low) < logged < unsaid.logged_tokens(unsaid.num_blocks.high)
+
+
+def test_communicators_are_made_before_vllm_looks() -> None:
+    """``init_device`` of 0.11.0 (pull request 25359): four RTX 3090 leave 0.1 GiB outside torch, not 1.6."""
+    before, after = (
+        start("Qwen/Qwen3-32B", "rtx-3090", version, tensor_parallel_size=4).binding.non_torch.mid / GIB
+        for version in ("0.10.2", "0.19.0")
+    )
+    assert before > 1
+    assert after < 0.3
+
+
+def test_gb10_has_the_defaults_of_a_small_gpu() -> None:
+    """NVML names no memory there, so ``get_device_total_memory`` fails and counts as none (``arg_utils.py``)."""
+    config = start("Qwen/Qwen3-8B", "gb10", "0.26.0").config
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (2048, 256)
+
+
+def test_an_id_that_states_fp8_is_planned_in_fp8() -> None:
+    """79.67 billion parameters: 78.7 billion in 8 bits and 0.7 billion (both tables, gates) in 16: about 80 GB."""
+    found = start("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "h100-sxm", "0.22.1", tensor_parallel_size=2)
+    assert found.config.weight_dtype == "fp8"
+    assert found.binding.weights.weight_bytes * 2 == pytest.approx(80.5e9, rel=0.01)
