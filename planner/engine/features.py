@@ -12,6 +12,7 @@ from typing import Literal
 
 from planner.engine.generation import default_engine
 from planner.engine.settings import Engine, EngineConfig
+from planner.engine.sharding import Fp8Blocks
 from planner.engine.version import EngineVersion, Release
 from planner.hardware import GpuProfile
 
@@ -46,7 +47,7 @@ class Features:
     latents: Latents  #: how multi-head latent attention keeps its cache
     absorbs_latents: bool  #: V0 keeps products of latent projections beside them, and switches chunks off late
     pipeline_remainder_last: bool  #: layers left over by the division into stages all go to the last stage
-    refines_fp8_blocks: bool  #: where a shard cuts a block of fp8 experts, its scales are cut too; refused before
+    fp8_blocks: Fp8Blocks  #: which blocks of fp8 weights a shard may cut
     streams_online_quantization: bool  #: ``--quantization fp8`` never holds the 16-bit model
     reserves_whole_prompt: bool  #: default of ``--scheduler-reserve-full-isl``
     context_parallel_heads: bool  #: decode context parallelism serves grouped-query attention too, not only latent
@@ -85,7 +86,7 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         latents=_latents(release, profile),
         absorbs_latents=(0, 7, 1) <= release < (0, 8),  # attention/backends/mla/utils.py; config.py, VllmConfig
         pipeline_remainder_last=release < (0, 8),  # distributed/utils.py; pull request 13839
-        refines_fp8_blocks=release >= (0, 32),  # layers/quantization/fp8.py of 0.32 has it
+        fp8_blocks="whole" if release < (0, 14) else "merged" if release < (0, 32) else "refined",
         streams_online_quantization=release >= (0, 15),  # pull request 31914
         reserves_whole_prompt=v1 and release >= (0, 19),  # config/scheduler.py
         context_parallel_heads=v1 and release >= (0, 11, 1),  # config/model.py, verify_with_parallel_config

@@ -350,7 +350,7 @@ class _Resolver:
             )
         if asked is not None:
             return asked
-        value = found.async_scheduling and not pipelined and (not drafts or drafts.method in ("mtp", "eagle"))
+        value = found.async_scheduling and not pipelined and (not drafts or drafts.method in ("mtp", "eagle", "eagle3"))
         self._took(f"async_scheduling {value} (vLLM {self.version})")
         return value
 

@@ -29,7 +29,7 @@ from planner.units import GIB
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
 #: How tokens are drafted, see ``planner.engine.speculative``.
-SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "ngram", "suffix"]
+SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "eagle3", "ngram", "suffix"]
 MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
@@ -51,7 +51,7 @@ class SpeculativeConfig:
     @property
     def has_draft_model(self) -> bool:
         """Whether a second checkpoint is loaded."""
-        return self.method in ("draft_model", "eagle")
+        return self.method in ("draft_model", "eagle", "eagle3")
 
     @property
     def acceptance_length(self) -> float:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
+from typing import Literal
 
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.errors import IllegalPlanError
@@ -167,6 +168,13 @@ def _cut_axis(weight: Weight, layout: Layout) -> int | None:
     return 0
 
 
+#: Which blocks of fp8 weights a shard may cut: none, those of matrices that run merged (``linear.py`` of 0.14), those
+#: of experts too, whose scales are divided anew (``layers/quantization/fp8.py`` of 0.32).
+Fp8Blocks = Literal["whole", "merged", "refined"]
+#: Matrices that vLLM merges with their siblings, outside experts.
+MERGED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+
+
 # --- what is legal ------------------------------------------------------------------------------------------------
 
 
@@ -184,11 +192,11 @@ def problems(
     layout: Layout,
     *,
     allow_unvalidated: bool = False,
-    refines_fp8_blocks: bool = False,
+    fp8_blocks: Fp8Blocks = "whole",
 ) -> Iterator[LayoutProblem]:
     """What forbids ``layout``, hardware first; nothing when it is legal.
 
-    ``refines_fp8_blocks``: the engine divides the scales of fp8 experts anew where a shard cuts a block (vLLM 0.32 on).
+    ``fp8_blocks``: which blocks of fp8 weights a shard may cut, see ``Fp8Blocks``.
     """
     yield from _hardware_problems(profile, layout, allow_unvalidated)
     yield from _head_problems(model, layout)
@@ -198,7 +206,7 @@ def problems(
             f"--pipeline-parallel-size {layout.pipeline_parallel_size}: {model.id} has {model.num_layers} layers",
             "use fewer stages",
         )
-    yield from _cut_problems(model, layout, refines_fp8_blocks)
+    yield from _cut_problems(model, layout, fp8_blocks)
 
 
 def check_layout(
@@ -207,12 +215,10 @@ def check_layout(
     layout: Layout,
     *,
     allow_unvalidated: bool = False,
-    refines_fp8_blocks: bool = False,
+    fp8_blocks: Fp8Blocks = "whole",
 ) -> None:
     """Raise IllegalPlanError with the first of ``problems``; return when there is none."""
-    for problem in problems(
-        model, profile, layout, allow_unvalidated=allow_unvalidated, refines_fp8_blocks=refines_fp8_blocks
-    ):
+    for problem in problems(model, profile, layout, allow_unvalidated=allow_unvalidated, fp8_blocks=fp8_blocks):
         raise IllegalPlanError(problem.cause, hint=problem.hint)
 
 
@@ -224,7 +230,7 @@ def legal_tensor_parallel_sizes(
     data_parallel_size: int = 1,
     enable_expert_parallel: bool = False,
     allow_unvalidated: bool = False,
-    refines_fp8_blocks: bool = False,
+    fp8_blocks: Fp8Blocks = "whole",
 ) -> tuple[int, ...]:
     """TP sizes that run inside one node, ascending; empty when another axis already forbids the layout."""
     return tuple(
@@ -236,7 +242,7 @@ def legal_tensor_parallel_sizes(
                 profile,
                 Layout(size, pipeline_parallel_size, data_parallel_size, enable_expert_parallel),
                 allow_unvalidated=allow_unvalidated,
-                refines_fp8_blocks=refines_fp8_blocks,
+                fp8_blocks=fp8_blocks,
             )
         )
     )
@@ -253,10 +259,10 @@ def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: b
     if profile.partition and tensor_parallel_size > 1:
         rule = profile.partition.tensor_parallel_rule(tensor_parallel_size)
         yield from _ruled_out(profile, rule, "tensor parallelism", allow_unvalidated)
-    if tensor_parallel_size > profile.gpus_per_node:
+    if tensor_parallel_size > profile.gpus_per_node and tensor_parallel_size % profile.gpus_per_node:
         yield LayoutProblem(
             f"--tensor-parallel-size {tensor_parallel_size}: a node of {profile.id} has {profile.gpus_per_node} GPUs",
-            "cut the layers over nodes with --pipeline-parallel-size",
+            "use a size that fills its nodes, or cut the layers over nodes with --pipeline-parallel-size",
         )
 
 
@@ -317,7 +323,7 @@ def _expert_problems(model: Model, layout: Layout) -> Iterator[LayoutProblem]:
         )
 
 
-def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Iterator[LayoutProblem]:
+def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterator[LayoutProblem]:
     """Matrices that do not divide into so many pieces, or whose quantisation groups the cut would split."""
     if layout.expert_ranks == 1:
         return
@@ -335,7 +341,7 @@ def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Ite
                 _cut_hint(weight, layout),
             )
             return
-        block = _split_block(weight, precision, axis, weight.shape[axis] // cut, refines_fp8_blocks)
+        block = _split_block(weight, precision, axis, weight.shape[axis] // cut, fp8_blocks)
         if block:
             yield LayoutProblem(
                 f"{path}: a shard of {weight.shape[axis] // cut} is not divisible by the {precision.name} "
@@ -345,7 +351,7 @@ def _cut_problems(model: Model, layout: Layout, refines_fp8_blocks: bool) -> Ite
             return
 
 
-def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, refines: bool) -> int:
+def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, fp8_blocks: Fp8Blocks) -> int:
     """Size of the quantisation block that a shard would split; 0 when it splits none."""
     if precision.group is None or len(weight.shape) < 2:
         return 0
@@ -355,7 +361,9 @@ def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, re
         return 0
     other = weight.shape[-2] if axis == -1 else weight.shape[-1]
     expert = weight.component is Component.ROUTED_EXPERT
-    if refines and expert and gcd(rows, columns, shard, other) >= SMALLEST_REFINED_BLOCK:
+    if fp8_blocks != "whole" and weight.name.endswith(MERGED):
+        return 0
+    if fp8_blocks == "refined" and expert and gcd(rows, columns, shard, other) >= SMALLEST_REFINED_BLOCK:
         return 0
     return block
 

@@ -5,6 +5,7 @@
     mtp            the model's own multi-token-prediction modules draft; they are loaded beside it
     draft_model    a smaller model of the same vocabulary drafts
     eagle          one decoder layer on top of the model's hidden states drafts; embedding and lm_head are shared
+    eagle3         the same on hidden states of three layers, with a vocabulary and an lm_head of its own
     ngram, suffix  earlier text drafts: nothing is loaded
 
 How many drafted tokens the model accepts depends on model, draft and text, so it has to be said: a rate a, with
@@ -50,8 +51,8 @@ OLD_FLAGS = {
 V0_ENDS = (0, 10)
 #: vLLM's names of methods whose memory is understood; older versions call mtp after the model's architecture.
 METHODS: dict[str, SpeculativeMethod] = {
-    "mtp": "mtp", "draft_model": "draft_model", "eagle": "eagle", "ngram": "ngram", "[ngram]": "ngram",
-    "suffix": "suffix",
+    "mtp": "mtp", "draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "ngram": "ngram",
+    "[ngram]": "ngram", "suffix": "suffix",
 }  # fmt: skip
 _EXAMPLE = f'such as {FLAG} \'{{"method": "mtp", "num_speculative_tokens": 1}}\''
 
@@ -73,7 +74,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if draft is not None and not isinstance(draft, str):
         raise InputError(f"{FLAG}: model must be a hub id or a path, got {draft!r}", hint=_EXAMPLE)
     method = _method(given.get("method"), draft)
-    if method in ("draft_model", "eagle") and not draft:
+    if method in ("draft_model", "eagle", "eagle3") and not draft:
         raise InputError(f"{FLAG}: method {method} needs a model", hint='add "model": a hub id or a path')
     size = given.get("draft_tensor_parallel_size")
     if size is not None and (not isinstance(size, int) or size < 1):

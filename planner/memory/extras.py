@@ -20,6 +20,8 @@ whole on every rank: (vocabulary + hidden) x rank.
                   last one, which drafts, loads the embedding again
     draft_model   all of the second model
     eagle         one layer and a projection from 2 hidden to hidden; embedding and lm_head are the model's own
+    eagle3        one layer that reads embedding and hidden states side by side, a projection from 3 hidden to hidden,
+                  and an lm_head; the embedding is the model's own
     ngram, suffix nothing
 
 Each module or layer of the draft keeps its tokens beside the model's layers, in the same pool of blocks. The
@@ -188,7 +190,9 @@ def _draft_bytes(
         size = speculative.draft_tensor_parallel_size or layout.tensor_parallel_size
         (whole,) = stage_weights(known, Layout(size), config.dtype)
         found.update(whole.by_dtype)
-        if speculative.method == "eagle":
+        if speculative.method == "eagle3":  # the draft's own config names its projection and its lm_head
+            found[config.dtype] -= whole.by_component.get(Component.EMBEDDING, 0)
+        elif speculative.method == "eagle":
             shared = sum(whole.by_component.get(part, 0) for part in (Component.EMBEDDING, Component.LM_HEAD))
             projection = Weight("fc", Component.MTP, (known.hidden_size, 2 * known.hidden_size))
             found[config.dtype] += weight_bytes(projection, UNQUANTIZED[config.dtype], layout) - shared

@@ -251,7 +251,7 @@ def resolve_deployment(
             profile,
             Layout.of(config),
             allow_unvalidated=args.allow_unvalidated,
-            refines_fp8_blocks=features_of(config, profile).refines_fp8_blocks,
+            fp8_blocks=features_of(config, profile).fp8_blocks,
         )
     if not as_started:
         config = with_kv_cache_space(served, profile, config, basis)

@@ -26,6 +26,8 @@ LLAMA_1B = parse_speculative_config('{"model": "meta-llama/Llama-3.2-1B", "num_s
         ('{"method": "deepseek_mtp", "num_speculative_tokens": 1}', "mtp"),  # until 0.11
         ('{"method": "[ngram]", "num_speculative_tokens": 1}', "ngram"),
         ('{"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B", "num_speculative_tokens": 1}', "eagle"),
+        ('{"model": "a/eagle3-head", "num_speculative_tokens": 1}', "eagle3"),
+        ('{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}', "eagle3"),
         ('{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 1}', "draft_model"),
     ],
 )
@@ -43,7 +45,6 @@ def test_methods_are_named_or_guessed_as_vllm_does(text: str, method: str) -> No
         ('{"method": "mtp", "num_speculative_tokens": true}', "whole number"),
         ('{"num_speculative_tokens": 1}', "neither method nor model"),
         ('{"method": "medusa", "model": "x", "num_speculative_tokens": 1}', "'medusa' is not known"),
-        ('{"model": "a/eagle3-head", "num_speculative_tokens": 1}', "'eagle3' is not known"),
         ('{"method": "draft_model", "num_speculative_tokens": 1}', "needs a model"),
         ('{"model": 7, "num_speculative_tokens": 1}', "hub id or a path"),
         ('{"method": "mtp", "num_speculative_tokens": 1, "draft_tensor_parallel_size": 0}', "at least 1"),
@@ -157,13 +158,19 @@ def test_drafts_by_ngram_switch_asynchronous_scheduling_off() -> None:
         ("draft_models", "0.14.0", "0.15.0"),
         ("streams_online_quantization", "0.14.0", "0.15.0"),
         ("reserves_whole_prompt", "0.18.1", "0.19.0"),
-        ("refines_fp8_blocks", "0.31.0", "0.32.0"),
     ],
 )
 def test_where_versions_turn(field: str, last_without: str, first_with: str) -> None:
     gpu = load_profile("h100")
     assert not getattr(version_features(version(last_without), gpu), field)
     assert getattr(version_features(version(first_with), gpu), field)
+
+
+def test_which_blocks_of_fp8_a_shard_may_cut() -> None:
+    """``linear.py`` of 0.14.0 (``_maybe_allow_fp8_block_shape_mismatch``), ``fp8.py`` of 0.32.0."""
+    gpu = load_profile("h100")
+    found = [version_features(version(name), gpu).fp8_blocks for name in ("0.13.0", "0.14.0", "0.31.0", "0.32.0")]
+    assert found == ["whole", "merged", "merged", "refined"]
 
 
 def test_stages_were_cut_otherwise_before_0_8() -> None:

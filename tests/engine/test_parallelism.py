@@ -101,7 +101,7 @@ def test_a_disputed_mode_is_planned_only_when_asked_for() -> None:
     [
         ("meta-llama/Llama-3.1-8B", Layout(3), "attention heads"),
         ("Qwen/Qwen2.5-7B-Instruct", Layout(7), "KV heads"),  # 28 heads divide by 7, 4 KV heads do not
-        ("meta-llama/Llama-3.1-8B", Layout(16), "GPUs"),
+        ("meta-llama/Llama-3.1-8B", Layout(12), "GPUs"),
         ("meta-llama/Llama-3.1-8B", Layout(1, 33), "32 layers"),
         ("meta-llama/Llama-3.1-8B", Layout(1, enable_expert_parallel=True), "no experts"),
         ("meta-llama/Llama-3.1-8B", Layout(0), "at least 1"),
@@ -113,6 +113,27 @@ def test_what_vllm_refuses_is_refused_with_the_reason(name: str, layout: Layout,
     assert error.value.hint
 
 
+def test_tensor_parallelism_may_fill_several_nodes() -> None:
+    """DeepSeek-V2.5 started at TP 16 on two nodes of 8 x A100 40 GB (8f117f6a)."""
+    check_layout(model("deepseek-ai/DeepSeek-V2.5"), load_profile("a100-sxm-40gb"), Layout(16))
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_matrices_that_run_merged_may_be_cut_inside_a_block(size: int) -> None:
+    """MiMo-V2-Flash's own recipe: keys of 192 rows on a rank (``_maybe_allow_fp8_block_shape_mismatch``, 0.14.0)."""
+    mimo, gpu = model("XiaomiMiMo/MiMo-V2-Flash"), load_profile("h200")
+    with pytest.raises(IllegalPlanError, match="shard of 192"):
+        check_layout(mimo, gpu, Layout(size), fp8_blocks="whole")
+    check_layout(mimo, gpu, Layout(size), fp8_blocks="merged")
+
+
+def test_step_3_7_keeps_all_but_its_experts_in_16_bits() -> None:
+    step, gpu = model("stepfun-ai/Step-3.7-Flash-FP8"), load_profile("h200")
+    check_layout(step, gpu, Layout(2), fp8_blocks="merged")
+    for size in (4, 8):
+        check_layout(step, gpu, Layout(size, enable_expert_parallel=True), fp8_blocks="merged")
+
+
 def test_a_shard_that_cuts_a_block_of_fp8_experts_is_refused_unless_experts_stay_whole() -> None:
     """vLLM issue 25292: Qwen3-30B-A3B-FP8 at TP 4: 768 / 4 = 192 is no multiple of 128."""
     qwen, gpu = model("Qwen/Qwen3-30B-A3B-FP8"), load_profile("h100")
@@ -121,7 +142,7 @@ def test_a_shard_that_cuts_a_block_of_fp8_experts_is_refused_unless_experts_stay
     assert "--enable-expert-parallel" in error.value.hint
     check_layout(qwen, gpu, Layout(2))  # 384 = 3 x 128
     check_layout(qwen, gpu, Layout(4, enable_expert_parallel=True))
-    check_layout(qwen, gpu, Layout(4), refines_fp8_blocks=True)  # 0.32: blocks of 64
+    check_layout(qwen, gpu, Layout(4), fp8_blocks="refined")  # 0.32: blocks of 64
 
 
 def test_legal_sizes() -> None:

@@ -11,6 +11,7 @@ from planner.engine.speculative import parse_speculative_config
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import Basis, MemoryBudget, StageBudget, memory_budget
+from planner.model.build import model_from_config
 from planner.units import GIB
 
 
@@ -111,6 +112,28 @@ def test_eagle_shares_embedding_and_head() -> None:
     """Llama-3.2-1B as an EAGLE head: without its tied table of 128,256 rows, and a projection of 4,096 inputs more."""
     found = with_draft("meta-llama/Llama-3.2-1B", "eagle", "meta-llama/Llama-3.1-8B")
     expected = 2 * (1_235_814_400 - 128_256 * 2_048 + 4_096 * 2_048)
+    assert found.binding.weights.draft_bytes == expected
+
+
+def test_eagle_3_brings_a_projection_and_a_head_of_its_own() -> None:
+    """``llama_eagle3.py`` of 0.22, for Llama-3.1-8B: q, k and v read 8,192 inputs, ``fc`` 12,288; 32,000 tokens.
+
+    One layer: (4,096 + 2 x 1,024) x 8,192 + 4,096 x 4,096 + 3 x 4,096 x 14,336 and three norms; with ``fc``, lm_head
+    and the last norm 424 million parameters, in 16 bits, beside the model's embedding.
+    """
+    draft = model_from_config(
+        {
+            "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16",
+            "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "num_hidden_layers": 1, "vocab_size": 128256, "draft_vocab_size": 32000, "max_position_embeddings": 2048,
+        },
+        model_id="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    )  # fmt: skip
+    target, gpu = model("meta-llama/Llama-3.1-8B"), load_profile("h100")
+    settings = config(target.id, "h100", "0.33.0", speculative_config=drafting("eagle3", model=draft.id))
+    found = memory_budget(target, gpu, settings, Basis(draft=draft))
+    layer = (4096 + 2 * 1024) * 8192 + 4096 * 4096 + 3 * 4096 * 14336 + 3 * 4096
+    expected = 2 * (layer + 3 * 4096 * 4096 + 32000 * 4096 + 4096)
     assert found.binding.weights.draft_bytes == expected
 
 

@@ -64,6 +64,28 @@ def llama(config: Config) -> ModelParts:
     return llama_like(config, bias=bias, qkv_bias=config.flag("qkv_bias", default=bias))
 
 
+@family("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+def eagle3(config: Config) -> ModelParts:
+    """EAGLE-3 drafts (``llama_eagle3.py``): the first layer reads embedding and hidden state side by side.
+
+    Hidden states of three layers of the model are projected to one; lm_head is over ``draft_vocab_size`` tokens.
+    """
+    parts, hidden = llama_like(config), config.hidden_size
+    first = parts.layers[0]
+    widened = tuple(
+        replace(w, shape=(w.shape[0], 2 * hidden)) if w.name.endswith(("q_proj", "k_proj", "v_proj")) else w
+        for w in first.weights
+    )
+    layer = replace(first, weights=(*widened, Weight("hidden_norm", Component.NORM, (hidden,))))
+    target = config.size("target_hidden_size", default=hidden)
+    vocab = config.size("draft_vocab_size", default=config.size("vocab_size"))
+    own = (w for w in parts.outer if w.component is not Component.LM_HEAD)
+    head = Weight("lm_head", Component.LM_HEAD, (vocab, hidden), shard=Shard.VOCAB)
+    projection = Weight("fc", Component.MLP, (hidden, 3 * target))
+    outer = (*own, head, projection)
+    return replace(parts, layers=(layer, *parts.layers[1:]), outer=outer, tied_embeddings=False)
+
+
 @family("SmolLM3ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
 def llama_tied(config: Config) -> ModelParts:
     """SmolLM3 (some layers go without rotary embeddings) and ERNIE 4.5: Llama's weights, tied."""

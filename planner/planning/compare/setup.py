@@ -122,7 +122,7 @@ def _sizes(question: Question, profile: GpuProfile, num_gpus: int) -> Iterator[i
         yield from question.sizes
         return
     legal = legal_tensor_parallel_sizes(
-        question.model, profile, allow_unvalidated=question.args.allow_unvalidated, refines_fp8_blocks=True
+        question.model, profile, allow_unvalidated=question.args.allow_unvalidated, fp8_blocks="refined"
     )
     powers = [size for size in legal if size & (size - 1) == 0 and size <= num_gpus]
     yield from powers or (1,)  # refused in the engine's own words

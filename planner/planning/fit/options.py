@@ -98,7 +98,7 @@ class Asked:
             data_parallel_size=args.data_parallel_size,
             enable_expert_parallel=args.enable_expert_parallel,
             allow_unvalidated=args.allow_unvalidated,
-            refines_fp8_blocks=version_features(self.version, self.profile).refines_fp8_blocks,
+            fp8_blocks=version_features(self.version, self.profile).fp8_blocks,
         )
         for size in sizes:
             try:

@@ -110,8 +110,10 @@ def launched(
 
 
 def tensor_parallel_sizes(request: Request, model: Model, profile: GpuProfile) -> list[int]:
-    """Powers of two that are legal inside one node."""
-    legal = legal_tensor_parallel_sizes(model, profile, allow_unvalidated=request.args.allow_unvalidated)
+    """Powers of two that are legal inside one node of the newest version; older ones refuse in their own words."""
+    legal = legal_tensor_parallel_sizes(
+        model, profile, allow_unvalidated=request.args.allow_unvalidated, fp8_blocks="refined"
+    )
     return [size for size in legal if size <= node_size(request, profile) and size & (size - 1) == 0]
 
 
