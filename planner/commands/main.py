@@ -22,7 +22,7 @@ from planner import __version__
 from planner.commands.adapter import add_command
 from planner.commands.declare import COMMANDS as DECLARED
 from planner.commands.planner_toml import FILE, FROM_FILE, read_defaults, source_of
-from planner.commands.streams import complain, write
+from planner.commands.streams import complain, progress_on, write
 from planner.errors import PlannerError
 
 BUG = 70
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data, remarks = StringIO(), StringIO()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with redirect_stdout(data), redirect_stderr(remarks):
+        with progress_on(sys.stderr), redirect_stdout(data), redirect_stderr(remarks):
             status = _run(words)
         write(data.getvalue(), sys.stdout)
         write(remarks.getvalue(), sys.stderr)

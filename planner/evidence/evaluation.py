@@ -15,6 +15,7 @@ from math import inf
 from statistics import mean, median
 from typing import Any
 
+from planner import progress
 from planner.engine import EngineArgs, EngineVersion, parse_version
 from planner.errors import InputError, PlannerError
 from planner.evidence.runs import MeasuredRun, find_contradictions
@@ -107,7 +108,8 @@ def evaluate(runs: Iterable[MeasuredRun], local: Local = SHIPPED) -> list[Evalua
     """Predict each run with the fits of ``local``. A run that cannot be predicted is returned with ``refused``."""
     runs = list(runs)
     seen = resent(runs)
-    return [evaluate_run(run, local, resent=run.run_id in seen) for run in runs]
+    listed = progress.each(runs, lambda run: run.run_id)
+    return [evaluate_run(run, local, resent=run.run_id in seen) for run in listed]
 
 
 def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -> Evaluated:

@@ -169,6 +169,8 @@ def _stored_bytes(ask: Ask) -> dict[str, int] | None:
         for file in metadata.files_metadata.values():
             for tensor in file.tensors.values():
                 begin, end = tensor.data_offsets
+                if not 0 <= begin <= end < 2**60:
+                    raise SafetensorsParsingError
                 total[tensor.dtype] = total.get(tensor.dtype, 0) + end - begin
     except NotASafetensorsRepoError:
         return None

@@ -21,6 +21,7 @@ from planner.resources import check_file, read_given
 Source = Literal["path", "catalog", "cache", "hub"]
 
 INDEX = "model.safetensors.index.json"
+MOST_STORED_BYTES = 2**60  #: of a checkpoint; a larger total is no total
 MAX_HEADER_BYTES = 100_000_000  #: the limit of the safetensors format itself
 
 
@@ -235,9 +236,12 @@ def _index(folder: Path) -> tuple[set[str], int | None]:
     except InputError:
         return set(), None
     weight_map, metadata = values.get("weight_map"), values.get("metadata")
-    names = {Path(name).name for name in weight_map.values()} if isinstance(weight_map, dict) else set()
+    listed = weight_map.values() if isinstance(weight_map, dict) else ()
+    names = {Path(name).name for name in listed if isinstance(name, str) and "\0" not in name}
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return names, int(total) if isinstance(total, int | float) else None
+    if isinstance(total, int | float) and 0 < total < MOST_STORED_BYTES:
+        return names, int(total)
+    return names, None
 
 
 def _header_bytes(path: Path) -> dict[str, int] | None:
@@ -251,7 +255,9 @@ def _header_bytes(path: Path) -> dict[str, int] | None:
         for name, tensor in header.items():
             if name != "__metadata__":
                 begin, end = tensor["data_offsets"]
-                by_dtype[str(tensor["dtype"])] += end - begin
+                if not 0 <= begin <= end < MOST_STORED_BYTES:
+                    return None
+                by_dtype[str(tensor["dtype"])] += int(end) - int(begin)
     except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return dict(by_dtype)

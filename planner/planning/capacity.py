@@ -157,6 +157,8 @@ def largest_load(
         return bisected(probe, start, 1, most, whole=True)
     least = IDLE / _at_concurrency(deployment, workload, 1).e2el_s
     ceiling = steady_rate(deployment, workload, pessimistic=pessimistic)
+    if not slos:  # nothing but full batches limits it
+        return bisected(probe, ceiling, ceiling, ceiling)
     guess = closed_form_load(deployment, workload, slos, by, pessimistic=pessimistic)
     return bisected(probe, min(guess, ceiling), min(least, ceiling), ceiling)
 

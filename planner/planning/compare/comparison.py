@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from math import ceil
 
+from planner import progress
 from planner.engine import legal_tensor_parallel_sizes
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
@@ -192,7 +193,7 @@ def compare_hardware(
     share = find_share(question, profiles, longest) if question.per != "node" else 1
     points: list[ComparedPoint] = []
     refused: list[RefusedGpu] = []
-    for profile in profiles:
+    for profile in progress.each(profiles, lambda profile: profile.id):
         found = find_setups(question, profile, count_gpus(question, profile, share), longest)
         if isinstance(found, RefusedGpu):
             refused.append(found)

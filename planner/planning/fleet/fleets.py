@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
 
+from planner import progress
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning.capacity import ServedLoad
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
 from planner.planning.fleet.demand import Demand, together
-from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carried, server_kinds
+from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, most_carried, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 
 
@@ -102,6 +103,7 @@ class Fleet:
         high = _usd(self.rented)
         if high is None:
             return None
+        progress.say(f"the better end for {' and '.join(kind.profile.id for kind in self.kinds)}")
         low = _usd(_solved(self.asked, self.kinds, "gpus", _optimistic(self.asked, self.pools))[1])
         return Span(min(low.low, high.low) if low else high.low, high.mid, high.high)
 
@@ -251,8 +253,8 @@ def _optimistic(asked: FleetRequest, pools: Sequence[Pool]) -> list[tuple[float,
     found: dict[EngineConfig, list[float]] = {}
     for pool in pools:
         capacity = found.setdefault(pool.kind.deployment.config, [0.0] * len(asked.demands))
-        load = carried(asked, pool.kind.deployment, pool.demand, pessimistic=False)
-        capacity[asked.demands.index(pool.demand)] = max(load.value if load else 0.0, pool.load.value)
+        most = most_carried(asked, pool.kind.deployment, pool.demand)
+        capacity[asked.demands.index(pool.demand)] = max(most, pool.load.value)
     return [tuple(capacity) for capacity in found.values()]
 
 

@@ -18,7 +18,7 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad, largest_load
+from planner.planning.capacity import ServedLoad, largest_load, steady_rate
 from planner.planning.defaults import Objective, RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
@@ -195,6 +195,14 @@ def carried(asked: FleetRequest, deployment: Deployment, demand: Demand, *, pess
     if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
         return None
     return largest_load(deployment, demand.workload, asked.slos, pessimistic=pessimistic, requests=demand.requests)
+
+
+def most_carried(asked: FleetRequest, deployment: Deployment, demand: Demand) -> float:
+    """Requests per second of one class that one server carries at the optimistic end; 0 where it carries none."""
+    if not asked.slos:
+        return steady_rate(deployment, demand.workload, pessimistic=False)  # what the replay would be sent
+    load = carried(asked, deployment, demand, pessimistic=False)
+    return load.value if load else 0.0
 
 
 def servers_for(load: float, capacity: float) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from planner import progress
 from planner.engine import (
     Image,
     Recipe,
@@ -37,7 +38,8 @@ from planner.workload import Workload
 def rank(request: Request) -> list[Ranking]:
     """The candidates of each GPU, in the order of the request: by the goal, or the cheapest that keep the targets."""
     search = rank_by_targets if request.targets else rank_by_goal
-    return [search(request, profile, request.version or default_version(profile)) for profile in request.gpus]
+    gpus = progress.each(request.gpus, lambda profile: profile.id)
+    return [search(request, profile, request.version or default_version(profile)) for profile in gpus]
 
 
 def assemble(

@@ -1,0 +1,397 @@
+"""The kinds of cases: each makes a command line, and the broken files that it meets, from a random generator."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import hub_faults
+import published_models
+import relations
+from mutations import HOSTILE, NUMBERS, as_bytes, damaged, json_text, mutated, token_text
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+MODELS = (MODEL, "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b", "Qwen/Qwen2.5-0.5B-Instruct", "google/gemma-3-27b-it")
+GPUS = ("h100", "mi300x", "l40s", "a100", "mi300x-cpx", "b200", "h100-mig-3g.40gb")
+RUNS = """run_id,bench,gpu,model,input_len,output_len,max_concurrency,num_prompts,mean_ttft_ms,mean_tpot_ms,\
+output_throughput
+a,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,512,128,8,80,40,8,900
+b,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,512,128,32,320,80,10,2900
+c,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,1024,256,64,640,160,14,4200
+d,throughput,mi300x,meta-llama/Llama-3.1-8B-Instruct,512,128,,200,,,5000
+e,latency,mi300x,meta-llama/Llama-3.1-8B-Instruct,32,128,8,,,,
+"""
+TRACES = (
+    "arrival_s,input_len,output_len\n" + "".join(f"{n * 0.3:.1f},{100 + n},{20 + n % 7}\n" for n in range(60)),
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    + "".join(f"2026-05-01 10:{n // 60:02}:{n % 60:02}.5,{n + 5},{n % 9 + 1}\n" for n in range(90)),
+    "".join(json.dumps({"timestamp": n * 400, "input_length": 90 + n, "output_length": 30}) + "\n" for n in range(50)),
+)
+DEPLOYED = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
+
+
+@dataclass
+class Case:
+    """A command line in a folder, and what belongs to it."""
+
+    words: list[str]
+    json: bool = False  #: stdout is JSON where the command says yes or no
+    own: set[Path] = field(default_factory=set)  #: files that the case made, which nobody else has to keep in order
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    call: Callable[[], int] | None = None  #: instead of the command line
+    hub: Callable[[], Any] | None = None  #: what runs meanwhile
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """The command line, for a person."""
+        return self.label or shlex.join(["planner", *self.words])[:600]
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Around the run."""
+        if self.hub is None:
+            yield
+            return
+        with self.hub() as server:
+            self.env["HF_ENDPOINT"] = server.endpoint
+            yield
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Sound files, made once, that the cases break."""
+
+    plans: dict[str, dict[str, bytes]]  #: name -> file -> content
+    calibration: str
+    profiles: dict[str, str]
+
+    @classmethod
+    def stocked(cls, folder: Path) -> Shop:
+        """Ask the planner for plans and for a calibration."""
+        from planner.resources import data_dir
+
+        folder.mkdir(parents=True)
+        (folder / "runs.csv").write_text(RUNS)
+        asked = {
+            "one": ["recommend", MODEL, "--gpu", "h100"],
+            "targets": ["recommend", MODEL, "--gpu", "mi300x", "--ttft", "800", "--tpot", "60", "--request-rate", "5"],
+            "both": ["recommend", MODEL, "--gpu", "h100", "--gpu", "mi300x-cpx"],
+        }
+        for name, words in asked.items():
+            _sure([*words, "-o", str(folder / name)])
+        _sure(["calibrate", str(folder / "runs.csv"), "-o", str(folder / "calibration.toml")], also=1)
+        kept = folder / "calibration.toml"
+        plans = {name: _content(folder / name) for name in asked}
+        profiles = {p.stem: p.read_text() for p in sorted(data_dir("hardware").glob("*.toml"))}
+        return cls(plans, kept.read_text() if kept.exists() else "", profiles)
+
+
+def _sure(words: list[str], also: int = 0) -> None:
+    from planner.commands.main import main
+
+    err = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(err):
+        status = main(words)
+    if status not in (0, also):
+        raise RuntimeError(f"{words}: {status}: {err.getvalue()}")
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def _put(case_files: set[Path], path: Path, content: bytes | str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    case_files.add(path)
+    return str(path)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def config(random: Random, shop: Shop, work: Path) -> Case:
+    """A broken ``config.json``."""
+    own: set[Path] = set()
+    text = json_text(random, random.choice(published_models.CONFIGS))
+    _put(own, work / "m/config.json", as_bytes(random, text))
+    if random.random() < 0.2:
+        index = {"metadata": {"total_size": random.choice(NUMBERS)}, "weight_map": {"a": random.choice(HOSTILE)}}
+        with suppress(ValueError):
+            _put(own, work / "m/model.safetensors.index.json", json.dumps(mutated(random, index)))
+    if random.random() < 0.2:
+        length = random.choice((2, 100, 2**40, 2**63)).to_bytes(8, "little")
+        _put(own, work / "m/model.safetensors", length + b'{"a":{"dtype":"BF16","data_offsets":[0,' * 3)
+    gpu = random.choice(GPUS)
+    words = random.choice(
+        (
+            ["models", "show", "m"],
+            ["fit", "m", "--gpu", gpu],
+            ["fit", "m", "--gpu", gpu, "--max-model-len", "2048", "--explain"],
+            ["predict", "latency", "m", "--gpu", gpu, "--input-len", "64", "--output-len", "16", "--batch-size", "4"],
+        )
+    )
+    return Case([*words, "--format", "json"], json=words[0] != "models", own=own)
+
+
+def profile(random: Random, shop: Shop, work: Path) -> Case:
+    """A broken GPU profile."""
+    own: set[Path] = set()
+    text = token_text(random, random.choice(list(shop.profiles.values())))
+    _put(own, work / "gpu.toml", as_bytes(random, text))
+    model = random.choice(MODELS)
+    words = random.choice(
+        (
+            ["hardware", "show", "gpu.toml"],
+            ["fit", model, "--gpu", "gpu.toml", "--format", "json"],
+            ["predict", "latency", model, "--gpu", "gpu.toml", "--input-len", "64", "--output-len", "16",
+             "--batch-size", "4", "--format", "json"],
+            ["compare", model, "--gpu", "gpu.toml", "--gpu", "h100", "--max-concurrency", "8", "--format", "json"],
+            ["recommend", MODEL, "--gpu", "gpu.toml", "--goal", "min-latency", "--format", "json"],
+        )
+    )  # fmt: skip
+    return Case(words, json=words[0] != "hardware", own=own)
+
+
+def plan(random: Random, shop: Shop, work: Path) -> Case:
+    """A changed ``plan.json``, with the digest that belongs to it."""
+    own: set[Path] = set()
+    name = random.choice(("one", "targets"))
+    for file, content in shop.plans[name].items():
+        _put(own, work / "p" / file, content)
+    data = json.loads(shop.plans[name]["plan.json"])
+    changed = mutated(random, data)
+    if random.random() < 0.85 and isinstance(changed, dict):
+        changed = _signed(changed)
+    text = json.dumps(changed)
+    _put(own, work / "p/plan.json", damaged(random, text) if random.random() < 0.1 else text)
+    digest = changed.get("digest") if isinstance(changed, dict) else None
+    if random.random() < 0.5 and isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{12}", digest):
+        load = data["workload"]
+        result = {
+            "model_id": data["model"], "num_prompts": load["num_prompts"], "completed": load["num_prompts"],
+            "max_concurrency": load["max_concurrency"], "duration": 100.0, "request_throughput": 1.0,
+            "total_input_tokens": 1024 * load["num_prompts"], "total_output_tokens": 1024 * load["num_prompts"],
+            "output_throughput": 1000.0, **{f"{s}_{m}_ms": 50.0 for s in ("mean", "median", "p99")
+                                            for m in ("ttft", "tpot", "itl", "e2el")},
+        }  # fmt: skip
+        with suppress(ValueError):
+            sent = result if random.random() < 0.3 else mutated(random, result)
+            _put(own, work / f"p/results/serve-{digest}.json", json.dumps(sent))
+    target = random.choice(DEPLOYED)
+    words = random.choice(
+        (
+            ["check", "p", "--format", "json"],
+            ["validate", "p", "--format", "json"],
+            ["report", "p", "--format", "term"],
+            ["report", "p", "--format", "term", "--chart", "memory"],
+            ["report", "p", "--format", "svg", "--chart", "memory"],
+            ["deploy", "p", "--target", target, "-o", "out"],
+            ["calibrate", "p", "-o", "c.toml"],
+        )
+    )
+    return Case(words, json="json" in words, own=own)
+
+
+def _signed(data: dict[str, Any]) -> dict[str, Any]:
+    """The plan with its own digest, where it is a plan at all."""
+    from planner.planning.plan import PlanFile
+
+    unsigned = {**data, "digest": "0"}
+    try:
+        PlanFile.from_json(json.dumps(unsigned))
+    except ValueError as error:
+        told = re.search(r"its digest is ([0-9a-f]{12})", str(error))
+        if told:
+            return {**data, "digest": told[1]}
+    except Exception:  # noqa: S110: the command itself has to answer for it
+        pass
+    return data
+
+
+def calibration(random: Random, shop: Shop, work: Path) -> Case:
+    """A broken calibration file."""
+    own: set[Path] = set()
+    memory = (
+        '[[sampler]]\nsince = "0.20"\nuntil = "0.28"\nwhere = { gpu = "h100-sxm", tensor_parallel_size = 1 }\n'
+        'value = 1.5\nlow = 1.0\nhigh = 2.0\nunit = "GiB"\nlogs = ["a"]\nnote = "x"\n'
+    )
+    text = random.choice(
+        (shop.calibration or memory, memory, memory.replace("sampler", "non_torch").replace("GiB", "MiB"))
+    )
+    _put(own, work / "c.toml", as_bytes(random, token_text(random, text)))
+    _put(own, work / "runs.csv", RUNS)
+    words = random.choice(
+        (
+            ["fit", MODEL, "--gpu", "h100", "--calibration", "c.toml", "--format", "json"],
+            ["predict", "latency", MODEL, "--gpu", "h100", "--input-len", "64", "--output-len", "16", "--batch-size",
+             "4", "--calibration", "c.toml", "--format", "json"],
+            ["evaluate", "runs.csv", "--calibration", "c.toml", "--format", "json"],
+            ["calibrate", "runs.csv", "-o", "c.toml"],
+        )
+    )  # fmt: skip
+    return Case(words, json="json" in words, own=own)
+
+
+def runs(random: Random, shop: Shop, work: Path) -> Case:
+    """A broken table of measured runs, or a broken result of ``vllm bench``."""
+    own: set[Path] = set()
+    rows = list(csv.reader(io.StringIO(RUNS)))
+    for _ in range(random.choice((1, 1, 2, 4))):
+        row = random.choice(rows)
+        row[random.randrange(len(row))] = random.choice((*HOSTILE, *map(str, NUMBERS[:10]), "1e17", "10x conc"))
+    out = io.StringIO()
+    with suppress(csv.Error):
+        csv.writer(out).writerows(rows)
+    text = damaged(random, out.getvalue()) if random.random() < 0.3 else out.getvalue()
+    _put(own, work / "runs.csv", as_bytes(random, text))
+    words = random.choice((["evaluate", "runs.csv", "--format", "json"], ["calibrate", "runs.csv", "-o", "c.toml"]))
+    return Case(words, json="json" in words, own=own)
+
+
+def trace(random: Random, shop: Shop, work: Path) -> Case:
+    """A broken trace, or one that is no file."""
+    own: set[Path] = set()
+    if random.random() < 0.02:
+        os.mkfifo(work / "trace")
+    else:
+        _put(own, work / "trace", as_bytes(random, token_text(random, random.choice(TRACES))))
+    words = ["recommend", MODEL, "--gpu", "h100", "--trace", "trace", "--tpot", "100", "--format", "json"]
+    if random.random() < 0.2:
+        words = ["fleet", MODEL, "--gpu", "h100", "--trace", "trace", "--tpot", "100", "--format", "json"]
+    return Case(words, json=True, own=own)
+
+
+# --- the hub -----------------------------------------------------------------------------------------------------
+
+
+def hub(random: Random, shop: Shop, work: Path) -> Case:
+    """A hub that misbehaves."""
+    words = ["models", "show", "org/model", "--format", "json", "--timeout", "2"]
+    return Case(words, env={"HF_HUB_OFFLINE": "0"}, hub=partial(hub_faults.faulty, random))
+
+
+# --- options and values ------------------------------------------------------------------------------------------
+
+
+def options(random: Random, shop: Shop, work: Path) -> Case:
+    """A command with options of any value."""
+    from planner.commands.declare import COMMANDS
+
+    name = random.choice(sorted(COMMANDS))
+    words = [*name.split(), *random.choice(([MODEL], [MODEL], [random.choice(MODELS)], [], [random.choice(HOSTILE)]))]
+    if name in ("report", "validate", "deploy"):
+        words = [name, "p"]
+    if random.random() < 0.8 and name not in ("models", "hardware", "evaluate", "calibrate"):
+        words += ["--gpu", random.choice(GPUS)]
+    spellings = _spellings(name)
+    for _ in range(random.choice((0, 1, 2, 3, 5))):
+        spelling, kind = random.choice(spellings)
+        words.append(spelling)
+        if kind is not bool:
+            words.append(_value(random, spelling, kind))
+    own: set[Path] = set()
+    for file, content in shop.plans["one"].items():
+        _put(own, work / "p" / file, content)
+    clean = [word.replace("\0", "").encode("utf-8", "replace").decode() for word in words]
+    return Case(clean, own=own)
+
+
+def _spellings(name: str) -> list[tuple[str, Any]]:
+    from planner.commands.adapter import _flag, _parameters
+    from planner.commands.declare import COMMANDS, Argument
+
+    found: list[tuple[str, Any]] = []
+    for parameter in _parameters(COMMANDS[name]):
+        option = parameter.option
+        if isinstance(option, Argument) or parameter.name == "output":
+            continue
+        kind = parameter.type if option.kind is None else option.kind
+        for spelling in option.names or (_flag(parameter.name, kind),):
+            plain = kind in (bool, bool | None)
+            found += [(one, bool if plain else kind) for one in spelling.split("/") if one.startswith("--")]
+    return found or [("--format", str)]
+
+
+_SENSIBLE = {
+    "--format": ("json", "csv", "markdown", "table"), "--goal": ("min-latency", "max-throughput", "balanced"),
+    "--gpu": GPUS, "--workload": ("chat", "rag", "code"), "--weight-dtype": ("fp8", "int4-awq", "bf16", "mxfp4"),
+    "--kv-cache-dtype": ("auto", "fp8", "fp8_e5m2"), "--engine-version": ("0.6.0", "0.8.5", "0.11.0", "0.27.1"),
+    "--speculative-config": ('{"method":"ngram","num_speculative_tokens":2}', "[" * 50_000),
+    "--price": ("h100=2", "mi300x=0", "h100=nan"), "--docker-arg": ("--privileged", "-e", "HF_TOKEN=hf_" + "a" * 34),
+}  # fmt: skip
+
+
+def _value(random: Random, spelling: str, kind: Any) -> str:
+    how = random.random()
+    if spelling in _SENSIBLE and how < 0.7:
+        return random.choice(_SENSIBLE[spelling])
+    if how < 0.5:
+        return str(random.choice((1, 2, 4, 8, 16, 100, 256, 512, 1000, 0.5, 0.9, 3.5)))
+    return str(random.choice((*NUMBERS, *HOSTILE)))
+
+
+def templates(random: Random, shop: Shop, work: Path) -> Case:
+    """Values that mean something to a shell, YAML or Markdown, in everything that is written."""
+    own: set[Path] = set()
+    name = random.choice(HOSTILE).replace("/", "_").replace("\0", "").strip()[:60] or "m"
+    with suppress(OSError, ValueError):
+        _put(own, work / name / "config.json", json.dumps(published_models.LLAMA_8B))
+    secret = "hf_" + "".join(random.choice("abcdefghij0123456789") for _ in range(34))
+    value = random.choice((*HOSTILE, secret)).replace("\0", "")
+    common = ["--gpu", random.choice(("h100", "mi300x", "mi300x-cpx"))]
+    words = random.choice(
+        (
+            ["recommend", f"./{name}", *common, "--input-len", "64", "--output-len", "16", "-o", "out"],
+            ["workflow", random.choice(("quickstart", "offline", "list", "sweep")), f"./{name}", *common, "-o", "out"],
+            ["deploy", "p", "--target", random.choice(DEPLOYED), *_site(random, value), "-o", "out"],
+            ["check", *common, "--", "docker", "run", "-e", f"HF_TOKEN={value}", "vllm/vllm-openai:v0.11.0", "--model",
+             f"./{name}", "--max-model-len", "2048"],
+            ["recommend", MODEL, *common, "-o", f"out/{name}"],
+        )
+    )  # fmt: skip
+    for file, content in shop.plans["one"].items():
+        text = content
+        if file == "plan.json":
+            data = json.loads(content)
+            data["docker_args"] = [
+                *data["docker_args"],
+                *random.choice(([], ["--env", f"X={value}"], ["--label", value])),
+            ]
+            data["why"] = [*data.get("why", []), value]
+            text = json.dumps(_signed(data)).encode("utf-8", "replace")
+        _put(own, work / "p" / file, text)
+    return Case(words, own=own, secrets=())
+
+
+def _site(random: Random, value: str) -> list[str]:
+    from planner.commands.declare import COMMANDS
+
+    del COMMANDS
+    flag = random.choice(("--name", "--namespace", "--image", "--storage-class", "--node-selector", "--toleration"))
+    return [flag, value] if random.random() < 0.8 else []
+
+
+def physics(random: Random, shop: Shop, work: Path) -> Case:
+    """A relation that holds for every server."""
+    asked = relations.draw(random)
+    return Case([], call=partial(relations.judge, asked), label=f"relation {asked}")
+
+
+KINDS: dict[str, Callable[[Random, Shop, Path], Case]] = {
+    "config": config, "profile": profile, "plan": plan, "calibration": calibration, "runs": runs, "trace": trace,
+    "hub": hub, "options": options, "templates": templates, "physics": physics,
+}  # fmt: skip
