@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 E2E_VENV ?= .venv-e2e
 
-.PHONY: test check lint types unit browser e2e docs pictures lock clean
+.PHONY: test check lint types unit fuzz browser e2e docs pictures lock clean
 
 test: lint types unit
 
@@ -27,6 +27,10 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest -n auto
+
+FUZZ ?= --seconds 3600
+fuzz: $(STAMP)  ## broken files, hostile values, a misbehaving hub, relations of the physics: an hour on two cores
+	$(BIN)/python tests/fuzz $(FUZZ)
 
 browser: $(STAMP)  ## the report in headless Chromium, which has to be installed
 	$(BIN)/pytest tests/browser/check_report.py

@@ -20,6 +20,8 @@ ROOMS = (
     "errors",
     "units",
     "resources",
+    "secrets",
+    "progress",
     "hardware",
     "model",
     "workload",
@@ -32,9 +34,9 @@ ROOMS = (
     "output",
     "commands",
 )
-GROUND = ROOMS[:3]
+GROUND = ROOMS[:5]
 #: Rooms that offer names through a door of their own. ``planner/__init__.pyi`` is the door of ``commands``.
-DOORS = ROOMS[3:-1]
+DOORS = ROOMS[5:-1]
 
 OWNERS = {
     "typer": {"commands"},

@@ -14,6 +14,7 @@ from planner.commands.declare import Argument, Command, Parameter
 from planner.commands.options import FORMAT
 from planner.commands.planner_toml import FILE, FROM_FILE, TYPED, UNSAID, source_of
 from planner.errors import InputError
+from planner.secrets import masked
 
 if TYPE_CHECKING:
     from planner.output import Result
@@ -130,7 +131,7 @@ def _call(context: typer.Context, declared: Command, parameters: list[Parameter]
         else:
             options[name] = value
     if "command_line" in inspect.signature(declared.function).parameters:
-        options["command_line"] = shlex.join(["planner", *(context.obj or ())])
+        options["command_line"] = masked(shlex.join(["planner", *(context.obj or ())]))
     return declared.function(*words, **options)
 
 

@@ -185,12 +185,7 @@ def check_context(workload: Workload, max_model_len: int, model: str, *, longest
 
 
 def check_load(workload: Workload) -> None:
-    """Raises InputError for more requests, or more seconds of arrivals, than a replay can follow."""
-    if workload.num_prompts > defaults.MOST_PROMPTS:
-        raise InputError(
-            f"--num-prompts must be {defaults.MOST_PROMPTS:,} at most, got {workload.num_prompts:,}",
-            hint="send fewer: percentiles no longer change",
-        )
+    """Raises InputError for more seconds of arrivals than a replay can follow."""
     arrivals_s = workload.num_prompts / workload.request_rate
     if arrivals_s > defaults.LONGEST_REPLAY_S:
         raise InputError(

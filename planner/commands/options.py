@@ -96,8 +96,8 @@ WorkloadName = Annotated[
         help="A workload by name, instead of lengths.",
     ),
 ]
-NumPrompts = Annotated[int, Option(min=1, max=defaults.MOST_PROMPTS, panel=LOAD, help="Requests.")]
-BatchSize = Annotated[int, Option(min=1, max=defaults.MOST_PROMPTS, panel=LOAD, help="Prompts of the one batch.")]
+NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests.")]
+BatchSize = Annotated[int, Option(min=1, panel=LOAD, help="Prompts of the one batch.")]
 MaxConcurrency = Annotated[int | None, Option(min=1, panel=LOAD, help="Most requests in flight.")]
 RequestRate = Annotated[float, Option(panel=LOAD, help="Requests per second.")]
 TotalRate = Annotated[float | None, Option(panel=LOAD, help="Requests per second, of all servers together.")]

@@ -69,9 +69,7 @@ Trace = Annotated[
     PathName,
     Option(kind=Path, metavar="FILE", panel=LOAD, help="Recorded arrivals and lengths, CSV or JSON lines."),
 ]
-NumPrompts = Annotated[
-    int, Option(min=1, max=defaults.MOST_PROMPTS, panel=LOAD, help="Requests. Default: 5 x the concurrency.")
-]
+NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
 Pick = Annotated[int, Option(min=1, help="Plan to print and to write; 1 is the best.")]
 OutputDir = Annotated[str, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -24,6 +25,8 @@ from planner.resources import write_then_rename
 SCHEMA_VERSION = 1
 WIDTH = 120  #: columns of text where there is no terminal
 NARROWEST = 16  #: columns that wrapped text keeps
+
+_LIVE = re.compile(r"([\\|\[\]<])")  #: begins a link, HTML or another cell in Markdown
 
 Row = Mapping[str, Any]
 
@@ -174,7 +177,10 @@ def _plain(value: Any) -> Any:
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    cells = [[column.cell(row.get(column.key)).replace("|", "\\|") for column in columns] for row in rows]
+    cells = [
+        [_LIVE.sub(r"\\\1", " ".join(column.cell(row.get(column.key)).split("\n"))) for column in columns]
+        for row in rows
+    ]
     return _tabulated(columns, cells, "github", rows)
 
 

@@ -27,7 +27,6 @@ PERCENTILES = (50, 90, 99)  #: of latencies, in a plan and in its benchmark
 
 # --- How much may be asked for
 
-MOST_PROMPTS = 100_000  #: of one replay, which then takes seconds; no benchmark sends more
 LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
 LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
 MOST_LOADS = 64  #: of one comparison; nobody reads more

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import inf, isinf
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from planner.errors import InputError
 from planner.planning.defaults import Goal
 from planner.resources import read_given
+from planner.secrets import is_secret
 from planner.workload import Latency, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
@@ -181,7 +183,11 @@ class PlanFile(_Record):
     plan: Plan
 
     def to_json(self) -> str:
-        """The plan's object with ``schema_version``, ``command``, ``goal`` and ``digest`` beside its fields."""
+        """The plan's object with ``schema_version``, ``command``, ``goal`` and ``digest`` beside its fields.
+
+        Raises InputError for a plan that holds a token or a key.
+        """
+        refuse_secrets(self.plan)
         outer = self.model_dump(mode="json", exclude={"plan"})
         return json.dumps({**outer, "digest": self.plan.digest, **self.plan.model_dump(mode="json")}, indent=2) + "\n"
 
@@ -217,15 +223,40 @@ def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
     yield from ((f"memory.{name}", value) for name, value in plan.memory.items())
 
 
+def refuse_secrets(plan: Plan) -> None:
+    """Raise InputError for a variable or an option of a plan whose value looks like a token or a key."""
+    named = [*plan.env.items(), *_assigned(plan.docker_args), *_assigned(plan.serve_argv), *_assigned(plan.bench_argv)]
+    for name, value in named:
+        if is_secret(value, name):
+            variable = name.lstrip("-") or "it"
+            raise InputError(
+                f"the value of {variable} looks like a secret, and would be written down",
+                hint="give it by name and leave the value in your environment: --env HF_TOKEN",
+            )
+
+
+def _assigned(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and values of ``--option value``, ``--option=value`` and ``--env NAME=value``."""
+    for before, word in pairwise(("", *words)):
+        name, equals, value = word.partition("=")
+        if equals:
+            yield name, value
+            yield from _assigned((value,)) if name.startswith("-") and "=" in value else ()
+        else:
+            yield before if before.startswith("-") and not word.startswith("-") else "", word
+
+
 def read_plan(directory: Path) -> PlanFile:
     """The plan of a folder.
 
-    Raises InputError where there is none, and for one that is broken or was changed: what is launched must be what was
-    predicted.
+    Raises InputError where there is none, and for one that is broken, holds a token or was changed: what is launched
+    must be what was predicted.
     """
     path = directory / "plan.json"
     try:
-        return PlanFile.from_json(read_given(path))
+        file = PlanFile.from_json(read_given(path))
+        refuse_secrets(file.plan)
+        return file
     except FileNotFoundError as error:
         below = sorted(p.parent.name for p in directory.glob("*/plan.json")) if directory.is_dir() else []
         hint = f"give one of the folders in it: {', '.join(below)}" if below else "give the folder that -o named"

@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from planner import progress
 from planner.errors import InputError
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.lockstep import Lockstep
@@ -15,6 +16,8 @@ from planner.simulator.rank import ENDS, DpRank
 from planner.simulator.record import Log, Replay, TokenRuns
 from planner.simulator.sequence import Sequence
 from planner.workload import Requests, Workload
+
+SAID_EACH = 10_000  #: requests after which a replay says how far it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class _Sender:
             done = first.end()
             for index in done:
                 self.log.end_s[index] = time_s
+                if index % SAID_EACH == SAID_EACH - 1:
+                    progress.say(f"{len(self.sent_s):,} of {len(self.input_len):,} requests")
                 if len(self.sent_s) < len(self.input_len):
                     self._send_next(time_s + self.client.response_s, len(done))
 

@@ -43,6 +43,12 @@ CONVERSATION_MIN_TOK = 4
 
 MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
 MOST_REQUESTS = 1_000_000  #: of one replay; percentiles stopped changing long before
+_MOST = (
+    ("input_len", MOST_TOK, "check its unit"),
+    ("output_len", MOST_TOK, "check its unit"),
+    ("prefix_len", MOST_TOK, "check its unit"),
+    ("num_prompts", MOST_REQUESTS, "send fewer: percentiles no longer change"),
+)
 MOST_IN_FLIGHT = MOST_REQUESTS // 5  #: a closed loop sends several requests for each place
 
 
@@ -104,8 +110,9 @@ class Workload:
         for name in ("input_len", "output_len", "num_prompts"):
             flag, value = "--" + name.replace("_", "-"), getattr(self, name)
             _require(value >= 1, f"{flag} must be at least 1, got {value}", f"give {flag} a positive number")
-            most = MOST_REQUESTS if name == "num_prompts" else MOST_TOK
-            _require(value <= most, f"{flag} must be at most {most:,}, got {value:,}", "check its unit")
+        for name, most, hint in _MOST:
+            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
+            _require(value <= most, f"{flag} must be at most {most:,}, got {value:,}", hint)
         _require(
             self.max_concurrency is None or 1 <= self.max_concurrency <= MOST_IN_FLIGHT,
             f"--max-concurrency must be from 1 to {MOST_IN_FLIGHT:,}, got {self.max_concurrency}",

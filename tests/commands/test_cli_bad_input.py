@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "negative prompt": ((*SERVE, "--random-input-len", "-5"), "--random-input-len", "positive"),
     "no output": ((*LATENCY, "--output-len", "0"), "--output-len", "positive"),
     "no prompts": ((*SERVE[:-1], "0"), "--num-prompts", "--help"),
-    "more prompts than a replay holds": ((*SERVE[:-1], "1000000000"), "--num-prompts", "--help"),
+    "more prompts than a replay holds": ((*SERVE[:-1], "1000000000"), "--num-prompts", "send fewer"),
     "prompt beyond the context": ((*SERVE, "--random-input-len", "4000"), "--random-input-len 4000", "--max-model-len"),
     "prompt beyond the context asked for": (
         (*LATENCY, "--input-len", "100", "--max-model-len", "128"), "--input-len 100", "--max-model-len",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from copy import deepcopy
+from math import isfinite
 from random import Random
 from typing import Any
 
@@ -42,8 +43,10 @@ def nearby(random: Random, value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
+        if isinstance(value, float) and not isfinite(value):
+            return -value
         return random.choice(
-            (value + 1, value - 1, value * 2, -value, value * 1000, value / 3, str(value), value * 1.5)
+            (value + 1, value - 1, value * 2, -value, value * 1000, value // 3, str(value), value * 3 // 2)
         )
     if isinstance(value, str):
         return random.choice((value + "x", value[:-1], value.upper(), value + random.choice(HOSTILE), [value]))

@@ -129,6 +129,12 @@ class Deployable:
         return read_docker_args(self.plan.docker_args)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What whoever runs it should know before."""
+        asked = "the container is privileged, as the plan's docker arguments ask: it may do anything on its node"
+        return (asked,) if self.needs.privileged else ()
+
+    @property
     def _planned_nodes(self) -> int:
         return ceil(self.plan.num_gpus / self.plan.gpus_per_node)
 
@@ -220,4 +226,5 @@ class Deployable:
         planned = self._planned_nodes
         if self.nodes != planned:
             lines.append(f"planned for {planned} node, spread over {self.nodes}: it will be slower than predicted")
+        remarks = (*self.warnings, *remarks)
         return [*lines, *(("", *remarks) if remarks else ())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +12,7 @@ from planner.errors import InputError
 from planner.output.scripts import quoting
 from planner.output.scripts.emission import Emission, template_names
 from planner.resources import data_dir
-
-_HUB_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
+from planner.secrets import is_secret
 
 
 def render_scripts(emission: Emission) -> dict[str, str]:
@@ -41,12 +39,12 @@ def render_template(template: str, names: Mapping[str, object], folders: tuple[s
 
 
 def refuse_tokens(files: Mapping[str, str]) -> None:
-    """Raise InputError when a token of the hub would be written."""
+    """Raise InputError when a token or a key would be written."""
     for name, content in files.items():
-        if _HUB_TOKEN.search(content):
+        if is_secret(content):
             raise InputError(
-                f"{name} would hold a token of the hub",
-                hint="put it into the environment as HF_TOKEN: the scripts pass it through by name",
+                f"{name} would hold a token or a key",
+                hint="put it into the environment, as HF_TOKEN: the scripts pass it through by name",
             )
 
 
