@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from planner.engine.architectures import check_known
 from planner.engine.features import Features, version_features
 from planner.engine.flags import flag_status, value_status
 from planner.engine.generation import V0_GONE_IN, default_engine, v1_serves
@@ -37,6 +38,8 @@ LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp16", "float": "fp32"}
 #: vLLM's method names for checkpoints whose own ``quant_method`` is wider.
 _METHODS = {("modelopt", "nvfp4"): "modelopt_fp4", ("modelopt", "mxfp8"): "modelopt_mxfp8"}
+#: ``BlockSize`` of ``config/cache.py`` to 0.17; 256 from 0.12.0 on.
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 #: V0 splits prompts by default where contexts are longer (``arg_utils.py``).
 V0_LONG_CONTEXT = 32768
 #: V0, ``SchedulerConfig``: tokens of a step with chunked prefill; 512 to 0.6.4.
@@ -87,6 +90,7 @@ class _Resolver:
             )
         chunked = self._chunked_prefill(found, max_model_len)
         tokens, seqs = self._batch(found, max_model_len, chunked=chunked)
+        check_known(self.model, self.version)
         resolved = {
             "version": self.version,
             "dtype": dtype,
@@ -243,6 +247,10 @@ class _Resolver:
 
     def _max_model_len(self) -> int:
         own, asked = self.model.max_position_embeddings, self.args.max_model_len
+        short = self.model.unstretched_tokens
+        if asked is None and short and short < own and self.version.release >= (0, 12):  # config/model.py, 0.12.0
+            self._took(f"max_model_len {short} (of {own}: vLLM {self.version} does not take what LongRoPE stretches)")
+            return short
         if asked is None:
             self._took(f"max_model_len {own} (the model's own)")
             return own
@@ -318,8 +326,16 @@ class _Resolver:
         return max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda" if asked is None else asked
 
     def _block_size(self) -> int:
-        if self.args.block_size is not None:
-            return self.args.block_size
+        asked = self.args.block_size
+        if asked is not None:
+            listed = self.version.release < (0, 18)  # config/cache.py: any number from 0.18.0 on, which kernels divide
+            if asked not in BLOCK_SIZES and (listed or asked % 16):
+                raise IllegalPlanError(
+                    f"--block-size {asked}: vLLM {self.version} has no kernel for it",
+                    hint=f"use one of: {', '.join(map(str, BLOCK_SIZES))}"
+                    + ("" if listed else ", or a multiple of 16"),
+                )
+            return asked
         return block_size(self.model, self.profile, self.version)
 
     def _prefix_caching(self, found: Features) -> bool:

@@ -195,10 +195,15 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "weight_dtype": config.weight_dtype,
             "layers": "moe" if model.is_moe else "dense",
             "attention": "latent" if any(isinstance(m, LatentAttention) for m in model.mixers()) else "",
-            "tensor_parallel_size": config.tensor_parallel_size,
+            "tensor_parallel_size": talking_ranks(model, config),
             "sampler": found.sampler,
         },
     )
+
+
+def talking_ranks(model: Model, config: EngineConfig) -> int:
+    """Ranks that a GPU has communicators with inside a stage: DP ranks of an MoE share its experts."""
+    return Layout.of(config).expert_ranks if model.is_moe else config.tensor_parallel_size
 
 
 def _pool_of(

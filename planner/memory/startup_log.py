@@ -112,6 +112,9 @@ _GIB_FIELDS = frozenset(
     ("weights", "non_torch", "activation", "available", "total", "consumed", "graphs", "graphs_estimated")
 )
 
+#: Of these the smallest binds.
+_BINDING = frozenset(("available", "tokens", "blocks", "concurrency"))
+
 _per_rank = tuple((field, re.compile(expression)) for field, expression in _PER_RANK)
 _settings = tuple((field, re.compile(expression)) for field, expression in _SETTINGS)
 
@@ -176,15 +179,16 @@ def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[s
     for field, expression in _per_rank:
         match = expression.search(line)
         if match:
-            rank = _RANK.search(line)
-            by_rank[rank[0] if rank else ""][field] = float(match[match.lastindex or 1].replace(",", ""))
+            rank, value = _RANK.search(line), float(match[match.lastindex or 1].replace(",", ""))
+            own = by_rank[rank[0] if rank else ""]  # without a rank, lines of all ranks follow each other
+            own[field] = min(value, own.get(field, value)) if field in _BINDING else value
     for field, expression in _settings:
         match = expression.search(line)
         if match:
             settings.setdefault(field, match[1])
-    for words, field, value in _CHOICES:
+    for words, field, choice in _CHOICES:
         if words in line:
-            settings.setdefault(field, value)
+            settings.setdefault(field, choice)
 
 
 def _check_complete(values: dict[str, list[float]], refusal: str | None) -> None:

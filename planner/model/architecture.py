@@ -212,6 +212,7 @@ class Model:
     outer: tuple[Weight, ...]  #: embeddings, final norm, lm_head; a tied lm_head appears once, as the embedding
     quantization: Quantization
     tied_embeddings: bool = False
+    unstretched_tokens: int | None = None  #: the context before LongRoPE stretches it
     vision: tuple[Weight, ...] = ()
     mtp: tuple[Weight, ...] = ()
     layer_prefix: str = "model.layers."  #: what quantisation ignore lists call a layer: prefix + index

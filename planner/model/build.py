@@ -43,6 +43,7 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
         layers=parts.layers,
         outer=parts.outer,
         tied_embeddings=parts.tied_embeddings,
+        unstretched_tokens=parts.unstretched_tokens,
         vision=parts.vision,
         mtp=parts.mtp,
         layer_prefix=parts.layer_prefix,

@@ -158,6 +158,7 @@ class ModelParts:
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int
+    unstretched_tokens: int | None = None  #: context before LongRoPE stretches it
     tied_embeddings: bool = False
     vision: tuple[Weight, ...] = ()
     mtp: tuple[Weight, ...] = ()

@@ -14,6 +14,7 @@ from planner.hardware.profiles import load_profile
 from planner.memory.budget import MemoryBudget, memory_budget
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import served_model
+from planner.planning.fit.answer import fit_model
 from planner.units import GIB
 
 
@@ -129,3 +130,43 @@ def test_an_id_that_states_fp8_is_planned_in_fp8() -> None:
     found = start("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "h100-sxm", "0.22.1", tensor_parallel_size=2)
     assert found.config.weight_dtype == "fp8"
     assert found.binding.weights.weight_bytes * 2 == pytest.approx(80.5e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "flags", "mean", "more"),
+    [
+        # 10,778 blocks of 1,002,240 B for 1,048,576 tokens; of 256 more tokens one block, in the group of full rows
+        ("deepseek-ai/DeepSeek-V4-Flash", "h200-sxm", {"tensor_parallel_size": 4}, 10_302, 1_002_240 / 256),
+        # 5 groups of 10 windows are full, 10 layers of 4 heads x 2 x 512 x 2 B grow
+        ("google/gemma-4-31b-it", "h200-sxm", {}, None, 10 * 4 * 2 * 512 * 2),
+        ("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", {}, 131_072, 131_072),
+    ],
+)
+def test_what_one_more_token_costs(name: str, gpu: str, flags: dict[str, Any], mean: float | None, more: float) -> None:
+    model, version = resolve_model(name, network=False).model, parse_version("0.27.1")
+    found = fit_model(model, load_profile(gpu), EngineArgs(**flags), version)
+    assert found.kv_bytes_per_next_token == pytest.approx(more, rel=1e-3)
+    if mean:
+        assert found.kv_bytes_per_request / found.config.max_model_len == pytest.approx(mean, rel=1e-3)
+
+
+def test_long_rope_is_not_taken_unasked() -> None:
+    """Phi-4-mini: ``_get_and_verify_max_len`` of 0.12.0 takes the 4,096 tokens before LongRoPE, 0.11.0 all of them."""
+    after, before = (start("microsoft/Phi-4-mini-instruct", "h100-sxm", v).config for v in ("0.12.0", "0.11.0"))
+    assert (after.max_model_len, before.max_model_len) == (4096, 131072)
+    assert start("microsoft/Phi-4-mini-instruct", "rtx-4090", "0.27.1").num_blocks.low > 0
+
+
+def test_block_sizes_are_those_with_kernels() -> None:
+    """``BlockSize`` of ``config/cache.py``; a multiple of 16 from 0.18.0 on (``MultipleOf(16)`` of its backends)."""
+    for version in ("0.11.0", "0.27.1"):
+        with pytest.raises(IllegalPlanError, match="--block-size 24"):
+            start("Qwen/Qwen3-8B", "h100-sxm", version, block_size=24)
+        assert start("Qwen/Qwen3-8B", "h100-sxm", version, block_size=32).pool.block_size == 32
+    assert start("Qwen/Qwen3-8B", "h100-sxm", "0.27.1", block_size=48).pool.block_size == 48
+
+
+def test_dp_ranks_of_experts_have_communicators() -> None:
+    shared = start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.27.1", data_parallel_size=8, enable_expert_parallel=True)
+    divided = start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.27.1", tensor_parallel_size=8)
+    assert shared.binding.non_torch == divided.binding.non_torch

@@ -181,3 +181,21 @@ def test_a_cache_of_a_size_that_was_asked_for_is_not_what_was_left(line: str) ->
 def test_of_several_start_ups_the_last_counts() -> None:
     again = V1.replace("58.05", "50.00").replace("422,672", "364,064")
     assert read_startup_log(V1 + again).kv_cache_tokens == 364_064
+
+
+def test_ranks_without_a_name_are_ranks_all_the_same() -> None:
+    """e4e13cb9: eight ranks printed 1,594,928, 1,590,736, ... and 1,611,664 tokens, one after the other, unnamed."""
+    lines = [f"GPU KV cache size: {tokens:,} tokens" for tokens in (1_594_928, 1_590_736, 1_611_664)]
+    lines += [f"Available KV cache memory: {gib} GiB" for gib in (35.74, 35.65, 36.12)]
+    log = read_startup_log("\n".join(lines))
+    assert log.kv_cache_tokens == 1_590_736
+    assert log.kv_cache_bytes == pytest.approx(35.65 * GIB)
+
+
+def test_the_sampler_that_a_log_names_is_a_setting() -> None:
+    start = "GPU KV cache size: 450,192 tokens\n"
+    said = "INFO [topk_topp_sampler.py:36] Using FlashInfer for top-p & top-k sampling.\n"
+    assert read_startup_log(start + said).settings["flashinfer_sampler"] is True
+    said = "WARNING [topk_topp_sampler.py:63] FlashInfer is not available. Falling back to the PyTorch-native one.\n"
+    assert read_startup_log(start + said).settings["flashinfer_sampler"] is False
+    assert "flashinfer_sampler" not in read_startup_log(start).settings

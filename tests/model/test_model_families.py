@@ -374,10 +374,10 @@ def test_context_is_what_vllm_derives(more: Json, tokens: int) -> None:
     assert build({**LLAMA_8B, **more}).max_position_embeddings == tokens
 
 
-def test_longrope_says_what_is_served_by_default() -> None:
+def test_longrope_says_from_where_it_stretches() -> None:
     phi = arch("Phi3ForCausalLM", llama(32, 3072, 8192, 32, 32, 32064), max_position_embeddings=131072)
-    (note,) = build({**phi, "original_max_position_embeddings": 4096}).notes
-    assert "4096" in note
+    found = build({**phi, "original_max_position_embeddings": 4096})
+    assert (found.unstretched_tokens, found.max_position_embeddings) == (4096, 131072)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

@@ -185,15 +185,8 @@ def phi3(config: Config) -> ModelParts:
         *mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
         *norms(hidden, *PRE_NORMS),
     )
-    return decoder(config, uniform(config, weights, attention), notes=longrope_notes(config))
-
-
-def longrope_notes(config: Config) -> tuple[str, ...]:
-    """What vLLM does with a context that LongRoPE stretches."""
-    original = config.size("original_max_position_embeddings", default=0)
-    if not original or original >= config.size("max_position_embeddings"):
-        return ()
-    return (f"LongRoPE: vLLM (0.32 at least) takes max_model_len {original} where none is given",)
+    parts = decoder(config, uniform(config, weights, attention))
+    return replace(parts, unstretched_tokens=config.size("original_max_position_embeddings", default=0) or None)
 
 
 @family("Phi3SmallForCausalLM")

@@ -212,7 +212,7 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
         yield "memory", f"{memory}, {config.gpu_memory_utilization:g} of it in vLLM's budget"
         yield "left for the KV cache", _left(result.kv_cache)
     if result.budget.pool.groups:
-        yield "KV cache per token", f"{result.kv_bytes_per_token:,.0f} bytes, {config.kv_cache_dtype}"
+        yield "KV cache per token", _per_token(result)
     if result.host_kv_cache_tokens:
         yield "KV cache in host memory", f"{result.host_kv_cache_tokens:,} tokens, for prefixes that are sent again"
     if result.kv_cache_tokens:
@@ -223,6 +223,15 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
     yield "context", f"{config.max_model_len:,} tokens{at_once}"
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or 'none fits'}"
     yield "memory overheads", "fitted, as shipped" if result.calibration == SHIPPED else result.calibration
+
+
+def _per_token(result: FitResult) -> str:
+    """What a token takes, and one more token where windows, states or compressed rows make that another figure."""
+    more, length = result.kv_bytes_per_next_token, result.config.max_model_len
+    mean, dtype = result.kv_bytes_per_request / length, result.config.kv_cache_dtype
+    if abs(mean - more) <= 0.01 * mean:
+        return f"{more:,.0f} bytes, {dtype}"
+    return f"{mean:,.0f} bytes in {length:,} tokens, {more:,.0f} for one more, {dtype}"
 
 
 def _left(room: Interval) -> str:

@@ -90,7 +90,11 @@ def _cache(result: FitResult) -> Iterator[ArithmeticLine]:
     if not pool.groups:
         yield ArithmeticLine("KV cache", "none", "no layer keeps anything between tokens")
         return
-    yield ArithmeticLine("KV cache per token", f"{result.kv_bytes_per_token:,.0f} B", _per_token(model, result))
+    yield ArithmeticLine("a token in all layers", f"{result.kv_bytes_per_token:,.0f} B", _per_token(model, result))
+    if round(result.kv_bytes_per_next_token) != round(result.kv_bytes_per_token):
+        yield ArithmeticLine(
+            "one more token", f"{result.kv_bytes_per_next_token:,.0f} B", f"after {config.max_model_len:,} of them"
+        )
     yield ArithmeticLine(
         "KV cache of one request",
         _both(result.kv_bytes_per_request),
@@ -111,8 +115,9 @@ def _per_token(model: Model, result: FitResult) -> str:
     kinds = dict.fromkeys(model.mixers())
     first = next((m for m in kinds if isinstance(m, Attention)), None)
     latent = next((m for m in kinds if isinstance(m, LatentAttention)), None)
-    layers = len(result.stage.weights.layers)
+    mixers = [model.layers[index].mixer for index in result.stage.weights.layers if index < model.num_layers]
     if latent:
+        layers = sum(isinstance(mixer, LatentAttention) for mixer in mixers)
         return f"{layers} layers of {latent.kv_elements_per_token} latent elements; TP does not divide them"
     if first is None:
         return "a state of fixed size per request instead"
@@ -120,7 +125,7 @@ def _per_token(model: Model, result: FitResult) -> str:
     heads = held_heads(first.num_kv_heads, ranks)
     note = ", repeated on ranks" if first.num_kv_heads < ranks else ""
     width = first.head_dim + first.v_head_dim
-    count = sum(isinstance(model.layers[index].mixer, Attention) for index in result.stage.weights.layers)
+    count = sum(isinstance(mixer, Attention) for mixer in mixers)
     return f"{count} layers x {heads} KV heads on the rank{note} x {width} x {config.kv_cache_dtype}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, lcm
 from typing import Any
 
 from planner.engine import EngineConfig
@@ -186,6 +186,19 @@ class FitResult:
         )
 
     @property
+    def kv_bytes_per_next_token(self) -> float:
+        """What one more token of a request of ``max_model_len`` takes, bytes: nothing where windows are full.
+
+        The mean over as many tokens as all groups of layers allot blocks for together.
+        """
+        pool, length = self.budget.pool, self.config.max_model_len
+        sizes = {spec.block_size for group in pool.groups for spec in group.specs if spec.kind != "state"}
+        span = lcm(*sizes) * pool.context_shards
+        span *= ceil(length / 4 / span) if span <= length else 1
+        blocks = pool.blocks_per_request(length + span) - pool.blocks_per_request(length)
+        return blocks * self.stage.block_bytes / span
+
+    @property
     def kv_bytes_per_request(self) -> int:
         """KV cache of one request of ``max_model_len``, as vLLM counts it in blocks."""
         blocks = self.budget.pool.blocks_per_request(self.config.max_model_len)
@@ -257,6 +270,7 @@ class FitResult:
             **_interval("unexplained_bytes", stage.unexplained),
             **_interval("kv_cache_bytes", self.kv_cache),
             "kv_bytes_per_token": _whole(self.kv_bytes_per_token),
+            "kv_bytes_per_next_token": _whole(round(self.kv_bytes_per_next_token, 2)),
             "kv_bytes_per_request": self.kv_bytes_per_request,
             "num_gpu_blocks": int(blocks.mid),
             "kv_cache_tokens": self.kv_cache_tokens,

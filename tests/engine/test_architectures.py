@@ -1,0 +1,41 @@
+"""Which releases know a model, against the registries of their source distributions."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.engine.architectures import check_known
+from planner.engine.version import parse_version
+from planner.errors import IllegalPlanError
+from planner.model.resolve import resolve_model
+
+
+@pytest.mark.parametrize(
+    ("name", "last_without", "first_with"),
+    [  # _TEXT_GENERATION_MODELS and _MULTIMODAL_MODELS of models/registry.py of each pair
+        ("deepseek-ai/DeepSeek-V3", "0.6.5", "0.6.6"),
+        ("Qwen/Qwen3-8B", "0.8.3", "0.8.4"),
+        ("openai/gpt-oss-120b", "0.10.0", "0.10.1"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "0.10.1", "0.10.2"),
+        ("Qwen/Qwen3.5-9B", "0.14.1", "0.17.0"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "0.19.1", "0.20.0"),
+    ],
+)
+def test_a_release_without_the_architecture_refuses_the_model(name: str, last_without: str, first_with: str) -> None:
+    model = resolve_model(name, network=False).model
+    with pytest.raises(IllegalPlanError, match="does not know") as error:
+        check_known(model, parse_version(last_without))
+    assert first_with in error.value.hint
+    check_known(model, parse_version(first_with))
+
+
+def test_a_model_that_was_given_up_is_refused_by_name() -> None:
+    """``_PREVIOUSLY_SUPPORTED_MODELS`` of 0.11.0: Llama 3.2 Vision left with V0."""
+    model = resolve_model("meta-llama/Llama-3.2-11B-Vision-Instruct", network=False).model
+    check_known(model, parse_version("0.10.2"))
+    with pytest.raises(IllegalPlanError, match="no longer knows"):
+        check_known(model, parse_version("0.11.0"))
+
+
+def test_a_build_of_no_certain_release_is_not_judged() -> None:
+    check_known(resolve_model("Qwen/Qwen3.5-9B", network=False).model, parse_version("2025-11"))
