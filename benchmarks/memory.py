@@ -77,6 +77,9 @@ SAME_AS: dict[str, tuple[str, str | None]] = {
 }
 #: Start-ups that are no truth for overheads, and why. They still count for weights and bytes per token.
 SPOILT = {
+    **dict.fromkeys(
+        ("6cf173e6", "ee498063", "45878836"), "neither its release (10,446 commits) nor its sampler is stated"
+    ),
     "2d23be3e": "another process left the GPU while vLLM profiled",
     "a09c778f": "another process grew while vLLM profiled",
     "f8273d0b": "a trainer on the same GPU freed memory while vLLM profiled",
@@ -88,15 +91,16 @@ SPOILT = {
 }
 #: Versions that a row leaves open, or names by a count of commits.
 VERSIONS = {
+    **dict.fromkeys(("6cf173e6", "ee498063", "45878836"), "2025-10"),
     "8f117f6a": "0.8.5 (V0 engine)",  # 0.7 or 0.8; no products of projections are among its weights
-    **dict.fromkeys(("6cf173e6", "ee498063", "45878836"), "2025-10"),  # 10,446 commits
 }
 #: Weights that are, to the last digit, those of the model without its vision tower.
 WITHOUT_VISION = frozenset(("4b62498f",))
 #: Start-ups whose notes say that FlashInfer was installed by hand.
 FLASHINFER = frozenset(("904d911f", "4c9cd594"))
-#: Start-ups with draft tokens of an MTP module; how many follows from the block size that was logged.
-DRAFTS = {"a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
+#: Start-ups with draft tokens of an MTP module; how many follows from the block size that was logged, or from tokens
+#: and concurrency of the cache that was logged, which are then right to the last digit.
+DRAFTS = {"5db10c41": 3, "a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class Compared:
     weights: tuple[float, float] | None = None  #: GiB per rank
     token_bytes: tuple[float, float] | None = None
     tokens: tuple[float, float] | None = None
+    interval: tuple[float, float] = (0, 0)  #: of the tokens
     inside: bool = False  #: whether the logged tokens are inside the predicted interval
     uniform: bool = False  #: all layers keep alike
     judged: bool = False  #: version, GPU, model and utilisation are stated, and nothing spoilt it
@@ -150,6 +155,7 @@ def _compared(row: Row, log_id: str, what: str, budget: MemoryBudget) -> Compare
     tokens = number(row, "kv_cache_tokens")
     if tokens is None and (logged_blocks := number(row, "gpu_blocks")):
         tokens = logged_blocks * budget.pool.block_size
+    interval = budget.logged_tokens(blocks.low), budget.logged_tokens(blocks.high)
     uniform = len(budget.pool.groups) == 1 and len(budget.pool.groups[0].specs) == 1
     stated = row["vllm_version"] and row["gpu"] and row["util_evidence"] in ("stated", "default assumed")
     return Compared(
@@ -158,7 +164,8 @@ def _compared(row: Row, log_id: str, what: str, budget: MemoryBudget) -> Compare
         weights=(stage.weights.loaded_bytes / GIB, logged_weights) if logged_weights else None,
         token_bytes=(per_token, cache * GIB / tokens) if cache and tokens else None,
         tokens=(budget.logged_tokens(blocks.mid), tokens) if tokens else None,
-        inside=tokens is not None and budget.logged_tokens(blocks.low) <= tokens <= budget.logged_tokens(blocks.high),
+        interval=interval,
+        inside=tokens is not None and interval[0] <= tokens <= interval[1],
         uniform=uniform,
         judged=bool(stated) and log_id not in SPOILT,
         note=SPOILT.get(log_id, ""),
@@ -210,6 +217,7 @@ def predict(row: Row, model: Model, constants: Constants | None = None) -> Memor
         speculative_config=SpeculativeConfig("mtp", drafts) if drafts else None,
         flashinfer_sampler=True if row["log_id"][:8] in FLASHINFER else None,
         mxfp4_use_marlin=True if "inferencex" in row["source"] and "gpt-oss" in row["hub_id"] else None,
+        max_cudagraph_capture_size=2048 if "inferencex" in row["source"] and "gpt-oss" in row["hub_id"] else None,
         language_model_only="--language-model-only" in row["notes"] or row["log_id"][:8] in WITHOUT_VISION,
     )
     model = served_model(model, args)

@@ -59,7 +59,8 @@ GIVEN = (
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "cpu_kvcache_space", "enforce_eager", "speculative_config", "speculative_acceptance_rate", "enable_lora",
     "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "cpu_offload_gb", "kv_offloading_size",
-    "enable_prefix_caching", "flashinfer_sampler", "mxfp4_use_marlin", "allow_unvalidated",
+    "enable_prefix_caching", "flashinfer_sampler", "mxfp4_use_marlin", "max_cudagraph_capture_size",
+    "allow_unvalidated",
 )  # fmt: skip
 
 Served = Annotated["ModelName", Argument(kind=str, metavar="[MODEL]", help=f"Default: {defaults.MODEL}.")]

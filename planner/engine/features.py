@@ -116,6 +116,8 @@ def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
     else:
         limit = min(found.max_graph_batch, config.max_num_batched_tokens)
         limit = min(limit, 2 * seqs) if release >= (0, 10) else limit
+        if config.max_cudagraph_capture_size:
+            limit = min(config.max_cudagraph_capture_size, config.max_num_batched_tokens)
     coarse = 256 if release >= (0, 11, 1) else limit + 8
     sizes = (1, 2, 4, *range(8, min(limit + 1, coarse), 8), *range(coarse, limit + 1, 16))
     return tuple(size for size in sizes if size <= limit)

@@ -169,6 +169,7 @@ class EngineArgs:
     )
     block_size: int | None = _row(None, "Tokens of a KV block.", **_COUNT)
     enforce_eager: bool = _row(False, "No CUDA/HIP graphs.")
+    max_cudagraph_capture_size: int | None = _row(None, "Largest batch with a graph.", **_COUNT)
     speculative_config: SpeculativeConfig | None = _row(None, "How tokens are drafted.", **_JSON)  # noqa: RUF009
     enable_lora: bool = _row(False, "Make room for LoRA adapters.")
     max_loras: int | None = _row(None, "Adapters in one batch. Default: 1.", **_COUNT)
@@ -210,6 +211,7 @@ class EngineFlags(TypedDict, total=False):
     kv_cache_memory_bytes: int | None
     block_size: int | None
     enforce_eager: bool
+    max_cudagraph_capture_size: int | None
     speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None
     speculative_acceptance_rate: float | Sequence[float] | str | None
     enable_lora: bool
@@ -309,6 +311,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     flashinfer_sampler: bool | None = None  #: None: as the version and what is installed have it
     mxfp4_use_marlin: bool | None = None  #: None: as the GPU has it
+    max_cudagraph_capture_size: int | None = None  #: None: as the version has it
     language_model_only: bool = False
     defaults_taken: tuple[str, ...] = ()
 

@@ -281,14 +281,12 @@ def graph_bytes(model: Model, config: EngineConfig, found: Features, overheads: 
 
 
 def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
-    """Layers times captured batch sizes, twice with TP; 0 in eager mode.
+    """Layers times captured batch sizes, whatever TP is; 0 in eager mode.
 
     With adapters there are graphs with and without them (``cudagraph_specialize_lora``, on by default from 0.11.1).
     """
-    ranks = 1 if config.tensor_parallel_size == 1 else 2
-    if config.lora and config.version.release >= (0, 11, 1):
-        ranks *= 2
-    return ranks * len(graph_batches(config, found)) * model.num_layers
+    kinds = 2 if config.lora and config.version.release >= (0, 11, 1) else 1
+    return kinds * len(graph_batches(config, found)) * model.num_layers
 
 
 # --- the KV cache of a CPU --------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
             (
                 r"\d+",
                 "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
-                "max_num_seqs max_num_batched_tokens",
+                "max_num_seqs max_num_batched_tokens max_cudagraph_capture_size",
             ),
             ("True|False", "enable_expert_parallel enforce_eager enable_prefix_caching language_model_only"),
         )

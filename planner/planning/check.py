@@ -54,6 +54,7 @@ SETTINGS = (
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "cpu_kvcache_space", "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling", "engine",
     "num_scheduler_steps", "flashinfer_sampler", "mxfp4_use_marlin", "language_model_only",
+    "max_cudagraph_capture_size",
 )  # fmt: skip
 
 

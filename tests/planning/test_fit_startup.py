@@ -142,13 +142,13 @@ def test_a_plan_for_the_machine_rests_on_its_log_too(log: Callable[[str], str]) 
 
 
 def test_another_model_on_the_machine_profits_with_a_wider_interval(log: Callable[[str], str]) -> None:
-    """Sampling took 9.47 copies of the logits there rather than the 9.6 of all logs: 1,024 x 151,936 x 4 B each."""
+    """Sampling took 9.43 copies of the logits there rather than the 9.6 of all logs: 1,024 x 151,936 x 4 B each."""
     other = ("Qwen/Qwen3-8B", "--gpu", "h100", "--engine-version", "0.10.2")
     before = fit(*other)
     fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(SUM_ONLY))
     after = fit(*other)
     copies = (before["activation_bytes"] - after["activation_bytes"]) / (1024 * 151_936 * 4)
-    assert 9.6 - copies == pytest.approx(9.47, abs=0.02)
+    assert 9.6 - copies == pytest.approx(9.43, abs=0.02)
     assert after["activation_bytes_lo"] < after["activation_bytes"] < after["activation_bytes_hi"]
 
 

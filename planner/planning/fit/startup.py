@@ -45,7 +45,7 @@ LAYOUT = (
 FREE = (
     "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "cpu_kvcache_space", "block_size", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
-    "flashinfer_sampler", "mxfp4_use_marlin", "language_model_only",
+    "flashinfer_sampler", "mxfp4_use_marlin", "language_model_only", "max_cudagraph_capture_size",
 )  # fmt: skip
 #: How far a profile's total may be from the one logged: GPUs of one name differ by up to 0.3 %.
 MEMORY_TOLERANCE = 0.01
