@@ -183,7 +183,9 @@ def _spreads(
             low, high = _student([log(ratio) for ratio in found])
             lo, hi = min(floor[0], low), max(floor[1], high)
         when = {**setting.model_dump(), "partition": covariates.get("partition", "")}
-        yield Spread(metric=metric, proximity="setting", when=when, lo=round(lo, 3), hi=round(hi, 3), rows=len(found))
+        yield Spread(
+            metric=metric, proximity="setting", when=when, lo=max(round(lo, 3), 0.001), hi=round(hi, 3), rows=len(found)
+        )
 
 
 def _student(logs: Sequence[float]) -> tuple[float, float]:

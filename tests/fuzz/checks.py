@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from markdown_it import MarkdownIt
 
 if TYPE_CHECKING:
     from kinds import Case
@@ -21,8 +22,10 @@ CANARY = "canary-of-the-fuzz"  #: a file of this name exists where a value was r
 STATUSES = (0, 1, 2, 3)
 MOST_WRITTEN_BYTES = 150_000_000
 _UNFINISHED = re.compile(r"\.(part|incomplete|tmp)$")
-#: A link, or a picture, that leads to a script, in Markdown that a browser shows.
-_LIVE_LINK = re.compile(r"(?<!\\)\]\(\s*(javascript|data|vbscript):", re.IGNORECASE)
+#: What a reader of Markdown makes of a value that is more than text: a script, a picture, a link that runs one.
+_LIVE = re.compile(r"<script|<img|<a [^>]*href=\"(javascript|data|vbscript):[^>]*>", re.IGNORECASE)
+_MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
+_MARKDOWN.validateLink = lambda _: True  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,8 @@ def _content(path: Path) -> Iterator[Finding]:
             list(yaml.safe_load_all(text))
     except (ValueError, yaml.YAMLError) as error:
         yield Finding("a written file cannot be read", f"{path.name}: {str(error)[:150]}")
-    if path.suffix == ".md" and (found := _LIVE_LINK.search(text)):
-        yield Finding("a value became a link", f"{path.name}: {text[max(found.start() - 60, 0) : found.end() + 40]!r}")
+    if path.suffix == ".md" and (found := _LIVE.search(_MARKDOWN.render(text))):
+        yield Finding("a value became a link", f"{path.name}: {found.group()!r}")
     if path.suffix == ".sh":
         checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
         if checked.returncode:

@@ -41,6 +41,8 @@ OPERATOR_COLUMNS = (
     Column("bound", "bound by"),
 )
 
+LINKS_BIND = 0.4  #: share of a decode step from which on it is said that collectives take it
+
 
 @dataclass(frozen=True, repr=False)
 class PredictionAnswer(MetricRows):
@@ -94,7 +96,20 @@ class PredictionAnswer(MetricRows):
         return rows, INTERVAL_COLUMNS
 
     def _notes(self) -> Iterator[str]:
-        return _notes(self.deployment, self.resolved)
+        yield from _notes(self.deployment, self.resolved)
+        step = self.steps.get("decode step")
+        if step is None:
+            return
+        config, batch = self.deployment.config, self.record.replay.decode_batch
+        links = sum(part.time_s for part in step.parts if part.bound == "link") / step.total_s
+        if links > LINKS_BIND:
+            kind = self.deployment.profile.interconnect.kind
+            yield f"collectives over {kind} links take {links:.0%} of a decode step: fewer GPUs may be as fast"
+        if batch and step.launch_s > step.gpu_s and not config.enforce_eager:
+            yield (
+                f"a decode step of {batch.decode_seqs:,} requests is beyond vLLM's captured graphs: "
+                "the host launches its kernels one by one"
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,6 +238,8 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
             break
     yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
     yield f"calibration: {deployment.calibrated_by}"
+    if computed := deployment.profile.emulated.get(config.weight_dtype):
+        yield f"{deployment.profile.name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
     if drafts := config.speculative_config:
         yield (
             f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "

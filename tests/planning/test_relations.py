@@ -1,0 +1,29 @@
+"""What may only rise, or only fall: a fixed number of random servers for each relation of ``fuzz.relations``."""
+
+from random import Random
+
+import pytest
+from fuzz.relations import RELATIONS, check, draw, slack
+
+#: Servers that are drawn; a replay of hundreds of requests takes longer than a step.
+CASES = {
+    "rate": 80,
+    "concurrency": 150,
+    "data-parallel": 150,
+    "eager": 300,
+    "longer-prompt": 300,
+    "longer-answer": 300,
+    "target": 5,
+}
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_the_relation_holds(relation: str) -> None:
+    random = Random(relation)
+    held = 0
+    for _ in range(CASES.get(relation, 400)):
+        asked = draw(random, relation)
+        found = check(asked)
+        assert found is None or found <= slack(relation), f"{found:.3f}: {asked}"
+        held += found is not None
+    assert held  # the exceptions leave something
