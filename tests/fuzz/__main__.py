@@ -67,7 +67,7 @@ class Summary:
         if other.slowest_s > self.slowest_s:
             self.slowest_s, self.slowest = other.slowest_s, other.slowest
 
-    def line(self, seconds: float, seed: int) -> str:
+    def line(self, seconds: float, seed: str) -> str:
         """One line for a person, or for a closing note."""
         cases = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.cases.items()))
         ended = ", ".join(f"{status}: {count:,}" for status, count in sorted(self.statuses.items()))
@@ -82,7 +82,7 @@ def main() -> int:
     """0 when nothing was found."""
     parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--seed", default=str(int(time.time())), help="any word; the same one draws the same cases")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default=",".join(KINDS), help="kinds, with commas")
     parser.add_argument("--case", type=int, help="run this case alone, and show what it prints")
@@ -118,7 +118,7 @@ def _import_everything() -> None:
 
 
 def _in_processes(
-    shop: Shop, kinds: list[str], seed: int, jobs: int, until_s: float, folder: Path, keep: Path | None
+    shop: Shop, kinds: list[str], seed: str, jobs: int, until_s: float, folder: Path, keep: Path | None
 ) -> Summary:
     import pickle
 
@@ -150,7 +150,7 @@ def _in_processes(
 
 
 def _work(
-    shop: Shop, kinds: list[str], seed: int, job: int, jobs: int, until_s: float, folder: Path, keep: Path | None
+    shop: Shop, kinds: list[str], seed: str, job: int, jobs: int, until_s: float, folder: Path, keep: Path | None
 ) -> Summary:
     """Cases ``job``, ``job + jobs``, ... of each kind in turn."""
     summary = Summary()
@@ -181,7 +181,7 @@ def _special(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if not (Path(folder) / name).is_file() and not (Path(folder) / name).is_dir()]
 
 
-def run_case(shop: Shop, kind: str, seed: int, number: int, home: Path) -> tuple[Case, Done, list[Finding]]:
+def run_case(shop: Shop, kind: str, seed: str, number: int, home: Path) -> tuple[Case, Done, list[Finding]]:
     """Make the case, run it in a child and judge what it left behind."""
     random = Random(f"{seed} {kind} {number}")
     work = home / "work"
@@ -252,7 +252,7 @@ def _child(case: Case, home: Path, work: Path, out: Path, err: Path) -> None:
         os._exit(status)
 
 
-def _show(shop: Shop, kind: str, seed: int, number: int, folder: Path) -> int:
+def _show(shop: Shop, kind: str, seed: str, number: int, folder: Path) -> int:
     case, done, found = run_case(shop, kind, seed, number, folder / "case")
     print(f"{case.title}\nstatus {done.status}, {done.seconds:.2f} s, {done.bytes / 1e6:.0f} MB")
     print(f"{done.out[:3000]}\n{done.err[-3000:]}")

@@ -239,7 +239,8 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
     yield f"calibration: {deployment.calibrated_by}"
     if computed := deployment.profile.emulated.get(config.weight_dtype):
-        yield f"{deployment.profile.name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
+        name = deployment.profile.name
+        yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
     if drafts := config.speculative_config:
         yield (
             f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "
