@@ -19,7 +19,7 @@ def files_of(name: str, **choice: Any) -> dict[str, str]:
     return plan_workflow(find_workflow(name), Choice(**choice), command=f"planner workflow {name}")
 
 
-def saved_plan(name: str, **choice: str) -> dict[str, object]:
+def saved_plan(name: str, **choice: Any) -> dict[str, object]:
     plan: dict[str, object] = json.loads(files_of(name, **choice)["plan.json"])
     return plan
 
@@ -44,7 +44,7 @@ def in_container(words: list[str]) -> list[str]:
     return [words[at + 1], *words[at + 3 :]]
 
 
-def points_of(name: str, script: str, **choice: str) -> list[list[str]]:
+def points_of(name: str, script: str, **choice: Any) -> list[list[str]]:
     """The calls of ``measure`` in an offline script."""
     return [words for words in commands_in(files_of(name, **choice)[script]) if words[:1] == ["measure"]]
 

@@ -18,6 +18,13 @@ InputLen = Annotated[int, Option("--random-input-len", min=1, panel=LOAD, help="
 OutputLen = Annotated[int, Option("--random-output-len", min=1, panel=LOAD, help="Output tokens.")]
 InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight.")]
 Draft = Annotated[str, Option(metavar="MODEL", help="Draft model, for 'speculative'.")]
+NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests that are sent. Default: the document's.")]
+Image = Annotated[str, Option(metavar="NAME", help="Image to run, by its full tag. Default: the one of the version.")]
+Weights = Annotated[str, Option(metavar="DTYPE", help="Precision of the weights: fp16, fp8, mxfp4, nvfp4, ...")]
+Cache = Annotated[str, Option(metavar="DTYPE", help="vLLM's --kv-cache-dtype. Default: the document's.")]
+Tensor = Annotated[int, Option("--tensor-parallel-size", "-tp", min=1, help="Default: the document's.")]
+Gpus = Annotated[int, Option(min=1, help="GPUs of the node. Default: as the profile says.")]
+Show = Annotated[bool, Option(help="Show the document's numbers beside the predictions, and write nothing.")]
 OutputDir = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")]
 
 
@@ -31,7 +38,14 @@ def workflow(
     input_len: InputLen | None = None,
     output_len: OutputLen | None = None,
     max_concurrency: InFlight | None = None,
+    num_prompts: NumPrompts | None = None,
     draft: Draft | None = None,
+    image: Image | None = None,
+    weight_dtype: Weights | None = None,
+    kv_cache_dtype: Cache | None = None,
+    tensor_parallel_size: Tensor | None = None,
+    gpus: Gpus | None = None,
+    show: Show = False,
     output: OutputDir | None = None,
     force: Force = False,
     calibration: Calibration = None,
@@ -44,6 +58,7 @@ def workflow(
     """Print the files of a workflow, or write them. Settings that do not fit are refused before that."""
     from planner.output import (
         Choice,
+        WorkflowAnswer,
         calibration_of,
         find_workflow,
         list_workflows,
@@ -51,8 +66,10 @@ def workflow(
         plan_workflow,
         print_files,
         print_notes,
+        print_result,
         print_workflows,
         purpose_of,
+        show_workflow,
         write_folder,
     )
 
@@ -71,11 +88,20 @@ def workflow(
         output_len,
         max_concurrency,
         draft,
+        num_prompts,
+        image,
+        weight_dtype,
+        kv_cache_dtype,
+        tensor_parallel_size,
+        gpus,
         revision=revision,
         refresh=refresh,
         timeout_s=timeout,
         local=local,
     )
+    if show:
+        print_result(WorkflowAnswer(*show_workflow(chosen, choice)), format)
+        return
     files = plan_workflow(chosen, choice, command=command_line)
     if output:
         write_folder(output, files, force=force)

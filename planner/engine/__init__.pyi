@@ -19,8 +19,6 @@ from .speculative import read_drafts as read_drafts
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
 from .version import EngineVersion as EngineVersion
 from .version import parse_version as parse_version
-from .flags import VllmCommand as VllmCommand
-from .flags import command_status as command_status
 from .flags import env_status as env_status
 from .flags import flag_status as flag_status
 from .flags import value_status as value_status
@@ -48,8 +46,10 @@ from .command import bench_backend as bench_backend
 from .command import bench_latency_argv as bench_latency_argv
 from .command import bench_serve_argv as bench_serve_argv
 from .command import bench_throughput_argv as bench_throughput_argv
+from .command import program_argv as program_argv
 from .command import serve_argv as serve_argv
 from .found import Found as Found
+from .found import split_command as split_command
 from .shell import Launch as Launch
 from .shell import find_launches as find_launches
 from .manifests import read_manifest as read_manifest
@@ -59,6 +59,8 @@ from .parse import read_line as read_line
 
 # What runs it, and what publishers of recipes set and report broken
 from .images import Image as Image
+from .images import ImageBuild as ImageBuild
+from .images import builds as builds
 from .images import default_version as default_version
 from .images import docker_args as docker_args
 from .images import image_for as image_for
@@ -66,3 +68,4 @@ from .images import visible_devices as visible_devices
 from .recipes import Recipe as Recipe
 from .recipes import known_issues as known_issues
 from .recipes import recipe_for as recipe_for
+from .recipes import spelled_options as spelled_options

@@ -33,7 +33,7 @@ Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
 _ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
 #: Where images keep vLLM's benchmark scripts: AMD's, and those of the vLLM project.
 BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
-_SCRIPTS: dict[str, VllmCommand] = {
+_SCRIPTS: dict[VllmCommand, VllmCommand] = {
     "bench serve": "benchmark_serving.py",
     "bench throughput": "benchmark_throughput.py",
     "bench latency": "benchmark_latency.py",
@@ -246,12 +246,21 @@ def _range_ratio(workload: Workload, line: _Line) -> float:
     return workload.range_ratio
 
 
+def program_argv(command: VllmCommand, version: EngineVersion, platform: str) -> tuple[list[str], VllmCommand]:
+    """How a command begins, and which one it is then: the program where it exists, else the script before it.
+
+    ``command`` may be either of the two.
+    """
+    own = next((new for new, script in _SCRIPTS.items() if script == command), command)
+    if own == "serve" or command_status(version, own):
+        return ["vllm", *own.split()], own
+    script = _SCRIPTS[own]
+    return ["python3", f"{BENCHMARKS[platform]}/{script}"], script
+
+
 def _bench(command: VllmCommand, version: EngineVersion, platform: str) -> _Line:
-    """The start of a benchmark's command line: the program where it exists, else its script."""
-    if command_status(version, command):
-        return _Line(["vllm", *command.split()], version, command)
-    script = _SCRIPTS[command]
-    return _Line(["python3", f"{BENCHMARKS[platform]}/{script}"], version, script)
+    words, found = program_argv(command, version, platform)
+    return _Line(words, version, found)
 
 
 class _Line:

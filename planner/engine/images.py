@@ -12,7 +12,7 @@ images, and the answer says that no source ran it.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,29 @@ from planner.engine.version import EngineVersion, known_version, release_of
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.resources import package_dir
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBuild:
+    """How an image is made from source. ``args`` are build arguments that its Dockerfile declares."""
+
+    name: str
+    repository: str
+    commit: str
+    dockerfile: str
+    image: str
+    version: str = ""  #: of vLLM, whose options the commit takes; empty where the caller chooses what is built
+    stands_for: str = ""  #: the version that its document calls it, where no registry has an image of that
+    args: dict[str, str] = field(default_factory=dict)
+    target: str = ""
+    jobs_arg: str = ""  #: the build argument that says how many files are compiled at the same time
+    max_jobs: int = 0
+    corrections: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """What a plan says of its image."""
+        return f"built at commit {self.commit[:12]} by build_image.sh" if self.commit else "built by build_engine.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,7 @@ class Image:
     source: str
     gpus: tuple[str, ...] = ()  #: profiles that the source ran it on
     note: str = ""
+    options: EngineVersion | None = None  #: whose options it takes, where those are not the ones of ``version``
 
 
 def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
@@ -56,7 +80,29 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if same:
         where = ", ".join(same[0].gpus)
         return replace(same[0], note=f"named by its source for {where}, not for {profile.id}")
+    own = next(
+        (b for b in builds().values() if b.stands_for == str(version) and b.name.startswith(profile.platform)), None
+    )
+    if own:
+        note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {own.version}"
+        return Image(
+            own.image,
+            version,
+            profile.platform,
+            pinned=True,
+            source=own.source,
+            note=note,
+            options=known_version(own.version),
+        )
     return _by_name(profile, version)
+
+
+@lru_cache(maxsize=1)
+def builds() -> dict[str, ImageBuild]:
+    """How images are made, by the names under which workflows ask for them."""
+    entries: list[dict[str, Any]] = _data()["build"]
+    lists = ("corrections",)
+    return {e["name"]: ImageBuild(**{**e, **{name: tuple(e[name]) for name in lists if name in e}}) for e in entries}
 
 
 def default_version(profile: GpuProfile) -> EngineVersion:

@@ -198,7 +198,8 @@ class ServeLine:
     pipelines_on_v1: bool = False  #: its executor runs a pipeline on V1, where the default one needs V0
     command: VllmCommand = "serve"
     load: Mapping[str, float] = field(default_factory=dict)  #: what a benchmark's line says of its load
-    others: Mapping[str, str] = field(default_factory=dict)  #: options that are neither settings nor load, with values
+    options: Mapping[str, str] = field(default_factory=dict)  #: whole names with their values; of a switch it is empty
+    others: Mapping[str, str] = field(default_factory=dict)  #: those that are neither settings nor load
 
     @property
     def use_v1(self) -> str | None:
@@ -270,6 +271,7 @@ def read_line(
         pipelines_on_v1=pipelines_on_v1(reader.options, version),
         command=command,
         load=reader.load,
+        options=reader.options,
         others=reader.others,
     )
 
@@ -375,6 +377,9 @@ class _LineReader:
         if model and tokens and {"--speculative-model", "--num-speculative-tokens"} <= self.known:
             text = json.dumps({"model": model, "num_speculative_tokens": _number(tokens)})
             self._set_row("--speculative-config", text)
+            self.others = {
+                k: v for k, v in self.others.items() if k not in ("--speculative-model", "--num-speculative-tokens")
+            }
         drafts = self.settings.get("speculative_config")
         if drafts and self.num_scheduler_steps > 1:  # arg_utils.py, create_engine_config, until multi-step went
             cause = "speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"

@@ -9,6 +9,7 @@ cache", and of DeepSeek-V3 and R1 "--max-model-len cannot be greater than 32768"
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from planner.engine.flags import env_status, flag_status, value_status
+from planner.engine.flags import VllmCommand, env_status, flag_status, value_status
 from planner.engine.generation import default_engine
 from planner.engine.parse import FlagProblem
 from planner.engine.resolution import uses_latent_attention
@@ -33,6 +34,7 @@ _OLDER_KEYS = {
     "fuse_attn_quant": "enable_attn_fusion",
     "mode": "level",
 }
+_NEWER_KEYS = {older: newer for newer, older in _OLDER_KEYS.items()}
 #: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
 DEEPSEEK_MAX_MODEL_LEN = 32768  #: tokens
@@ -129,9 +131,11 @@ def _known_env(
             left_out.append(f"{name}={value}")
 
 
-def _known_flags(flags: dict[str, Any], version: EngineVersion, left_out: list[str]) -> Iterator[tuple[str, Any]]:
+def _known_flags(
+    flags: dict[str, Any], version: EngineVersion, left_out: list[str], command: VllmCommand = "serve"
+) -> Iterator[tuple[str, Any]]:
     for name, value in flags.items():
-        known = flag_status(version, f"--{name}" if value is not False else f"--no-{name}")
+        known = flag_status(version, f"--{name}" if value is not False else f"--no-{name}", command)
         if not known:
             left_out.append(f"--{name}")
         elif name == "compilation-config":
@@ -142,13 +146,36 @@ def _known_flags(flags: dict[str, Any], version: EngineVersion, left_out: list[s
             yield name, value
 
 
+def spelled_options(
+    options: Mapping[str, str], version: EngineVersion, command: VllmCommand = "serve"
+) -> dict[str, Any]:
+    """Options of ``command`` with their values as text, those that ``version`` has, in its words.
+
+    An empty value is that of a switch. Keys of ``--compilation-config`` get their older or newer names.
+    """
+    flags: dict[str, Any] = {}
+    for flag, text in options.items():
+        name = flag.removeprefix("--")
+        switch_off = not text and name.startswith("no-")
+        flags[name.removeprefix("no-") if switch_off else name] = text or not switch_off
+    config = flags.get("compilation-config", "")
+    if isinstance(config, str) and config.startswith("{"):
+        flags["compilation-config"] = json.loads(config)
+    found = dict(_known_flags(flags, version, [], command))
+    return {**found, "compilation-config": {}} if config == "{}" else found
+
+
 def _known_keys(
     config: Mapping[str, Any], version: EngineVersion, left_out: list[str], kind: Any = "compilation_config"
 ) -> dict[str, Any]:
-    """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before there were modes."""
+    """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before there were modes.
+
+    Of FlashInfer and the like, whose full graphs are for decode batches only, ``FULL`` becomes ``FULL_AND_PIECEWISE``
+    when the engine starts (``gpu_model_runner.py``).
+    """
     found: dict[str, Any] = {}
     for key, value in config.items():
-        older = _OLDER_KEYS.get(key, "")
+        older, newer = _OLDER_KEYS.get(key, ""), _NEWER_KEYS.get(key, "")
         if isinstance(value, Mapping):
             inner = _known_keys(value, version, left_out, kind="pass_config")
             found |= {key: inner} if inner else {}
@@ -156,6 +183,10 @@ def _known_keys(
             found[key] = list(value) if isinstance(value, list) else value
         elif older and value_status(version, kind, older):
             found[older] = value
+        elif newer and value_status(version, kind, newer):
+            found[newer] = value
+        elif key == "full_cuda_graph" and value_status(version, kind, "cudagraph_mode"):
+            found["cudagraph_mode"] = "FULL_AND_PIECEWISE"
         elif key == "cudagraph_mode" and value_status(version, kind, "full_cuda_graph"):
             found["full_cuda_graph"] = True
         else:

@@ -51,9 +51,11 @@ from .deploy.targets import render_deployable as render_deployable
 # workflows: scripts for one purpose
 from .workflows.catalog import find_workflow as find_workflow
 from .workflows.catalog import list_workflows as list_workflows
-from .workflows.catalog import published_scores as published_scores
+from .workflows.documents import published_scores as published_scores
+from .tables.workflow import WorkflowAnswer as WorkflowAnswer
 from .workflows.render import calibration_of as calibration_of
 from .workflows.render import needed_by as needed_by
 from .workflows.render import plan_workflow as plan_workflow
+from .workflows.render import show_workflow as show_workflow
 from .workflows.render import purpose_of as purpose_of
 from .workflows.subject import Choice as Choice

@@ -86,6 +86,7 @@ from .fleet.disaggregated import disaggregate as disaggregate
 from .check import LineRequest as LineRequest
 from .check import LineVerdict as LineVerdict
 from .check import Served as Served
+from .check import asked_by as asked_by
 from .check import check_line as check_line
 from .check import client_request as client_request
 from .check import launched_args as launched_args

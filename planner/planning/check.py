@@ -278,9 +278,12 @@ def check_line(
 
 def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> ServeLine:
     """The line with the defaults that vLLM has for its offline benchmarks, where those of its server are others."""
-    config = resolve(line.args, model, profile, version, usage="offline")
+    args = line.args
+    if "latency" in line.command and args.enable_prefix_caching is None and version.release >= (0, 9, 1):
+        args = replace(args, enable_prefix_caching=False)  # benchmarks/latency.py: "which skews the latency numbers"
+    config = resolve(args, model, profile, version, usage="offline")
     names = ("max_num_seqs", "max_num_batched_tokens")
-    return replace(line, args=replace(line.args, **{name: getattr(config, name) for name in names}))
+    return replace(line, args=replace(args, **{name: getattr(config, name) for name in names}))
 
 
 def _offline(answer: LineVerdict, args: EngineArgs) -> LineVerdict:

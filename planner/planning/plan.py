@@ -158,6 +158,9 @@ class Plan(_Record):
     service: Service | None = None  #: where there are targets
     predicted: dict[str, Any]
     memory: dict[str, Any]
+    published: dict[str, float] = Field(
+        default_factory=dict
+    )  #: a document's result of this run, by the keys of the bench
     calibration: str = "shipped"  #: whose fits predicted: ours, or the files of the user's own that had a say
     why: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -168,7 +171,7 @@ class Plan(_Record):
 
         Fields at their defaults do not count, so that a plan keeps its digest when a later planner knows more fields.
         """
-        reasons = {"predicted", "memory", "calibration", "service", "why", "warnings"}
+        reasons = {"predicted", "published", "memory", "calibration", "service", "why", "warnings"}
         launched = self.model_dump(mode="json", exclude=reasons, exclude_defaults=True)
         return hashlib.sha256(json.dumps(launched, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -51,6 +51,9 @@ class Emission:
     checkpoint_bytes: int
     predicted_lines: tuple[str, ...]
     expected_accuracy: tuple[str, ...] = ()
+    accuracy: tuple[str, ...] = ()  #: a document's lm_eval command; none: ours
+    accuracy_max_model_len: int = 0  #: that its task needs; 0: that of ours
+    disk_includes: tuple[str, ...] = ()  #: what ``checkpoint_bytes`` counts beside the model itself
 
 
 def container_name(plan: Plan) -> str:
@@ -113,6 +116,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "partial_name": f".partial-{result_name(plan)}",
         "results": RESULTS,
         "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
+        "disk_includes": emission.disk_includes,
         "serve_command": shlex.join(plan.serve_argv),
         "settings": tuple(_settings(plan)),
         **_server(emission.profile, plan),
@@ -262,7 +266,7 @@ def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
 
 def _accuracy(emission: Emission) -> dict[str, Any]:
     plan = emission.file.plan
-    arguments = {
+    arguments: dict[str, Any] = {
         "model": served_name(plan),
         "num_concurrent": min(ACCURACY_CONCURRENCY, plan.max_num_seqs),
         "timeout": 600,
@@ -270,15 +274,28 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         "tokenized_requests": False,
         "tokenizer_backend": "None",
     }
+    if printed := option(emission.accuracy, "--model_args"):
+        pairs = [pair.partition("=")[::2] for pair in printed.split(",")]
+        arguments = {"model": served_name(plan), **{name: _typed(value) for name, value in pairs if name not in _OWN}}
     return {
         "lm_eval_requirement": LM_EVAL_REQUIREMENT,
         # JSON, because lm_eval cuts its other form at every comma
         "accuracy_arguments": json.dumps(arguments),
+        "accuracy_batch_size": option(emission.accuracy, "--batch_size") or "",
         "accuracy_name": f"accuracy-{plan.digest}",
         "accuracy_path": f"results/accuracy-{plan.digest}",
-        "accuracy_max_model_len": ACCURACY_MAX_MODEL_LEN,
+        "accuracy_max_model_len": emission.accuracy_max_model_len or ACCURACY_MAX_MODEL_LEN,
         "expected_accuracy": emission.expected_accuracy,
     }
+
+
+#: Arguments of lm_eval that the script says: the server's name and address.
+_OWN = frozenset(("model", "base_url"))
+
+
+def _typed(value: str) -> Any:
+    """A value of lm_eval's arguments as JSON has it."""
+    return int(value) if value.isdecimal() else {"True": True, "False": False}.get(value, value)
 
 
 def _settings(plan: Plan) -> Iterator[tuple[str, object]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from planner.engine import bench_serve_argv, image_for, parse_version, value_status
+from planner.engine import ImageBuild, bench_serve_argv, image_for, parse_version, value_status
 from planner.errors import IllegalPlanError
 from planner.output.scripts.emission import (
     LOOPBACK,
@@ -18,8 +18,7 @@ from planner.output.scripts.emission import (
     template_names,
     warm_up_argv,
 )
-from planner.output.workflows.catalog import ImageBuild
-from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_names
+from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_names, offline_points
 from planner.output.workflows.subject import Subject
 from planner.output.workflows.sweep import guidellm_names, sweep_names
 from planner.planning import Plan
@@ -42,7 +41,7 @@ def workflow_names(found: Subject, script: str) -> dict[str, Any]:
         "pull_image.sh": lambda: {"built": bool(found.build)},
         "build_image.sh": lambda: build_names(found.build),
         "build_engine.sh": lambda: _engine_names(found),
-        "download.sh": lambda: {"hub_requirement": HUB_REQUIREMENT},
+        "download.sh": lambda: {"hub_requirement": HUB_REQUIREMENT, "draft": found.draft},
         "request.sh": lambda: {"request_body": _request_body(found.plan)},
         "quantize.sh": lambda: _quantize_names(found),
         "sweep.sh": lambda: sweep_names(found.plan, found.deployment),
@@ -98,7 +97,8 @@ def _mad_names(found: Subject) -> dict[str, Any]:
             hint="choose an --engine-version up to 0.10.0, or planner workflow latency and throughput",
         )
     dtype = "float8" if found.config.weight_dtype == "fp8" else "float16"
-    return {"job": "mad", "mad_commit": MAD_COMMIT, "mad_dtype": dtype}
+    points = offline_points(found)
+    return {"job": "mad", "mad_commit": MAD_COMMIT, "mad_dtype": dtype, "points": points}
 
 
 def instance_names(emission: Emission) -> dict[str, Any]:

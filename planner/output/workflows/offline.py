@@ -1,23 +1,35 @@
-"""Offline measurements: each point is a command of its own, and what is expected of it."""
+"""Offline measurements: each point is a command of its own, and what is printed and predicted for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Any
 
 from planner.engine import (
-    EngineConfig,
-    VllmCommand,
+    EngineVersion,
+    ServeLine,
     bench_latency_argv,
     bench_throughput_argv,
     env_status,
     flag_status,
+    program_argv,
+    read_drafts,
 )
 from planner.errors import IllegalPlanError, InputError
-from planner.output.workflows.catalog import Measure, PublishedRow, Variant
-from planner.output.workflows.subject import Subject, bench_command
-from planner.planning import Deployment, defaults, resolve_deployment, simulate_latency, simulate_throughput
+from planner.output.workflows.catalog import Point, Variant
+from planner.output.workflows.documents import Command
+from planner.output.workflows.subject import (
+    Subject,
+    check_fits,
+    engine_env,
+    engine_settings,
+    other_options,
+    with_steps,
+    written_out,
+)
+from planner.planning import Deployment, resolve_deployment, simulate_latency, simulate_throughput
 from planner.workload import Workload
 
 #: Titles of the scripts that are made from the template ``offline.sh.j2``.
@@ -29,6 +41,8 @@ OFFLINE_SCRIPTS = {
     "quick_reduce.sh": "Measure latency with quick reduce off, and in each of its number formats.",
     "aiter.sh": "Measure latency with and without AITER.",
 }
+#: What ``vllm bench latency`` takes where a command does not say how often.
+WARM_UP_ITERATIONS, ITERATIONS = 10, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,11 @@ class OfflinePoint:
     expected: str
     options: tuple[str, ...]  #: of docker run
     argv: tuple[str, ...]
+    metric: str  #: ``avg_latency`` in seconds, ``output_throughput`` in tokens/s
+    predicted: Mapping[str, Any]  #: the keys of the result file with their intervals; empty where nothing is predicted
+    published: float | None
+    printed: Command
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def offline_names(found: Subject, script: str) -> dict[str, Any]:
@@ -53,148 +72,189 @@ def offline_names(found: Subject, script: str) -> dict[str, Any]:
     }
 
 
-def offline_points(found: Subject, bench: str) -> tuple[OfflinePoint, ...]:
-    """The measurements of a workflow that ``bench`` (latency or throughput) makes, every row in every variant.
+def offline_points(found: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
+    """The measurements of a workflow that ``bench`` (latency, throughput; empty: both) makes, each in every variant.
 
-    Raises IllegalPlanError where the version cannot draft with a model, and that is what the workflow measures.
+    Raises IllegalPlanError where the version does not have what is measured, or where one does not fit.
     """
-    measure = found.workflow.measure
-    rows = [row for row in measure.rows if row.bench == bench] if measure else []
-    if not measure or not rows:
-        raise InputError(f"{found.workflow.name} measures no {bench}", hint="planner workflow list shows those that do")
-    return tuple(point for row in rows for point in _points(found, measure, row))
-
-
-def _points(found: Subject, measure: Measure, row: PublishedRow) -> Iterator[OfflinePoint]:
-    if found.draft:
-        config, flags, env = speculation(found, measure)
-        yield _point(found, measure, row, Variant("without"), config=config, env=env)
-        yield _point(found, measure, row, Variant("with"), config=config, env=env, flags=flags, predicted=False)
-        return
-    for index, variant in enumerate(measure.variants):
-        yield _point(found, measure, row, variant, predicted=index == 0)
-
-
-def _point(
-    found: Subject,
-    measure: Measure,
-    row: PublishedRow,
-    variant: Variant,
-    *,
-    config: EngineConfig | None = None,
-    env: dict[str, str] | None = None,
-    flags: dict[str, Any] | None = None,
-    predicted: bool = True,
-) -> OfflinePoint:
-    deployment = _offline(found, measure, row)
-    if config:
-        deployment = replace(deployment, config=_same_engine(deployment.config, config))
-    wanted = {**variant.env, **(env or {})}
-    known = {k: v for k, v in wanted.items() if env_status(found.version, k, platform=found.profile.platform)}
-    return OfflinePoint(
-        name=_name(row, variant),
-        key="avg_latency" if row.bench == "latency" else "tokens_per_second",
-        expected=", ".join(_expected(found, deployment, row, predicted=predicted)) or "nothing to compare with",
-        options=tuple(word for name, value in known.items() for word in ("--env", f"{name}={value}")),
-        argv=tuple(_argv(found, deployment.config, row, flags or {})),
+    workflow = found.workflow
+    points = [
+        point
+        for point in workflow.points(found.version, found.profile, found.resolved.resolved)
+        if bench in str(point.command.read().command)
+    ]
+    if not points:
+        raise InputError(f"{workflow.name} measures no {bench}", hint="planner workflow list shows those that do")
+    _check_variants(found)
+    return tuple(
+        _point(found, point, variant, predicted=index == 0)
+        for point in points
+        for index, variant in enumerate(workflow.variants)
     )
 
 
-def _offline(found: Subject, measure: Measure, row: PublishedRow) -> Deployment:
-    """The plan's settings, with one context and one batch for all rows, so that they compile the same graphs."""
-    args, config = found.args, found.config
-    rows = [other for other in measure.rows if other.bench == row.bench]
-    places = row.max_num_seqs or max([args.max_num_seqs or 0, *(other.batch_size for other in rows)])
-    tokens = args.max_num_batched_tokens
-    longest = max(other.input_len + other.output_len for other in rows)
-    settings = replace(
-        args,
-        max_model_len=args.max_model_len or defaults.round_context(longest),
-        max_num_seqs=places or None,
-        max_num_batched_tokens=max(tokens, places) if tokens else None,
-        # the same prompts are sent again and again: a prefix cache would answer for the GPU
-        enable_prefix_caching=False if row.bench == "latency" else args.enable_prefix_caching,
-    )
-    like = found.deployment
-    return resolve_deployment(
-        found.resolved.model,
-        found.profile,
-        settings,
-        config.version,
-        offline=True,
-        basis=like.basis,
-        calibration=like.calibration,
-    )
-
-
-def _argv(found: Subject, config: EngineConfig, row: PublishedRow, flags: dict[str, Any]) -> list[str]:
-    bench: VllmCommand = "bench latency" if row.bench == "latency" else "bench throughput"
-    own = found.flags_for(bench_command(found.version, bench))
-    if row.bench == "latency":
-        own.pop("disable-detokenize", None)
-        return bench_latency_argv(
-            config, found.plan.model, input_len=row.input_len, output_len=row.output_len, batch_size=row.batch_size,
-            platform=found.profile.platform, extra={**own, **flags},
-        )  # fmt: skip
-    load = Workload(row.input_len, row.output_len, row.num_prompts)
-    return bench_throughput_argv(
-        config, load, found.plan.model, platform=found.profile.platform, extra={**own, **flags}
-    )
-
-
-def _expected(found: Subject, deployment: Deployment, row: PublishedRow, *, predicted: bool) -> Iterator[str]:
-    """The prediction and the published figure, in the unit of the result's key."""
-    load = Workload(row.input_len, row.output_len, row.requests)
-    if predicted and deployment.requests_held(load.total_len) >= 1:
-        if row.bench == "latency":
-            yield f"predicted {simulate_latency(deployment, load).result['avg_latency']:,.2f} s"
-        else:
-            yield f"predicted {simulate_throughput(deployment, load).result['tokens_per_second']:,.1f} tokens/s"
-    if row.published and found.documented and str(found.version) == found.workflow.engine_version:
-        if row.bench == "latency":
-            yield f"published {row.published:,.3f} s"
-        else:  # the key counts input and output
-            total = row.published * load.total_len / row.output_len
-            yield f"published {total:,.1f} tokens/s ({row.published:,.1f} of them output)"
-
-
-def _name(row: PublishedRow, variant: Variant) -> str:
-    parts = [row.bench, f"in{row.input_len}", f"out{row.output_len}"]
-    parts.append(f"bs{row.batch_size}" if row.batch_size else f"prompts{row.num_prompts}")
-    return "-".join([*parts, variant.name] if variant.name else parts)
-
-
-def speculation(found: Subject, measure: Measure) -> tuple[EngineConfig, dict[str, Any], dict[str, str]]:
-    """The engine, the options and the variables of drafting with a model, in the words of the version.
-
-    V0 drafts with a model until 0.9.2, V1 from 0.15.0 on, and nothing between does (``spec_decode/`` and
-    ``v1/spec_decode/draft_model.py`` of the releases). Raises IllegalPlanError for what cannot.
-    """
-    release, config = found.version.release, found.config
-    if (0, 10) <= release < (0, 15):
+def _check_variants(found: Subject) -> None:
+    """Raise IllegalPlanError where the version reads none of the variables that the variants differ in."""
+    names = {name for variant in found.workflow.variants for name in variant.env}
+    known = [name for name in names if env_status(found.version, name, platform=found.profile.platform)]
+    if names and not known:
+        (name, *_) = sorted(names)
+        status = env_status(found.version, name, platform=found.profile.platform)
         raise IllegalPlanError(
-            f"vLLM {found.version} does not draft with a model",
-            hint="choose an --engine-version up to 0.9.2, or 0.15.0 and later",
+            f"{found.workflow.name}: vLLM {found.version} does not read {name} ({status}): its points would be alike",
+            hint=status.hint or "choose another --engine-version",
         )
-    if flag_status(found.version, "--speculative-model"):
-        flags: dict[str, Any] = {
-            "speculative-model": found.draft, "num-speculative-tokens": measure.draft_tokens
-        }  # fmt: skip
-    else:
-        drafting = {"model": found.draft, "num_speculative_tokens": measure.draft_tokens}
-        flags = {"speculative-config": drafting}
-    if (0, 8) <= release < (0, 10):
-        tokens = max(config.max_num_batched_tokens, config.max_model_len)
-        old = replace(config, engine="V0", enable_chunked_prefill=False, max_num_batched_tokens=tokens)
-        return old, flags, {"VLLM_USE_V1": "0"}
-    return config, flags, {}
 
 
-def _same_engine(config: EngineConfig, like: EngineConfig) -> EngineConfig:
-    tokens = max(config.max_num_batched_tokens, config.max_model_len) if like.engine == "V0" else 0
-    return replace(
-        config,
-        engine=like.engine,
-        enable_chunked_prefill=like.enable_chunked_prefill,
-        max_num_batched_tokens=tokens or config.max_num_batched_tokens,
+def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -> OfflinePoint:
+    command = _with_draft(found, point.command)
+    deployment, line = _engine(found, command)
+    drafts = deployment.config.speculative_config is not None
+    load, latency = _load(found, command), "latency" in line.command
+    result = _predict(deployment, load, latency=latency) if predicted and not drafts else {}
+    metric = point.metric or ("avg_latency" if latency else "output_throughput")
+    published = point.published if _as_printed(found) and predicted else None
+    platform = found.profile.platform
+    env = {**engine_env(command.env, found.version, platform), **engine_env(variant.env, found.version, platform)}
+    env |= _same_engine(found)
+    own = {name: value for name, value in env.items() if found.plan.env.get(name) != value}
+    said = ", ".join(_expected(result, metric, published, load)) or "nothing to compare with"
+    return OfflinePoint(
+        name=_name(found, load, variant, latency=latency, drafts=drafts),
+        key="avg_latency" if latency else "tokens_per_second",
+        expected=said,
+        options=tuple(word for name, value in own.items() for word in ("--env", f"{name}={value}")),
+        argv=_argv(found, deployment, line, load, latency=latency),
+        metric=metric,
+        predicted=result,
+        published=published,
+        printed=point.command,
+        env={**found.plan.env, **own},
     )
+
+
+def _as_printed(found: Subject) -> bool:
+    """Whether the printed numbers are of this version and of these settings."""
+    asked = found.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
+    return found.documented and str(found.version) == found.workflow.engine_version and not asked
+
+
+def _with_draft(found: Subject, command: Command) -> Command:
+    return command.with_options({"--speculative-model": found.draft}) if found.draft and _drafts(command) else command
+
+
+def _drafts(command: Command) -> bool:
+    return "--speculative-model" in command.argv
+
+
+def _engine(found: Subject, command: Command) -> tuple[Deployment, ServeLine]:
+    """The engine of one measurement. Raises IllegalPlanError where it would not start."""
+    version, like = _base_version(found), found.deployment
+    args, version, line = engine_settings(command, found.choice, found.profile, found.resolved, version)
+    if "latency" in line.command and args.enable_prefix_caching is None:
+        args = replace(args, enable_prefix_caching=False)  # latency.py sets it so from 0.9.1 on
+    if not found.documented:  # what was found for this model and GPU, with the document's way of measuring
+        args = replace(
+            found.args, max_model_len=None, enforce_eager=args.enforce_eager, max_num_seqs=args.max_num_seqs,
+            speculative_config=args.speculative_config, enable_prefix_caching=args.enable_prefix_caching,
+        )  # fmt: skip
+        args, version = _held(found, args, _load(found, command)), found.version
+        line = replace(line, num_scheduler_steps=1)
+    if args.speculative_config and found.draft:
+        drafts = args.speculative_config
+        given = {"model": found.draft, "num_speculative_tokens": drafts.num_speculative_tokens}
+        args = replace(args, speculative_config=read_drafts(given))
+    deployment = resolve_deployment(
+        found.resolved.model, found.profile, args, version, offline=True, basis=like.basis,
+        calibration=like.calibration,
+    )  # fmt: skip
+    deployment = with_steps(deployment, line)
+    check_fits(replace(deployment, config=replace(deployment.config, speculative_config=None)), found.resolved, args)
+    return deployment, line
+
+
+def _held(found: Subject, args: Any, load: Workload) -> Any:
+    """A context that holds the request, where the plan's own is another one; the document's on its own models."""
+    tokens = args.max_num_batched_tokens
+    places = args.max_num_seqs or 0
+    return replace(
+        args,
+        max_model_len=max(load.max_total_len, found.config.max_model_len),
+        max_num_batched_tokens=max(tokens, places) if tokens else None,
+    )
+
+
+def _base_version(found: Subject) -> EngineVersion:
+    """The version with the engine that both runs of a comparison with drafts get."""
+    return replace(found.version, engine="V0") if _same_engine(found) else replace(found.version, engine="")
+
+
+def _same_engine(found: Subject) -> dict[str, str]:
+    """Without and with a draft the engine is the same one: from 0.8.0 to 0.9.2 only V0 drafts with a model."""
+    return {"VLLM_USE_V1": "0"} if found.draft and (0, 8) <= found.version.release < (0, 10) else {}
+
+
+def _load(found: Subject, command: Command) -> Workload:
+    choice, load = found.choice, command.read(platform=found.profile.platform).workload(command.document.version)
+    asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
+    if choice.num_prompts is not None and "throughput" in command.argv[1]:
+        asked["num_prompts"] = choice.num_prompts
+    return replace(load, **asked)
+
+
+def _argv(found: Subject, deployment: Deployment, line: ServeLine, load: Workload, *, latency: bool) -> tuple[str, ...]:
+    model, platform, config = found.plan.model, found.profile.platform, deployment.config
+    extra = other_options(line, found.version, model)
+    if not found.documented:
+        extra = {**{k: v for k, v in found.recipe.flags.items() if k not in extra}, **extra}
+        extra.pop("num-scheduler-steps", None)  # it would bring the older engine, which is not what was found
+        extra = {k: v for k, v in extra.items() if _takes(found.version, k, line, value=v)}
+    if not latency:
+        words = bench_throughput_argv(config, load, model, platform=platform, extra=extra)
+        return written_out(words, line, found.version)
+    warm_up, iterations = (line.others.get(flag) for flag in ("--num-iters-warmup", "--num-iters"))
+    words = bench_latency_argv(
+        config, model, input_len=load.input_len, output_len=load.output_len, batch_size=load.num_prompts,
+        num_iters_warmup=int(warm_up or WARM_UP_ITERATIONS), num_iters=int(iterations or ITERATIONS),
+        platform=platform, extra=extra,
+    )  # fmt: skip
+    return written_out(words, line, found.version)
+
+
+def _takes(version: EngineVersion, name: str, line: ServeLine, *, value: Any) -> bool:
+    flag = f"--no-{name}" if value is False else f"--{name}"
+    return bool(flag_status(version, flag, program_argv(line.command, version, "rocm")[1]))
+
+
+def _predict(deployment: Deployment, load: Workload, *, latency: bool) -> dict[str, Any]:
+    """The result as it is predicted; empty where not one request fits."""
+    if deployment.requests_held(load.total_len) < 1:
+        return {}
+    simulate = simulate_latency if latency else simulate_throughput
+    return simulate(deployment, load).result
+
+
+def _expected(result: Mapping[str, Any], metric: str, published: float | None, load: Workload) -> Iterator[str]:
+    """The prediction and the printed figure, in the unit of the result's key."""
+    if "avg_latency" in result:
+        yield f"predicted {result['avg_latency']:,.2f} s{_interval(result, 'avg_latency', ',.2f')}"
+    elif "tokens_per_second" in result:
+        interval = _interval(result, "tokens_per_second", ",.0f")
+        yield f"predicted {result['tokens_per_second']:,.1f} tokens/s{interval}"
+    if published and metric == "avg_latency":
+        yield f"published {published:,.3f} s"
+    elif published:  # the key counts input and output
+        total = published * load.total_len / load.output_len
+        yield f"published {total:,.1f} tokens/s ({published:,.1f} of them output)"
+
+
+def _interval(result: Mapping[str, Any], key: str, form: str) -> str:
+    low, high = result.get(f"{key}_lo", nan), result.get(f"{key}_hi", nan)
+    return f" ({low:{form}} to {high:{form}})" if low == low else ""
+
+
+def _name(found: Subject, load: Workload, variant: Variant, *, latency: bool, drafts: bool) -> str:
+    parts = ["latency" if latency else "throughput", f"in{load.input_len}", f"out{load.output_len}"]
+    parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
+    name = variant.name or (("with" if drafts else "without") if found.draft else "")
+    return "-".join([*parts, name] if name else parts)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
 
 from planner import __version__
+from planner.engine import builds
+from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.output.scripts.emission import Emission, servers_per_node, template_names
+from planner.memory import stored_weight_bytes
+from planner.model import resolve_model
+from planner.output.scripts.emission import Emission, build_script, servers_per_node, template_names
 from planner.output.scripts.render import refuse_tokens, render_scripts, render_template
 from planner.output.tables.recommendation import predicted_lines
 from planner.output.workflows.catalog import Workflow
 from planner.output.workflows.comparison import partition_workflow
-from planner.output.workflows.names import instance_names, workflow_names
+from planner.output.workflows.documents import published_scores
+from planner.output.workflows.names import build_names, instance_names, workflow_names
 from planner.output.workflows.offline import OFFLINE_SCRIPTS
-from planner.output.workflows.subject import Choice, subject
+from planner.output.workflows.printed import PrintedFigure, caveats_of, printed_beside, table_of
+from planner.output.workflows.subject import Choice, Subject, subject
 from planner.planning import Plan, PlanFile
+from planner.units import GB
 
 #: What the files of workflows are for, as WORKFLOW.md and ``planner workflow`` say it.
 PURPOSES = {
@@ -54,10 +63,21 @@ def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[s
     return files
 
 
+def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[PrintedFigure, ...]]:
+    """What a workflow is about, and every printed figure beside its prediction. Raises as ``plan_workflow``."""
+    if "compare.sh" in workflow.scripts:
+        raise InputError(f"{workflow.name} has no printed numbers", hint="its COMPARISON.md has the predictions")
+    found = subject(workflow, choice)
+    return found, printed_beside(found)
+
+
 def needed_by(emission: Emission) -> dict[str, str]:
-    """What a plan needs beside its own scripts: several servers, where a node holds more than one."""
+    """What a plan needs beside its own scripts: several servers on a node, an image that no registry has."""
     plan = emission.file.plan
     files = _servers(emission) if plan.image and servers_per_node(plan) > 1 else {}
+    build = next((build for build in builds().values() if build.image == plan.image), None)
+    if build and build_script(plan) == "build_image.sh":
+        files["build_image.sh"] = _render("build_image.sh", {**template_names(emission), **build_names(build)})
     refuse_tokens(files)
     return files
 
@@ -76,20 +96,25 @@ def calibration_of(files: Mapping[str, str]) -> str:
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     """One plan and the scripts around it."""
     found = subject(workflow, choice)
-    emission = _emission(found.plan, found.profile, command, workflow.expected if found.documented else ())
+    emission = _emission(found, command)
     base = template_names(emission)
     files = {**render_scripts(emission), **needed_by(emission)}
-    if workflow.accuracy_task:
-        base["accuracy_max_model_len"] = workflow.accuracy_max_model_len
-        files["accuracy.sh"] = _render("accuracy.sh", base)
-    for script in workflow.scripts:
+    scripts = scripts_of(found)
+    for script in scripts:
         if script in _SERVERS:
             files |= _servers(emission)
         else:
             template = "offline.sh" if script in OFFLINE_SCRIPTS else script
             files[script] = _render(template, {**base, **workflow_names(found, script)})
-    files["WORKFLOW.md"] = _about(workflow, command, found.plan.calibration)
+    files["WORKFLOW.md"] = _about(workflow, command, found.plan.calibration, scripts, found)
     return files
+
+
+def scripts_of(found: Subject) -> tuple[str, ...]:
+    """The workflow's scripts: an image that no registry has is built, not pulled."""
+    scripts = found.workflow.scripts
+    built = found.build is not None and found.build.commit
+    return tuple("build_image.sh" if built and script == "pull_image.sh" else script for script in scripts)
 
 
 def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
@@ -97,18 +122,42 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     found = partition_workflow(workflow, choice)
     files: dict[str, str] = {}
     for folder, plan, profile in found.plans:
-        emission = _emission(plan, profile, command)
+        emission = _plan_emission(plan, profile, command)
         inner = {**render_scripts(emission), **_servers(emission)}
         files |= {f"{folder}/{name}": content for name, content in inner.items()}
     names = {**found.names, "command": command, "planner_version": __version__}
     files |= {script: _render(script, names) for script in workflow.scripts}
-    files["WORKFLOW.md"] = _about(workflow, command, found.names["calibration"])
+    files["WORKFLOW.md"] = _about(workflow, command, found.names["calibration"], workflow.scripts)
     return files
 
 
-def _emission(plan: Plan, profile: GpuProfile, command: str, expected: tuple[str, ...] = ()) -> Emission:
+def _emission(found: Subject, command: str) -> Emission:
+    """The plan's scripts, with the document's way to measure accuracy, and the disk that the workflow needs."""
+    workflow, plan = found.workflow, found.plan
+    emission = _plan_emission(plan, found.profile, command)
+    draft = stored_weight_bytes(resolve_model(found.draft).model) if found.draft else 0
+    own, needs = emission.checkpoint_bytes, []
+    if (
+        "quantize.sh" in workflow.scripts
+    ):  # the 16-bit checkpoint is downloaded, and the quantised one written beside it
+        stored = stored_weight_bytes(found.resolved.model)
+        needs.append(f"{ceil(own / GB)} GB for the quantised checkpoint")
+        own = stored + own
+    if draft:
+        needs.append(f"{ceil(draft / GB)} GB of {found.draft}")
+    return replace(
+        emission,
+        checkpoint_bytes=own + draft,
+        expected_accuracy=published_scores(plan.model, plan.accuracy_task) if found.documented else (),
+        accuracy=workflow.accuracy.argv if workflow.accuracy and found.documented else (),
+        accuracy_max_model_len=workflow.accuracy_max_model_len,
+        disk_includes=tuple(needs),
+    )
+
+
+def _plan_emission(plan: Plan, profile: GpuProfile, command: str) -> Emission:
     file = PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
-    return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)), expected)
+    return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
 
 
 def _servers(emission: Emission) -> dict[str, str]:
@@ -117,15 +166,22 @@ def _servers(emission: Emission) -> dict[str, str]:
     return {name: _render(name, names) for name in _SERVERS}
 
 
-def _about(workflow: Workflow, command: str, calibration: str) -> str:
+def _about(
+    workflow: Workflow, command: str, calibration: str, scripts: tuple[str, ...], found: Subject | None = None
+) -> str:
+    remarks = (*workflow.remarks, *(found.build.corrections if found and found.build else ()))
     names = {
         "calibration": calibration,
         "workflow": workflow,
-        "documents": "; ".join(workflow.sources),
+        "documents": "; ".join(document.title for document in workflow.documents),
         "planner_version": __version__,
         "command": command,
-        "purposes": [(script, PURPOSES[script]) for script in workflow.scripts],
-        "corrections": workflow.corrections,
+        "purposes": [(script, PURPOSES[script]) for script in scripts],
+        "documented": found is None or found.documented,
+        "differences": table_of(found) if found else (),
+        "remarks": remarks,
+        "caveats": caveats_of(workflow, found),
+        "printed": [figure.words for figure in printed_beside(found)] if found else (),
     }
     return _render("WORKFLOW.md", names)
 

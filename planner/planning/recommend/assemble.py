@@ -96,7 +96,11 @@ def assemble(
         serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
         bench_argv=tuple(
             bench_serve_argv(
-                workload, model, config.version, percentiles=defaults.PERCENTILES, platform=profile.platform
+                workload,
+                model,
+                image.options or config.version,
+                percentiles=defaults.PERCENTILES,
+                platform=profile.platform,
             )
         ),
         workload=PlannedWorkload.of(workload),

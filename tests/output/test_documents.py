@@ -1,0 +1,290 @@
+"""Every command that the five documents print, held against what is rendered, token by token.
+
+``tests/published_commands.json`` was written once: real bash ran the code blocks of the documents, with stand-ins for
+the programs that wrote down their words and the variables that were set for them. Words that only another program
+reads (docker, git, lm_eval, ...) are looked for in the scripts; those of vLLM in the very command that is rendered.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workflow_cases import NAMES, commands_in, files_of
+
+from planner.engine.found import split_command
+from planner.engine.parse import read_line
+from planner.engine.version import parse_version
+from planner.errors import PlannerError
+from planner.hardware.profiles import load_profile
+from planner.memory.budget import Basis
+from planner.model.resolve import resolve_model
+from planner.output.workflows.catalog import find_workflow, list_workflows
+from planner.output.workflows.differences import unexplained
+from planner.output.workflows.documents import commands, printed_results, printed_rows
+from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
+from planner.output.workflows.printed import printed_beside, table_of
+from planner.output.workflows.subject import Choice, Subject, subject
+from planner.planning.check import asked_by
+from planner.planning.fit.answer import fit_model
+
+FACTS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "published_commands.json").read_text())
+OF_VLLM = [fact for fact in FACTS if split_command(fact["words"])[0]]
+OTHERS = [fact for fact in FACTS if not split_command(fact["words"])[0]]
+#: The same option under several names.
+SAME = {"-tp": "--tensor-parallel-size", "--random-input-len": "--input-len", "--random-output-len": "--output-len"}
+
+
+#: Short options of docker and curl, as the scripts write them out.
+LONG = {
+    "-it": ("--interactive",), "-e": ("--env",), "-v": ("--volume",), "-H": ("--header",), "-d": ("--data",),
+    "-f": ("--file",), "-t": ("--tag",),
+}  # fmt: skip
+
+
+def name_of(fact: dict[str, Any]) -> str:
+    return f"{fact['document']}: {' '.join(fact['words'])[:60]}"
+
+
+@cache
+def subject_of(name: str, **choice: Any) -> Subject:
+    return subject(find_workflow(name), Choice(**choice))
+
+
+def said(words: list[str], env: dict[str, str]) -> dict[str, str]:
+    """Options, variables and the model, with their values, of a command of vLLM; independent of our own reader."""
+    _, rest = split_command(words)
+    found = dict(env)
+    place = 0
+    while place < len(rest):
+        word, following = rest[place], rest[place + 1 : place + 2]
+        place += 1
+        if not word.startswith("-"):
+            found["model"] = word
+            continue
+        name, joined, value = word.partition("=")
+        name = SAME.get(name.replace("_", "-") if name.startswith("--") else name, name.replace("_", "-"))
+        if not joined and following and not re.match(r"--?[a-zA-Z]", following[0]):
+            value = following[0]
+            place += 1
+        found[name] = value
+    return found
+
+
+def rendered(found: Subject, script: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Every command of vLLM that a script of a workflow runs, with its variables."""
+    if script == "launch.sh":
+        yield list(found.plan.serve_argv), found.plan.env
+    elif script == "benchmark.sh":
+        yield list(found.plan.bench_argv), found.plan.env
+    else:
+        for point in offline_points(found):
+            yield list(point.argv), dict(point.env)
+
+
+def places_of(fact: dict[str, Any]) -> Iterator[tuple[Subject, str]]:
+    """Where a printed command of vLLM is rendered: at its document's version, on its GPU, for its model."""
+    (command,) = [c for c in commands().values() if list(c.argv) == fact["words"] and c.document.id == fact["document"]
+                  and c.capability == fact.get("capability", "")]  # fmt: skip
+    for name, workflow in list_workflows().items():
+        choice: dict[str, Any] = {"engine_version": "0.6.3"} if fact["document"] == "amd-2024" else {}
+        if workflow.engine_version == "0.6.3":
+            choice = {}
+        names = [word.rstrip("/") for word in command.argv]
+        if own := [model for model in workflow.models if model in names]:
+            choice["model"] = own[0]
+        if command.capability:
+            choice["gpu"] = {"10.0": "b200-sxm", "9.0": "h200-sxm"}[command.capability]
+            if choice["gpu"] not in workflow.gpus:
+                continue
+        for kind, script in (("serve", "launch.sh"), ("client", "benchmark.sh"), ("offline", "")):
+            if command.id in [c.id for c in getattr(workflow, kind)]:
+                yield subject_of(name, **choice), script
+
+
+def test_the_facts_are_the_documents() -> None:
+    """86 commands, 25 of them vLLM's: both branches of NVIDIA's launch script, and each in the table of the product."""
+    assert len(FACTS) == 86 and len(OF_VLLM) == 25
+    ours = {(c.document.id, c.capability, c.argv) for c in commands().values() if split_command(c.argv)[0]}
+    theirs = {(f["document"], f.get("capability", ""), tuple(f["words"])) for f in OF_VLLM}
+    assert theirs <= ours
+    assert {document for document, _, _ in ours - theirs} == {"mad"}, "what the script of AMD's repository runs"
+    for fact in OF_VLLM:
+        (own,) = [c for c in commands().values() if c.document.id == fact["document"] and list(c.argv) == fact["words"]
+                  and c.capability == fact.get("capability", "")]  # fmt: skip
+        env = fact.get("env", {})
+        if "deepseek" not in own.id:  # whose variables are those of its docker run
+            assert dict(own.env) == env, own.id
+
+
+@pytest.mark.parametrize("fact", OF_VLLM, ids=name_of)
+def test_every_word_of_a_command_is_rendered_or_differs_for_a_reason(fact: dict[str, Any]) -> None:
+    places = list(places_of(fact))
+    assert places, "a printed command that no workflow renders"
+    printed = said(fact["words"], fact.get("env", {}))
+    for found, script in places:
+        version = found.version
+        reasons = {(d.script, word): d.why for d in table_of(found) for word in (d.word, *d.word.split(", "))}
+        scripts = [script] if script else [s for s in found.workflow.scripts if s in OFFLINE_SCRIPTS]
+        least: dict[str, str] | None = None
+        for name in scripts:
+            for words, env in rendered(found, name):
+                here = said(words, env)
+                missing = {w: v for w, v in printed.items() if not same(here.get(w), v)}
+                unsaid = {w: v for w, v in missing.items() if not reasons.get((name, w)) and not varies(fact, found, w)}
+                least = unsaid if least is None or len(unsaid) < len(least) else least
+        assert least == {}, (found.workflow.name, str(version))
+
+
+def same(here: str | None, printed: str) -> bool:
+    if here is None or here == printed:
+        return here is not None
+    try:
+        return bool(json.loads(here) == json.loads(printed))
+    except ValueError:
+        return False
+
+
+def varies(fact: dict[str, Any], found: Subject, word: str) -> bool:
+    """Options that the document's own tables vary."""
+    return any(
+        row.command.document.id == fact["document"] and word in ("--batch-size", "--input-len", "--num-prompts")
+        for row in printed_rows()
+    ) and found.workflow.name in ("quick-reduce", "ttft")  # fmt: skip
+
+
+@pytest.mark.parametrize("fact", OTHERS, ids=name_of)
+def test_every_word_of_other_programs_is_in_a_script_or_differs_for_a_reason(fact: dict[str, Any]) -> None:
+    own = [w for w in list_workflows().values() if fact["document"] in [d.id for d in w.documents]]
+    texts, listed = [], []
+    for workflow in own:
+        choice: dict[str, Any] = {"engine_version": "0.6.3"} if fact["document"] == "amd-2024" else {}
+        try:
+            files = files_of(workflow.name, **choice)
+        except PlannerError:
+            continue
+        texts += [text for path, text in files.items() if path.endswith(".sh")]
+        listed.append(files["WORKFLOW.md"])
+    tokens = set(
+        shlex.split(" ".join(" ".join(w) for t in texts for w in commands_in(t)).replace("'", "").replace('"', ""))
+    )
+    tokens |= {part for token in tokens for part in re.split(r"[=,]", token)}
+    differing = re.sub(r"\\(.)", r"\1", "\n".join(listed))
+    for word in fact["words"]:
+        if word.startswith("{"):  # a request: its words are in no order
+            assert any(f"--data '{json.dumps(json.loads(word))}'" in text for text in texts)
+            continue
+        parts = [word, *LONG.get(word, ()), *re.split(r"[=,]", word)]
+        split = [part for part in re.split(r"[ ,]", word) if part]
+        there = any(part in tokens for part in parts if part) or word in differing or word == "."
+        assert there or all(part in tokens or part in differing for part in split), word
+
+
+# --- the tables ----------------------------------------------------------------------------------------------------
+
+
+def test_every_printed_number_stands_beside_its_prediction() -> None:
+    """40 rows of MI300X and two blocks of MI355X: 24 figures each with the one of failed requests."""
+    assert len(printed_rows()) == 40
+    assert [len(result.figures) for result in printed_results()] == [23, 23]
+    shown = 0
+    for name in ("latency", "throughput"):
+        for model in ("amd/Llama-3.1-70B-Instruct-FP8-KV", "amd/Llama-3.1-405B-Instruct-FP8-KV"):
+            rows = [row for row in printed_beside(subject_of(name, model=model)) if row.published is not None]
+            assert all(row.predicted and row.lo and row.hi and row.error is not None for row in rows)
+            own = sorted(row.value for row in printed_rows() if row.model == model and name in row.command.id)
+            assert sorted(row.published for row in rows if row.published) == own
+            shown += len(rows)
+    assert shown == 40
+    for name in ("mi355x-fp8", "mi355x-mxfp4"):
+        figures = {row.metric: row for row in printed_beside(subject_of(name))}
+        result = next(r for r in printed_results() if r.server.endswith(name.removeprefix("mi355x-")))
+        assert {metric: figures[metric].published for metric in result.figures} == dict(result.figures)
+        for metric in ("mean_ttft_ms", "p99_itl_ms", "output_throughput", "median_e2el_ms"):
+            assert figures[metric].predicted and figures[metric].error is not None
+        assert figures["gsm8k, flexible-extract"].published in (0.9052, 0.8954)
+
+
+def test_another_load_has_no_printed_numbers() -> None:
+    assert saved_published(num_prompts=320) == {}
+    assert saved_published()["mean_ttft_ms"] == 11639.66
+
+
+def saved_published(**choice: Any) -> dict[str, float]:
+    return subject_of("mi355x-fp8", **choice).plan.published
+
+
+# --- every workflow x GPU x version ---------------------------------------------------------------------------------
+
+GPUS = ("mi300x", "mi300x-cpx", "mi355x", "b200-sxm", "h100-sxm", "h200-sxm")
+VERSIONS = ("0.6.3", "0.9.1", "0.27.1")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "compare-partitions"])
+def test_what_is_not_refused_starts_by_our_own_arithmetic_and_is_explained(name: str) -> None:
+    workflow, kept = find_workflow(name), 0
+    for gpu in GPUS:
+        for version in (*VERSIONS, workflow.engine_version):
+            try:
+                found = subject(workflow, Choice(gpu=gpu, engine_version=version))
+                points = offline_points(found) if workflow.offline else ()
+            except PlannerError as error:
+                assert error.hint, (gpu, version, error)
+                continue
+            kept += 1
+            assert unexplained(table_of(found)) == [], (gpu, version)
+            for argv, env in [(found.plan.serve_argv, found.plan.env), *((p.argv, p.env) for p in points)]:
+                judge(found, list(argv), dict(env))
+            waits = found.plan.predicted["mean_ttft_ms"] > 60_000
+            assert not waits or any("wait" in text for text in found.plan.warnings), (gpu, version)
+    assert kept, "it runs somewhere"
+
+
+_JUDGED: set[tuple[Any, ...]] = set()  #: engines that were judged: the points of a workflow are often alike
+
+
+def judge(found: Subject, argv: list[str], env: dict[str, str]) -> None:
+    """As `planner check` judges a line: no option that the version refuses, and memory enough."""
+    version = found.version
+    line = read_line(argv, version, env=env, platform=found.profile.platform)
+    assert not line.refused, [str(problem) for problem in line.problems]
+    on_partitions = found.profile.partition is not None and line.args.tensor_parallel_size > 1
+    args = replace(line.args, allow_unvalidated=on_partitions)
+    drafts = line.args.speculative_config
+    draft = resolve_model(drafts.model).model if drafts and drafts.model else None
+    own = replace(version, engine=asked_by(line, found.resolved.model, found.profile, version))
+    if (args, own, found.profile.id, found.resolved.resolved) in _JUDGED:
+        return
+    _JUDGED.add((args, own, found.profile.id, found.resolved.resolved))
+    fit = fit_model(found.resolved.model, found.profile, args, own, look_for_options=False, basis=Basis(None, draft))
+    assert fit.fits, (argv, fit.reason)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("version", [None, "0.6.3"])
+def test_no_script_names_a_script_that_is_not_there(name: str, version: str | None) -> None:
+    try:
+        files = files_of(name, **({"engine_version": version} if version else {}))
+    except PlannerError as error:
+        assert error.hint and version
+        return
+    for path, text in files.items():
+        folder = path.rpartition("/")[0]
+        for script in re.findall(r"\$here/([a-z_]+\.sh)", text):
+            assert f"{folder}/{script}".lstrip("/") in files, (path, script)
+
+
+def test_the_resolved_models_of_the_documents_are_known_without_a_network() -> None:
+    for workflow in list_workflows().values():
+        for model in workflow.models:
+            assert resolve_model(model, network=False).resolved == model
+        assert load_profile(workflow.gpus[0]) and (
+            not workflow.engine_version or parse_version(workflow.engine_version)
+        )
