@@ -64,6 +64,7 @@ from .images import builds as builds
 from .images import default_version as default_version
 from .images import docker_args as docker_args
 from .images import image_for as image_for
+from .images import options_version as options_version
 from .images import visible_devices as visible_devices
 from .recipes import Recipe as Recipe
 from .recipes import known_issues as known_issues

@@ -56,7 +56,6 @@ class Image:
     source: str
     gpus: tuple[str, ...] = ()  #: profiles that the source ran it on
     note: str = ""
-    options: EngineVersion | None = None  #: whose options it takes, where those are not the ones of ``version``
 
 
 def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
@@ -92,9 +91,14 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
             pinned=True,
             source=own.source,
             note=note,
-            options=known_version(own.version),
         )
     return _by_name(profile, version)
+
+
+def options_version(image: str, version: EngineVersion) -> EngineVersion:
+    """The version whose options an image takes: that of its commit, where it is built and goes by another."""
+    own = next((build.version for build in builds().values() if build.image == image and build.stands_for), "")
+    return known_version(own) if own else version
 
 
 @lru_cache(maxsize=1)

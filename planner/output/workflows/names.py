@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from planner.engine import ImageBuild, bench_serve_argv, image_for, parse_version, value_status
+from planner.engine import ImageBuild, bench_serve_argv, image_for, options_version, parse_version, value_status
 from planner.errors import IllegalPlanError
 from planner.output.scripts.emission import (
     LOOPBACK,
@@ -105,7 +105,8 @@ def instance_names(emission: Emission) -> dict[str, Any]:
     """Several servers on one node and the balancer in front of them, beside the names of the plan's own scripts."""
     plan, base = emission.file.plan, template_names(emission)
     servers = servers_per_node(plan)
-    load, version = _node_load(plan, servers), parse_version(plan.engine_version)
+    load = _node_load(plan, servers)
+    version = options_version(plan.image, parse_version(plan.engine_version))
     argv = bench_serve_argv(load, plan.model, version, port=PORT, platform=plan.platform)
     result = f"node-{plan.digest}.json"
     return {

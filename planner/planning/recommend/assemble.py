@@ -15,6 +15,7 @@ from planner.engine import (
     docker_args,
     image_for,
     known_issues,
+    options_version,
     recipe_for,
     serve_argv,
     visible_devices,
@@ -98,7 +99,7 @@ def assemble(
             bench_serve_argv(
                 workload,
                 model,
-                image.options or config.version,
+                options_version(image.name, config.version),
                 percentiles=defaults.PERCENTILES,
                 platform=profile.platform,
             )
