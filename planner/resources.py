@@ -7,6 +7,8 @@ that the platform has for it.
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MOST_FILE_BYTES = 64 * 2**20  #: of a file that somebody names; the largest config.json takes 3 MB
@@ -50,6 +52,24 @@ def read_given(path: Path, *, most_bytes: int = MOST_FILE_BYTES, errors: str = "
     """The text of a file that somebody names. Raises OSError, also as ``check_file`` does, and UnicodeDecodeError."""
     check_file(path, most_bytes=most_bytes)
     return path.read_text(encoding="utf-8-sig", errors=errors)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Whoever else works in ``folder`` waits until this is done; nobody, where the platform has no such locks."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # what is wrong with the folder is told by whoever writes into it
+        yield
+        return
+    try:
+        with suppress(OSError):  # a network drive without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_then_rename(path: Path, content: bytes) -> None:

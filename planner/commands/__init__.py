@@ -10,6 +10,8 @@ import sys
 
 __all__ = ["run"]
 
+INTERRUPTED = 130
+
 
 def run() -> None:
     """Run the command line: the console script."""
@@ -21,5 +23,8 @@ def run() -> None:
         status = main()
     except KeyboardInterrupt:  # during the imports, or a second time
         print("error: interrupted", file=sys.stderr)
-        status = 130
+        status = INTERRUPTED
+    if status == INTERRUPTED:  # whoever interrupts does not wait for modules to be taken down
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)

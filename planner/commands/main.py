@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 
 from planner import __version__
+from planner.commands import INTERRUPTED
 from planner.commands.adapter import add_command
 from planner.commands.declare import COMMANDS as DECLARED
 from planner.commands.planner_toml import FILE, FROM_FILE, read_defaults, source_of
@@ -26,7 +27,6 @@ from planner.commands.streams import complain, progress_on, write
 from planner.errors import PlannerError
 
 BUG = 70
-INTERRUPTED = 130
 #: What the parser raises: the base of the bases of typer's own error, wherever its version keeps them.
 ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 

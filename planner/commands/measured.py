@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -9,6 +10,7 @@ from planner.commands.declare import Argument, Option, command, keywords
 from planner.commands.engine_options import engine_args
 from planner.commands.inputs import fits_for
 from planner.commands.options import LOAD, Calibration, PathName
+from planner.resources import alone_in
 
 if TYPE_CHECKING:
     from planner.engine import EngineFlags
@@ -125,9 +127,13 @@ def calibrate_from(
     args = engine_args(engine, own=keywords(calibrate_from))
     stated = Stated(gpu, model, engine_version, weight_dtype, input_len, output_len, batch_size, args)
     path = Path(output) if output is not None else local_path()
-    answer = calibrate(read_sources([Path(source) for source in sources], stated), path, fresh=fresh)
-    if answer.kept:
-        answer.save()
+    read = read_sources([Path(source) for source in sources], stated)
+    with suppress(OSError):  # told when the file is written
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with alone_in(path.parent):  # from reading the runs that are kept to writing them again
+        answer = calibrate(read, path, fresh=fresh)
+        if answer.kept:
+            answer.save()
     return CalibrationAnswer(answer)
 
 

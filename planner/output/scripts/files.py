@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from planner.errors import InputError
+from planner.resources import alone_in
 
 #: Everything that any plan may write: what a new plan does not need, an old one may have left.
 ALL_FILES = (
@@ -45,13 +47,15 @@ def write_folder(
         beside = tempfile.TemporaryDirectory(
             prefix=f".{directory.name}.", dir=directory.parent, ignore_cleanup_errors=True
         )
-        with beside as folder:
+        with beside as folder, alone_in(directory.parent):
             new = Path(folder) / "new"
             _stage(new, files)
-            if directory.exists():
-                _exchange(directory, new, Path(folder) / "old", files, replaces)
-            else:
+            if not directory.exists():
                 new.rename(directory)
+            elif force:
+                _exchange(directory, new, Path(folder) / "old", files, replaces)
+            else:  # made meanwhile
+                raise InputError(f"{directory} already exists", hint="somebody else wrote it at this moment")
     except OSError as error:
         raise InputError(f"cannot write {directory}: {error.strerror or error}", hint=_HINT) from error
 
@@ -73,18 +77,28 @@ def _of_plans(directory: Path) -> set[Path]:
 
 
 def _exchange(directory: Path, new: Path, old: Path, files: Mapping[str, str], replaces: Collection[str]) -> None:
-    """Move the old plan's files out and the new ones in; move everything back when a move fails."""
+    """Put the new files over the old plan's, and take out what it alone had; put all back when that fails.
+
+    At any moment each file is the old one or the new one, and ``plan.json`` is the last to change.
+    """
     folders = {Path(name).parent for name in files} | _of_plans(directory)
-    replaced = sorted({Path(name) for name in files} | {folder / name for folder in folders for name in replaces})
-    out = [(directory / name, old / name) for name in replaced if (directory / name).exists()]
-    into = [(new / name, directory / name) for name in sorted(files)]
-    moved: list[tuple[Path, Path]] = []
+    replaced = {Path(name) for name in files} | {folder / name for folder in folders for name in replaces}
+    kept = [name for name in sorted(replaced) if (directory / name).exists()]
+    made = sorted(map(Path, files), key=lambda name: (name.name == "plan.json", name))
+    for name in kept:
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(directory / name, old / name)
     try:
-        for source, target in (*out, *into):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.rename(target)
-            moved.append((source, target))
+        for name in made:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).replace(directory / name)
+        for name in kept:
+            if name not in made:
+                (directory / name).unlink()
     except BaseException:
-        for source, target in reversed(moved):
-            target.rename(source)
+        for name in made:
+            if name not in kept:
+                (directory / name).unlink(missing_ok=True)
+        for name in kept:
+            (old / name).replace(directory / name)
         raise

@@ -33,7 +33,7 @@ from planner.planning.calibration import local_path, save
 from planner.planning.deployment import resolve_deployment
 from planner.planning.fit.answer import fit_model
 from planner.planning.fit.result import FitResult, LogLine
-from planner.resources import MOST_LOG_BYTES, read_given
+from planner.resources import MOST_LOG_BYTES, alone_in, read_given
 from planner.units import GIB, format_bytes
 
 #: Settings that a log and a question must agree on.
@@ -112,7 +112,8 @@ def _log_version(log: StartupLog, asked: EngineVersion | None) -> EngineVersion 
 
 def _kept(fits: tuple[FittedConstant, ...]) -> str:
     try:
-        return f"the overheads of this machine are saved in {save(fits)}"
+        with alone_in(local_path().parent):
+            return f"the overheads of this machine are saved in {save(fits)}"
     except InputError as error:
         return f"the overheads of this machine are used here but could not be saved for later runs: {error.cause}"
 
