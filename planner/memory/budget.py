@@ -35,7 +35,7 @@ from planner.memory.kv_blocks import BlockPool, block_pool
 from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
 from planner.memory.overheads import Constants, Interval, Overheads, shipped, total
 from planner.memory.weights import MARLIN, RankWeights, stage_weights, with_absorbed
-from planner.model import Attention, LatentAttention, Model, PerModel
+from planner.model import Attention, CompressedAttention, LatentAttention, Model, PerModel
 from planner.units import GIB
 
 
@@ -194,11 +194,17 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "model": model.id,
             "weight_dtype": config.weight_dtype,
             "layers": "moe" if model.is_moe else "dense",
-            "attention": "latent" if any(isinstance(m, LatentAttention) for m in model.mixers()) else "",
+            "attention": _attention(model),
             "tensor_parallel_size": talking_ranks(model, config),
             "sampler": found.sampler,
         },
     )
+
+
+def _attention(model: Model) -> str:
+    """Kinds of attention whose profile run or start takes memory of its own."""
+    kinds = {type(mixer) for mixer in model.mixers()}
+    return "compressed" if CompressedAttention in kinds else "latent" if LatentAttention in kinds else ""
 
 
 def talking_ranks(model: Model, config: EngineConfig) -> int:

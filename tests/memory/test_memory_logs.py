@@ -170,3 +170,28 @@ def test_dp_ranks_of_experts_have_communicators() -> None:
     shared = start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.27.1", data_parallel_size=8, enable_expert_parallel=True)
     divided = start("deepseek-ai/DeepSeek-R1", "h200-sxm", "0.27.1", tensor_parallel_size=8)
     assert shared.binding.non_torch == divided.binding.non_torch
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "version", "settings"),
+    [
+        (  # 8a1bddf8: 1.71 GiB were left, 4.53 GiB needed
+            "openai/gpt-oss-120b", "h100-sxm", "0.11.0",
+            {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024},
+        ),
+        (  # 8260c314: 5.44 GiB were left
+            "deepseek-ai/DeepSeek-V4-Flash", "gh200-96gb", "0.22.0",
+            {"tensor_parallel_size": 2, "max_model_len": 30000, "gpu_memory_utilization": 0.95},
+        ),
+        (  # 5279f232: 12.09 GiB were left, 14.88 GiB needed
+            "deepseek-ai/DeepSeek-V4-Pro", "mi355x", "0.26.0",
+            {"data_parallel_size": 4, "enable_expert_parallel": True, "max_model_len": 1048576},
+        ),
+    ],
+)  # fmt: skip
+def test_a_start_that_vllm_refused_is_not_called_a_fit(
+    name: str, gpu: str, version: str, settings: dict[str, Any]
+) -> None:
+    model = resolve_model(name, network=False).model
+    found = fit_model(model, load_profile(gpu), EngineArgs(**settings), parse_version(version), look_for_options=False)
+    assert found.verdict != "fits"
