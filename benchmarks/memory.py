@@ -100,7 +100,7 @@ WITHOUT_VISION = frozenset(("4b62498f",))
 FLASHINFER = frozenset(("904d911f", "4c9cd594"))
 #: Start-ups with draft tokens of an MTP module; how many follows from the block size that was logged, or from tokens
 #: and concurrency of the cache that was logged, which are then right to the last digit.
-DRAFTS = {"5db10c41": 3, "a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
+DRAFTS = {"5db10c41": 3, "5279f232": 1, "a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
 
 
 @dataclass(frozen=True)

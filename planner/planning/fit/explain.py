@@ -90,7 +90,7 @@ def _cache(result: FitResult) -> Iterator[ArithmeticLine]:
     if not pool.groups:
         yield ArithmeticLine("KV cache", "none", "no layer keeps anything between tokens")
         return
-    yield ArithmeticLine("a token in all layers", f"{result.kv_bytes_per_token:,.0f} B", _per_token(model, result))
+    yield ArithmeticLine("KV cache per token", f"{result.kv_bytes_per_token:,.0f} B", _per_token(model, result))
     if round(result.kv_bytes_per_next_token) != round(result.kv_bytes_per_token):
         yield ArithmeticLine(
             "one more token", f"{result.kv_bytes_per_next_token:,.0f} B", f"after {config.max_model_len:,} of them"
