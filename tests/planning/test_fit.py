@@ -263,3 +263,12 @@ def test_what_is_accepted_satisfies_vllms_own_inequality(
     assert blocks.low <= blocks.mid <= blocks.high
     assert (result.verdict == "fits") <= result.fits
     assert (result.verdict == "does not fit") <= (not result.fits)
+
+
+def test_the_arithmetic_counts_the_layers_that_keep_latents() -> None:
+    """Kimi-K3: 24 of 93 layers have latent attention, 576 elements of 2 bytes a token each; 69 keep a state."""
+    asked = EngineArgs(tensor_parallel_size=8)
+    found = fit_model(model("moonshotai/Kimi-K3"), load_profile("b300"), asked, version("0.27.1"))
+    line = next(line for line in explain(found) if line.label == "KV cache per token")
+    assert line.value == f"{24 * 576 * 2:,} B"
+    assert line.how.startswith("24 layers of 576")

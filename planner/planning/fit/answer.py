@@ -82,7 +82,12 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
     yield from model.quantization.notes
     if config.version.note:
         yield config.version.note
-    yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE))
+    yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE) or "LongRoPE" in taken)
+    if budget.features.sampler == "unknown":
+        yield (
+            f"vLLM {config.version} samples with FlashInfer where it is installed, in less memory: "
+            "--flashinfer-sampler or --no-flashinfer-sampler says which"
+        )
     own = budget.overheads.own
     if own:
         logs = ", ".join(dict.fromkeys(log for fit in own for log in fit.logs))
