@@ -197,6 +197,7 @@ def test_predict_says_no_where_the_cache_holds_no_request() -> None:
 def test_predict_says_where_the_server_would_not_start_as_it_is_set_up() -> None:
     """80 GB hold 70 GB of fp8 weights and some requests, but not one of the model's 131,072 tokens (40 GiB)."""
     command = ("predict", "latency", "meta-llama/Llama-3.3-70B-Instruct", "--weight-dtype", "fp8", "--gpu", "h100")
+    command += ("--max-num-batched-tokens", "8192")  # offline it is 16,384, whose profile run takes the rest
     assert "vLLM does not start" in run(*command).err
     assert "vLLM does not start" not in run(*command, "--max-model-len", "1024").err
     assert any("vLLM does not start" in note for note in data(run(*command, "--format", "json"))["notes"])

@@ -320,7 +320,7 @@ def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most(
         rates[goal] = most.output_tok_per_s / best.config.num_gpus
         service = assemble(asked, ranking, best).service
         assert service is not None and service.output_throughput_per_gpu == pytest.approx(rates[goal])
-    assert rates["max-throughput"] > rates["balanced"]
+    assert rates["max-throughput"] >= rates["balanced"]
 
 
 def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:
