@@ -450,8 +450,13 @@ def launched_args(plan: Plan) -> EngineArgs:
 
 def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     """The engine that ``serve_argv`` launches. Raises PlannerError where its model or GPU is not known here."""
+    profile, model = load_profile(plan.gpu), resolve_model(plan.model).model
     version = parse_version(plan.engine_version)
-    profile = load_profile(plan.gpu)
-    model = resolve_model(plan.model).model
-    basis = Basis(local.constants)
-    return resolve_deployment(model, profile, launched_args(plan), version, basis=basis, calibration=local.calibration)
+    line = read_line(plan.serve_argv, version, env=plan.env)
+    version = replace(version, engine=asked_by(line, model, profile, version))
+    basis, args = Basis(local.constants), launched_args(plan)
+    deployment = resolve_deployment(model, profile, args, version, basis=basis, calibration=local.calibration)
+    if deployment.config.engine == "V0" and profile.platform != "cpu":
+        config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
+        return replace(deployment, config=config)
+    return deployment

@@ -466,7 +466,7 @@ def test_quantising_asks_for_the_disk_that_it_takes() -> None:
 def test_mad_is_run_with_the_words_of_its_script_and_old_versions_only() -> None:
     script = files_of("mad")["mad.sh"]
     assert './vllm_benchmark_report.sh -s all -m "$1" -g "$2" -d "$3"' in script and "dtype=float16" in script
-    assert "gpus=${GPUS:-8}" in script, "-g 8, as printed"
+    assert "gpus=8 " in script, "-g 8, as printed"
     # 2 x 9 batches of prompts, 9 of decoding, 4 of throughput: the points of AMD's script, each with its prediction
     assert len(re.findall(r"^#   (?:latency|throughput)-\S+: predicted ", script, re.MULTILINE)) == 31
     assert saved_plan("mad")["image"] == "rocm/vllm:rocm6.3.1_instinct_vllm0.7.3_20250325"
@@ -618,3 +618,14 @@ def test_a_recommended_plan_for_a_version_without_an_image_builds_one(tmp_path: 
     assert plan["image"] == "planner/vllm-rocm:0.6.3-2c60adc83981"
     assert "commit=2c60adc83981ada77a77b2adda78ef109d2e2e2b" in (tmp_path / "plan" / "build_image.sh").read_text()
     assert "build_image.sh" in (tmp_path / "plan" / "preflight.sh").read_text()
+
+
+def test_runbooks_say_what_remains_manual_in_its_order() -> None:
+    """Driver, NUMA balancing, partition mode and who may set it, licence, disk, build: as they happen."""
+    text = files_of("cpx")["RUNBOOK.md"].partition("## What remains")[2].partition("## Run it")[0].replace("\\", "")
+    words = ("amdgpu driver", "NUMA balancing", "Only root may set it", "accept the licence", "GB free in HF_HOME")
+    places = [text.index(word) for word in words]
+    assert places == sorted(places)
+    nvidia = files_of("nvidia-source")["RUNBOOK.md"]
+    assert "NVIDIA driver 575" in nvidia and "tens of GB of docker" in nvidia
+    assert "812 GB" not in nvidia and "GB for the quantised checkpoint" in files_of("quantize")["RUNBOOK.md"]

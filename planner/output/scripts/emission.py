@@ -119,6 +119,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "disk_includes": emission.disk_includes,
         "serve_command": shlex.join(plan.serve_argv),
         "settings": tuple(_settings(plan)),
+        "manual_steps": tuple(_manual_steps(emission)),
         **_server(emission.profile, plan),
         **_node(emission.profile, plan),
         **_partition(emission.profile, plan),
@@ -296,6 +297,37 @@ _OWN = frozenset(("model", "base_url"))
 def _typed(value: str) -> Any:
     """A value of lm_eval's arguments as JSON has it."""
     return int(value) if value.isdecimal() else {"True": True, "False": False}.get(value, value)
+
+
+def _manual_steps(emission: Emission) -> Iterator[str]:
+    """What no script does, in the order in which it happens: the machine, its mode, the licence, the disk."""
+    plan, profile = emission.file.plan, emission.profile
+    drivers = {
+        "rocm": "install the amdgpu driver (of ROCm 6.4 or newer for partitions) and docker; add your user to the "
+        "groups docker and video",
+        "cuda": f"install the NVIDIA driver {OLDEST_CUDA_DRIVER} or newer, docker and the NVIDIA Container Toolkit; "
+        "add your user to the group docker",
+        "cpu": f"install vLLM {plan.engine_version} for CPUs",
+    }
+    yield f"{drivers[plan.platform]}; preflight.sh checks it"
+    if plan.platform == "rocm":
+        yield "as root, switch automatic NUMA balancing off: preflight.sh --apply does it, until the next boot"
+    if profile.partition:
+        mode = profile.partition.compute_mode
+        yield (
+            f"agree with everybody who uses the machine: {mode} changes its GPUs for all. Only root may set it, on the "
+            "machine itself (no virtual machine), with no process on any GPU; partition.sh --apply does"
+        )
+    if local_folder(plan):
+        yield f"put the model into {local_folder(plan)}"
+        return
+    if plan.gated is not False:
+        gated = "its repository is gated" if plan.gated else "if its repository is gated"
+        yield f"{gated}: accept the licence of {plan.model} on the hub, make a token that may read, and export HF_TOKEN"
+    parts = f", {' and '.join(emission.disk_includes)} among them" if emission.disk_includes else ""
+    yield f"have {ceil(emission.checkpoint_bytes / GB)} GB free in HF_HOME{parts}; preflight.sh checks it"
+    if build_script(plan):
+        yield "give the build of the image time and tens of GB of docker's disk; MAX_JOBS limits its memory"
 
 
 def _settings(plan: Plan) -> Iterator[tuple[str, object]]:

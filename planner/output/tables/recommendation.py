@@ -12,6 +12,7 @@ from planner.hardware import GpuProfile
 from planner.output.render import Column, command_lines, rows_of, wrapped
 from planner.output.result import Result
 from planner.output.tables.shared import local_argv
+from planner.output.workflows.documents import said_of
 from planner.planning import (
     Candidate,
     Plan,
@@ -139,6 +140,7 @@ class Recommendation(Result):
             "plans": [plan.model_dump(mode="json") for plan in plans_best_first(self._listed, request.goal)],
             "pareto": [_point(candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
+            "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
             "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
         }
 
@@ -287,8 +289,14 @@ def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> It
     yield f"{ranking.profile.name}: {_servers(plan)}, {plan.model}"
     yield from _items("-", [*plan.why, *_carried(plan, ranking.profile, prices)])
     yield from _items("!", plan.warnings)
+    yield from _items("i", _published(ranking))
     yield from _rejected_lines(ranking)
     yield from command_lines(plan.env, local_argv(plan))
+
+
+def _published(ranking: Ranking) -> tuple[str, ...]:
+    """What the documents print of the accuracy of the checkpoints that were compared."""
+    return tuple(said_of({candidate.resolved.resolved for candidate in ranking.candidates}, ranking.profile.id))
 
 
 def _servers(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from planner.output.result import Result
 COLUMNS = (
     Column("metric"),
     Column("unit"),
+    Column("published", form=",.2f"),
     Column("predicted", form=",.2f"),
     Column("lo", "from", ",.2f"),
     Column("hi", "to", ",.2f"),
@@ -36,10 +37,19 @@ class ValidationAnswer(Result):
         return self.record.inside and self.record.as_planned
 
     def _object(self) -> dict[str, Any]:
-        return self.record.to_json()
+        answer = self.record.to_json()
+        return {
+            **answer,
+            "lines": [{**line, "published": self._published.get(line["metric"])} for line in answer["lines"]],
+        }
+
+    @property
+    def _published(self) -> Mapping[str, float]:
+        """A document's result of the same run, by metric; empty where no document has one."""
+        return self.record.measured.plan.published
 
     def _rows(self) -> list[dict[str, Any]]:
-        own = [_row(line) for line in self.record.lines]
+        own = [{**_row(line), "published": self._published.get(line.metric)} for line in self.record.lines]
         further = [(one.load, line) for one in self.record.further for line in one.lines]
         return own + [{**_row(line), "metric": f"{load} {line.metric}"} for load, line in further]
 
@@ -47,7 +57,8 @@ class ValidationAnswer(Result):
         return COLUMNS
 
     def _lines(self) -> Iterator[str]:
-        yield table_text(self._rows(), COLUMNS)
+        shown = COLUMNS if self._published else [column for column in COLUMNS if column.key != "published"]
+        yield table_text(self._rows(), shown)
         yield ""
         yield from _verdict_lines(self.record)
 
@@ -59,7 +70,7 @@ class ValidationAnswer(Result):
 
 
 def _row(line: ComparedLine) -> dict[str, Any]:
-    row = {column.key: getattr(line, column.key) for column in COLUMNS[:-1]}
+    row = {column.key: getattr(line, column.key, None) for column in COLUMNS[:-1]}
     return {**row, "verdict": _word(line)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -219,6 +219,17 @@ def other_words() -> tuple[Words, ...]:
 def published_scores(model: str, task: str) -> tuple[str, ...]:
     """The scores that a document prints for a checkpoint in an evaluation; none where it prints none."""
     return tuple(dict.fromkeys(str(score) for score in scores() if (score.model, score.task) == (model, task)))
+
+
+def said_of(models: Collection[str], gpu: str) -> Iterator[str]:
+    """What the documents say of checkpoints that stand against each other on a GPU: their scores, and words."""
+    for model in dict.fromkeys(score.model for score in scores()):
+        own = [f"{s.filter} {s.value:.4f} ± {s.stderr:.4f}" for s in scores() if (s.model, s.task) == (model, "gsm8k")]
+        if model in models and own:
+            yield f"published gsm8k of {model}: {', '.join(own)}"
+    for entry in _data()["verdict"]:
+        if entry["gpu"] == gpu and len(set(entry["models"]) & set(models)) > 1:
+            yield entry["text"]
 
 
 def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:

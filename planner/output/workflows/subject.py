@@ -491,7 +491,8 @@ def _why(found: Subject) -> Iterator[str]:
         yield f"the settings are those of: {'; '.join(document.title for document in found.workflow.documents)}"
     else:
         yield f"no document describes {found.workflow.name} for this model and GPU: these are the recommended settings"
-    yield from found.plan.why[1:] if found.documented else found.plan.why
+    own = [reason for reason in found.plan.why if reason.startswith("weights take")]
+    yield from own if found.documented else found.plan.why
 
 
 def _warnings(found: Subject) -> Iterator[str]:

@@ -154,6 +154,25 @@ def _more_gpus(asked: Asked, result: FitResult) -> Iterator[WayOut]:
     size = result.min_tensor_parallel_size
     if size and size > asked.args.tensor_parallel_size:
         yield from asked.option(f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
+    elif asked.profile.partition:
+        yield from _more_partitions(asked)
+
+
+def _more_partitions(asked: Asked) -> Iterator[WayOut]:
+    """Tensor parallelism over partitions, in a mode for which a source documents it and another disputes it."""
+    own = asked.profile
+    alike = [p for p in load_all() if p.whole == own.whole and p.partition and p.memory_bytes == own.memory_bytes]
+    for profile in sorted(alike, key=lambda p: p.id != own.id):
+        for size in (2, 4, 8):
+            settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
+            if profile.id != own.id:
+                settings["gpu"] = profile.id
+            found = tuple(
+                asked.option(f"{size} partitions, tensor parallel, which is disputed", settings, profile=profile)
+            )
+            if found:
+                yield from found
+                return
 
 
 def _frugal(asked: Asked, result: FitResult) -> Iterator[WayOut]:
