@@ -2,6 +2,7 @@
 
 - the golden plans, each by the parsers of its own version
 - a pairwise table of GPU x model x precision x goal x version, likewise
+- every command of every workflow, for every model of its document and at the versions of the documents, 0.6.3 too
 - every GPU x model x precision for two versions, likewise, and through ``EngineArgs.create_engine_config`` of that
   version: the settings that vLLM ends with must be the plan's
 """
@@ -28,7 +29,11 @@ import plan_matrix  # noqa: E402
 from pairwise import Row, pairwise  # noqa: E402
 from script_plans import GOLDEN  # noqa: E402
 
+from planner.errors import PlannerError  # noqa: E402
 from planner.model import find_entry  # noqa: E402
+from planner.output.workflows.catalog import list_workflows  # noqa: E402
+from planner.output.workflows.offline import offline_points  # noqa: E402
+from planner.output.workflows.subject import Choice, subject  # noqa: E402
 from planner.planning.plan import Plan  # noqa: E402
 
 INSTALLED = "0.32.0"
@@ -71,6 +76,49 @@ def planned(none: Counter[str]) -> Iterator[Case]:
             yield Case(" ".join(row.values()), found[0])
 
 
+#: Versions of the documents' commands, beside those above, and the libraries that their trees import.
+OF_DOCUMENTS = {"0.6.4": "0.9", "0.7.3": "0.9", "0.10.1": "0.14"}
+
+
+def workflow_commands() -> Iterator[tuple[str, str, list[str]]]:
+    """Name, version and words of every command of vLLM that the workflows render."""
+    for name, workflow in list_workflows().items():
+        if "compare.sh" in workflow.scripts:
+            continue
+        choices = [Choice(model=model) for model in workflow.models]
+        choices += [Choice(gpu=gpu) for gpu in workflow.gpus[1:]]
+        choices += [Choice(engine_version=version) for version in ("0.6.3", "0.27.1")]
+        for choice in choices:
+            try:
+                found = subject(workflow, choice)
+                points = offline_points(found) if workflow.offline else ()
+            except PlannerError:
+                continue
+            for argv in (found.plan.serve_argv, found.plan.bench_argv, *(point.argv for point in points)):
+                yield f"{name} {found.plan.model}", str(found.version), list(argv)
+
+
+def judge_workflows(python: Path, trees: Path) -> int:
+    """Commands of workflows that the parser of their version refuses."""
+    found, refused = list(dict.fromkeys((n, v, tuple(a)) for n, v, a in workflow_commands())), 0
+    for version in sorted({version for _, version, _ in found}):
+        own = [(name, list(argv)) for name, other, argv in found if other == version]
+        if version not in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: "", NEWER: ""}:
+            print(f"vLLM {version}: {len(own)} commands of workflows, no parser at hand")
+            continue
+        verdicts = in_vllm("parse_commands.py", [argv for _, argv in own], python, *paths_of(version, trees))
+        judged = [(name, argv, said) for (name, argv), said in zip(own, verdicts, strict=True)
+                  if not (said or "").startswith("not judged")]  # fmt: skip
+        wrong = [one for one in judged if one[2]]
+        for name, argv, said in wrong:
+            print(f"  {name}: {' '.join(argv)}\n    -> {said}")
+        print(
+            f"vLLM {version}: {len(judged) - len(wrong)} of {len(judged)} commands of workflows accepted by its parsers"
+        )
+        refused += len(wrong)
+    return refused
+
+
 def in_vllm(script: str, data: Any, python: Path, *path: Path) -> Any:
     """What a script of ``tests/real_parsers`` answers in vLLM's interpreter, with ``path`` first on its path."""
     quiet = {
@@ -89,9 +137,10 @@ def in_vllm(script: str, data: Any, python: Path, *path: Path) -> Any:
 
 def paths_of(version: str, trees: Path) -> tuple[Path, ...]:
     """The tree of a version and its libraries; nothing for the one that is installed, or newer."""
-    if version not in LIBRARIES:
+    trees_of = {**LIBRARIES, **OF_DOCUMENTS}
+    if version not in trees_of:
         return ()
-    libraries = LIBRARIES[version]
+    libraries = trees_of[version]
     return (trees / f"vllm-{version}", *((trees / f"libraries-{libraries}",) if libraries else ()))
 
 
@@ -153,7 +202,7 @@ def main(venv: Path, trees: Path) -> int:
     print(f"{len(cases)} plans, {sum(none.values())} combinations without one ({time.monotonic() - start_s:.0f} s)")
     for reason, times in none.most_common():
         print(f"  {times} x {reason}")
-    wrong = judge_parsers(cases, python, trees)
+    wrong = judge_parsers(cases, python, trees) + judge_workflows(python, trees)
     wrong += sum(judge_configs(cases, version, python, trees) for version in BUILT)
     print(f"commands: {'all as planned' if not wrong else f'{wrong} wrong'} ({time.monotonic() - start_s:.0f} s)")
     return 1 if wrong else 0

@@ -39,6 +39,17 @@ for version in 0.8.5 0.9.0.1 0.9.1 0.9.2 0.10.1 0.10.2 0.11.0 0.14.0 0.27.1; do
   mv "$tree.partial" "$tree"
 done
 
+# Before 0.8.5 there are no wheels for CPUs. The parsers of those for GPUs run without one.
+for version in 0.6.4.post1 0.7.3; do
+  tree=$folder/vllm-${version%.post1}
+  if [[ -d "$tree" ]]; then continue; fi
+  echo "unpacking the parsers of vLLM $version"
+  "$venv/bin/python" -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 \
+    --dest "$folder/wheels" "vllm==$version"
+  "$venv/bin/python" -m zipfile -e "$folder"/wheels/vllm-"$version"-*.whl "$tree.partial"
+  mv "$tree.partial" "$tree"
+done
+
 # The transformers that the old versions import: up to 0.9, and up to 0.14; later ones take VENV's.
 libraries() {
   local target=$folder/libraries-$1

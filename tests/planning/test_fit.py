@@ -135,7 +135,7 @@ KIND_OF = {"gpu": "GPU", "weight_dtype": "precision", "quantization": "precision
     [
         # 65.7 GiB of weights and a cache of 131,072 tokens: a shorter context, more GPUs, or a larger one
         ("meta-llama/Llama-3.3-70B-Instruct", "h100", {"quantization": "fp8"}, ["settings", "GPUs", "GPU"]),
-        ("meta-llama/Llama-2-13b-hf", "mi300x-cpx", {}, ["precision", "GPU"]),
+        ("meta-llama/Llama-2-13b-hf", "mi300x-cpx", {}, ["precision", "GPUs", "GPU"]),
     ],
 )
 def test_the_first_ways_out_are_of_different_kinds(

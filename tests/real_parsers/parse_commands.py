@@ -22,6 +22,14 @@ CLI_ARGS = (
 )
 
 
+#: Options of the scripts that came before ``vllm bench``, beside those of the engine. The scripts are no part of the
+#: package: of their commands the engine's own parser judges the engine's options.
+OF_SCRIPTS = frozenset((
+    "--input-len", "--output-len", "--batch-size", "--num-iters", "--num-iters-warmup", "--num-prompts",
+    "--output-json", "--backend", "--dataset", "--n",
+))  # fmt: skip
+
+
 def first(modules: tuple[str, ...], name: str) -> Any:
     for module in modules:
         try:
@@ -35,6 +43,7 @@ def parsers() -> dict[str, Any]:
     """The parser of each command that this vLLM has."""
     new_parser = first(("vllm.utils.argparse_utils", "vllm.utils"), "FlexibleArgumentParser")
     found = {"serve": first(CLI_ARGS, "make_arg_parser")(new_parser(prog="vllm serve"))}
+    found["script"] = importlib.import_module("vllm.engine.arg_utils").EngineArgs.add_cli_args(new_parser())
     for name in BENCHMARKS:
         parser = new_parser(prog=f"vllm bench {name}")
         try:
@@ -46,8 +55,24 @@ def parsers() -> dict[str, Any]:
     return found
 
 
+def of_script(argv: list[str], known: dict[str, Any]) -> str | None:
+    """The same of ``python3 .../benchmark_NAME.py ...``."""
+    if "serving" in argv[1]:
+        return "not judged: the client is no part of the package"
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            _, left = known["script"].parse_known_args(argv[2:])
+    except SystemExit:
+        return said.getvalue().strip().splitlines()[-1]
+    unknown = [word for word in left if word.startswith("-") and word not in OF_SCRIPTS]
+    return f"unrecognized arguments: {' '.join(unknown)}" if unknown else None
+
+
 def verdict(argv: list[str], known: dict[str, Any]) -> str | None:
     """What the parser says of ``vllm serve MODEL ...`` or ``vllm bench NAME ...``; None when it agrees."""
+    if argv[0].startswith("python"):
+        return of_script(argv, known)
     words = argv[1:]
     command = " ".join(words[:2]) if words[0] == "bench" else words[0]
     rest = words[len(command.split()) :]
