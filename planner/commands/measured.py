@@ -14,7 +14,7 @@ from planner.resources import alone_in
 
 if TYPE_CHECKING:
     from planner.engine import EngineFlags
-    from planner.output import CalibrationAnswer, Evaluation, ValidationAnswer
+    from planner.output import CalibrationAnswer, Evaluation, OfflineValidation, ValidationAnswer
 
 RESULTS = "Results without a plan.json"
 
@@ -142,14 +142,18 @@ def calibrate_from(
     help="What the scripts of a plan measured beside its prediction, and why they differ. Exit status 1 if a figure is "
     "outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
 )
-def validate_plan(directory: PlanDir) -> ValidationAnswer:
+def validate_plan(directory: PlanDir) -> ValidationAnswer | OfflineValidation:
     """What the scripts of a plan measured beside its prediction, and the likeliest causes where they differ.
 
     ``directory`` is the folder of a plan after its ``benchmark.sh`` ran. ``answer.ok`` is whether every measurement
     lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
-    (``answer.record.inside`` and ``answer.record.as_planned``). Raises InputError where there is no plan, or no result.
+    (``answer.record.inside`` and ``answer.record.as_planned``). Where the folder is that of a workflow and only its
+    offline scripts ran, ``answer.lines`` has their measurements beside what is predicted and printed. Raises InputError
+    where there is no plan, or no result.
     """
     from planner.evidence import validate
-    from planner.output import ValidationAnswer
+    from planner.output import ValidationAnswer, validate_offline
 
+    if offline := validate_offline(Path(directory)):
+        return offline
     return ValidationAnswer(validate(Path(directory)))

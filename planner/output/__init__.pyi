@@ -16,7 +16,9 @@ from .tables.check import CheckAnswer as CheckAnswer
 from .tables.evaluation import Evaluation as Evaluation
 from .tables.evaluation import chart_writer as chart_writer
 from .tables.calibration import CalibrationAnswer as CalibrationAnswer
+from .tables.validation import OfflineValidation as OfflineValidation
 from .tables.validation import ValidationAnswer as ValidationAnswer
+from .tables.validation import validate_offline as validate_offline
 
 # lists of facts
 from .tables.facts import print_catalog as print_catalog

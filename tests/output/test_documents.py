@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
 from workflow_cases import NAMES, commands_in, files_of
 
 from planner.engine.found import split_command
@@ -288,3 +289,62 @@ def test_the_resolved_models_of_the_documents_are_known_without_a_network() -> N
         assert load_profile(workflow.gpus[0]) and (
             not workflow.engine_version or parse_version(workflow.engine_version)
         )
+
+
+# --- what other commands show of the documents ----------------------------------------------------------------------
+
+
+def test_a_users_own_result_stands_beside_the_printed_and_the_predicted_one(tmp_path: Path) -> None:
+    """The printed result itself, as if it had been measured: its figures are the document's to the last digit."""
+    files = files_of("mi355x-fp8")
+    plan = json.loads(files["plan.json"])
+    (tmp_path / "plan.json").write_text(files["plan.json"])
+    (tmp_path / "results").mkdir()
+    printed = next(result for result in printed_results() if result.server.endswith("fp8"))
+    result = {
+        **printed.figures,
+        "num_prompts": 128,
+        "request_rate": "inf",
+        "backend": "vllm",
+        "model_id": plan["model"],
+    }
+    (tmp_path / "results" / f"serve-{plan['digest']}.json").write_text(json.dumps(result))
+    said = json.loads(run("validate", str(tmp_path), "--format", "json").out)
+    lines = {line["metric"]: line for line in said["lines"]}
+    for metric in ("mean_ttft_ms", "mean_tpot_ms", "output_throughput"):
+        assert lines[metric]["published"] == lines[metric]["measured"] == printed.figures[metric]
+    assert "published" in run("validate", str(tmp_path)).out.splitlines()[0]
+
+
+def test_offline_results_stand_beside_the_printed_and_the_predicted_ones(tmp_path: Path) -> None:
+    """The key counts input and output: 12,638.9 output tokens/s x (128 + 2048) / 2048 = 13,428.8."""
+    files = files_of("throughput")
+    digest = json.loads(files["plan.json"])["digest"]
+    (tmp_path / "results").mkdir()
+    for name in ("plan.json", "points.json"):
+        (tmp_path / name).write_text(files[name])
+    result = tmp_path / "results" / f"throughput-in128-out2048-prompts3200-{digest}.json"
+    result.write_text('{"tokens_per_second": 13000.0}')
+    (line,) = json.loads(run("validate", str(tmp_path), "--format", "json").out)["lines"]
+    assert line["published"] == pytest.approx(13428.83, abs=0.01) and line["measured"] == 13000.0
+    assert line["predicted"] and line["lo"] < line["predicted"] < line["hi"]
+    result.write_text('{"tokens_per_second": 1.0}')
+    outcome = run("validate", str(tmp_path))
+    assert outcome.status == 1 and "slower" in outcome.out
+    result.write_text("{}")
+    assert run("validate", str(tmp_path)).status == 2
+
+
+def test_recommend_shows_what_is_published_of_the_checkpoints_it_compares() -> None:
+    said = json.loads(run("recommend", "--gpu", "mi355x", "--format", "json").out)["published"]["mi355x"]
+    assert any("FP8-KV: flexible-extract 0.9052" in text for text in said)
+    assert any("MXFP4-Preview: flexible-extract 0.8954" in text for text in said)
+    assert any("FP8 performs best for most workloads" in text for text in said)
+
+
+def test_the_documents_settings_for_goals_stand_beside_the_recommended_ones() -> None:
+    """Of NVIDIA's recipe for B200: TP 1 and the largest batch, TP 4 or 8 and a batch of 8, TP 2 and 128."""
+    rows = json.loads(run("workflow", "blackwell-fp4", "--show", "--format", "json").out)["advice"]
+    own = {(r["goal"], r["tensor_parallel_size"], r["max_num_seqs"]) for r in rows if r["whose"] == "document"}
+    assert {("balanced", 2, 128), ("min-latency", 4, 8), ("min-latency", 8, 8), ("max-throughput", 1, 512)} == own
+    assert {row["goal"] for row in rows if row["whose"] == "planner"} == {"balanced", "min-latency", "max-throughput"}

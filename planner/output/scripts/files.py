@@ -17,7 +17,7 @@ ALL_FILES = (
     # of workflows
     "WORKFLOW.md", "pull_image.sh", "build_image.sh", "build_engine.sh", "shell.sh", "download.sh", "quantize.sh",
     "request.sh", "latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh", "sweep.sh",
-    "guidellm.sh", "instances.sh", "nginx.conf", "mad.sh", "compare.sh", "COMPARISON.md",
+    "guidellm.sh", "points.json", "instances.sh", "nginx.conf", "mad.sh", "compare.sh", "COMPARISON.md",
 )  # fmt: skip
 _HINT = "give -o a folder that you may write to"
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from planner.errors import InputError
 from planner.evidence import ComparedLine, Validation
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
@@ -104,3 +107,70 @@ def _verdict_lines(validation: Validation) -> Iterator[str]:
     for accuracy in validation.measured.accuracy:
         spread = f" ± {accuracy.stderr:.4f}" if accuracy.stderr is not None else ""
         yield f"accuracy {accuracy.task}, {accuracy.metric}: {accuracy.value:.4f}{spread} (not predicted)"
+
+
+OFFLINE = tuple(column for column in COLUMNS if column.key != "basis")
+
+
+@dataclass(frozen=True, repr=False)
+class OfflineValidation(Result):
+    """Offline measurements of a workflow's folder, each beside what is printed and what is predicted for it."""
+
+    lines: tuple[dict[str, Any], ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every measurement that is predicted lies within its interval."""
+        return all(line["verdict"] in ("inside", "not predicted") for line in self.lines)
+
+    def _object(self) -> dict[str, Any]:
+        return {"inside": self.ok, "lines": list(self.lines)}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return list(self.lines)
+
+    def _columns(self) -> Sequence[Column]:
+        return OFFLINE
+
+
+def validate_offline(directory: Path) -> OfflineValidation | None:
+    """What the offline scripts of a folder measured; None where there is no such result, or one of the server.
+
+    Raises InputError for a result, or a list of points, that is broken.
+    """
+    table, results = directory / "points.json", directory / "results"
+    if not table.is_file() or any(results.glob("serve-*.json")):
+        return None
+    known = _read(table)
+    paths = {point["name"]: results / f"{point['name']}-{known['digest']}.json" for point in known["points"]}
+    lines = [
+        _measured(point, _read(paths[point["name"]])) for point in known["points"] if paths[point["name"]].is_file()
+    ]
+    return OfflineValidation(tuple(lines)) if lines else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}", hint="measure again: FORCE=1, or write the folder again") from error
+    return found
+
+
+def _measured(point: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """One row: the measurement of a point, and where it lies."""
+    measured, predicted = result.get(point["key"]), point["predicted"]
+    if not isinstance(measured, int | float):
+        raise InputError(f"{point['name']}: its result has no {point['key']}", hint="measure again: FORCE=1")
+    low, high = point["lo"], point["hi"]
+    outside = low is not None and not low <= measured <= high
+    slower = (measured > (high or 0)) is (point["key"] == "avg_latency")
+    return {
+        "metric": f"{point['name']} {point['key']}",
+        "unit": "s" if point["key"] == "avg_latency" else "tokens/s",
+        **{name: point[name] for name in ("published", "predicted", "lo", "hi")},
+        "measured": measured,
+        "error": measured / predicted - 1 if predicted else None,
+        "verdict": ("slower" if slower else "faster") if outside else "inside" if predicted else "not predicted",
+    }

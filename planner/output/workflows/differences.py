@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,9 +84,10 @@ def unexplained(found: Iterable[Difference]) -> list[Difference]:
 
 
 def _together(word: str, value: str) -> str:
-    if value in ("", word) or word == "model" or " " in word or "," in word:
-        return value
-    return f"{word} {value}" if word.startswith("-") else f"{word}={value}"
+    """A variable or an option with its value; of other words the value says it all."""
+    if value and value != word and re.fullmatch(r"[A-Z][A-Z0-9_]*|--?[a-z][\w-]*", word):
+        return f"{word} {value}" if word.startswith("-") else f"{word}={value}"
+    return value
 
 
 def _said(line: ServeLine) -> dict[str, str]:

@@ -58,7 +58,14 @@ class OfflinePoint:
     predicted: Mapping[str, Any]  #: the keys of the result file with their intervals; empty where nothing is predicted
     published: float | None
     printed: Command
+    published_key: float | None = None  #: ``published`` in the unit of ``key``
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``planner validate`` compares a result with."""
+        lo, hi = (self.predicted.get(f"{self.key}_{end}") for end in ("lo", "hi"))
+        own = {"name": self.name, "key": self.key, "predicted": self.predicted.get(self.key)}
+        return {**own, "lo": lo, "hi": hi, "published": self.published_key}
 
 
 def offline_names(found: Subject, script: str) -> dict[str, Any]:
@@ -129,6 +136,7 @@ def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -
         predicted=result,
         published=published,
         printed=point.command,
+        published_key=_in_key(published, metric, load),
         env={**found.plan.env, **own},
     )
 
@@ -243,9 +251,15 @@ def _expected(result: Mapping[str, Any], metric: str, published: float | None, l
         yield f"predicted {result['tokens_per_second']:,.1f} tokens/s{interval}"
     if published and metric == "avg_latency":
         yield f"published {published:,.3f} s"
-    elif published:  # the key counts input and output
-        total = published * load.total_len / load.output_len
-        yield f"published {total:,.1f} tokens/s ({published:,.1f} of them output)"
+    elif published:
+        yield f"published {_in_key(published, metric, load):,.1f} tokens/s ({published:,.1f} of them output)"
+
+
+def _in_key(published: float | None, metric: str, load: Workload) -> float | None:
+    """A printed figure in the unit of the result's key, which counts input and output tokens."""
+    if published is None or metric == "avg_latency":
+        return published
+    return published * load.total_len / load.output_len
 
 
 def _interval(result: Mapping[str, Any], key: str, form: str) -> str:

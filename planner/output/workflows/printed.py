@@ -91,7 +91,7 @@ def _together(added: list[Difference]) -> Iterator[Difference]:
     for one in added:
         groups.setdefault((one.script, one.why), []).append(one)
     for (script, why), ones in groups.items():
-        words = ", ".join(one.word if one.here in ("", one.word) else f"{one.word} {one.here}" for one in ones)
+        words = ", ".join(one.now for one in ones)
         yield Difference(script, words, "", words, why)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
@@ -19,7 +20,7 @@ from planner.output.workflows.catalog import Workflow
 from planner.output.workflows.comparison import partition_workflow
 from planner.output.workflows.documents import published_scores
 from planner.output.workflows.names import build_names, instance_names, workflow_names
-from planner.output.workflows.offline import OFFLINE_SCRIPTS
+from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
 from planner.output.workflows.printed import PrintedFigure, caveats_of, printed_beside, table_of
 from planner.output.workflows.subject import Choice, Subject, subject
 from planner.planning import Plan, PlanFile
@@ -46,6 +47,7 @@ PURPOSES = {
     "nginx.conf": "spreads requests over these servers",
     "mad.sh": "runs AMD's own benchmark",
     "compare.sh": "measures the layouts of COMPARISON.md one after the other",
+    "points.json": "has what is printed and predicted for each offline measurement, for planner validate",
     "COMPARISON.md": "predicts whole GPUs against partitions",
     "WORKFLOW.md": "lists the files and says what differs from the document",
 }
@@ -106,6 +108,9 @@ def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
         else:
             template = "offline.sh" if script in OFFLINE_SCRIPTS else script
             files[script] = _render(template, {**base, **workflow_names(found, script)})
+    if OFFLINE_SCRIPTS.keys() & set(scripts):
+        points = [point.to_json() for point in offline_points(found)]
+        files["points.json"] = json.dumps({"digest": found.plan.digest, "points": points}, indent=2) + "\n"
     files["WORKFLOW.md"] = _about(workflow, command, found.plan.calibration, scripts, found)
     return files
 
