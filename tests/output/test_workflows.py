@@ -218,6 +218,8 @@ def test_mixtral_gets_aiter_without_an_fp8_cache() -> None:
         plan = saved_plan("aiter", model=model)
         assert isinstance(plan["env"], dict) and plan["env"]["VLLM_ROCM_USE_AITER"] == "1"
         assert plan["kv_cache_dtype"] != "fp8" and plan["tensor_parallel_size"] == 8
+    asked = saved_plan("aiter", kv_cache_dtype="fp8")["warnings"]
+    assert isinstance(asked, list) and any("no fp8 KV cache" in text for text in asked)
 
 
 @pytest.mark.parametrize("model", ["amd/Llama-3.1-405B-Instruct-FP8-KV", "amd/Llama-3.1-70B-Instruct-FP8-KV"])
@@ -289,6 +291,7 @@ def test_the_partition_is_measured_with_the_documents_prompts() -> None:
     }.items():  # fmt: skip
         assert value_of(words, flag) == value
     assert value_of(words, "--model") == "amd/Llama-3.1-8B-Instruct-FP8-KV"
+    assert "as if every partition of the GPU were busy" in words[3], "it measures one, the prediction is for all"
 
 
 def test_deepseek_keeps_the_limits_of_the_document() -> None:

@@ -126,6 +126,9 @@ def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -
     env |= _same_engine(found)
     own = {name: value for name, value in env.items() if found.plan.env.get(name) != value}
     said = ", ".join(_expected(result, metric, published, load)) or "nothing to compare with"
+    partition = found.profile.partition
+    if result and partition and not partition.isolated_bandwidth:
+        said += "; as if every partition of the GPU were busy, alone it has more bandwidth"
     return OfflinePoint(
         name=_name(found, load, variant, latency=latency, drafts=drafts),
         key="avg_latency" if latency else "tokens_per_second",

@@ -445,13 +445,14 @@ def _sendable(load: Workload, version: EngineVersion) -> Workload:
 def _as_documented(found: Subject) -> Plan:
     """The plan with the document's own line and variables, what is printed for it, and what it is for."""
     workflow, plan = found.workflow, found.plan
+    launched = _launched(found) if found.documented else {}
     update: dict[str, Any] = {
         "accuracy_task": workflow.accuracy_task or plan.accuracy_task,
         "why": tuple(_why(found)),
-        "warnings": (*plan.warnings, *_warnings(found)),
+        "warnings": tuple(dict.fromkeys((*plan.warnings, *_warnings(found, launched.get("env", {}))))),
+        **launched,
     }
     if found.documented:
-        update |= _launched(found)
         update["published"] = dict(result.figures) if (result := _printed_result(found, plan)) else {}
     else:
         extra = found.recipe.flags
@@ -495,7 +496,7 @@ def _why(found: Subject) -> Iterator[str]:
     yield from own if found.documented else found.plan.why
 
 
-def _warnings(found: Subject) -> Iterator[str]:
+def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
     """What the document's settings run into."""
     load, held = found.plan.workload, found.deployment.requests_held(found.plan.workload.sent.total_len)
     if load.max_concurrency and held < load.max_concurrency:
@@ -508,9 +509,8 @@ def _warnings(found: Subject) -> Iterator[str]:
         yield f"the load is more than one server carries: most of the predicted TTFT of {seconds:,.0f} s is waiting"
     if found.deployment.checked.verdict == "too close to call":
         yield "memory is too close to call: it may or may not start"
-    if found.printed:
-        compilation = found.printed.read().others.get("--compilation-config", "")
-        config, env = found.config, found.printed.env
-        yield from map(str, known_issues(config, env, found.resolved.model, found.profile, compilation=compilation))
+    compilation = found.printed.read().others.get("--compilation-config", "") if found.printed else ""
+    issues = known_issues(found.config, env, found.resolved.model, found.profile, compilation=compilation)
+    yield from map(str, issues)
     if found.profile.partition and found.config.tensor_parallel_size > 1:
         yield "tensor parallelism over partitions: one document prints it, another says that it is not supported"
