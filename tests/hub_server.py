@@ -100,6 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub = hub
         super().__init__(*args)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that has seen enough hangs up
+            super().handle()
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 

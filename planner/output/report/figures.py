@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Literal
 
 from planner.evidence import PlanFolder, PlanFolders
@@ -140,11 +141,19 @@ def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]
     if entry.plan.predicted.get(GPU_RATE) and entry.plan.predicted.get(USER_RATE):
         yield "plan", "o", entry.plan.predicted
     if entry.measured:
-        result = entry.measured.result
-        total = float(result["output_throughput"])
+        total, rate, e2el_ms = (
+            _positive(entry.measured.result, key) for key in ("output_throughput", "request_throughput", "mean_e2el_ms")
+        )
         # Little's law where the load is a rate
-        users = entry.plan.workload.max_concurrency or result["request_throughput"] * result["mean_e2el_ms"] * MS
-        yield "measured", "D", {GPU_RATE: total / entry.plan.num_gpus, USER_RATE: total / users}
+        users = entry.plan.workload.max_concurrency or rate * e2el_ms * MS
+        if total and users:
+            yield "measured", "D", {GPU_RATE: total / entry.plan.num_gpus, USER_RATE: total / users}
+
+
+def _positive(result: Mapping[str, Any], key: str) -> float:
+    """A measured figure; 0 for what is none."""
+    value = result.get(key)
+    return float(value) if isinstance(value, int | float) and 0 < value < inf else 0.0
 
 
 def _rates(name: str, place: int, figures: Sequence[Mapping[str, Any]], **looks: Any) -> Series:
