@@ -231,11 +231,16 @@ def legal_tensor_parallel_sizes(
     enable_expert_parallel: bool = False,
     allow_unvalidated: bool = False,
     fp8_blocks: Fp8Blocks = "whole",
+    most: int = 1,
 ) -> tuple[int, ...]:
-    """TP sizes that run inside one node, ascending; empty when another axis already forbids the layout."""
+    """TP sizes that run inside one node, or fill several up to ``most`` GPUs, ascending.
+
+    Empty when another axis already forbids the layout.
+    """
+    node = profile.gpus_per_node
     return tuple(
         size
-        for size in range(1, profile.gpus_per_node + 1)
+        for size in (*range(1, node + 1), *range(2 * node, most + 1, node))
         if not any(
             problems(
                 model,

@@ -272,3 +272,42 @@ def test_the_arithmetic_counts_the_layers_that_keep_latents() -> None:
     line = next(line for line in explain(found) if line.label == "KV cache per token")
     assert line.value == f"{24 * 576 * 2:,} B"
     assert line.how.startswith("24 layers of 576")
+
+
+@pytest.mark.parametrize(
+    ("release", "value", "words"),
+    [  # 61 layers, 16 of 128 heads on a rank; ``_latents`` of features.py names vLLM's files
+        ("0.6.6", 61 * 2 * 16 * 256 * 2, "61 layers of 16 heads on the rank x 512 x bf16, without latents"),
+        ("0.7.3", 61 * 640 * 2, "61 layers of 576 latent elements, padded to 640; TP does not divide them"),
+        ("0.8.5", 61 * 576 * 2, "61 layers of 576 latent elements; TP does not divide them"),
+    ],
+)
+def test_the_arithmetic_says_how_a_version_keeps_latents(release: str, value: int, words: str) -> None:
+    asked = EngineArgs(tensor_parallel_size=8, max_model_len=4096)
+    found = fit_model(model("deepseek-ai/DeepSeek-V3"), load_profile("h200"), asked, version(release))
+    line = next(line for line in explain(found) if line.label == "KV cache per token")
+    assert (line.value, line.how) == (f"{value:,} B", words)
+
+
+def test_the_smallest_size_may_fill_several_nodes() -> None:
+    """Llama-3.1-405B is 812 GB in 16 bits: more than 8 H100, less than 16."""
+    llama, node = model("meta-llama/Llama-3.1-405B-Instruct"), load_profile("h100")
+    for asked, smallest in ((8, None), (16, 16), (32, 16)):
+        found = fit_model(llama, node, EngineArgs(tensor_parallel_size=asked), version("0.27.1"))
+        assert found.min_tensor_parallel_size == smallest
+
+
+def test_no_gpu_is_a_way_out_that_needs_more_nodes() -> None:
+    """DeepSeek-V3 on 8 H100: eight GB10, one in a node, are none; a node of H200 is."""
+    asked = EngineArgs(tensor_parallel_size=8)
+    found = fit_model(model("deepseek-ai/DeepSeek-V3"), load_profile("h100"), asked, version("0.11.0"))
+    named = {option.settings["gpu"] for option in found.options if "gpu" in option.settings}
+    assert "h200-sxm" in named
+    assert all(load_profile(str(name)).gpus_per_node >= 8 for name in named)
+
+
+def test_products_of_projections_stand_beside_the_weights() -> None:
+    """DeepSeek-R1 on 0.7.3 loads 83.9 GiB: 79.3 of weights and 4.5 of products."""
+    flags = ("-tp", "8", "--engine-version", "0.7.3", "--max-model-len", "65536")
+    answer = run("fit", "deepseek-ai/DeepSeek-R1", "--gpu", "h200", *flags).out
+    assert "products of projections        4.47 GiB on each GPU" in answer

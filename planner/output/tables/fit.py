@@ -198,6 +198,8 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
     config, weights = result.config, result.stage.weights.weight_bytes
     on_each = " on each GPU" if config.num_gpus > 1 else ""
     yield "weights", f"{format_bytes(weights)} ({format_gb(weights)}){on_each}, {config.weight_dtype}"
+    if absorbed := result.stage.weights.absorbed_bytes:
+        yield "products of projections", f"{format_bytes(absorbed)}{on_each}, kept beside the weights of MLA"
     if offloaded := result.stage.weights.offloaded_bytes:
         yield "of these in host memory", f"{format_bytes(offloaded)}{on_each}"
     if lora := config.lora:
@@ -221,7 +223,9 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
     else:
         at_once = ""
     yield "context", f"{config.max_model_len:,} tokens{at_once}"
-    yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or 'none fits'}"
+    several = config.tensor_parallel_size > result.deployment.profile.gpus_per_node
+    none = "none fits" if several else "none fits in one node"
+    yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or none}"
     yield "memory overheads", "fitted, as shipped" if result.calibration == SHIPPED else result.calibration
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.engine import held_heads
+from planner.engine import features_of, held_heads
 from planner.memory import Interval, element_bytes
 from planner.model import Attention, LatentAttention, Model, StateMixer
 from planner.planning.fit.result import FitResult
@@ -118,7 +118,7 @@ def _per_token(model: Model, result: FitResult) -> str:
     mixers = [model.layers[index].mixer for index in result.stage.weights.layers if index < model.num_layers]
     if latent:
         layers = sum(isinstance(mixer, LatentAttention) for mixer in mixers)
-        return f"{layers} layers of {latent.kv_elements_per_token} latent elements; TP does not divide them"
+        return f"{layers} layers of {_latent_row(latent, result)}"
     if first is None:
         return "a state of fixed size per request instead"
     ranks = config.tensor_parallel_size
@@ -127,6 +127,18 @@ def _per_token(model: Model, result: FitResult) -> str:
     width = first.head_dim + first.v_head_dim
     count = sum(isinstance(mixer, Attention) for mixer in mixers)
     return f"{count} layers x {heads} KV heads on the rank{note} x {width} x {config.kv_cache_dtype}"
+
+
+def _latent_row(latent: LatentAttention, result: FitResult) -> str:
+    """What a layer of MLA keeps of a token in this version."""
+    kept = max(spec.token_bytes for group in result.budget.pool.groups for spec in group.specs)
+    elements, size = latent.kv_elements_per_token, element_bytes(result.config.kv_cache_dtype)
+    kind = features_of(result.config, result.deployment.profile).latents
+    if kind == "heads":
+        heads = held_heads(latent.num_heads, result.config.tensor_parallel_size)
+        return f"{heads} heads on the rank x {kept // heads // size} x {result.config.kv_cache_dtype}, without latents"
+    padded = f", padded to {kept // size}" if kind == "padded rows" else ""
+    return f"{elements} latent elements{padded}; TP does not divide them"
 
 
 def naive_kv_bytes_per_token(model: Model, bytes_per_element: int = 2) -> int:

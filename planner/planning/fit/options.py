@@ -99,6 +99,7 @@ class Asked:
             enable_expert_parallel=args.enable_expert_parallel,
             allow_unvalidated=args.allow_unvalidated,
             fp8_blocks=version_features(self.version, self.profile).fp8_blocks,
+            most=args.tensor_parallel_size,
         )
         for size in sizes:
             try:
@@ -225,10 +226,17 @@ def _modes(asked: Asked) -> Iterator[WayOut]:
 
 
 def _other_gpus(asked: Asked) -> Iterator[WayOut]:
-    """The smallest whole GPUs with more memory on which the same settings fit."""
-    own = asked.profile
+    """The smallest whole GPUs with more memory on which the same settings fit, in no more nodes."""
+    own, args = asked.profile, asked.args
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    nodes = ceil(ranks / own.gpus_per_node)
     larger = [
-        p for p in load_whole() if p.platform != "cpu" and p.memory_bytes > own.memory_bytes and p.id != own.whole
+        p
+        for p in load_whole()
+        if p.platform != "cpu"
+        and p.memory_bytes > own.memory_bytes
+        and p.id != own.whole
+        and ceil(ranks / p.gpus_per_node) <= nodes
     ]
     named = 0
     for other in sorted(larger, key=lambda p: p.memory_bytes):
