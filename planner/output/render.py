@@ -37,7 +37,7 @@ class Column:
 
     key: str
     heading: str = ""  #: in tables and Markdown; the key where empty
-    form: str = ""  #: format of a number, such as ``,.2f``
+    form: str | Callable[[float], str] = ""  #: format of a number, such as ``,.2f``, or what writes it
     wraps: bool = False  #: text that may wrap in a table
     aside: bool = False  #: only in CSV and Markdown, where width does not matter
     of: Callable[[Any], Any] | None = None  #: takes the value from a record, see ``rows_of``
@@ -54,6 +54,8 @@ class Column:
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, int | float):
+            if callable(self.form):
+                return self.form(value)
             return format(value, self.form or (".4g" if isinstance(value, float) else ""))
         if isinstance(value, list | tuple):
             return ", ".join(map(str, value))

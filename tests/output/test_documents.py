@@ -213,6 +213,50 @@ def test_every_printed_number_stands_beside_its_prediction() -> None:
         assert figures["gsm8k, flexible-extract"].published in (0.9052, 0.8954)
 
 
+def test_figures_are_written_as_the_documents_write_theirs() -> None:
+    """A score keeps its four places, a count has none."""
+    answer = run("workflow", "mi355x-fp8", "--show").out
+    for printed in ("0.9052", "0.8575", "1,048,448 ", "7,864.95", "0.85 "):
+        assert printed in answer
+    assert "1,048,448.00" not in answer
+    rows = run("workflow", "mad", "--show").out.splitlines()
+    first = next(line for line in rows if "latency-in128-out1-bs1 " in line).split()
+    assert 0 < float(first[5]) < 0.01 < float(first[4]) < 0.02, "milliseconds are not rounded to 0.01 s"
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "not_said"),
+    [
+        ("latency", "benchmark scripts of vLLM 0.8.5", "no performance numbers"),
+        ("cpx", "", "benchmark scripts of vLLM 0.8.5"),
+        ("mmlu-pro", "no performance numbers", "benchmark scripts of vLLM 0.8.5"),
+        ("blackwell-fp4", "no performance numbers", ""),
+    ],
+)
+def test_caveats_on_results_stand_beside_results_only(name: str, said: str, not_said: str) -> None:
+    for text in (" ".join(run("workflow", name, "--show").out.split()), files_of(name)["WORKFLOW.md"]):
+        assert said in text
+        assert not not_said or not_said not in text
+
+
+@pytest.mark.parametrize(("name", "points"), [("speculative", 2), ("aiter", 2), ("quick-reduce", 5)])
+def test_points_without_a_prediction_are_shown_too(name: str, points: int) -> None:
+    figures = printed_beside(subject_of(name))
+    assert len(figures) == points and sum(figure.predicted is None for figure in figures) == points - 1
+
+
+@pytest.mark.parametrize("name", ["mi355x-fp8", "build-rocm-0.9.1", "build-rocm-aiter", "mmlu-pro", "copies", "cpx"])
+def test_the_image_that_stands_for_the_documents_is_the_plans_own(name: str) -> None:
+    found = subject_of(name)
+    rows = [one for one in table_of(found) if one.printed.startswith("rocm/")]
+    assert [one.here for one in rows] == [found.plan.image]
+
+
+def test_the_documents_own_image_does_not_differ() -> None:
+    found = subject_of("mi355x-fp8", image="rocm/vllm-dev:nightly")
+    assert not [one for one in table_of(found) if "nightly" in one.printed]
+
+
 def test_another_load_has_no_printed_numbers() -> None:
     assert saved_published(num_prompts=320) == {}
     assert saved_published()["mean_ttft_ms"] == 11639.66

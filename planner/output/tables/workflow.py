@@ -10,16 +10,16 @@ from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
 from planner.output.workflows.advised import AdvisedRow, advised_beside
 from planner.output.workflows.differences import Difference
-from planner.output.workflows.printed import PrintedFigure, caveats_of, table_of
+from planner.output.workflows.printed import PrintedFigure, caveats_of, figure_text, table_of
 from planner.output.workflows.subject import Subject
 
 COLUMNS = (
     Column("run"),
     Column("metric"),
-    Column("published", "printed", ",.2f"),
-    Column("predicted", form=",.2f"),
-    Column("lo", "from", ",.2f"),
-    Column("hi", "to", ",.2f"),
+    Column("published", "printed", figure_text),
+    Column("predicted", form=figure_text),
+    Column("lo", "from", figure_text),
+    Column("hi", "to", figure_text),
     Column("error", form="+.1%"),
     Column("unit"),
 )
@@ -57,7 +57,7 @@ class WorkflowAnswer(Result):
             "figures": [_row(figure) for figure in self.figures],
             "advice": [_advice(row) for row in self._advice],
             "differences": [_difference(one) for one in table_of(found)],
-            "caveats": list(caveats_of(found.workflow, found)),
+            "caveats": list(caveats_of(found, self.figures)),
             "warnings": list(found.plan.warnings),
         }
 
@@ -81,7 +81,7 @@ class WorkflowAnswer(Result):
         if rows := self._advice:
             yield "\nthe document's settings for each goal beside the recommended ones, as predicted:"
             yield table_text([_advice(row) for row in rows], ADVICE)
-        for caveat in caveats_of(self.record.workflow, self.record):
+        for caveat in caveats_of(self.record, self.figures):
             yield wrapped(caveat, first="  ! ", rest="    ")
 
     def _title(self) -> str:

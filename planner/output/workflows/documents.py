@@ -30,7 +30,13 @@ class Document:
     id: str
     title: str
     version: EngineVersion  #: of vLLM, whose options its commands take
-    caveats: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  #: on the results that it prints; or that it prints none
+
+    @property
+    def measures(self) -> bool:
+        """Whether it prints results of its benchmarks."""
+        runs = (*(row.command.id for row in printed_rows()), *(result.server for result in printed_results()))
+        return any(run.startswith(f"{self.id}/") for run in runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,8 @@ class PrintedFigure:
     @property
     def words(self) -> dict[str, str]:
         """The row of a table in words."""
-        around = f"{self.lo:,.2f} to {self.hi:,.2f}" if self.lo is not None and self.hi is not None else "–"
+        known = self.lo is not None and self.hi is not None
+        around = f"{_text(self.lo)} to {_text(self.hi)}" if known else "–"
         error = f"{self.error:+.1%}" if self.error is not None else "–"
         figures = {
             "printed": _text(self.published),
@@ -49,8 +50,15 @@ class PrintedFigure:
         return {"run": self.run, "metric": self.metric, **figures, "unit": self.unit}
 
 
+def figure_text(value: float) -> str:
+    """A figure as the documents print theirs: counts whole, scores and short times to four places, the rest to two."""
+    if value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if value >= 1 else f"{value:.4f}".rstrip("0")
+
+
 def _text(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:.4f}"
+    return "–" if value is None else figure_text(value)
 
 
 def printed_beside(found: Subject) -> tuple[PrintedFigure, ...]:
@@ -58,15 +66,18 @@ def printed_beside(found: Subject) -> tuple[PrintedFigure, ...]:
     return (*_served(found), *_measured(found), *_scored(found))
 
 
-def caveats_of(workflow: Workflow, found: Subject | None) -> tuple[str, ...]:
-    """What the documents say of their own numbers; of the document whose commands are rendered."""
-    return tuple(caveat for document in _sources(workflow, found) for caveat in document.caveats)
+def caveats_of(found: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:
+    """What the documents whose commands are rendered say of the numbers in ``figures``, or that they print none."""
+    measured = any(figure.published is not None and figure.predicted is not None for figure in figures)
+    texts = (caveat for document in _sources(found) if document.measures == measured for caveat in document.caveats)
+    return tuple(dict.fromkeys(texts))
 
 
-def _sources(workflow: Workflow, found: Subject | None) -> tuple[Document, ...]:
+def _sources(found: Subject) -> tuple[Document, ...]:
     """The documents whose commands are rendered; all of the workflow where it has no command."""
-    own = {c.document.id for c in (found.printed, found.client) if c} if found else set()
-    if found and found.documented:
+    workflow = found.workflow
+    own = {c.document.id for c in (found.printed, found.client) if c}
+    if found.documented:
         points = workflow.points(found.version, found.profile, found.resolved.resolved)
         own |= {point.command.document.id for point in points}
     if "mad" in own:  # the script that this document runs
@@ -142,12 +153,14 @@ def _other_words(found: Subject) -> Iterator[Difference]:
     scripts = {*found.workflow.scripts, "launch.sh", *(("accuracy.sh",) if found.workflow.accuracy else ())}
     scripts |= {"partition.sh"} if found.profile.partition else set()
     scripts |= {"build_image.sh"} if built else set()
-    ids = {document.id for document in _sources(found.workflow, found)}
+    ids = {document.id for document in _sources(found)}
     for entry in other_words():
+        if found.plan.image in entry.words:
+            continue  # chosen: the image is as printed
         script = next((name for name in entry.scripts if name in scripts), None)
         if script and ids & set(entry.documents):
             words = ", ".join(entry.words)
-            yield Difference(script, words, words, entry.here, entry.why)
+            yield Difference(script, words, words, entry.here.replace("{image}", found.plan.image), entry.why)
 
 
 def _served(found: Subject) -> Iterator[PrintedFigure]:
@@ -163,8 +176,7 @@ def _measured(found: Subject) -> Iterator[PrintedFigure]:
     for script, point in _points(found):
         key, result = point.metric, point.predicted
         value, lo, hi = (result.get(name) for name in (key, f"{key}_lo", f"{key}_hi"))
-        if point.published is not None or value is not None:
-            yield PrintedFigure(f"{script} {point.name}", key, _unit(key), point.published, value, lo, hi)
+        yield PrintedFigure(f"{script} {point.name}", key, _unit(key), point.published, value, lo, hi)
 
 
 def _scored(found: Subject) -> Iterator[PrintedFigure]:

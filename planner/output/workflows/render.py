@@ -175,6 +175,7 @@ def _about(
     workflow: Workflow, command: str, calibration: str, scripts: tuple[str, ...], found: Subject | None = None
 ) -> str:
     remarks = (*workflow.remarks, *(found.build.corrections if found and found.build else ()))
+    figures = printed_beside(found) if found else ()
     names = {
         "calibration": calibration,
         "workflow": workflow,
@@ -185,8 +186,8 @@ def _about(
         "documented": found is None or found.documented,
         "differences": table_of(found) if found else (),
         "remarks": remarks,
-        "caveats": caveats_of(workflow, found),
-        "printed": [figure.words for figure in printed_beside(found)] if found else (),
+        "caveats": caveats_of(found, figures) if found else (),
+        "printed": [figure.words for figure in figures],
     }
     return _render("WORKFLOW.md", names)
 
