@@ -30,6 +30,9 @@ MOST_BRANCHES = 32  #: ways through a script that are followed
 MOST_TURNS = 256  #: of a loop over written words
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
+#: What a document leaves to its reader, ``<path/to/output.json>``: a shell would take it for two redirections, which
+#: swallow the option behind it.
+_OPEN = re.compile(r"(?<![^\s=])<([^\s<>&|;()]*)>(?=\s|$)")
 _ARRAY = re.compile(r"\$(?:\{(\w+)\[[@*]\]\}|\{?([@*])\}?)")
 #: Programs that are there where the GPUs are of one vendor.
 _TOOLS = {"nvidia-smi": "cuda", "nvcc": "cuda", "rocm-smi": "rocm", "amd-smi": "rocm", "rocminfo": "rocm"}
@@ -156,7 +159,7 @@ class _Script:
 
     def run(self, text: str, worlds: list[_World]) -> list[_World]:
         """The ways out of ``text`` from each of ``worlds``. Raises InputError for what is no shell."""
-        source = text.replace("\r\n", "\n").encode("utf-8", "replace") + b"\n"
+        source = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n")).encode("utf-8", "replace") + b"\n"
         root: Node = _parser().parse(source).root_node  # type: ignore[attr-defined]
         if root.has_error:
             raise InputError(

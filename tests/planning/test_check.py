@@ -826,3 +826,17 @@ def test_the_text_says_what_to_change() -> None:
     assert "x --swap-space: gone in" in outcome.out
     assert "enforce_eager: True -> False" in outcome.out
     assert "$ " in outcome.out and "vllm serve" in outcome.out.split("$ ")[-1]
+
+
+def test_what_a_document_leaves_to_its_reader_swallows_no_option() -> None:
+    """AMD's line for a CPX partition, as printed: a shell would read two redirections in its placeholder."""
+    (launch,) = find_launches(
+        "python3 /app/vllm/benchmarks/benchmark_throughput.py --model org/model --input-len <> \\\n"
+        "    --output-json <path/to/output.json> \\\n    --quantization fp8 \\\n    --gpu-memory-utilization 0.99"
+    )
+    assert launch.server is not None
+    assert launch.server.argv[-5:] == (
+        "{path/to/output.json}", "--quantization", "fp8", "--gpu-memory-utilization", "0.99",
+    )  # fmt: skip
+    (launch,) = find_launches("vllm serve org/model --port 8 < /dev/null > log 2>&1")
+    assert launch.server is not None and launch.server.argv[-2:] == ("--port", "8")
