@@ -79,10 +79,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if same:
         where = ", ".join(same[0].gpus)
         return replace(same[0], note=f"named by its source for {where}, not for {profile.id}")
-    own = next(
-        (b for b in builds().values() if b.stands_for == str(version) and b.name.startswith(profile.platform)), None
-    )
-    if own:
+    if own := _commit_of(version, profile.platform):
         note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {own.version}"
         return Image(
             own.image,
@@ -95,10 +92,19 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     return _by_name(profile, version)
 
 
-def options_version(image: str, version: EngineVersion) -> EngineVersion:
-    """The version whose options an image takes: that of its commit, where it is built and goes by another."""
-    own = next((build.version for build in builds().values() if build.image == image and build.stands_for), "")
-    return known_version(own) if own else version
+def options_version(version: EngineVersion, platform: str, image: str = "") -> EngineVersion:
+    """The version whose options are taken: that of the commit, where a document calls a commit ``version``.
+
+    Another ``image`` than that of the commit takes those of ``version``.
+    """
+    own = _commit_of(version, platform)
+    return known_version(own.version) if own and image in ("", own.image) else version
+
+
+def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
+    """The commit that stands for ``version`` on GPUs of ``platform``, where no registry has an image of it."""
+    named = (b for b in builds().values() if b.stands_for == str(version) and b.name.startswith(platform))
+    return next(named, None)
 
 
 @lru_cache(maxsize=1)

@@ -34,6 +34,7 @@ from planner.engine.flags import (
 )
 from planner.engine.found import OFFLINE, split_command
 from planner.engine.generation import needs_v0, pipelines_on_v1
+from planner.engine.images import options_version
 from planner.engine.settings import CPU_KVCACHE_SPACE, NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
 from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
@@ -231,7 +232,7 @@ class ServeLine:
         # what the ratio means, as ``bench_serve_argv`` writes it
         symmetric = version.release >= ((0, 9, 1) if self.command == "bench serve" else (0, 8, 4))
         if "range_ratio" in said and not symmetric:
-            said["length_distribution"] = "below"
+            said |= {"range_ratio": 0.0} if said["range_ratio"] == 1 else {"length_distribution": "below"}
         return Workload(**{**taken, **said})
 
 
@@ -240,11 +241,13 @@ def read_line(
 ) -> ServeLine:
     """The settings of a command line of vLLM under ``version``: its server, or one of its benchmarks.
 
+    On GPUs of ``platform`` the version may be one that a document calls a commit: the options are then the commit's.
     Raises InputError for any other command, and for ``--config``, whose file is not read.
     """
     command, words = split_command(argv)
     if command is None:
         raise InputError("this is not a vllm serve command", hint="write: planner check -- vllm serve MODEL [options]")
+    version = options_version(version, platform)
     reader = _LineReader(version, command)
     reader.read(words)
     reader.combine()
@@ -386,6 +389,8 @@ class _LineReader:
             self.problems.append(FlagProblem("--num-scheduler-steps", cause, "leave it out beside a draft"))
 
     def _set_load(self, flag: str, values: list[str]) -> None:
+        if flag == "--seed" and values and "$" in values[0]:
+            return  # a run decides it, as in our own benchmark.sh; any seed is as good
         try:
             self.load[_LOAD[flag]] = float(values[0]) if values else float("nan")
         except ValueError:

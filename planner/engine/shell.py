@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from planner.engine.found import CLIENTS, OFFLINE, Found, found_in
@@ -24,7 +23,7 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    from tree_sitter import Node, Parser, Tree
 
 MOST_BRANCHES = 32  #: ways through a script that are followed
 MOST_TURNS = 256  #: of a loop over written words
@@ -141,8 +140,8 @@ def _launches(world: _World) -> Iterator[Launch]:
         yield Launch(one, (), world.when)
 
 
-@lru_cache(maxsize=1)
-def _parser() -> object:
+def _parser() -> Parser:
+    """One for each text: threads must not share one."""
     import tree_sitter
     import tree_sitter_bash
 
@@ -156,11 +155,13 @@ class _Script:
         self.gpu = gpu
         self.given = given  #: what the caller sets stays set
         self.functions: dict[str, Node] = {}
+        self.trees: list[Tree] = []  #: kept as long as their nodes, which functions hold on to
 
     def run(self, text: str, worlds: list[_World]) -> list[_World]:
         """The ways out of ``text`` from each of ``worlds``. Raises InputError for what is no shell."""
         source = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n")).encode("utf-8", "replace") + b"\n"
-        root: Node = _parser().parse(source).root_node  # type: ignore[attr-defined]
+        self.trees.append(_parser().parse(source))
+        root = self.trees[-1].root_node
         if root.has_error:
             raise InputError(
                 f"line {_error_line(root)} of this cannot be read as shell: a quote or bracket may not be closed",

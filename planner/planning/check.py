@@ -444,7 +444,7 @@ def line_settings(config: EngineConfig) -> dict[str, Any]:
 
 def launched_args(plan: Plan) -> EngineArgs:
     """The settings that ``serve_argv`` and the plan's variables ask for."""
-    line = read_line(plan.serve_argv, parse_version(plan.engine_version), env=plan.env)
+    line = read_line(plan.serve_argv, parse_version(plan.engine_version), env=plan.env, platform=plan.platform)
     return replace(line.args, allow_unvalidated=True)
 
 
@@ -452,7 +452,7 @@ def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     """The engine that ``serve_argv`` launches. Raises PlannerError where its model or GPU is not known here."""
     profile, model = load_profile(plan.gpu), resolve_model(plan.model).model
     version = parse_version(plan.engine_version)
-    line = read_line(plan.serve_argv, version, env=plan.env)
+    line = read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
     version = replace(version, engine=asked_by(line, model, profile, version))
     basis, args = Basis(local.constants), launched_args(plan)
     deployment = resolve_deployment(model, profile, args, version, basis=basis, calibration=local.calibration)

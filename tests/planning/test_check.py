@@ -840,3 +840,24 @@ def test_what_a_document_leaves_to_its_reader_swallows_no_option() -> None:
     )  # fmt: skip
     (launch,) = find_launches("vllm serve org/model --port 8 < /dev/null > log 2>&1")
     assert launch.server is not None and launch.server.argv[-2:] == ("--port", "8")
+
+
+def test_what_a_document_calls_0_6_3_takes_the_options_of_its_commit() -> None:
+    """AMD's document of 0.6.3 prints both options; its commit has them, the release of vLLM has not."""
+    line = ["benchmark_throughput.py", "--model", "m", "--max-num-seqs", "2000", "--max-seq-len-to-capture", "131072"]
+    named = parse_version("0.6.3")
+    assert not read_line(line, named, platform="rocm").problems
+    refused = {problem.word for problem in read_line(line, named, platform="cuda").problems}
+    assert refused == {"--max-num-seqs", "--max-seq-len-to-capture"}
+
+
+def test_a_client_of_an_old_version_may_send_requests_of_equal_length() -> None:
+    """Lengths between r L and L, to 0.8.3: with r = 1 all are L (``benchmarks/benchmark_serving.py`` of 0.6.3)."""
+    client = read_line(["benchmark_serving.py", "--model", "m", "--random-range-ratio", "1.0"], parse_version("0.6.4"))
+    load = client.workload(parse_version("0.6.4"))
+    assert (load.range_ratio, load.length_distribution) == (0.0, "symmetric")
+
+
+def test_a_seed_that_a_run_decides_is_no_fault() -> None:
+    """``benchmark.sh`` of a plan warms up with a seed of its own."""
+    assert not read_line(["vllm", "bench", "serve", "--model", "m", "--seed", "$((seed + 5))"], NEW).problems

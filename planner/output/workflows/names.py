@@ -106,7 +106,7 @@ def instance_names(emission: Emission) -> dict[str, Any]:
     plan, base = emission.file.plan, template_names(emission)
     servers = servers_per_node(plan)
     load = _node_load(plan, servers)
-    version = options_version(plan.image, parse_version(plan.engine_version))
+    version = options_version(parse_version(plan.engine_version), plan.platform, plan.image)
     argv = bench_serve_argv(load, plan.model, version, port=PORT, platform=plan.platform)
     result = f"node-{plan.digest}.json"
     return {

@@ -99,7 +99,7 @@ def assemble(
             bench_serve_argv(
                 workload,
                 model,
-                options_version(image.name, config.version),
+                options_version(config.version, profile.platform, image.name),
                 percentiles=defaults.PERCENTILES,
                 platform=profile.platform,
             )
