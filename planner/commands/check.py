@@ -132,7 +132,7 @@ def check_command(
     asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
     if plan:
         asked = asked.as_planned(plan)
-    judge = _Judge(profile, version, as_model, asked, fits_for(calibration), revision, refresh, timeout)
+    judge = _Judge(profile, version, as_model, asked, fits_for(calibration), revision, refresh, timeout, plan)
     judged = tuple((launch.when, judge.verdict(launch)) for launch in _launches(text, profile, variables))
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
     return CheckAnswer(judged[0][1], tuple(dict.fromkeys(remarks)), judged if len(judged) > 1 else ())
@@ -150,17 +150,20 @@ class _Judge:
     revision: str | None
     refresh: bool
     timeout: float | None
+    plan: Plan | None  #: beside the script: whose server its clients ask
     remarks: tuple[str, ...] = ()
 
     def verdict(self, launch: Launch) -> LineVerdict:
-        """One engine with the client beside it. A client alone is judged with the server that its model has."""
+        """One engine with the client beside it; a client alone with the server of its plan, or of its model."""
         from planner.engine import Found
         from planner.planning import check_line, client_request
 
         version = version_for(self.version, self.profile)
         clients = [self._read(client) for client in launch.clients]
         server = launch.server
-        if server is None:
+        if server is None and self.plan:
+            server = Found(self.plan.serve_argv, self.plan.env)
+        elif server is None:
             server = Found(("vllm", "serve", *filter(None, [clients[0].model])), {})
             self.remarks += ("there is no server in this: its client is judged with vllm serve and vLLM's defaults",)
         read = self._read(server)

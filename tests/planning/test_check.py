@@ -725,6 +725,8 @@ def test_the_line_of_a_plan_cannot_be_improved_much(tmp_path: Path) -> None:
     assert said["load"] == saved["workload"]
     assert said["delivers"]["output_throughput"] == pytest.approx(saved["predicted"]["output_throughput"], rel=1e-6)
     assert said["better"] == []
+    client = run("check", str(tmp_path / "plan" / "benchmark.sh"))  # asks the plan's server
+    assert client.status == 0 and "there is no server" not in client.err
 
 
 def test_a_plan_for_targets_at_a_rate_is_checked_with_just_that(tmp_path: Path) -> None:
