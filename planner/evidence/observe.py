@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import log2
 
 import numpy as np
@@ -16,8 +16,8 @@ from planner.evidence.runs import MeasuredRun
 from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.planning import SHIPPED, Deployment, Local
-from planner.simulator import Replay, StepRun, replay
-from planner.timing import Batch, Combination, covariates_of
+from planner.simulator import Client, Replay, StepRun, replay
+from planner.timing import CLIENT_DELAYS, Batch, Combination, covariates_of
 from planner.units import MS
 from planner.workload import Workload
 
@@ -34,8 +34,8 @@ class ObservedMetric:
     name: str  #: as in the table of runs: ``mean_tpot_ms``
     measured_s: float
     weights: Floats  #: for each batch of the run
-    requests: float = 0.0  #: times ``request_s`` that it contains
-    waits: float = 0.0  #: times ``frontend_s`` that it contains
+    fixed_s: float = 0.0  #: that no efficiency changes
+    delays: Mapping[str, float] = field(default_factory=dict)  #: how often it contains each of ``CLIENT_DELAYS``
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,8 @@ class Observed:
 LOADS_PER_OCTAVE = 2  #: batches whose loads round to the same half octave are merged
 #: Requests that a median and a 99th percentile are the mean of: shares of all, ordered by the metric.
 NEAR = {"median": (0.45, 0.55), "p99": (0.98, 1.0)}
+#: A server keeps up with a load that takes it this much longer than the last request takes to arrive, at most.
+KEEPS_UP = 1.15
 #: Batches with a smaller share of the weight of all metrics are left out.
 NEGLIGIBLE = 1e-9
 
@@ -101,9 +103,11 @@ def observe(
 def observe_case(case: Case) -> Observed:
     """One run. Raises InputError where the run cannot be replayed."""
     deployment, workload, dp_ranks = _one_dp_rank(case)
-    served = _replayed(deployment, workload)
+    online = case.run.bench == "serve"
+    client = deployment.client if online else Client()
+    served = _replayed(deployment, workload, client)
     timeline = _Timeline(served)
-    metrics = list(_metrics(case.run, served, timeline, dp_ranks))
+    metrics = list(_metrics(case.run, served, timeline, dp_ranks, client))
     used = sum((metric.weights / metric.weights.sum() for metric in metrics), np.zeros(len(timeline.batches)))
     keep = np.flatnonzero(used > NEGLIGIBLE)
     return Observed(
@@ -135,11 +139,11 @@ def _one_dp_rank(case: Case) -> tuple[Deployment, Workload, int]:
     return case.deployment, share, dp_ranks
 
 
-def _replayed(deployment: Deployment, workload: Workload) -> Replay:
-    """A replay without the delays of the client, which are terms of their own."""
+def _replayed(deployment: Deployment, workload: Workload, client: Client) -> Replay:
+    """A replay of one DP rank, with every step."""
     limits = deployment.with_prefixes(deployment.limits(workload.max_total_len), workload)
     limits = replace(limits, data_parallel_size=1)
-    return replay(deployment.timer, workload, limits, keep_steps=True)
+    return replay(deployment.timer, workload, limits, client, keep_steps=True)
 
 
 class _Timeline:
@@ -150,6 +154,7 @@ class _Timeline:
         self.start_s = np.array([run.start_s for run in runs])
         self.end_s = np.array([run.end_s for run in runs])
         self.steps: Floats = np.array([run.steps for run in runs], dtype=np.float64)
+        self.busy_s = float((self.end_s - self.start_s).sum())
         self.batches, self.ends = _representatives(runs)
 
     def every_step(self) -> Floats:
@@ -211,33 +216,56 @@ def _likeness(batch: Batch) -> tuple[int, ...]:
     return tuple(round(LOADS_PER_OCTAVE * log2(load)) if load > 0 else -1 for load in loads)
 
 
-def _metrics(run: MeasuredRun, served: Replay, timeline: _Timeline, dp_ranks: int) -> Iterator[ObservedMetric]:
+def _metrics(
+    run: MeasuredRun, served: Replay, timeline: _Timeline, dp_ranks: int, client: Client
+) -> Iterator[ObservedMetric]:
     """The metrics of a run as weighted sums."""
     output_tok, all_tok = served.output_len.sum(), (served.input_len + served.output_len).sum()
-    burst = _together(served.sent_s)
-    online = run.bench == "serve"
     if run.bench == "latency":
         latency_s = run.metrics.get("avg_latency_s") or dp_ranks * output_tok / run.metrics["output_throughput"]
         yield ObservedMetric("avg_latency_s", float(latency_s), timeline.every_step())
         return
     tokens = {"output_throughput": output_tok, "total_token_throughput": all_tok}
     name = next((name for name in tokens if name in run.metrics), None)
+    delays = {"request_s": np.ones(len(served.sent_s)), "frontend_s": _together(served.sent_s)}
+    delays["tokenize_s"] = served.input_len.astype(np.float64)
     if name:
         duration_s = float(dp_ranks * tokens[name] / run.metrics[name])
-        waits = float(burst[0]) if online else 0.0
-        yield ObservedMetric("output_throughput", duration_s, timeline.every_step(), waits=waits)
-    if online:
-        yield from _request_metrics(run, served, timeline, burst)
+        yield _duration(duration_s, served, timeline, delays, client)
+    if run.bench == "serve":
+        yield from _request_metrics(run, served, timeline, delays)
 
 
-def _request_metrics(run: MeasuredRun, served: Replay, timeline: _Timeline, burst: Floats) -> Iterator[ObservedMetric]:
+def _duration(
+    measured_s: float, served: Replay, timeline: _Timeline, delays: Mapping[str, Floats], client: Client
+) -> ObservedMetric:
+    """The time that a run takes: its steps, and what the engine waits for the client.
+
+    A server that keeps up with its load takes as long as the requests take to arrive, and then to finish.
+    """
+    last_s = float(served.arrival_s.max())
+    if served.duration_s < KEEPS_UP * last_s:
+        rest = timeline.between(np.array([last_s]), np.array([served.duration_s]), np.ones(1))
+        return ObservedMetric("output_throughput", measured_s, rest, fixed_s=last_s)
+    idle_s = max(served.duration_s - timeline.busy_s, 0.0)
+    mean = {name: float(times.mean()) for name, times in delays.items()}
+    delay_s = sum(getattr(client, name) * times for name, times in mean.items())
+    waits = idle_s / delay_s if delay_s else 0.0
+    outside = {name: waits * times for name, times in mean.items()}
+    return ObservedMetric("output_throughput", measured_s, timeline.every_step(), delays=outside)
+
+
+def _request_metrics(
+    run: MeasuredRun, served: Replay, timeline: _Timeline, delays: Mapping[str, Floats]
+) -> Iterator[ObservedMetric]:
+    once = np.ones(len(served.sent_s))
     moments = {
-        "ttft": (served.sent_s, served.first_token_s, np.ones(len(burst)), True),
-        "e2el": (served.sent_s, served.end_s, np.ones(len(burst)), True),
+        "ttft": (served.ready_s, served.first_token_s, once, True),
+        "e2el": (served.ready_s, served.end_s, once, True),
         "tpot": (served.first_token_s, served.end_s, np.maximum(served.output_len - 1, 1), False),
     }
     for kind, (from_s, to_s, divisor, waits) in moments.items():
-        several = np.flatnonzero(served.output_len > 1) if kind == "tpot" else np.arange(len(burst))
+        several = np.flatnonzero(served.output_len > 1) if kind == "tpot" else np.arange(len(once))
         if not len(several):
             continue
         order = several[np.argsort(((to_s - from_s) / divisor)[several], kind="stable")]
@@ -252,8 +280,7 @@ def _request_metrics(run: MeasuredRun, served: Replay, timeline: _Timeline, burs
                 f"{statistic}_{kind}_ms",
                 measured * MS,
                 timeline.between(from_s[chosen], to_s[chosen], share),
-                requests=float(waits),
-                waits=float(burst[chosen].mean()) if waits else 0.0,
+                delays={name: float(times[chosen].mean()) for name, times in delays.items()} if waits else {},
             )
 
 

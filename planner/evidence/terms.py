@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from planner.evidence.observe import Floats, Observed
-from planner.timing import PARAMETERS, Batch, StepModel, StepTimes
+from planner.timing import CLIENT_DELAYS, PARAMETERS, Batch, StepModel, StepTimes
 
 Ints = NDArray[np.int64]
 
@@ -25,10 +25,8 @@ class Terms:
         self.metric_run: Ints = np.array([run for run, _ in every], dtype=np.int64)
         self.metric_names = [metric.name for _, metric in every]
         self.log_measured: Floats = np.log([metric.measured_s for _, metric in every])
-        self._delays = {
-            "request_s": np.array([metric.requests for _, metric in every]),
-            "frontend_s": np.array([metric.waits for _, metric in every]),
-        }
+        self._delays = {name: np.array([metric.delays.get(name, 0.0) for _, metric in every]) for name in CLIENT_DELAYS}
+        self._fixed_s: Floats = np.array([metric.fixed_s for _, metric in every])
         first = np.cumsum([0, *(len(one.batches) for one in observed)])
         rows = [np.flatnonzero(metric.weights) for _, metric in every]
         weights = np.concatenate([metric.weights[found] for (_, metric), found in zip(every, rows, strict=True)])
@@ -42,7 +40,7 @@ class Terms:
         ``log_values`` has shape (runs, parameters); the results (metrics,) and (metrics, parameters).
         """
         batch_s, batch_d = self._steps.seconds(log_values)
-        metric_s: Floats = self._weights @ batch_s
+        metric_s: Floats = self._weights @ batch_s + self._fixed_s
         derivative: Floats = self._weights @ batch_d
         for name, times in self._delays.items():
             parameter = PARAMETERS.index(name)

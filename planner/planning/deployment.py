@@ -19,6 +19,7 @@ from planner.model import Model, PerModel, load_quantized
 from planner.planning.fit.check import Checked, check_memory
 from planner.simulator import SchedulerLimits
 from planner.timing import (
+    CLIENT_DELAYS,
     SHIPPED,
     Calibration,
     SpeculativeStep,
@@ -33,7 +34,7 @@ from planner.timing import (
 from planner.workload import Requests, Workload
 
 if TYPE_CHECKING:
-    from planner.simulator import Replay
+    from planner.simulator import Client, Replay
 
 #: Figures that scale with the output throughput.
 RATES = frozenset(
@@ -175,16 +176,22 @@ class Deployment:
             tokens_per_step=self.tokens_per_step,
         )
 
+    @property
+    def client(self) -> Client:
+        """The delays of a request on its way to the scheduler."""
+        from planner.simulator import Client
+
+        efficiency = self.timer.efficiency
+        return Client(**{name: getattr(efficiency, name) for name in CLIENT_DELAYS})
+
     def replay(self, workload: Workload, requests: Requests | None = None, *, offline: bool = False) -> Replay:
         """Serve ``workload``, ``offline`` without a front end; ``requests`` are sent instead of those it draws.
 
         Raises InputError where a request never fits.
         """
-        efficiency = self.timer.efficiency
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
-        online = Client(request_s=efficiency.request_s, frontend_s=efficiency.frontend_s)
-        client = Client() if offline else online
+        client = Client() if offline else self.client
         longest = workload.max_total_len if requests is None else requests.max_total_len
         limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
         return replay(self.timer, workload, limits, client, requests)

@@ -29,10 +29,15 @@ class Client:
     #: that the front end works on a request; those sent at the same moment wait for each other, since they pass
     #: its stages (template, tokenizer) side by side on one core
     frontend_s: float = 0.0
+    tokenize_s: float = 0.0  #: that it works on a token of the prompt, beside others
 
     def __post_init__(self) -> None:
-        if min(self.request_s, self.response_s, self.frontend_s) < 0:
+        if min(self.request_s, self.response_s, self.frontend_s, self.tokenize_s) < 0:
             raise InputError("the delays of the client must not be negative", hint="leave them out for none")
+
+    def delay_s(self, prompt_tok: int, together: int) -> float:
+        """From sending a request, one of ``together``, until the scheduler can see it."""
+        return self.request_s + self.frontend_s * together + self.tokenize_s * prompt_tok
 
 
 def replay(
@@ -75,7 +80,7 @@ class _Sender:
             limits.check(*lengths)
         self.places = workload.max_concurrency or len(self.input_len)
         self.sent_s: list[float] = []
-        self._ready_s = 0.0  # when the engine sees the newest request
+        self.ready_s: list[float] = []  # when the engine sees it
         self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
         self.log = Log.of(len(self.input_len))
         self.ranks = [DpRank(timer, limits, self.log) for _ in range(limits.data_parallel_size)]
@@ -113,16 +118,17 @@ class _Sender:
         prompt_tok = self.input_len[index]
         cached_tok = self.limits.cached_tok(prompt_tok)
         sequence = Sequence(index, prompt_tok, self.output_len[index], cached_tok)
-        ready_s = sent_s + self.client.request_s + self.client.frontend_s * together
+        ready_s = sent_s + self.client.delay_s(prompt_tok, together)
         place = index % len(self.ranks)
         if self.limits.load_s_per_tok:
             ready_s = max(ready_s, self._loaded_s[place]) + cached_tok * self.limits.load_s_per_tok
             self._loaded_s[place] = ready_s
-        self._ready_s = max(self._ready_s, ready_s)  # first come, first served
+        ready_s = max(self.ready_s[-1], ready_s) if self.ready_s else ready_s  # first come, first served
+        self.ready_s.append(ready_s)
         if self.group:
-            self.group.submit(place, self._ready_s, sequence)
+            self.group.submit(place, ready_s, sequence)
         else:
-            self.ranks[place].submit(self._ready_s, sequence)
+            self.ranks[place].submit(ready_s, sequence)
 
     def result(self) -> Replay:
         """The log as the client sees it."""
@@ -133,6 +139,7 @@ class _Sender:
             output_len=self.requests.output_len,
             arrival_s=self.requests.arrival_s,
             sent_s=np.array(self.sent_s),
+            ready_s=np.array(self.ready_s),
             first_token_s=np.array(log.first_token_s) + self.client.response_s,
             end_s=np.array(log.end_s) + self.client.response_s,
             preemptions=np.array(log.preemptions),

@@ -143,6 +143,7 @@ class Replay:
     output_len: NDArray[np.int64]
     arrival_s: NDArray[np.float64]  #: when the request wanted to be sent
     sent_s: NDArray[np.float64]  #: when it was sent; later than its arrival while the client is at its limit
+    ready_s: NDArray[np.float64]  #: when the scheduler could see it
     first_token_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     preemptions: NDArray[np.int64]

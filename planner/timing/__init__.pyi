@@ -1,6 +1,7 @@
 from .covariates import covariates_of as covariates_of
 from .drafts import SpeculativeStep as SpeculativeStep
 from .drafts import speculative_step as speculative_step
+from .efficiencies import CLIENT_DELAYS as CLIENT_DELAYS
 from .efficiencies import PARAMETERS as PARAMETERS
 from .efficiencies import load_priors as load_priors
 from .efficiencies import prior_values as prior_values

@@ -55,6 +55,7 @@ class Efficiency:
     host_seq_s: float  #: and of each sequence in it
     request_s: float  #: from the client to the scheduler and back, once for each request
     frontend_s: float  #: of the front end, for each request of a burst; none goes on before all are read
+    tokenize_s: float  #: and for each token of a prompt
     # shapes
     coverage_exponent: float  #: n tokens touch as many experts as n^exponent independent ones
     tile_tok: float  #: rows that pad a matrix multiplication of few rows
@@ -66,6 +67,8 @@ class Efficiency:
 
 
 PARAMETERS: tuple[str, ...] = tuple(f.name for f in fields(Efficiency) if f.name != "basis")
+#: Delays outside the engine, of a request on its way to the scheduler.
+CLIENT_DELAYS = ("request_s", "frontend_s", "tokenize_s")
 #: Shares of something: never above 1.
 SHARES: frozenset[str] = frozenset(
     name
@@ -74,8 +77,9 @@ SHARES: frozenset[str] = frozenset(
 )
 
 
-#: A target of its own: a factor on all of the GPU's time. It multiplies fixed costs and divides shares.
-SLOWDOWN = "slowdown"
+#: Targets of their own, factors on time: all of the GPU's, and what steps with many prompt tokens are made of. Both
+#: multiply fixed costs and divide shares.
+SLOWDOWN, PREFILL = "slowdown", "prefill"
 _FIXED_COSTS = frozenset(
     ("gemm_launch_s", "expert_launch_s", "expert_each_s", "attention_launch_s", "small_launch_s", "collective_s")
 )
@@ -91,6 +95,8 @@ def targets(target: str) -> dict[str, int]:
     if target == SLOWDOWN:
         rates = (name for name in PARAMETERS if "bandwidth" in name or "flop" in name or name == "link_share")
         return dict.fromkeys(rates, -1) | dict.fromkeys(_FIXED_COSTS, 1)
+    if target == PREFILL:
+        return {name: -1 for name in PARAMETERS if "flop" in name} | {"eager_launch_s": 1}
     if target in PARAMETERS:
         return {target: 1}
     return {name: 1 for name in PARAMETERS if target in name}

@@ -192,8 +192,14 @@ class StepModel:
         return ((timed.term, *drivers[timed.load]) for timed in self._timed if drivers[timed.load][0])
 
     def _share(self, batch: Batch) -> float:
-        """In a pipeline of p stages, p batches are under way at once and each has its share of the work."""
-        return 1.0 / max(1, min(self.config.pipeline_parallel_size, batch.decode_seqs + batch.prefill_seqs))
+        """In a pipeline of p stages, p batches are under way at once and each has its share of the work.
+
+        A prompt that goes on fills it alone: its next chunk enters behind this one, for it waits for no token.
+        """
+        stages = self.config.pipeline_parallel_size
+        if batch.prefill_seqs > batch.prefill_finishing:
+            return 1.0 / stages
+        return 1.0 / max(1, min(stages, batch.decode_seqs + batch.prefill_seqs))
 
     def _launch_s(self, batch: Batch) -> float:
         """Seconds of launching kernel by kernel."""
