@@ -29,8 +29,8 @@ class Structure:
 
     lines: tuple[StructureLine, ...]  #: target, covariates, standard deviation of the logarithm
     sigma: Mapping[str, float]  #: scatter of the logarithm of each metric that is fitted to
-    group_sd: float  #: of what all runs of one group share
     source_runs: int  #: that the runs of one source count as, at most
+    assumed: tuple[float, ...]  #: of each line, the deviation before any run
 
 
 @cache
@@ -38,8 +38,9 @@ def load_structure() -> Structure:
     """The structure that our fits have."""
     path = data_dir("hardware") / "calibration" / "structure.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
-    lines = tuple((target, tuple(scope), sd) for target, scope, sd in content["lines"])
-    return Structure(lines, content["sigma"], content["group"]["sd"], content["source"]["runs"])
+    lines = tuple((target, tuple(scope), sd) for target, scope, _, sd in content["lines"])
+    assumed = tuple(sd for _, _, sd, _ in content["lines"])
+    return Structure(lines, content["sigma"], content["source"]["runs"], assumed)
 
 
 @dataclass(frozen=True, slots=True)

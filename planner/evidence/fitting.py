@@ -2,19 +2,20 @@
 
 ::
 
-    minimise   sum over metrics of w^2 rho((log predicted + u(group) - log measured) / sigma(metric))
-             + sum over factors of ((factor - mean) / sd)^2  +  sum over groups of (u / sd of a group)^2
+    minimise   sum over metrics of w^2 rho((log predicted - log measured) / sigma(metric))
+             + sum over factors of ((factor - mean) / sd)^2
 
 with rho(r) = 2 (sqrt(1 + r^2) - 1), which is quadratic near 0 and linear beyond, so that a wrong row pulls little.
-``u`` is what all runs of one group share beyond the covariates (a build, a driver, a machine). It is fitted so that
-fifty runs of one group do not count as fifty independent ones, and then dropped. ``w`` shares the weight of a run
-between its metrics.
+``w`` shares the weight of a run between its metrics of one kind (prefill, or decode), and that of a source between
+its runs. At the optimum the loss is a quadratic in the factors: the fit is the mean of a normal distribution of them
+(Laplace's approximation), and the deviations of ``structure.toml`` are those under which the measurements are most
+likely (``planner/evidence/deviations.py``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,17 +71,20 @@ def fit_efficiencies(
 class FitProblem:
     """Runs and factors: a fit to all of the runs, or to some."""
 
-    def __init__(self, terms: Terms, design: Design) -> None:
+    def __init__(self, terms: Terms, design: Design, sigma: Mapping[str, float] | None = None) -> None:
+        """``sigma``: scatter of each kind of metric (``scatter_of``), by default ours."""
         self.terms, self.design = terms, design
-        structure = load_structure()
-        self.sigma: Floats = np.array([structure.sigma.get(name, np.nan) for name in terms.metric_names])
-        self.group_sd = structure.group_sd
+        known = load_structure().sigma if sigma is None else sigma
+        kinds = zip(terms.metric_run.tolist(), terms.metric_names, strict=True)
+        #: of each metric; nan where it is not fitted to
+        self.sigma: Floats = np.array([known.get(scatter_of(terms.observed[run], name), np.nan) for run, name in kinds])
+        self.rows: NDArray[np.int64] = np.flatnonzero(np.isfinite(self.sigma))
 
     def solve(
         self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 15, uncertain: bool = True
     ) -> EfficiencyFit:
         """Fit to the metrics that are ``used`` and have a sigma."""
-        rows = np.flatnonzero(used & np.isfinite(self.sigma))
+        rows = self.rows[used[self.rows]]
         state = _State(self, rows, self.design.mean.copy() if start is None else start)
         for _ in range(iterations):
             before = state.cost
@@ -89,16 +93,15 @@ class FitProblem:
         sd = state.uncertainty() if uncertain else np.zeros_like(self.design.sd)
         return EfficiencyFit(self.design, state.factors, sd, state.cost)
 
-    def shares(self, runs: NDArray[np.int64]) -> Floats:
-        """How many share the weight of one metric: those of its run, times the crowd of its source.
-
-        ``runs``: the run of each metric.
-        """
-        metrics = Counter(runs.tolist())
-        crowd = Counter(self.terms.observed[run].source for run in metrics)
+    def shares(self, rows: NDArray[np.int64]) -> Floats:
+        """How many share the weight of each metric of ``rows``: those of its run and kind, times its source's crowd."""
+        terms = self.terms
+        runs = terms.metric_run[rows].tolist()
+        kinds = [(run, _of_prefill(terms.metric_names[row])) for run, row in zip(runs, rows.tolist(), strict=True)]
+        metrics = Counter(kinds)
+        crowd = Counter(terms.observed[run].source for run in set(runs))
         most = load_structure().source_runs
-        each = {run: of * max(1.0, crowd[self.terms.observed[run].source] / most) for run, of in metrics.items()}
-        return np.array([each[run] for run in runs.tolist()])
+        return np.array([metrics[kind] * max(1.0, crowd[terms.observed[kind[0]].source] / most) for kind in kinds])
 
     def errors(self, fitted: EfficiencyFit) -> Floats:
         """log(predicted / measured) of every metric."""
@@ -106,58 +109,53 @@ class FitProblem:
         return predicted - self.terms.log_measured
 
 
+def scatter_of(one: Observed, metric: str) -> str:
+    """The entry of ``sigma`` in ``structure.toml`` for a metric of a run: queues of random arrivals scatter more."""
+    return f"poisson_{metric}" if one.arrival == "poisson" and _of_prefill(metric) else metric
+
+
+def _of_prefill(metric: str) -> bool:
+    return "ttft" in metric
+
+
 class _State:
     """The current point of the iteration."""
 
     def __init__(self, problem: FitProblem, rows: NDArray[np.int64], factors: Floats) -> None:
         self.problem, self.rows = problem, rows
-        terms = problem.terms
-        self.runs = terms.metric_run[rows]
-        groups = [terms.observed[run].group for run in self.runs]
-        number = {group: i for i, group in enumerate(dict.fromkeys(groups))}
-        self.group = np.array([number[group] for group in groups])
-        self.weight: Floats = problem.shares(self.runs) ** -0.5
+        self.runs = problem.terms.metric_run[rows]
+        self.weight: Floats = problem.shares(rows) ** -0.5
         self.sigma = problem.sigma[rows]
-        self.factors, self.offsets = factors, np.zeros(len(number))
+        self.factors = factors
         self.damping = 1e-3
-        self.cost, self.residual, self.derivative = self._evaluate(self.factors, self.offsets)
+        self.cost, self.residual, self.derivative = self._evaluate(factors)
 
-    def _evaluate(self, factors: Floats, offsets: Floats) -> tuple[float, Floats, Floats]:
+    def _evaluate(self, factors: Floats) -> tuple[float, Floats, Floats]:
         problem, design = self.problem, self.problem.design
         predicted, derivative = problem.terms.log_metrics(design.log_values(factors))
-        measured = problem.terms.log_measured[self.rows]
-        residual = (predicted[self.rows] + offsets[self.group] - measured) / self.sigma
+        residual = (predicted - problem.terms.log_measured)[self.rows] / self.sigma
         loss = (self.weight**2 * 2 * (np.sqrt(1 + residual**2) - 1)).sum()
-        drawn = (((factors - design.mean) / design.sd) ** 2).sum() + ((offsets / problem.group_sd) ** 2).sum()
+        drawn = (((factors - design.mean) / design.sd) ** 2).sum()
         return float(loss + drawn), residual, derivative[self.rows]
 
-    def _normal(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Blocks of the normal equations: factors, factors x groups, groups; and both gradients."""
+    def _normal(self) -> tuple[Floats, Floats]:
+        """Matrix and gradient of the normal equations."""
         design = self.problem.design
         weight = self.weight * (1 + self.residual**2) ** -0.25  # of the quadratic that touches the loss here
         jacobian = design.jacobian(self.derivative, self.runs) * (weight / self.sigma)[:, None]
-        members = np.zeros((len(self.rows), len(self.offsets)))
-        members[np.arange(len(self.rows)), self.group] = weight / self.sigma
-        residual = weight * self.residual
         block = jacobian.T @ jacobian + np.diag(design.sd**-2)
-        gradient = jacobian.T @ residual + (self.factors - design.mean) / design.sd**2
-        group_block = (members**2).sum(0) + self.problem.group_sd**-2
-        group_gradient = members.T @ residual + self.offsets / self.problem.group_sd**2
-        return block, jacobian.T @ members, group_block, gradient, group_gradient
+        return block, jacobian.T @ (weight * self.residual) + (self.factors - design.mean) / design.sd**2
 
     def improve(self) -> bool:
         """One damped Gauss-Newton step; False where none lowers the cost."""
-        block, cross, group_block, gradient, group_gradient = self._normal()
+        block, gradient = self._normal()
         for _ in range(6):
             damped = block + self.damping * np.diag(np.diag(block))
-            reduced = damped - (cross / group_block) @ cross.T
-            step = cho_solve(cho_factor(reduced), cross @ (group_gradient / group_block) - gradient)
-            step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
-            factors = self.factors + step
-            offsets = self.offsets - (group_gradient + cross.T @ step) / group_block
-            cost, residual, derivative = self._evaluate(factors, offsets)
+            step = -cho_solve(cho_factor(damped), gradient)
+            factors = self.factors + np.clip(step, -LARGEST_STEP, LARGEST_STEP)
+            cost, residual, derivative = self._evaluate(factors)
             if cost < self.cost:
-                self.factors, self.offsets, self.damping = factors, offsets, self.damping / 5
+                self.factors, self.damping = factors, self.damping / 5
                 self.cost, self.residual, self.derivative = cost, residual, derivative
                 return True
             self.damping = max(10 * self.damping, 1e-2)
@@ -165,7 +163,5 @@ class _State:
 
     def uncertainty(self) -> Floats:
         """Standard deviation of each factor's logarithm, from the curvature at the optimum."""
-        block, cross, group_block, _, _ = self._normal()
-        reduced = block - (cross / group_block) @ cross.T
-        covariance = cho_solve(cho_factor(reduced), np.eye(len(reduced)))
-        return np.sqrt(np.diag(covariance))
+        block, _ = self._normal()
+        return np.sqrt(np.diag(cho_solve(cho_factor(block), np.eye(len(block)))))

@@ -11,9 +11,11 @@ so that hundreds of fits cost little more than one. Each is then evaluated exact
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from math import exp, log
+from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +29,6 @@ from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
 from planner.timing import Calibration, Proximity, Spread
 
-#: Iterations that find the weights of the robust loss together with what the runs of a group share.
-ROUNDS = 3
-
 
 class LeaveOut:
     """The normal equations of ``problem`` where ``fitted``, the fit to all runs, has its optimum."""
@@ -38,27 +37,14 @@ class LeaveOut:
         self.problem, self.factors = problem, fitted.factors
         terms, design = problem.terms, problem.design
         predicted, derivative = terms.log_metrics(design.log_values(fitted.factors))
-        self.rows = np.flatnonzero(np.isfinite(problem.sigma))
-        runs = terms.metric_run[self.rows]
-        self._jacobian = np.hstack([design.jacobian(derivative[self.rows], runs), _members(problem, runs)])
-        self._residual = (predicted - terms.log_measured)[self.rows]
-        self._solve(runs)
-
-    def _solve(self, runs: NDArray[np.int64]) -> None:
-        """Weights of the rows, and their residuals without what the runs of each group share."""
-        design, sigma = self.problem.design, self.problem.sigma[self.rows]
-        groups = self._jacobian.shape[1] - len(design.sd)
-        prior = np.concatenate([design.sd**-2, np.full(groups, self.problem.group_sd**-2)])
-        drawn = np.concatenate([prior[: len(design.sd)] * (self.factors - design.mean), np.zeros(groups)])
-        share = self.problem.shares(runs)
-        residual = self._residual
-        for _ in range(ROUNDS):
-            self._weight: Floats = (1 + (residual / sigma) ** 2) ** -0.5 / (share * sigma**2)
-            weighted = self._jacobian * self._weight[:, None]
-            self._factor = cho_factor(weighted.T @ self._jacobian + np.diag(prior))
-            step = -cho_solve(self._factor, weighted.T @ self._residual + drawn)
-            residual = self._residual + self._jacobian @ step
-        self._left = residual
+        self.rows = problem.rows
+        self._jacobian = design.jacobian(derivative[self.rows], terms.metric_run[self.rows])
+        self._left: Floats = (predicted - terms.log_measured)[self.rows]
+        sigma = problem.sigma[self.rows]
+        robust = (1 + (self._left / sigma) ** 2) ** -0.5
+        self._weight: Floats = robust / (problem.shares(self.rows) * sigma**2)
+        weighted = self._jacobian * self._weight[:, None]
+        self._factor = cho_factor(weighted.T @ self._jacobian + np.diag(design.sd**-2))
 
     def factors_without(self, rows: NDArray[np.int64]) -> Floats:
         """Factors of the fit that does not see ``rows``, places in ``self.rows``."""
@@ -66,37 +52,31 @@ class LeaveOut:
         moved = cho_solve(self._factor, unseen.T)
         inner = np.diag(1 / self._weight[rows]) - unseen @ moved
         step: Floats = moved @ np.linalg.solve(inner, self._left[rows])
-        return self.factors + step[: len(self.factors)]
+        return self.factors + step
 
-    def fits(self, keys: Sequence[Hashable]) -> Iterator[tuple[list[int], EfficiencyFit]]:
-        """For each key, of which every run has one: the numbers of its runs, and the fit without them."""
-        members: dict[Hashable, list[int]] = defaultdict(list)
+    def members(self, keys: Sequence[Hashable]) -> Iterable[list[int]]:
+        """The numbers of the runs of each key, of which every run has one."""
+        found: dict[Hashable, list[int]] = defaultdict(list)
         for run, key in enumerate(keys):
-            members[key].append(run)
-        for runs in members.values():
-            rows = np.flatnonzero(np.isin(self.problem.terms.metric_run[self.rows], runs))
-            factors = self.factors_without(rows)
-            yield runs, EfficiencyFit(self.problem.design, factors, np.zeros_like(factors), float("nan"))
+            found[key].append(run)
+        return found.values()
+
+    def fit_without(self, runs: Sequence[int]) -> EfficiencyFit:
+        """The fit that does not see ``runs``."""
+        rows = np.flatnonzero(np.isin(self.problem.terms.metric_run[self.rows], runs))
+        factors = self.factors_without(rows)
+        return EfficiencyFit(self.problem.design, factors, np.zeros_like(factors), float("nan"))
 
     def errors(self, keys: Sequence[Hashable]) -> Floats:
         """log(predicted / measured) of every metric, by a fit without the runs of the same key."""
         terms, design = self.problem.terms, self.problem.design
         found = np.full(terms.num_metrics, np.nan)
-        for runs, fitted in self.fits(keys):
-            values = design.log_values(fitted.factors)
+        for runs in self.members(keys):
+            values = design.log_values(self.fit_without(runs).factors)
             predicted, _ = Terms([terms.observed[run] for run in runs]).log_metrics(values[runs])
             metrics = np.flatnonzero(np.isin(terms.metric_run, runs))
             found[metrics] = predicted - terms.log_measured[metrics]
         return found
-
-
-def _members(problem: FitProblem, runs: NDArray[np.int64]) -> Floats:
-    """One column for each group: 1 in its rows."""
-    groups = [problem.terms.observed[run].group for run in runs.tolist()]
-    number = {group: i for i, group in enumerate(dict.fromkeys(groups))}
-    members = np.zeros((len(groups), len(number)))
-    members[np.arange(len(groups)), [number[group] for group in groups]] = 1.0
-    return members
 
 
 # --- intervals from the errors of runs that were left out
@@ -265,23 +245,62 @@ def held_out_intervals(terms: Terms, errors: Floats, proximity: Proximity) -> li
 STANDS_IN = {"output_throughput": "total_token_throughput", "avg_latency_s": "output_throughput"}
 
 
-def replayed_errors(without: LeaveOut, runs: Iterable[MeasuredRun], left_out: Callable[[Observed], Hashable]) -> Floats:
+def replayed_errors(
+    without: LeaveOut, runs: Iterable[MeasuredRun], left_out: Callable[[Observed], Hashable], *, processes: int = 1
+) -> Floats:
     """log(predicted / measured) of every metric, each by a fit without the runs of its ``left_out`` group.
 
-    Throughputs count as durations. ``runs`` holds at least those that were observed.
+    Throughputs count as durations. ``runs`` holds at least those that were observed. With several ``processes`` the
+    groups are dealt out among them.
     """
     runs, terms = list(runs), without.problem.terms
-    seen, by_id = resent(runs), {run.run_id: run for run in runs}
+    replayer = _Replayer(without, {run.run_id: run for run in runs}, resent(runs))
+    members = list(without.members([left_out(one) for one in terms.observed]))
     found = np.full(terms.num_metrics, np.nan)
-    for numbers, fitted in without.fits([left_out(one) for one in terms.observed]):
-        calibration = Calibration(name="held out", fitted_on="the other runs", effects=fitted.effects())
-        for number in numbers:
-            run = by_id[terms.observed[number].run_id]
-            case = case_of(run, resent=run.run_id in seen)
-            predicted = predict(_with(case, calibration))
-            for metric in np.flatnonzero(terms.metric_run == number):
-                found[metric] = _log_error(run, terms.metric_names[metric], predicted)
+    if processes == 1:
+        parts = [replayer.errors(members)]
+    else:
+        fork = get_context("fork")  # what a process needs is there already
+        with ProcessPoolExecutor(processes, fork, initializer=_share, initargs=(replayer,)) as pool:
+            parts = list(pool.map(_shared_errors, [members[place::processes] for place in range(processes)]))
+    for part in parts:
+        for metric, error in part.items():
+            found[metric] = error
     return found
+
+
+@dataclass(frozen=True)
+class _Replayer:
+    """Replays runs with fits that did not see them."""
+
+    without: LeaveOut
+    runs: Mapping[str, MeasuredRun]
+    resent: frozenset[str]
+
+    def errors(self, members: Iterable[list[int]]) -> dict[int, float]:
+        """Errors of the metrics of the runs in ``members``, by the number of the metric."""
+        terms, found = self.without.problem.terms, {}
+        for numbers in members:
+            effects = self.without.fit_without(numbers).effects()
+            calibration = Calibration(name="held out", fitted_on="the other runs", effects=effects)
+            for number in numbers:
+                run = self.runs[terms.observed[number].run_id]
+                case = case_of(run, resent=run.run_id in self.resent)
+                predicted = predict(_with(case, calibration))
+                for metric in np.flatnonzero(terms.metric_run == number).tolist():
+                    found[metric] = _log_error(run, terms.metric_names[metric], predicted)
+        return found
+
+
+_SHARED: list[_Replayer] = []  # of a process of the pool
+
+
+def _share(replayer: _Replayer) -> None:
+    _SHARED[:] = [replayer]
+
+
+def _shared_errors(members: Sequence[list[int]]) -> dict[int, float]:
+    return _SHARED[0].errors(members)
 
 
 def _with(case: Case, calibration: Calibration) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import log2
 
@@ -17,7 +18,7 @@ from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.planning import SHIPPED, Deployment, Local
 from planner.simulator import Client, Replay, StepRun, replay
-from planner.timing import CLIENT_DELAYS, Batch, Combination, covariates_of
+from planner.timing import Batch, Combination, covariates_of
 from planner.units import MS
 from planner.workload import Workload
 
@@ -51,6 +52,7 @@ class Observed:
     batches: tuple[Batch, ...]
     metrics: tuple[ObservedMetric, ...]
     source: str = ""  #: who published it
+    arrival: str = ""
 
 
 # --- from a measured run to weighted sums: the run is replayed once
@@ -76,28 +78,34 @@ NEGLIGIBLE = 1e-9
 
 
 def observe(
-    runs: Iterable[MeasuredRun], local: Local = SHIPPED
+    runs: Iterable[MeasuredRun], local: Local = SHIPPED, *, processes: int = 1
 ) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:
     """The runs to fit to, and those that cannot be replayed with the reason. Suspect runs are left out.
 
     ``local``: the fits to replay with.
     """
-    found, refused, runs = [], [], list(runs)
-    seen = resent(runs)
-    for run in runs:
-        if run.suspect:
-            continue
-        if run.unread:
-            refused.append((run, run.unread))
-            continue
-        try:
-            one = observe_case(case_of(run, local, resent=run.run_id in seen))
-        except PlannerError as error:
-            refused.append((run, error.cause))
-            continue
-        if one.metrics:
-            found.append(one)
-    return found, refused
+    sound = [run for run in runs if not run.suspect]
+    seen = resent(sound)
+    tasks = [(run, local, run.run_id in seen) for run in sound]
+    if processes == 1:
+        results = [_observe_one(task) for task in tasks]
+    else:
+        with ProcessPoolExecutor(processes) as pool:
+            results = list(pool.map(_observe_one, tasks, chunksize=50))
+    pairs = list(zip(sound, results, strict=True))
+    refused = [(run, one) for run, one in pairs if isinstance(one, str)]
+    return [one for _, one in pairs if isinstance(one, Observed) and one.metrics], refused
+
+
+def _observe_one(task: tuple[MeasuredRun, Local, bool]) -> Observed | str:
+    """One run, or why it cannot be replayed."""
+    run, local, is_resent = task
+    if run.unread:
+        return run.unread
+    try:
+        return observe_case(case_of(run, local, resent=is_resent))
+    except PlannerError as error:
+        return error.cause
 
 
 def observe_case(case: Case) -> Observed:
@@ -120,6 +128,7 @@ def observe_case(case: Case) -> Observed:
         batches=tuple(timeline.batches[i] for i in keep),
         metrics=tuple(replace(metric, weights=metric.weights[keep]) for metric in metrics),
         source=case.run.family,
+        arrival=case.run.arrival,
     )
 
 

@@ -14,7 +14,7 @@ from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
 from planner.planning.deployment import Deployment
 from planner.simulator.client import replay
-from planner.timing.efficiencies import prior_values
+from planner.timing.efficiencies import CLIENT_DELAYS, PARAMETERS, prior_values
 from planner.timing.fits import Calibration
 from planner.timing.step import StepModel
 
@@ -28,11 +28,13 @@ BATCH = MeasuredRun("l", "latency", "mi300x", MODEL, engine_version="0.9.1", inp
 
 
 def inside_times(run: MeasuredRun) -> tuple[dict[str, float], Deployment]:
-    """What the sums over steps say at the priors, by metric, client and front end excluded; and the deployment."""
-    one = observe_case(case_of(run))
-    inside = replace(one, metrics=tuple(replace(metric, requests=0.0, waits=0.0) for metric in one.metrics))
-    seconds = np.exp(Terms([inside]).log_metrics(Design([inside], ()).start)[0])
-    return dict(zip((m.name for m in one.metrics), seconds, strict=True)), case_of(run).deployment
+    """What the sums over steps say at the priors, by metric, with the client of the deployment; and the deployment."""
+    one, deployment = observe_case(case_of(run)), case_of(run).deployment
+    values = Design([one], ()).start
+    for name in CLIENT_DELAYS:
+        values[0, PARAMETERS.index(name)] = np.log(getattr(deployment.client, name))
+    seconds = np.exp(Terms([one]).log_metrics(values)[0])
+    return dict(zip((m.name for m in one.metrics), seconds, strict=True)), deployment
 
 
 def test_the_sums_are_what_the_replay_measures() -> None:
@@ -41,7 +43,7 @@ def test_the_sums_are_what_the_replay_measures() -> None:
     efficiency = Calibration(name="", fitted_on="").efficiency({}, priors)
     timer = StepModel(deployment.model, deployment.profile, deployment.config, efficiency)
     workload = case_of(SERVE).workload
-    served = replay(timer, workload, deployment.limits(workload.max_total_len))
+    served = replay(timer, workload, deployment.limits(workload.max_total_len), deployment.client)
     assert found["output_throughput"] == pytest.approx(served.duration_s, rel=0.02)
     assert found["mean_tpot_ms"] == pytest.approx(served.tpot_s.mean(), rel=0.02)
     assert found["mean_ttft_ms"] == pytest.approx(served.ttft_s.mean(), rel=0.05)
@@ -54,13 +56,25 @@ def test_steps_that_are_alike_are_put_together() -> None:
 
 def test_a_batch_has_no_front_end() -> None:
     (metric,) = observe_case(case_of(BATCH)).metrics
-    assert (metric.requests, metric.waits) == (0, 0)
+    assert not any(metric.delays.values())
 
 
 def test_a_burst_waits_for_all_of_itself() -> None:
     once = replace(SERVE, arrival="all-at-once", max_concurrency=None, length_distribution="fixed")
     metrics = {m.name: m for m in observe_case(case_of(once)).metrics}
-    assert metrics["mean_ttft_ms"].waits == metrics["output_throughput"].waits == 60
+    assert metrics["mean_ttft_ms"].delays["frontend_s"] == 60
+    assert metrics["output_throughput"].delays["frontend_s"] == pytest.approx(60)
+
+
+def test_a_prompt_costs_the_front_end_time_for_each_token() -> None:
+    metrics = {m.name: m for m in observe_case(case_of(replace(SERVE, length_distribution="fixed"))).metrics}
+    assert metrics["mean_ttft_ms"].delays["tokenize_s"] == 800
+
+
+def test_a_server_that_keeps_up_takes_as_long_as_its_requests_take_to_come() -> None:
+    slow = replace(SERVE, arrival="poisson", request_rate=0.5, max_concurrency=None)
+    (duration,) = (m for m in observe_case(case_of(slow)).metrics if m.name == "output_throughput")
+    assert duration.fixed_s == pytest.approx(case_of(slow).workload.sample().arrival_s.max())
 
 
 def test_suspect_runs_are_left_out_and_impossible_ones_named() -> None:
