@@ -54,7 +54,7 @@ def test_a_rate_stays_a_rate_however_fast_the_fit_takes_the_gpu_to_be() -> None:
     assert not np.isnan(list(replayed.values())).any()
     # 40 prompts of one a second take 40 s and a fraction
     assert abs(replayed["open", "output_throughput"]) < 0.03
-    assert abs(replayed["open", "output_throughput"]) < abs(summed["open", "output_throughput"])
+    assert abs(summed["open", "output_throughput"]) < 0.03
 
 
 def test_where_the_engine_decides_both_errors_are_alike() -> None:
