@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from planner.evidence.effects import load_structure
-from planner.evidence.fitting import EfficiencyFit, fit_efficiencies
+from planner.evidence.fitting import EfficiencyFit
 from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out_intervals, leave_out, replayed_errors, spreads
 from planner.evidence.observe import Observed, combinations, observe
 from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, read_runs
@@ -214,7 +214,7 @@ def write(without: LeaveOut, errors: Mapping[str, np.ndarray], source: Path, fol
         name="published runs",
         fitted_on=f"{len(observed)} published runs of vLLM (runs.csv), {datetime.date.today()}",
         median_error=median_error,
-        effects=fit_efficiencies(observed).effects(),
+        effects=without.refit().effects(),
         spreads=found,
         combinations=combinations(observed),
     )

@@ -7,7 +7,7 @@ All runs with the same covariates share the factor, and it is drawn towards 1 wi
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -125,6 +125,11 @@ class Design:
         before = self._known.get(_key(target, when))
         mean = float(np.log(before.factor)) if before else 0.0
         return DesignColumn((ScopedFactor(target, when, before.sd if before else sd, mean),), powers, runs)
+
+    def factors_of(self, effects: Iterable[Effect]) -> Floats:
+        """Logarithms of the factors of the columns as ``effects`` have them: where an iteration may start."""
+        known = {_key(effect.target, effect.when): float(np.log(effect.factor)) for effect in effects}
+        return np.array([sum(known.get(_key(p.target, p.when), p.mean) for p in c.parts) for c in self.columns])
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""

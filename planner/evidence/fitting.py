@@ -61,7 +61,7 @@ def fit_efficiencies(
     structure: Sequence[StructureLine] | None = None,
     base: Sequence[Effect] = (),
     *,
-    iterations: int = 15,
+    iterations: int = 40,
 ) -> EfficiencyFit:
     """Fit the factors of ``structure``, by default ours, to ``observed``, starting from the fit ``base``."""
     problem = FitProblem(Terms(observed), Design(observed, structure, base))
@@ -81,14 +81,14 @@ class FitProblem:
         self.rows: NDArray[np.int64] = np.flatnonzero(np.isfinite(self.sigma))
 
     def solve(
-        self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 15, uncertain: bool = True
+        self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 40, uncertain: bool = True
     ) -> EfficiencyFit:
         """Fit to the metrics that are ``used`` and have a sigma."""
         rows = self.rows[used[self.rows]]
         state = _State(self, rows, self.design.mean.copy() if start is None else start)
         for _ in range(iterations):
             before = state.cost
-            if not state.improve() or before - state.cost < 1e-4 * state.cost:
+            if not state.improve() or before - state.cost < 2e-5 * state.cost:
                 break
         sd = state.uncertainty() if uncertain else np.zeros_like(self.design.sd)
         return EfficiencyFit(self.design, state.factors, sd, state.cost)
@@ -149,7 +149,7 @@ class _State:
     def improve(self) -> bool:
         """One damped Gauss-Newton step; False where none lowers the cost."""
         block, gradient = self._normal()
-        for _ in range(6):
+        for _ in range(9):
             damped = block + self.damping * np.diag(np.diag(block))
             step = -cho_solve(cho_factor(damped), gradient)
             factors = self.factors + np.clip(step, -LARGEST_STEP, LARGEST_STEP)

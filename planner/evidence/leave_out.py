@@ -23,11 +23,11 @@ from scipy.linalg import cho_factor, cho_solve
 
 from planner.evidence.effects import Design, StructureLine
 from planner.evidence.evaluation import Case, case_of, predict, resent
-from planner.evidence.fitting import EfficiencyFit, FitProblem
+from planner.evidence.fitting import LARGEST_STEP, EfficiencyFit, FitProblem
 from planner.evidence.observe import Floats, Observed
 from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
-from planner.timing import Calibration, Proximity, Spread
+from planner.timing import Calibration, Proximity, Spread, load_calibration
 
 
 class LeaveOut:
@@ -45,6 +45,10 @@ class LeaveOut:
         self._weight: Floats = robust / (problem.shares(self.rows) * sigma**2)
         weighted = self._jacobian * self._weight[:, None]
         self._factor = cho_factor(weighted.T @ self._jacobian + np.diag(design.sd**-2))
+        drawn = (self.factors - design.mean) / design.sd**2
+        step = -cho_solve(self._factor, weighted.T @ self._left + drawn)  # what the iteration stopped short of
+        step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
+        self.factors, self._left = self.factors + step, self._left + self._jacobian @ step
 
     def factors_without(self, rows: NDArray[np.int64]) -> Floats:
         """Factors of the fit that does not see ``rows``, places in ``self.rows``."""
@@ -52,7 +56,12 @@ class LeaveOut:
         moved = cho_solve(self._factor, unseen.T)
         inner = np.diag(1 / self._weight[rows]) - unseen @ moved
         step: Floats = moved @ np.linalg.solve(inner, self._left[rows])
-        return self.factors + step
+        return self.factors + np.clip(step, -LARGEST_STEP, LARGEST_STEP)  # beyond, nothing is linear
+
+    def refit(self) -> EfficiencyFit:
+        """The fit to all runs."""
+        everything = np.ones(self.problem.terms.num_metrics, dtype=bool)
+        return self.problem.solve(everything, self.factors, iterations=5)
 
     def members(self, keys: Sequence[Hashable]) -> Iterable[list[int]]:
         """The numbers of the runs of each key, of which every run has one."""
@@ -98,6 +107,7 @@ LEAST_ROWS = 20  #: errors that tails are read off
 #: Rows of the pool around (GPUs with the same links, then all runs) that a pool is averaged with: few rows have random
 #: tails.
 DRAWN_ROWS = 50
+LEAST_FACTOR = 0.001  #: that an interval is written with
 #: Covariates that errors are pooled by: generation and experts, GPU, links. Of the pools of a run the mean of the
 #: logarithms counts (``Calibration.interval``).
 SCOPES = (("generation", "kind"), ("architecture", "gpu"), ("links", "platform"))
@@ -128,7 +138,9 @@ def cross_validate(
 def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] | None = None) -> LeaveOut:
     """The fit to all runs, and from it those without some of them."""
     problem = FitProblem(Terms(observed), Design(observed, structure))
-    return LeaveOut(problem, problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), uncertain=False))
+    everything = np.ones(problem.terms.num_metrics, dtype=bool)
+    start = problem.design.factors_of(load_calibration().effects)
+    return LeaveOut(problem, problem.solve(everything, start, uncertain=False))
 
 
 def spreads(terms: Terms, errors_without: Mapping[Proximity, Floats]) -> tuple[tuple[Spread, ...], dict[str, float]]:
@@ -143,7 +155,7 @@ def spreads(terms: Terms, errors_without: Mapping[Proximity, Floats]) -> tuple[t
         for (metric, when), members in bands.pools.items():
             if bounds := bands.bounds(metric, when):
                 low, high = bounds
-                lo, hi = round(min(exp(low), 1.0), 3), round(max(exp(high), 1.0), 3)
+                lo, hi = max(round(min(exp(low), 1.0), 3), LEAST_FACTOR), round(max(exp(high), 1.0), 3)
                 found.append(
                     Spread(metric=metric, proximity=proximity, when=dict(when), rows=len(members), lo=lo, hi=hi)
                 )

@@ -1,0 +1,81 @@
+"""The tables of the source documents, line by line, as fits predict them that did not see their runs.
+
+    python benchmarks/documents.py [--record FILE]
+
+Left out of the fit is the group that a line belongs to: its GPU, model, TP, weight dtype and engine version, whoever
+published it. The intervals are those of such a combination. Takes some five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from planner.evidence.evaluation import case_of, predict
+from planner.evidence.leave_out import LeaveOut, leave_out
+from planner.evidence.observe import observe
+from planner.evidence.runs import MeasuredRun, read_runs
+from planner.resources import data_dir
+from planner.timing import Calibration, load_calibration
+
+DATA = Path(__file__).parent.parent / "docs" / "data"
+TABLES = {
+    "Llama-3.3-70B on one MI355X, AMD's recipe": "mi355x-llama-3.3-70b.csv",
+    "Llama 3.1 70B and 405B on eight MI300X, vLLM 0.9.1": "mi300x-vllm-0.9.1.csv",
+}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    record = parser.parse_args().record
+    observed, _ = observe(read_runs(data_dir("hardware") / "calibration" / "runs.csv"), processes=2)
+    without = leave_out(observed)
+    lines = ["# The documents' tables, predicted without them", ""]
+    lines += [f"`benchmarks/documents.py`; a fit to {len(observed)} runs less those of the line's group."]
+    for title, name in TABLES.items():
+        lines += ["", f"## {title}", "", *table(without, read_runs(DATA / name))]
+    print("\n".join(lines))
+    if record:
+        record.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def table(without: LeaveOut, runs: list[MeasuredRun]) -> Iterator[str]:
+    """One line for each figure of ``runs``."""
+    yield "| run | load | metric | measured | predicted | low | high | error | inside |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    for run in runs:
+        case = case_of(run)
+        case = replace(case, deployment=replace(case.deployment, calibration=unseen(without, run)))
+        load = f"{run.input_len:g}/{run.output_len:g} x {run.batch_size or run.max_concurrency or run.num_prompts}"
+        for metric, predicted in predict(case).items():
+            measured, bounds = run.metrics.get(metric), case.deployment.interval(metric)
+            if measured is None or bounds is None:
+                continue
+            lo, hi = (predicted * factor for factor in bounds)
+            yield (
+                f"| {run.run_id} | {load} | {metric} | {measured:.4g} | {predicted:.4g} | {lo:.4g} | {hi:.4g} | "
+                f"{predicted / measured - 1:+.1%} | {'yes' if lo <= measured <= hi else 'no'} |"
+            )
+
+
+def unseen(without: LeaveOut, run: MeasuredRun) -> Calibration:
+    """The fit that saw no run of the group of ``run``."""
+    observed = without.problem.terms.observed
+    members = [number for number, one in enumerate(observed) if one.group == run.group]
+    shipped = load_calibration()
+    covariates = [observed[number].covariates for number in members]
+    combinations = tuple(
+        known
+        for known in shipped.combinations
+        if not any(known.model_dump().items() <= held.items() for held in covariates)
+    )
+    effects = without.fit_without(members).effects() if members else shipped.effects
+    return shipped.model_copy(update={"effects": effects, "combinations": combinations})
+
+
+if __name__ == "__main__":
+    main()
