@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from physics_cases import engine, gpu, llama_8b, mla_model, moe_model
 
-from planner.evidence.effects import Design
+from planner.evidence.deviations import learn_deviations, to_toml
+from planner.evidence.effects import Design, Structure, load_structure
 from planner.evidence.fitting import FitProblem, fit_efficiencies
 from planner.evidence.leave_out import cross_validate
 from planner.evidence.observe import Observed, ObservedMetric
 from planner.evidence.terms import Terms
 from planner.hardware.profile import GpuProfile
 from planner.model.architecture import Model
+from planner.resources import data_dir
 from planner.timing.covariates import covariates_of
 from planner.timing.efficiencies import PARAMETERS, Efficiency, load_priors, prior_values, targets
 from planner.timing.fits import Calibration, Effect
@@ -44,7 +46,7 @@ def observed(
     requests: float = 0.0,
 ) -> Observed:
     config = engine(tp)
-    metric = ObservedMetric(name, measured_s, np.array(weights, dtype=float), requests=requests)
+    metric = ObservedMetric(name, measured_s, np.array(weights, dtype=float), delays={"request_s": requests})
     seen = covariates_of(model, profile, config)
     return Observed(f"{group}-{name}", group, model, profile, config, seen, BATCHES, (metric,))
 
@@ -189,3 +191,49 @@ def test_problem_counts_a_run_once_however_many_metrics_it_has() -> None:
     costs = [FitProblem(Terms(runs), Design(runs, ())) for runs in ([one, other], [many, other])]
     used = [np.ones(problem.terms.num_metrics, dtype=bool) for problem in costs]
     assert costs[0].solve(used[0]).cost == pytest.approx(costs[1].solve(used[1]).cost, rel=1e-6)
+
+
+# --- deviations by marginal likelihood: what made-up GPUs differ by is found again, from either side
+
+GPUS, RUNS = 16, 6
+
+
+def fleet(sd: float, noise: float = 0.03) -> list[Observed]:
+    """Runs of GPUs whose slowness scatters by ``sd``, of the logarithm."""
+    draw = np.random.default_rng(1)
+    runs = []
+    for number, slow in enumerate(draw.normal(0, sd, GPUS)):
+        profile = gpu().model_copy(update={"id": f"gpu{number}"})
+        one = observed(llama_8b(), profile, 1.0, group=f"g{number}")
+        step = StepModel(one.model, profile, one.config, priors_of(profile))
+        busy_s = sum(step.device_s(batch) * exp(slow) + step.step_s(batch) - step.device_s(batch) for batch in BATCHES)
+        for error in draw.normal(0, noise, RUNS):
+            metric = replace(one.metrics[0], measured_s=busy_s * exp(error))
+            runs.append(replace(one, metrics=(metric,)))
+    return runs
+
+
+def structure(assumed: float) -> Structure:
+    return Structure((("slowdown", ("gpu",), assumed),), {"avg_latency_s": 0.05}, 10_000, (assumed,))
+
+
+@pytest.mark.parametrize("assumed", [0.1, 0.6])
+def test_what_gpus_differ_by_is_found_from_either_side(assumed: float) -> None:
+    learnt = learn_deviations(Terms(fleet(0.25)), structure(assumed))
+    assert learnt.lines[0][2] == pytest.approx(0.25, rel=0.45)
+    assert learnt.sigma["avg_latency_s"] == pytest.approx(0.03, rel=0.5)
+
+
+def test_gpus_that_are_alike_leave_little() -> None:
+    learnt = learn_deviations(Terms(fleet(0.0)), structure(0.2))
+    assert learnt.lines[0][2] < 0.1
+
+
+def test_the_file_is_written_with_what_was_learnt() -> None:
+    path = data_dir("hardware") / "calibration" / "structure.toml"
+    text, shipped = path.read_text(encoding="utf-8"), load_structure()
+    assert to_toml(shipped, text).count("\n") == text.count("\n")
+    lines = tuple((target, scope, 0.123) for target, scope, _ in shipped.lines)
+    changed = to_toml(replace(shipped, lines=lines, sigma=dict.fromkeys(shipped.sigma, 0.077)), text)
+    assert changed.count(", 0.123],") == len(lines)
+    assert changed.count("= 0.077") == len(shipped.sigma)
