@@ -219,7 +219,7 @@ def write(without: LeaveOut, errors: Mapping[str, np.ndarray], source: Path, fol
         combinations=combinations(observed),
     )
     (folder / "efficiency.json").write_text(to_text(calibration), encoding="utf-8")
-    if source != folder / "runs.csv":
+    if source.resolve() != (folder / "runs.csv").resolve():
         carried(source, folder / "runs.csv")
 
 

@@ -65,9 +65,10 @@ class _Evidence:
 
     def improved(self) -> Structure:
         """Better deviations, and the scatter that is left with them."""
-        assumed = np.log(self.structure.assumed)
+        assumed = np.log(self.structure.assumed)  # a line that stands there is held there
         start = np.log([sd for _, _, sd in self.structure.lines])
-        bounds = [(np.log(LEAST_SD), np.log(MOST_SD))] * len(assumed)
+        free = (np.log(LEAST_SD), np.log(MOST_SD))
+        bounds = [(at, at) if at == now else free for at, now in zip(assumed, start, strict=True)]
         found = minimize(self._cost, start, args=(assumed,), jac=True, method="L-BFGS-B", bounds=bounds)
         factors, covariance = self._posterior(self._variance(found.x))
         learnt = np.exp(found.x).tolist()
