@@ -34,10 +34,16 @@ class InputError(PlannerError):
 class UnknownNameError(InputError):
     """A name that is not in a known list."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str], *, see: str) -> None:
-        """``what`` is the kind of thing ("GPU"), ``see`` the command that lists the known names."""
+    def __init__(
+        self, what: str, name: str, known: Iterable[str] = (), *, see: str, near: list[str] | None = None
+    ) -> None:
+        """``what`` is the kind of thing ("GPU"), ``see`` the command that lists the known names.
+
+        ``near``: the nearest of them, where whoever raises this knows better than by their spelling.
+        """
         spelled = {k.lower(): k for k in known}
-        near = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)]
+        if near is None:
+            near = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)]
         nearest = f"nearest: {', '.join(near)}; " if near else ""
         super().__init__(f"unknown {what} {name!r}", hint=f"{nearest}see {see}")
         self.nearest = near

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from planner.commands.completion import gpus, models
 from planner.commands.declare import Argument, command
 from planner.commands.options import Format, Refresh, Revision, Timeout
 
-GpuArgument = Annotated[str, Argument(metavar="GPU", help="Profile id, alias or file; or 'local'.")]
+GpuArgument = Annotated[
+    str, Argument(metavar="GPU", autocompletion=gpus, help="Profile id, alias or file; or 'local'.")
+]
 Models = Annotated[
-    list[str], Argument(metavar="MODEL...", help="Hub ids, folders with a config.json, or config.json files.")
+    list[str],
+    Argument(
+        metavar="MODEL...", autocompletion=models, help="Hub ids, folders with a config.json, or config.json files."
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
+from planner.commands.completion import gpus, models
 from planner.commands.declare import Argument, Option, command
 from planner.commands.inputs import (
     check_count,
@@ -63,9 +64,16 @@ Line = Annotated[
 ]
 OneGpu = Annotated[
     "GpuName",
-    Option(kind=str, metavar="GPU", help="Profile id, alias or file; or 'local'. Default: the plan's."),
+    Option(
+        kind=str,
+        metavar="GPU",
+        autocompletion=gpus,
+        help="Profile id, alias or file; or 'local'. Default: the plan's.",
+    ),
 ]
-AsModel = Annotated[str, Option(metavar="MODEL", help="Model that a path in the line stands for.")]
+AsModel = Annotated[
+    str, Option(metavar="MODEL", autocompletion=models, help="Model that a path in the line stands for.")
+]
 InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight. Default: as many as run at once.")]
 NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
 Given = Annotated[

@@ -30,6 +30,8 @@ BUG = 70
 #: What the parser raises: the base of the bases of typer's own error, wherever its version keeps them.
 ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
+#: The console scripts.
+PROGRAMS = ("planner", "llm-serving-planner")
 #: Command, in the order of the help -> the module that declares it.
 COMMANDS = {
     "fit": "fit", "predict": "predict", "recommend": "recommend", "compare": "compare", "fleet": "fleet",
@@ -73,7 +75,7 @@ def app_for(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="planner",
         help="Plan how to serve a large language model with vLLM, before renting a GPU.",
-        add_completion=False,
+        add_completion=not words or words[0] not in COMMANDS,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
@@ -98,10 +100,19 @@ def app_for(words: Sequence[str]) -> typer.Typer:
 
 def _run(words: list[str]) -> int:
     """The exit status of a command line. Raises whatever its command raises."""
-    status = app_for(words)(args=words, prog_name="planner", standalone_mode=False, obj=words)
+    try:
+        status = app_for(words)(args=words, prog_name=_program(), standalone_mode=False, obj=words)
+    except SystemExit as done:  # typer ends so when it has completed a word, or installed that it does
+        status = done.code
     if status == INTERRUPTED:  # newer versions of typer answer Ctrl-C so
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
+
+
+def _program() -> str:
+    """The name that the command was called by: shells complete its words by it."""
+    called = Path(sys.argv[0]).stem
+    return called if called in PROGRAMS else PROGRAMS[0]
 
 
 def _print_version(value: bool) -> None:

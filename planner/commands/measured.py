@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
+from planner.commands.completion import gpus, models
 from planner.commands.declare import Argument, Option, command, keywords
 from planner.commands.engine_options import engine_args
 from planner.commands.inputs import fits_for
@@ -32,8 +33,12 @@ Output = Annotated[
     PathName, Option("-o", "--output", kind=Path, metavar="FILE", help="Default: this user's own calibration.")
 ]
 Fresh = Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")]
-ResultGpu = Annotated[str, Option("--gpu", metavar="GPU", panel=RESULTS, help="Profile id or alias.")]
-ResultModel = Annotated[str, Option("--model", metavar="MODEL", panel=RESULTS, help="Default: the result's.")]
+ResultGpu = Annotated[
+    str, Option("--gpu", metavar="GPU", autocompletion=gpus, panel=RESULTS, help="Profile id or alias.")
+]
+ResultModel = Annotated[
+    str, Option("--model", metavar="MODEL", autocompletion=models, panel=RESULTS, help="Default: the result's.")
+]
 ResultVersion = Annotated[
     str, Option("--engine-version", metavar="VERSION", panel=RESULTS, help="Version of vLLM that ran.")
 ]

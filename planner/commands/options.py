@@ -6,6 +6,7 @@ An option that one command alone has stands beside that command.
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from planner.commands.completion import gpus, models
 from planner.commands.declare import Argument, Option, Parameter
 from planner.planning import defaults
 
@@ -27,21 +28,36 @@ PathName = str | PathLike[str]
 # --- What is planned for
 
 Model = Annotated[
-    "ModelName", Argument(kind=str, metavar="MODEL", help="Hub id, folder with a config.json, or a config.json.")
+    "ModelName",
+    Argument(
+        kind=str, metavar="MODEL", autocompletion=models, help="Hub id, folder with a config.json, or a config.json."
+    ),
 ]
 ModelOrDefault = Annotated[
-    "ModelName", Argument(kind=str, metavar="[MODEL]", help="Hub id, folder with a config.json, or a config.json.")
+    "ModelName",
+    Argument(
+        kind=str, metavar="[MODEL]", autocompletion=models, help="Hub id, folder with a config.json, or a config.json."
+    ),
 ]
-Gpu = Annotated["GpuName", Option(kind=str, metavar="GPU", help="Profile id, alias or file; or 'local'.")]
+Gpu = Annotated[
+    "GpuName",
+    Option(kind=str, metavar="GPU", autocompletion=gpus, help="Profile id, alias or file; or 'local'."),
+]
 Gpus = Annotated[
     "GpuName | Iterable[GpuName]",
-    Option(kind=list[str], metavar="GPU", help="Profile id, alias or file; 'all'; or 'local'. Repeatable."),
+    Option(
+        kind=list[str],
+        metavar="GPU",
+        autocompletion=gpus,
+        help="Profile id, alias or file; 'all'; or 'local'. Repeatable.",
+    ),
 ]
 GpusOrDefault = Annotated[
     "GpuName | Iterable[GpuName]",
     Option(
         kind=list[str],
         metavar="GPU",
+        autocompletion=gpus,
         help=f"Profile id, alias or file; 'all'; or 'local'. Repeatable. Default: {' '.join(defaults.GPUS)}.",
     ),
 ]

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
 
+from planner.commands.completion import models
 from planner.commands.declare import Argument, Option, command, keywords
 from planner.commands.engine_options import engine_args
 from planner.commands.inputs import asked_version, assignments, basis_for, find_gpus, fits_for, load_model, typed
@@ -63,7 +64,10 @@ GIVEN = (
     "allow_unvalidated",
 )  # fmt: skip
 
-Served = Annotated["ModelName", Argument(kind=str, metavar="[MODEL]", help=f"Default: {defaults.MODEL}.")]
+Served = Annotated[
+    "ModelName",
+    Argument(kind=str, metavar="[MODEL]", autocompletion=models, help=f"Default: {defaults.MODEL}."),
+]
 Goal = Annotated[defaults.Goal, Option(default=defaults.GOAL, help="What the best plan is best at.")]
 GpusPerNode = Annotated[int, Option("--gpus", min=1, default=defaults.GPUS_PER_NODE, help="GPUs of one node.")]
 Trace = Annotated[

@@ -5,19 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from planner.commands.completion import gpus, models, workflows
 from planner.commands.declare import Argument, Option, command
 from planner.commands.inputs import find_gpu, fits_for
 from planner.commands.options import LOAD, Calibration, EngineVersion, Force, Format, Refresh, Revision, Timeout
 
 LIST = "list"
 
-Name = Annotated[str, Argument(metavar="list|NAME", help="Name of the workflow.")]
-Model = Annotated[str, Argument(metavar="[MODEL]", help="Default: the document's.")]
-Gpu = Annotated[str, Option(metavar="GPU", help="Profile id, alias or file; or 'local'. Default: the document's.")]
+Name = Annotated[str, Argument(metavar="list|NAME", autocompletion=workflows, help="Name of the workflow.")]
+Model = Annotated[str, Argument(metavar="[MODEL]", autocompletion=models, help="Default: the document's.")]
+Gpu = Annotated[
+    str,
+    Option(metavar="GPU", autocompletion=gpus, help="Profile id, alias or file; or 'local'. Default: the document's."),
+]
 InputLen = Annotated[int, Option("--random-input-len", min=1, panel=LOAD, help="Prompt tokens.")]
 OutputLen = Annotated[int, Option("--random-output-len", min=1, panel=LOAD, help="Output tokens.")]
 InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight.")]
-Draft = Annotated[str, Option(metavar="MODEL", help="Draft model, for 'speculative'.")]
+Draft = Annotated[str, Option(metavar="MODEL", autocompletion=models, help="Draft model, for 'speculative'.")]
 NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests that are sent. Default: the document's.")]
 Image = Annotated[str, Option(metavar="NAME", help="Image to run, by its full tag. Default: the one of the version.")]
 Weights = Annotated[str, Option(metavar="DTYPE", help="Precision of the weights: fp16, fp8, mxfp4, nvfp4, ...")]

@@ -48,6 +48,7 @@ _MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
 #: Formats that vLLM serves on GPUs of one vendor only.
 _SERVED_ON: dict[str, tuple[str, ...]] = {"nvfp4": ("nvidia",)}
 
+_SEPARATORS = re.compile(r"[-_. ]")
 _RANGES = re.compile(r"\{([\d,-]+)\}")
 
 
@@ -115,15 +116,23 @@ def find_entry(name: str) -> CatalogEntry | None:
 
 
 def nearest_ids(name: str, n: int = 3) -> list[str]:
-    """Up to ``n`` ids that look like ``name``: those that begin with it, shortest first, then those spelled alike.
+    """Up to ``n`` ids that look like ``name``, whatever separates its words.
 
-    A name without organisation is compared with the last parts of the ids.
+    First those that begin with it, shortest first, then those that hold it, then those spelled alike. Where the
+    organisation has nothing like it, the last part alone is compared, as for a name without organisation.
     """
-    asked = name.lower()
-    spelled = {(i if "/" in name else i.partition("/")[2]).lower(): i for i in catalog_ids()}
-    longer = sorted((known for known in spelled if asked and known.startswith(asked)), key=len)
-    alike = get_close_matches(asked, spelled, n=n, cutoff=0.6)
-    return [spelled[known] for known in dict.fromkeys(longer + alike)][:n]
+    organisation, _, last = name.rpartition("/")
+    found = _alike(name, {i: i for i in catalog_ids()}, n) if organisation else []
+    return found or _alike(last, {i.partition("/")[2]: i for i in catalog_ids()}, n)
+
+
+def _alike(name: str, spelled: dict[str, str], n: int) -> list[str]:
+    asked = _SEPARATORS.sub("", name.lower())
+    plain = {_SEPARATORS.sub("", spelling.lower()): i for spelling, i in spelled.items()}
+    holding = (known for known in plain if asked and asked in known)
+    longer = sorted(holding, key=lambda known: (not known.startswith(asked), len(known)))
+    alike = get_close_matches(asked, plain, n=n, cutoff=0.6)
+    return [plain[known] for known in dict.fromkeys(longer + alike)][:n]
 
 
 def quantized_checkpoints(base_id: str) -> list[Checkpoint]:

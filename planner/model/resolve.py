@@ -117,7 +117,7 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".json", ".gguf")):
         raise InputError(f"{name[:200]!r}: no such file or folder", hint="check the path, or give a hub id")
     if "/" not in name and hub.is_repo_id(f"organisation/{name}"):
-        raise UnknownNameError("model", name, nearest_ids(name), see="planner models list")
+        raise UnknownNameError("model", name, near=nearest_ids(name), see="planner models list")
     hub.check_repo_id(name)
 
 

@@ -246,6 +246,12 @@ def test_nearest_names_are_spelled_as_on_the_hub() -> None:
     assert nearest_ids("zzzzzz/qqqqqq") == []
 
 
+def test_nearest_names_hold_what_was_typed_whatever_separates_its_words() -> None:
+    assert all(name.startswith("meta-llama/Llama-3") for name in nearest_ids("llama3"))
+    assert all("235B-A22B" in name for name in nearest_ids("235b a22b"))
+    assert nearest_ids("somebody/Qwen3-32B")[0] == "Qwen/Qwen3-32B"
+
+
 @given(st.text(max_size=40))
 def test_any_text_may_be_asked_for(name: str) -> None:
     entry = find_entry(name)
