@@ -143,7 +143,7 @@ def check_command(
     judge = _Judge(profile, version, as_model, asked, fits_for(calibration), revision, refresh, timeout, plan)
     judged = tuple((launch.when, judge.verdict(launch)) for launch in _launches(text, profile, variables))
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
-    return CheckAnswer(judged[0][1], tuple(dict.fromkeys(remarks)), judged if len(judged) > 1 else ())
+    return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)))
 
 
 @dataclass

@@ -13,7 +13,7 @@ each branch is followed. A value that only a run has, such as ``$(nproc)``, stay
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 MOST_BRANCHES = 32  #: ways through a script that are followed
 MOST_TURNS = 256  #: of a loop over written words
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(\w+|#)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
 #: What a document leaves to its reader, ``<path/to/output.json>``: a shell would take it for two redirections, which
 #: swallow the option behind it.
 _OPEN = re.compile(r"(?<![^\s=])<([^\s<>&|;()]*)>(?=\s|$)")
-_ARRAY = re.compile(r"\$(?:\{(\w+)\[[@*]\]\}|\{?([@*])\}?)")
+#: ``${NAME[@]}``, ``$@``, ``${@}``, and such a slice of them as ``${@:2}`` or ``${NAME[@]:1:3}``.
+_ARRAY = re.compile(r"\$(?:\{(?:(\w+)\[[@*]\]|[@*])(?::\s*(\d+)(?::\s*(\d+))?)?\}|[@*])")
+#: Programs that start no engine, whatever their words are.
+_INERT = frozenset(("echo", "printf", "exit", "return", "rm", "mv", "mkdir", "sleep", "wait", "kill", "trap"))
 #: Programs that are there where the GPUs are of one vendor.
 _TOOLS = {"nvidia-smi": "cuda", "nvcc": "cuda", "rocm-smi": "rocm", "amd-smi": "rocm", "rocminfo": "rocm"}
 
@@ -108,6 +111,7 @@ class _World:
     scalars: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
+    local: set[str] = field(default_factory=set)  #: names of the function that is running
     found: list[Found] = field(default_factory=list)
     when: tuple[str, ...] = ()
     ended: bool = False
@@ -116,13 +120,35 @@ class _World:
         """The same, to go another way from here."""
         arrays = {name: list(words) for name, words in self.arrays.items()}
         return replace(
-            self, scalars=dict(self.scalars), arrays=arrays, exported=set(self.exported), found=list(self.found),
-            when=(*self.when, *when),
+            self, scalars=dict(self.scalars), arrays=arrays, exported=set(self.exported), local=set(self.local),
+            found=list(self.found), when=(*self.when, *when),
         )  # fmt: skip
 
-    def same(self, other: _World) -> bool:
-        """Whether both go on alike, whatever led to them."""
-        return replace(self, when=()) == replace(other, when=())
+    def same(self, other: _World, unread: Set[str]) -> bool:
+        """Whether both go on alike, whatever led to them; variables of ``unread`` do not count."""
+        return (self.ended, self.exported, self.local) == (other.ended, other.exported, other.local) and all(
+            ours.get(name) == theirs.get(name)
+            for ours, theirs in ((self.scalars, other.scalars), (self.arrays, other.arrays))
+            for name in (ours.keys() | theirs.keys()) - unread
+        )
+
+    def pass_words(self, words: Sequence[str]) -> None:
+        """Let ``$1``, ``$2``, ``$@`` and ``$#`` be these words; ``$0`` stays."""
+        for name in [name for name in self.scalars if name.isdigit() and name != "0"]:
+            del self.scalars[name]
+        self.scalars |= {"#": str(len(words))} | {str(place): word for place, word in enumerate(words, 1)}
+        self.arrays["@"] = list(words)
+
+    def back_in(self, caller: _World) -> _World:
+        """This way behind the end of a function, where its words and its local variables are the caller's again."""
+        passed = {"@", "#"} | {name for name in self.scalars.keys() | caller.scalars.keys() if name.isdigit()}
+        for ours, theirs in ((self.scalars, caller.scalars), (self.arrays, caller.arrays)):
+            for name in self.local | passed:
+                if name in theirs:
+                    ours[name] = theirs[name]  # type: ignore[assignment]
+                else:
+                    ours.pop(name, None)
+        return replace(self, local=set(caller.local), ended=False)
 
 
 def _launches(world: _World) -> Iterator[Launch]:
@@ -136,7 +162,7 @@ def _launches(world: _World) -> Iterator[Launch]:
     clients = tuple({one.argv: one for one in world.found if one.command in CLIENTS}.values())
     if servers or clients:
         yield Launch(next(iter(servers.values()), None), clients, world.when)
-    for one in {one.argv: one for one in world.found if one.command in OFFLINE}.values():
+    for one in {Launch(one).identity: one for one in world.found if one.command in OFFLINE}.values():
         yield Launch(one, (), world.when)
 
 
@@ -155,7 +181,9 @@ class _Script:
         self.gpu = gpu
         self.given = given  #: what the caller sets stays set
         self.functions: dict[str, Node] = {}
+        self.texts: list[str] = []  #: those that are being followed, each in the one before
         self.trees: list[Tree] = []  #: kept as long as their nodes, which functions hold on to
+        self.unread: set[str] = set()  #: variables that decide nothing and reach no command that may start an engine
 
     def run(self, text: str, worlds: list[_World]) -> list[_World]:
         """The ways out of ``text`` from each of ``worlds``. Raises InputError for what is no shell."""
@@ -167,7 +195,11 @@ class _Script:
                 f"line {_error_line(root)} of this cannot be read as shell: a quote or bracket may not be closed",
                 hint="is the script complete? Or give the line itself: planner check -- vllm serve MODEL ...",
             )
-        return self._each(root.named_children, worlds)
+        self.unread = _unread(self.trees)
+        self.texts.append(text)
+        worlds = self._each(root.named_children, worlds)
+        self.texts.pop()
+        return worlds
 
     def _each(self, nodes: Sequence[Node], worlds: list[_World]) -> list[_World]:
         for node in nodes:
@@ -175,7 +207,9 @@ class _Script:
             worlds = [world for world in worlds if world.ended]
             for world in going:
                 worlds += self._node(node, world)
-            worlds = _merged(worlds)
+            worlds = _merged(worlds, self.unread)
+            if len(worlds) > MOST_BRANCHES:
+                worlds = _joined_where_alike(worlds, self.unread)
             if len(worlds) > MOST_BRANCHES:
                 raise InputError(
                     f"there are more than {MOST_BRANCHES} ways through this script",
@@ -188,7 +222,7 @@ class _Script:
         forks = {
             "command": self._command, "if_statement": self._if, "case_statement": self._case,
             "for_statement": self._for, "c_style_for_statement": self._inside,
-            "while_statement": self._inside, "list": self._inside, "pipeline": self._inside,
+            "while_statement": self._while, "list": self._inside, "pipeline": self._inside,
             "subshell": self._block, "redirected_statement": self._block, "compound_statement": self._block,
             "do_group": self._block, "negated_command": self._block,
         }  # fmt: skip
@@ -231,8 +265,10 @@ class _Script:
             if child.type == "variable_assignment":
                 self._assign(child, world)
                 child = child.named_children[0]
-            if node.text and node.text.startswith(b"export") and child.type == "variable_name":
-                world.exported.add(_text(child))
+            if child.type == "variable_name":
+                keyword = node.children[0].type
+                names = {"export": world.exported, "local": world.local, "declare": world.local}
+                names.get(keyword, set()).add(_text(child))
 
     def _command(self, node: Node, world: _World) -> list[_World]:
         """One command: a function of the script, a shell with a text of its own, or words to look into."""
@@ -251,21 +287,26 @@ class _Script:
             world.found.append(found)
         elif words and words[0] == "export":
             world.exported |= set(words[1:])
+        elif words[:1] == ["shift"] and "@" in world.arrays:
+            world.pass_words(world.arrays["@"][int(words[1]) if words[1:] and words[1].isdecimal() else 1 :])
+        elif words[:2] == ["set", "--"]:
+            world.pass_words(words[2:])
         else:
-            for word in words:
-                if " " in word and ("vllm" in word or "benchmark_" in word):
-                    return self.run(word, [world])
+            for place, word in enumerate(words):
+                if " " in word and ("vllm" in word or "benchmark_" in word) and word not in self.texts:
+                    inner = world.copy()  # as in: bash -c TEXT NAME WORD ...
+                    inner.pass_words(words[place + 2 :])
+                    return [one.back_in(world) for one in self.run(word, [inner])]
         return [world]
 
     def _call(self, words: list[str], body: Node, world: _World) -> list[_World]:
         """A function of the script with its arguments; one that calls itself is not followed again."""
-        inner = world.copy()
-        inner.scalars |= {str(place): word for place, word in enumerate(words)}
-        inner.arrays |= {"@": words[1:], "*": words[1:]}
+        inner = replace(world.copy(), local=set())
+        inner.pass_words(words[1:])
         del self.functions[words[0]]
         worlds = self._each([body], [inner])
         self.functions[words[0]] = body
-        return [replace(one, ended=False) for one in worlds]
+        return _merged([one.back_in(world) for one in worlds], self.unread)
 
     def _exported(self, world: _World) -> dict[str, str]:
         return {name: world.scalars[name] for name in sorted(world.exported) if name in world.scalars}
@@ -315,6 +356,27 @@ class _Script:
                     one.scalars[_text(name)] = value
             worlds = self._each([body], worlds)
         return worlds
+
+    def _while(self, node: Node, world: _World) -> list[_World]:
+        """The body as often as the condition is known to hold and its turns differ; once, where a run decides."""
+        condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
+        turning, done = [world], list[_World]()
+        for turn in range(MOST_TURNS):
+            going: list[_World] = []
+            for one in turning:
+                held = self._holds(condition, one) if condition else None
+                held = held if held is None or node.children[0].type == "while" else not held
+                before = one.copy()
+                if body is None or held is False or (turn and held is None):
+                    done.append(one)
+                else:
+                    after = self._inside(body, one)
+                    done += [way for way in after if held is None or way.same(before, self.unread)]
+                    going += [way for way in after if held and not way.same(before, self.unread)]
+            turning = going
+            if not turning:
+                break
+        return _merged(done + turning, self.unread)
 
     # --- conditions ---
 
@@ -472,9 +534,13 @@ def _text(node: Node) -> str:
 
 
 def _array_of(written: str, world: _World) -> list[str] | None:
-    """The words of ``$@``, ``${NAME[@]}`` and the like, where the script says them."""
+    """The words of ``$@``, ``${NAME[@]}``, ``${@:2}`` and the like, where the script says them."""
     match = _ARRAY.fullmatch(written)
-    return world.arrays.get(match[1] or match[2]) if match else None
+    words = world.arrays.get(match[1] or "@") if match else None
+    if not match or words is None or match[2] is None:
+        return words
+    first = int(match[2]) - (match[1] is None)  # $@ counts from 1
+    return words[max(first, 0) :][: int(match[3]) if match[3] else None]
 
 
 def _unescaped(source: bytes) -> str:
@@ -500,18 +566,78 @@ def _error_line(root: Node) -> int:
     return node.start_point[0] + 1
 
 
-def _merged(worlds: list[_World]) -> list[_World]:
-    """Ways that go on alike are one: what led to it does not matter then. Ended ways with nothing found are dropped."""
+def _merged(worlds: list[_World], unread: Set[str]) -> list[_World]:
+    """Ways that go on alike are one, the one that starts all that the other does: what led to it does not matter then.
+
+    Ended ways with nothing found are dropped.
+    """
     kept: list[_World] = []
     for world in worlds:
-        twin = next((place for place, other in enumerate(kept) if world.same(other)), None)
-        if twin is None:
-            kept.append(world)
+        for place, other in enumerate(kept):
+            if not world.same(other, unread):
+                continue
+            more, less = (world, other) if len(world.found) > len(other.found) else (other, world)
+            if more.found == less.found:
+                common = tuple(one for one, also in zip(more.when, less.when, strict=False) if one == also)
+                kept[place] = replace(more, when=common)
+                break
+            if all(one in more.found for one in less.found):
+                kept[place] = more
+                break
         else:
-            common = tuple(one for one, other in zip(kept[twin].when, world.when, strict=False) if one == other)
-            kept[twin] = replace(kept[twin], when=common)
+            kept.append(world)
     alive = [world for world in kept if world.found or not world.ended]
     return alive or kept
+
+
+def _joined_where_alike(worlds: list[_World], unread: Set[str]) -> list[_World]:
+    """Ways that go on alike as one that starts what any of them does, where they are too many to be told apart."""
+    kept: list[_World] = []
+    for world in worlds:
+        alike = next((place for place, other in enumerate(kept) if world.same(other, unread)), None)
+        if alike is None:
+            kept.append(world)
+        else:
+            more = [one for one in world.found if one not in kept[alike].found]
+            kept[alike] = replace(kept[alike], found=kept[alike].found + more, when=())
+    return kept
+
+
+def _each_of(trees: Sequence[Tree], *types: str) -> Iterator[Node]:
+    """Every node of these types."""
+    waiting = [tree.root_node for tree in trees]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.named_children
+        if node.type in types:
+            yield node
+
+
+def _unread(trees: Sequence[Tree]) -> set[str]:
+    """The variables that a script assigns, and reads at most to print them or to count an array's words."""
+    assigned, read = set[str](), set[str]()
+    for node in _each_of(trees, "variable_name"):
+        above = node.parent
+        if above and above.type == "variable_assignment" and node == above.named_children[0]:
+            into = above.parent
+            exported = into and into.type == "declaration_command" and into.children[0].type == "export"
+            (read if exported else assigned).add(_text(node))
+        elif not _is_inert(node):
+            read.add(_text(node))
+    for node in _each_of(trees, "raw_string", "heredoc_body"):  # what another shell may read
+        read |= set(re.findall(r"\w+", _text(node)))
+    return assigned - read
+
+
+def _is_inert(node: Node) -> bool:
+    """Whether a variable is only printed here, or only the number of its words is asked."""
+    above = node.parent
+    while above and above.type != "command":
+        if above.type == "expansion" and _text(above).startswith("${#"):
+            return True
+        above = above.parent
+    name = above and above.child_by_field_name("name")
+    return bool(above and name and _text(name) in _INERT and "vllm" not in _text(above))
 
 
 def _both(left: bool | None, right: bool | None) -> bool | None:

@@ -12,6 +12,7 @@ from command_line import error_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 from script_plans import GOLDEN
+from workflow_cases import commands_in, files_of, in_container
 
 from planner.commands.engine_options import engine_args
 from planner.engine.flags import table_versions
@@ -180,6 +181,18 @@ def test_each_branch_is_judged_and_all_have_to_start() -> None:
         ('if [ -z "$HF_TOKEN" ]; then echo no; exit 1; fi; vllm serve m', [["vllm", "serve", "m"]]),
         ("if command -v rocm-smi >/dev/null; then M=a; else M=b; fi; vllm serve $M", [["vllm", "serve", "b"]]),
         ("vllm serve m || { echo failed; exit 1; }", [["vllm", "serve", "m"]]),
+        ('run() { shift 2; "$@" --port 1; }; run a b vllm serve m', [["vllm", "serve", "m", "--port", "1"]]),
+        ('run() { docker run img "${@:2:3}"; }; run x vllm serve m y', [["vllm", "serve", "m"]]),
+        (
+            'in() { o=(); while [[ "$1" != -- ]]; do o+=("$1"); shift; done; shift; env "${o[@]}" "$@"; }; '
+            'out() { in A=1 -- "$@" -tp 2; echo $1; }; out vllm serve m',
+            [["vllm", "serve", "m", "-tp", "2"]],
+        ),
+        ('f() { local X=a; }; X=m; f b; vllm serve $X$1', [["vllm", "serve", "m$1"]]),
+        ('f() { while (($# > 0)); do case $1 in -n) N=$2; shift;; esac; shift; done; }; f -n 4; vllm serve m -tp $N',
+         [["vllm", "serve", "m", "-tp", "4"]]),
+        ("while true; do vllm serve m; sleep 1; done", [["vllm", "serve", "m"]]),
+        ("""bash -c 'vllm serve "$1" -tp $2' bash m 2""", [["vllm", "serve", "m", "-tp", "2"]]),
     ],
 )  # fmt: skip
 def test_conditions_functions_and_exits_are_followed_as_bash_does(script: str, argvs: list[list[str]]) -> None:
@@ -200,8 +213,54 @@ def test_a_loop_over_written_words_is_unrolled() -> None:
 def test_too_many_ways_through_a_script_are_refused_with_what_helps() -> None:
     script = "".join(f'if [ "$A{n}" = 1 ]; then X{n}=1; fi\n' for n in range(9))
     with pytest.raises(InputError, match="more than 32 ways") as error:
-        find_launches(f"{script}vllm serve m")
+        find_launches(f"{script}vllm serve m {' '.join(f'$X{n}' for n in range(9))}")
     assert "--set" in error.value.hint
+
+
+def test_ways_that_only_print_or_count_differently_are_one() -> None:
+    point = 'if [ -s "$r/{n}" ]; then echo done; else vllm bench latency --model m --input-len {n}; bad+=({n}); fi\n'
+    script = "".join(point.format(n=n) for n in range(1, 41)) + "if ((${#bad[@]})); then echo ${bad[*]}; exit 1; fi"
+    assert [launch.server.argv[-1] for launch in find_launches(script) if launch.server] == [
+        str(n) for n in range(1, 41)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "script"),
+    [("latency", "latency.sh"), ("throughput", "throughput.sh"), ("speculative", "speculative.sh"),
+     ("ttft", "ttft.sh"), ("aiter", "aiter.sh"), ("quick-reduce", "quick_reduce.sh"), ("cpx", "throughput.sh"),
+     ("build-rocm-0.6.3", "throughput.sh")],
+)  # fmt: skip
+def test_every_point_of_our_own_offline_scripts_is_found_with_its_words(workflow: str, script: str) -> None:
+    text = files_of(workflow)[script]
+    points = [in_container(words[words.index("--") + 1 :]) for words in commands_in(text) if words[0] == "measure"]
+    found = [list(launch.server.argv) for launch in find_launches(text) if launch.server]
+    points = [words[words[0] == "python3" :] for words in points]
+    assert points and [words[: words.index("--output-json")] for words in found] == points
+
+
+def test_an_offline_script_of_ours_gets_the_prediction_that_stands_in_it(tmp_path: Path) -> None:
+    for name, text in files_of("latency").items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    saved = json.loads(files_of("latency")["points.json"])["points"]
+    said = answer(str(tmp_path / "latency.sh"))
+    assert [way["offline"]["avg_latency"] for way in said["branches"]] == pytest.approx(
+        [point["predicted"] for point in saved]
+    )
+    assert len(run("check", str(tmp_path / "latency.sh")).out.splitlines()) < 40
+
+
+def test_branches_of_which_the_same_is_said_are_one_and_what_differs_is_told_shortly(tmp_path: Path) -> None:
+    for name, text in files_of("latency").items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert answer(str(tmp_path / "benchmark.sh"))["branches"] == []
+    long = "x" * 200
+    script = f'if test "{long}"; then L=4096; else L=8192; fi; if a; then N=1; else N=2; fi; vllm serve {LLAMA} --max-model-len $L --seed $N'
+    shown = run("check", "--gpu", "h100", script).out.splitlines()
+    assert [line for line in shown if line.startswith("if ")] == [
+        f'if test "{"x" * 64} ...:',
+        f'if not test "{"x" * 60} ...:',
+    ]
 
 
 def test_the_client_beside_the_server_says_the_load() -> None:

@@ -35,6 +35,22 @@ class CheckAnswer(Result):
     #: Where a script has several ways through it: the conditions of each, and what is said about it; else empty
     branches: tuple[tuple[tuple[str, ...], LineVerdict], ...] = ()
 
+    @classmethod
+    def of(cls, judged: Sequence[tuple[tuple[str, ...], LineVerdict]], remarks: tuple[str, ...] = ()) -> CheckAnswer:
+        """The answer for each way through a script. Ways of which the same is said are one, under what they share;
+        what all ways share does not tell them apart and is left out.
+        """
+        ways: dict[tuple[str, ...], tuple[tuple[str, ...], LineVerdict]] = {}
+        for when, record in judged:
+            said = (*_start(record), *_speed(record))
+            shared, first = ways.get(said, (when, record))
+            ways[said] = tuple(one for one in shared if one in when), first
+        everywhere = [one for one in judged[0][0] if all(one in when for when, _ in ways.values())]
+        branches = tuple(
+            (tuple(one for one in when if one not in everywhere), record) for when, record in ways.values()
+        )
+        return cls(judged[0][1], remarks, branches if len(branches) > 1 else ())
+
     @property
     def ok(self) -> bool:
         """Whether it starts, in every branch."""
@@ -75,11 +91,19 @@ class CheckAnswer(Result):
         return COLUMNS
 
     def _lines(self) -> Iterator[str]:
-        if not self.branches:
-            yield from _lines(self.record)
-        for place, (when, record) in enumerate(self.branches):
-            yield wrapped(f"{'' if place == 0 else chr(10)}{_condition(when)}:")
-            yield from _lines(record)
+        before: list[str] = []
+        for when, record in self.branches or (((), self.record),):
+            start = list(_start(record))
+            if start != before:  # an engine that several loads share is shown once
+                if before:
+                    yield ""
+                if any(conditions for conditions, _ in self.branches):
+                    yield wrapped(f"{_condition(when)}:")
+                yield from start
+                if _has_speed(record):
+                    yield ""
+            before = start
+            yield from _speed(record)
 
     def _title(self) -> str:
         return _headline(self.record)
@@ -89,9 +113,17 @@ class CheckAnswer(Result):
             yield from _notes(record)
 
 
+_MOST_OF_A_CONDITION = 70  #: characters that are shown
+
+
 def _condition(when: Sequence[str]) -> str:
-    """Which way through the script it is."""
-    return f"if {' and '.join(when)}" if when else "each time"
+    """Which way through the script it is: what tells it from the others, each condition once and on one line."""
+    short = []
+    for condition in when:
+        text = " ".join(condition.replace("\\\n", " ").split())
+        text = text.removeprefix("not: ! ") if text.startswith("not: ! ") else text.replace("not: ", "not ", 1)
+        short.append(text if len(text) <= _MOST_OF_A_CONDITION else f"{text[:_MOST_OF_A_CONDITION]} ...")
+    return f"if {' and '.join(dict.fromkeys(short))}" if short else "otherwise"
 
 
 def _problem(problem: FlagProblem) -> dict[str, Any]:
@@ -131,27 +163,39 @@ def _headline(answer: LineVerdict) -> str:
     return f"{answer.resolved.resolved} on {where}, vLLM {answer.version}: {_verdict(answer)}"
 
 
-def _lines(answer: LineVerdict) -> Iterator[str]:
+def _start(answer: LineVerdict) -> Iterator[str]:
+    """What starts, or why it does not."""
     yield wrapped(_headline(answer))
     for problem in answer.line.problems:
         yield wrapped(str(problem), first="  x " if problem.fatal else "  ! ", rest="    ")
     yield from _start_lines(answer)
+
+
+def _has_speed(answer: LineVerdict) -> bool:
+    return answer.offline is not None or bool(not answer.line.is_offline and (answer.served or answer.workload))
+
+
+def _speed(answer: LineVerdict) -> Iterator[str]:
+    """What it delivers, and what delivers more."""
     if answer.offline:
         yield from _offline_lines(answer, answer.offline.result)
-    elif not answer.line.is_offline and (answer.served or answer.workload):
+    elif _has_speed(answer):
         yield from _load_lines(answer)
 
 
 def _offline_lines(answer: LineVerdict, result: Mapping[str, Any]) -> Iterator[str]:
     """What an offline benchmark would write, with its interval."""
     load = answer.workload
-    if load:
-        lengths = f"{load.input_len:,} + {load.output_len:,} tokens"
-        yield f"\n{load.num_prompts:,} requests of {lengths} at once, offline:"
-    for key, name in (("avg_latency", "latency, s"), ("tokens_per_second", "tokens/s, in and out")):
+    lengths = (
+        f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, " if load else ""
+    )
+    for key, name, digits in (
+        ("avg_latency", "seconds", ",.3f"),
+        ("tokens_per_second", "tokens/s, in and out", ",.0f"),
+    ):
         if key in result:
-            around = f" ({result[f'{key}_lo']:,.3f} to {result[f'{key}_hi']:,.3f})" if f"{key}_lo" in result else ""
-            yield f"  {name}: {result[key]:,.3f}{around}"
+            ends = " to ".join(format(result[end], digits) for end in (f"{key}_lo", f"{key}_hi") if end in result)
+            yield f"{lengths}offline: {result[key]:{digits}} {name}{f' ({ends})' if ends else ''}"
 
 
 def _verdict(answer: LineVerdict) -> str:
@@ -192,7 +236,7 @@ def _load_lines(answer: LineVerdict) -> Iterator[str]:
     load = answer.workload
     plans = list(_plan_rows(answer))
     if load:
-        yield f"\n{_load_words(load)}:"
+        yield f"{_load_words(load)}:"
     rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
     if rows:
         yield table_text(rows, COLUMNS)
