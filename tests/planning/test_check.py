@@ -254,9 +254,12 @@ def test_branches_of_which_the_same_is_said_are_one_and_what_differs_is_told_sho
     for name, text in files_of("latency").items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert answer(str(tmp_path / "benchmark.sh"))["branches"] == []
-    long = "x" * 200
-    script = f'if test "{long}"; then L=4096; else L=8192; fi; if a; then N=1; else N=2; fi; vllm serve {LLAMA} --max-model-len $L --seed $N'
-    shown = run("check", "--gpu", "h100", script).out.splitlines()
+    lines = (
+        f'if test "{"x" * 200}"; then L=4096; else L=8192; fi',
+        "if a; then N=1; else N=2; fi",
+        f"vllm serve {LLAMA} --max-model-len $L --seed $N",
+    )
+    shown = run("check", "--gpu", "h100", "\n".join(lines)).out.splitlines()
     assert [line for line in shown if line.startswith("if ")] == [
         f'if test "{"x" * 64} ...:',
         f'if not test "{"x" * 60} ...:',
