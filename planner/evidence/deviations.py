@@ -8,7 +8,7 @@ near the fit, the probability of all measurements has a closed form once the fac
 V holds the variance of each factor, W the weights of the fit. It is what one data set says against too free a line as
 well as too stiff a one ("evidence" in MacKay, Neural Computation 4(3), 1992; Rasmussen and Williams, "Gaussian
 Processes for Machine Learning", 2006, chapter 5), and no left-out run is needed for it. Lines that few runs speak of
-keep what is assumed of them, within a factor of about 1.6.
+keep what is assumed of them, within a factor of about 1.6. Lines with one deviation are held at it: the file says why.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ class _Evidence:
 
     def improved(self) -> Structure:
         """Better deviations, and the scatter that is left with them."""
-        assumed = np.log(self.structure.assumed)  # a line that stands there is held there
         start = np.log([sd for _, _, sd in self.structure.lines])
+        held = np.array([sd is None for sd in self.structure.assumed])
+        assumed = np.where(held, start, np.log([sd or 1.0 for sd in self.structure.assumed]))
         free = (np.log(LEAST_SD), np.log(MOST_SD))
-        bounds = [(at, at) if at == now else free for at, now in zip(assumed, start, strict=True)]
+        bounds = [(at, at) if stays else free for at, stays in zip(start, held, strict=True)]
         found = minimize(self._cost, start, args=(assumed,), jac=True, method="L-BFGS-B", bounds=bounds)
         factors, covariance = self._posterior(self._variance(found.x))
         learnt = np.exp(found.x).tolist()
@@ -130,13 +131,13 @@ def to_toml(structure: Structure, text: str) -> str:
 
 
 def _rewritten(structure: Structure, lines: list[str]) -> Iterator[str]:
-    learnt = iter(structure.lines)
+    learnt = zip(structure.lines, structure.assumed, strict=True)
     figure: Callable[[float], str] = "{:.3g}".format
     for line in lines:
         name = line.split(" = ")[0]
         if line.startswith("    ["):
-            _, _, sd = next(learnt)
-            yield f"{line.rsplit(', ', 1)[0]}, {figure(sd)}],"
+            (_, _, sd), assumed = next(learnt)
+            yield line if assumed is None else f"{line.rsplit(', ', 1)[0]}, {figure(sd)}],"
         elif name in structure.sigma:
             yield f"{name} = {figure(structure.sigma[name])}"
         else:

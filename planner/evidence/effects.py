@@ -30,7 +30,7 @@ class Structure:
     lines: tuple[StructureLine, ...]  #: target, covariates, standard deviation of the logarithm
     sigma: Mapping[str, float]  #: scatter of the logarithm of each metric that is fitted to
     source_runs: int  #: that the runs of one source count as, at most
-    assumed: tuple[float, ...]  #: of each line, the deviation before any run
+    assumed: tuple[float | None, ...]  #: of each line, the deviation before any run; None: held at what it is
 
 
 @cache
@@ -38,8 +38,8 @@ def load_structure() -> Structure:
     """The structure that our fits have."""
     path = data_dir("hardware") / "calibration" / "structure.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
-    lines = tuple((target, tuple(scope), sd) for target, scope, _, sd in content["lines"])
-    assumed = tuple(sd for _, _, sd, _ in content["lines"])
+    lines = tuple((target, tuple(scope), sd[-1]) for target, scope, *sd in content["lines"])
+    assumed = tuple(sd[0] if len(sd) > 1 else None for _, _, *sd in content["lines"])
     return Structure(lines, content["sigma"], content["source"]["runs"], assumed)
 
 
