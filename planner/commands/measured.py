@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
 RESULTS = "Results without a plan.json"
 
-Runs = Annotated[PathName, Argument(kind=Path, metavar="RUNS.csv", help="Table with one row for each measured run.")]
+TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
+
+Runs = Annotated[
+    PathName,
+    Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=f"Table of measured runs, or a result of {TOOLS}."),
+]
 Chart = Annotated[Path, Option(metavar="FILE", help="Also draw it, into a file that ends in .svg or .png.")]
 Sources = Annotated[
     PathName,
     Argument(
         kind=list[Path],
         metavar="[RUNS.csv|RESULT.json|DIR]...",
-        help="Tables of runs, results of vllm bench, folders of plans. Default: the runs that were kept before.",
+        help=f"Tables of runs, results of {TOOLS}, folders of plans. Default: the runs that were kept before.",
     ),
 ]
 Output = Annotated[
@@ -55,25 +60,64 @@ ResultBatchSize = Annotated[int, Option("--batch-size", min=1, panel=LOAD, help=
 PlanDir = Annotated[
     PathName, Argument(kind=Path, metavar="DIR", help="Folder of a plan, after ./benchmark.sh ran in it.")
 ]
+ResultFile = Annotated[
+    PathName, Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own.")
+]
+#: Settings of the engine that a result without a plan.json does not say.
+ENGINE_OF_RESULTS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+    "kv_cache_dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "async_scheduling",
+)
 
 
-def evaluate_runs(runs: Runs, *, calibration: Calibration = None) -> Evaluation:
-    """Predict every measured run of a table (CSV), and say how far off the predictions are.
+def evaluate_runs(
+    runs: Runs,
+    *,
+    gpu: ResultGpu | None = None,
+    model: ResultModel | None = None,
+    engine_version: ResultVersion | None = None,
+    weight_dtype: ResultDtype | None = None,
+    input_len: ResultInputLen | None = None,
+    output_len: ResultOutputLen | None = None,
+    batch_size: ResultBatchSize | None = None,
+    calibration: Calibration = None,
+    **engine: Unpack[EngineFlags],
+) -> Evaluation:
+    """Predict every measured run of a table (CSV) or of a result file, and say how far off the predictions are.
+
+    The keywords but ``calibration`` say of a result what its file does not.
 
     ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
     A run that cannot be predicted is counted and named, one whose figures contradict each other is named in
     ``answer.notes``. ``calibration`` as in ``check_fit``. Raises InputError, naming
     line and column, for a file that is no table of runs.
     """
-    from planner.evidence import evaluate, notes_on_runs, read_runs
+    from planner.evidence import Stated, evaluate, notes_on_runs, read_measurements
     from planner.output import Evaluation
 
     local = fits_for(calibration)
-    table = read_runs(Path(runs))
+    args = engine_args(engine, own=keywords(evaluate_runs))
+    stated = Stated(gpu, model, engine_version, weight_dtype, input_len, output_len, batch_size, args)
+    table = read_measurements(Path(runs), stated)
     return Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
 
 
-@command("evaluate", help="Predicted beside measured, run by run, and a summary.", extends=evaluate_runs)
+@command(
+    "evaluate",
+    help="Predicted beside measured, run by run, and a summary.",
+    engine=ENGINE_OF_RESULTS,
+    extends=evaluate_runs,
+)
 def evaluate(*, chart: Chart | None = None, **options: Any) -> Evaluation:
     """The evaluation, and its chart where a file is named."""
     from planner.output import chart_writer
@@ -88,20 +132,7 @@ def evaluate(*, chart: Chart | None = None, **options: Any) -> Evaluation:
 @command(
     "calibrate",
     help="Learn from your own runs: later predictions for this user rest on them.",
-    engine=(
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "enable_expert_parallel",
-        "kv_cache_dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "enforce_eager",
-        "enable_prefix_caching",
-        "async_scheduling",
-    ),
+    engine=ENGINE_OF_RESULTS,
 )
 def calibrate_from(
     *sources: Sources,
@@ -147,10 +178,11 @@ def calibrate_from(
     help="What the scripts of a plan measured beside its prediction, and why they differ. Exit status 1 if a figure is "
     "outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
 )
-def validate_plan(directory: PlanDir) -> ValidationAnswer | OfflineValidation:
+def validate_plan(directory: PlanDir, *, result: ResultFile | None = None) -> ValidationAnswer | OfflineValidation:
     """What the scripts of a plan measured beside its prediction, and the likeliest causes where they differ.
 
-    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran. ``answer.ok`` is whether every measurement
+    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran, or ``result`` is a file in which another tool
+    says what it measured of it. ``answer.ok`` is whether every measurement
     lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
     (``answer.record.inside`` and ``answer.record.as_planned``). Where the folder is that of a workflow and only its
     offline scripts ran, ``answer.lines`` has their measurements beside what is predicted and printed. Raises InputError
@@ -159,6 +191,6 @@ def validate_plan(directory: PlanDir) -> ValidationAnswer | OfflineValidation:
     from planner.evidence import validate
     from planner.output import ValidationAnswer, validate_offline
 
-    if offline := validate_offline(Path(directory)):
+    if result is None and (offline := validate_offline(Path(directory))):
         return offline
-    return ValidationAnswer(validate(Path(directory)))
+    return ValidationAnswer(validate(Path(directory), None if result is None else Path(result)))

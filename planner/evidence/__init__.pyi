@@ -1,6 +1,6 @@
-# measured runs: tables, results of vllm bench, folders of plans
-from .runs import read_runs as read_runs
+# measured runs: tables, results of vllm bench and other tools, folders of plans
 from .sources import Stated as Stated
+from .sources import read_measurements as read_measurements
 from .sources import read_sources as read_sources
 
 # predicted beside measured, and errors in figures

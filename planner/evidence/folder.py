@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
-from planner.evidence.bench_result import AGAIN, check_complete, parse_result, read_number, read_text
+from planner.evidence.bench_result import AGAIN, check_complete, read_number, read_text
+from planner.evidence.result_formats import read_result_file
 from planner.evidence.server_log import ServerLog, read_server_log
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, read_plan
@@ -103,14 +104,14 @@ class PlanFolders:
 # --- what was measured ---------------------------------------------------------------------------------------------
 
 
-def read_measured(directory: Path) -> MeasuredPlan:
-    """Read everything that was measured of the plan in ``directory``.
+def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredPlan:
+    """Read everything that was measured of the plan in ``directory``, or ``result_file`` and what else is there.
 
     Raises InputError where there is no plan or no measurement, where a file is broken, and where the result is of
     another plan or another load.
     """
     file = read_plan(directory)
-    path = _result_path(directory / "results", file.plan)
+    path = result_file or _result_path(directory / "results", file.plan)
     result = _planned_result(path, file.plan)
     startup, log, notes = _read_log(directory / "logs" / "server.log", file.plan)
     return MeasuredPlan(
@@ -132,7 +133,7 @@ def _result_path(folder: Path, plan: Plan) -> Path:
 
 def read_result(path: Path, plan: Plan) -> dict[str, Any]:
     """Read a result of ``vllm bench serve`` for the plan's model. Raises InputError where it is not a whole one."""
-    result = parse_result(path, read_text(path))
+    result = dict(read_result_file(path).result)
     if result.get("model_id", plan.model) != plan.model:
         raise InputError(f"{path} is of {result['model_id']}, its plan is of {plan.model}", hint=AGAIN)
     read_number(path, result, "num_prompts")

@@ -1,4 +1,4 @@
-"""Measured runs from what a user has: tables of runs, results of ``vllm bench``, folders of plans.
+"""Measured runs from what a user has: tables of runs, results of ``vllm bench`` and other tools, folders of plans.
 
 A result says what was sent and what came out, but not which engine served it. The ``plan.json`` in its folder, or in a
 folder above, says so; without one, the caller has to. A result is refused where the server's log beside it says that
@@ -16,9 +16,10 @@ from typing import Any
 
 from planner.engine import EngineArgs
 from planner.errors import InputError
-from planner.evidence.bench_result import check_complete, check_rates, parse_result, read_number, read_text
+from planner.evidence.bench_result import check_complete, check_rates, read_number, read_text
 from planner.evidence.causes import find_causes
 from planner.evidence.folder import MeasuredPlan, read_measured
+from planner.evidence.result_formats import ReadResult, is_table_of_results, read_results
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, check_run, read_runs
 from planner.evidence.server_log import read_server_log
 from planner.evidence.validation import find_sweep_results
@@ -66,12 +67,12 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             runs += _read_folder(path, folder.plan)
             continue
         text = read_text(path)
-        if not text.lstrip().startswith(("{", "[")):
+        if not _holds_results(text):
             runs += _read_table(path)
             continue
         plan = _find_plan(path)
         used = used or plan is None
-        runs.append(_read_result(path, parse_result(path, text), plan, stated))
+        runs += _read_file(path, text, plan, stated)
     if paths and stated != Stated() and not used:
         raise InputError(
             "--gpu, --model and flags of the engine are for results without a plan.json",
@@ -81,6 +82,24 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
         check_run(run)
     _refuse_namesakes(runs)
     return Sources(tuple(runs), tuple(folders))
+
+
+def read_measurements(path: Path, stated: Stated) -> list[MeasuredRun]:
+    """The runs of a table, each row one, or of a result file. Of a row that cannot be read ``unread`` says why."""
+    try:
+        results = path.is_dir() or _holds_results(read_given(path))
+    except (OSError, UnicodeDecodeError):  # told by whoever reads the table
+        results = False
+    return list(read_sources([path], stated).runs) if results else read_runs(path)
+
+
+def _holds_results(text: str) -> bool:
+    return text.lstrip().startswith(("{", "[")) or is_table_of_results(text)
+
+
+def _read_file(path: Path, text: str, plan: Plan | None, stated: Stated) -> Iterator[MeasuredRun]:
+    for one in read_results(path, text):
+        yield _read_result(path, one, plan, stated)
 
 
 def _refuse_namesakes(runs: Sequence[MeasuredRun]) -> None:
@@ -105,7 +124,7 @@ def _read_table(path: Path) -> Iterator[MeasuredRun]:
 
 def _read_folder(directory: Path, plan: Plan) -> Iterator[MeasuredRun]:
     for path in (directory / "results" / f"serve-{plan.digest}.json", *find_sweep_results(directory, plan)):
-        yield _read_result(path, parse_result(path, read_text(path)), plan, Stated())
+        yield from _read_file(path, read_text(path), plan, Stated())
 
 
 def _find_plan(path: Path) -> Plan | None:
@@ -143,35 +162,42 @@ def _refuse_another_engine(folder: MeasuredPlan) -> None:
 # --- one result ----------------------------------------------------------------------------------------------------
 
 
-def _read_result(path: Path, result: Mapping[str, Any], plan: Plan | None, stated: Stated) -> MeasuredRun:
+def _read_result(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:
+    result = one.result
     digest = sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:8]
+    stated = replace(
+        stated,
+        gpu=stated.gpu or one.gpu,
+        engine_version=stated.engine_version or one.engine_version,
+        args=replace(stated.args, **one.engine),
+    )
     settings = _settings_of_plan(path, result, plan) if plan else _settings_stated(path, result, stated)
     run = {**settings, "run_id": f"{path.stem}-{digest}", "date": _date(result)}
-    if "completed" in result:
-        run |= _serve_run(path, result) | {"seed": plan.workload.seed if plan else 0}
-    elif "avg_latency" in result:
+    if "avg_latency" in result:
         run |= _latency_run(path, result, stated)
-    elif "num_requests" in result:
+    elif "elapsed_time" in result:
         run |= _throughput_run(path, result, stated)
     else:
-        raise InputError(
-            f"{path} is not a result of vllm bench", hint="give what --save-result (serve) or --output-json wrote"
-        )
-    return MeasuredRun(**run)
+        run |= _serve_run(path, result) | {"seed": plan.workload.seed if plan else 0}
+    return MeasuredRun(**{**run, **one.run})
 
 
 def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     def number(name: str) -> float:
         return read_number(path, result, name, positive=True)
 
-    completed = check_complete(path, result)
+    completed = check_complete(path, result) if "completed" in result else None
     check_rates(path, result)
     limit = None if result.get("max_concurrency") is None else int(number("max_concurrency"))
     paced = result.get("request_rate") not in (None, "inf", float("inf"))
+    length = {
+        side: number(f"total_{side}_tokens") / completed if completed else number(f"mean_{side}_len")
+        for side in ("input", "output")
+    }
     return {
         "bench": "serve",
-        "mean_input_len": number("total_input_tokens") / completed,
-        "mean_output_len": number("total_output_tokens") / completed,
+        "mean_input_len": length["input"],
+        "mean_output_len": length["output"],
         "arrival": "poisson" if paced else "closed-loop" if limit else "all-at-once",
         "num_prompts": completed,
         "max_concurrency": limit,

@@ -91,12 +91,12 @@ def _line_objects(lines: Iterable[ComparedLine]) -> list[dict[str, Any]]:
     return [{key: getattr(line, key) for key in _LINE_KEYS} for line in lines]
 
 
-def validate(directory: Path) -> Validation:
-    """Compare what the plan in ``directory`` predicts with what its scripts measured.
+def validate(directory: Path, result_file: Path | None = None) -> Validation:
+    """Compare what the plan in ``directory`` predicts with what its scripts measured, or with a result of another tool.
 
     Raises InputError where there is nothing to compare; see ``read_measured``.
     """
-    measured = read_measured(directory)
+    measured = read_measured(directory, result_file)
     lines = compare_plan(measured)
     further, remarks = _compare_sweep(measured)
     causes = find_causes(measured, lines)
