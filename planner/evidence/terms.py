@@ -25,11 +25,12 @@ class Terms:
         self.metric_run: Ints = np.array([run for run, _ in every], dtype=np.int64)
         self.metric_names = [metric.name for _, metric in every]
         self.log_measured: Floats = np.log([metric.measured_s for _, metric in every])
-        self._delays = {name: np.array([metric.delays.get(name, 0.0) for _, metric in every]) for name in CLIENT_DELAYS}
-        self._fixed_s: Floats = np.array([metric.fixed_s for _, metric in every])
+        sums = [metric.steps for _, metric in every]
+        self._delays = {name: np.array([steps.delays.get(name, 0.0) for steps in sums]) for name in CLIENT_DELAYS}
+        self._fixed_s: Floats = np.array([steps.fixed_s for steps in sums])
         first = np.cumsum([0, *(len(one.batches) for one in observed)])
-        rows = [np.flatnonzero(metric.weights) for _, metric in every]
-        weights = np.concatenate([metric.weights[found] for (_, metric), found in zip(every, rows, strict=True)])
+        rows = [np.flatnonzero(steps.weights) for steps in sums]
+        weights = np.concatenate([steps.weights[found] for steps, found in zip(sums, rows, strict=True)])
         batches = np.concatenate([first[run] + found for (run, _), found in zip(every, rows, strict=True)])
         ends = np.cumsum([0, *map(len, rows)])
         self._weights = csr_matrix((weights, batches, ends), shape=(len(every), first[-1]))

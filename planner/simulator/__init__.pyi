@@ -11,4 +11,5 @@ from .client import Client as Client
 from .client import replay as replay
 from .limits import SchedulerLimits as SchedulerLimits
 from .record import Replay as Replay
-from .record import StepRun as StepRun
+from .timeline import StepSum as StepSum
+from .timeline import Timeline as Timeline

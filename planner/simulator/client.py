@@ -59,7 +59,7 @@ def replay(
     """
     sender = _Sender(timer, workload, limits, client or Client(), requests or workload.sample())
     if keep_steps:
-        sender.log.step_runs = []
+        sender.ranks[0].step_runs = []
     sender.run()
     return sender.result()
 
@@ -151,7 +151,7 @@ class _Sender:
             prefill_steps=log.prefill.steps,
             prefill_time_s=log.prefill.time_s,
             prefill_batch=log.prefill.mean(),
-            step_runs=tuple(log.step_runs or ()),
+            step_runs=tuple(self.ranks[0].step_runs or ()),
         )
 
 

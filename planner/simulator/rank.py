@@ -15,7 +15,7 @@ from math import inf, nextafter
 
 from planner.simulator.blocks import KvBlocks
 from planner.simulator.limits import SchedulerLimits, StepTimer
-from planner.simulator.record import Log
+from planner.simulator.record import Log, StepRun
 from planner.simulator.sequence import Pace, Sequence, Step, straight
 from planner.timing import Batch
 
@@ -37,6 +37,7 @@ class DpRank:
         self.log = log
         self.kv = KvBlocks(limits.num_blocks, limits.block_size)
         self.kv_peak_blocks = 0
+        self.step_runs: list[StepRun] | None = None  #: every step, where somebody asks for them
         self.event: tuple[float, int] = (inf, BEGINS)
         self._inbox: deque[tuple[float, Sequence]] = deque()  # sent, by the time they can be seen
         self._waiting: deque[Sequence] = deque()
@@ -277,8 +278,8 @@ class DpRank:
         """Account for what ends now, set ``event``, and return the requests that are done."""
         step, end_s = self._step, self.event[0]
         self._last_start_s = step.begins_s(max(step.steps, 1) - 1)
-        if self.log.step_runs is not None:
-            self.log.step_runs.append(step.run(end_s, self._pace.ticks(max(step.steps, 1) - 1)))
+        if self.step_runs is not None:
+            self.step_runs.append(step.run(end_s, self._pace.ticks(max(step.steps, 1) - 1)))
         if step.steps:
             self._tick(step, end_s)
         elif self.kv.seqs and not self._stalled:

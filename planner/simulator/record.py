@@ -87,7 +87,6 @@ class Log:
     runs: list[Run] = field(default_factory=list)
     decode: Tally = field(default_factory=Tally)  #: steps that only decode
     prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
-    step_runs: list[StepRun] | None = None  #: every step, where somebody asked for them
 
     @classmethod
     def of(cls, num_requests: int) -> Log:
@@ -155,7 +154,7 @@ class Replay:
     prefill_steps: int  #: steps with prompt tokens in them
     prefill_time_s: float
     prefill_batch: Batch | None
-    step_runs: tuple[StepRun, ...] = ()  #: every step in order, with ``keep_steps`` and one DP rank
+    step_runs: tuple[StepRun, ...] = ()  #: every step of the first DP rank in order, with ``keep_steps``
 
     @property
     def duration_s(self) -> float:

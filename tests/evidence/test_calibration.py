@@ -20,6 +20,7 @@ from planner.evidence.terms import Terms
 from planner.hardware.profile import GpuProfile
 from planner.model.architecture import Model
 from planner.resources import data_dir
+from planner.simulator import StepSum
 from planner.timing.covariates import covariates_of
 from planner.timing.efficiencies import PARAMETERS, Efficiency, load_priors, prior_values, targets
 from planner.timing.fits import Calibration, Effect
@@ -46,7 +47,7 @@ def observed(
     requests: float = 0.0,
 ) -> Observed:
     config = engine(tp)
-    metric = ObservedMetric(name, measured_s, np.array(weights, dtype=float), delays={"request_s": requests})
+    metric = ObservedMetric(name, measured_s, StepSum(np.array(weights, dtype=float), delays={"request_s": requests}))
     seen = covariates_of(model, profile, config)
     return Observed(f"{group}-{name}", group, model, profile, config, seen, BATCHES, (metric,))
 

@@ -56,25 +56,25 @@ def test_steps_that_are_alike_are_put_together() -> None:
 
 def test_a_batch_has_no_front_end() -> None:
     (metric,) = observe_case(case_of(BATCH)).metrics
-    assert not any(metric.delays.values())
+    assert not any(metric.steps.delays.values())
 
 
 def test_a_burst_waits_for_all_of_itself() -> None:
     once = replace(SERVE, arrival="all-at-once", max_concurrency=None, length_distribution="fixed")
     metrics = {m.name: m for m in observe_case(case_of(once)).metrics}
-    assert metrics["mean_ttft_ms"].delays["frontend_s"] == 60
-    assert metrics["output_throughput"].delays["frontend_s"] == pytest.approx(60)
+    assert metrics["mean_ttft_ms"].steps.delays["frontend_s"] == 60
+    assert metrics["output_throughput"].steps.delays["frontend_s"] == pytest.approx(60)
 
 
 def test_a_prompt_costs_the_front_end_time_for_each_token() -> None:
     metrics = {m.name: m for m in observe_case(case_of(replace(SERVE, length_distribution="fixed"))).metrics}
-    assert metrics["mean_ttft_ms"].delays["tokenize_s"] == 800
+    assert metrics["mean_ttft_ms"].steps.delays["tokenize_s"] == 800
 
 
 def test_a_server_that_keeps_up_takes_as_long_as_its_requests_take_to_come() -> None:
     slow = replace(SERVE, arrival="poisson", request_rate=0.5, max_concurrency=None)
     (duration,) = (m for m in observe_case(case_of(slow)).metrics if m.name == "output_throughput")
-    assert duration.fixed_s == pytest.approx(case_of(slow).workload.sample().arrival_s.max())
+    assert duration.steps.fixed_s == pytest.approx(case_of(slow).workload.sample().arrival_s.max())
 
 
 def test_suspect_runs_are_left_out_and_impossible_ones_named() -> None:

@@ -1,0 +1,162 @@
+"""The figures of a benchmark as weighted sums of the times of engine steps.
+
+A figure is a mean over requests of the time between two moments of a request, and steps lie between the two. So its
+weight on a step is the share of requests whose interval holds the step, over what the figure divides by::
+
+    TTFT    from sent to first token        / requests
+    TPOT    from first to last token        / (output tokens - 1) / requests
+    E2EL    from sent to last token         / requests
+    duration (of a throughput, of a batch)  every step counts once
+
+Medians and percentiles are means over the requests near them. Steps with similar loads are merged, so that a run is
+some forty batches. Fits work on these sums, and so does the uncertainty of a prediction: to first order a figure
+moves as its steps do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.simulator.client import Client
+from planner.simulator.record import Replay, StepRun
+from planner.timing import Batch
+
+Floats = NDArray[np.float64]
+
+LOADS_PER_OCTAVE = 2  #: batches whose loads round to the same half octave are merged
+#: Requests that a statistic is the mean of: shares of all, ordered by the metric.
+NEAR = {"mean": (0.0, 1.0), "median": (0.45, 0.55), "p90": (0.85, 0.95), "p95": (0.92, 0.98), "p99": (0.98, 1.0)}
+#: A server keeps up with a load that takes it this much longer than the last request takes to arrive, at most.
+KEEPS_UP = 1.15
+
+
+@dataclass(frozen=True, eq=False)
+class StepSum:
+    """``weights`` x times of the batches + ``fixed_s`` + delays outside the engine, in seconds."""
+
+    weights: Floats  #: for each batch of the timeline
+    fixed_s: float = 0.0  #: that no efficiency changes
+    delays: Mapping[str, float] = field(default_factory=dict)  #: how often it contains each of ``CLIENT_DELAYS``
+
+
+class Timeline:
+    """The steps of a replay in order, and the merged batches that stand for them."""
+
+    def __init__(self, served: Replay) -> None:
+        """``served``: a replay with its steps; of several DP ranks, with those of the first one."""
+        runs = served.step_runs
+        self.served = served
+        self._start_s = np.array([run.start_s for run in runs])
+        self._end_s = np.array([run.end_s for run in runs])
+        self._steps: Floats = np.array([run.steps for run in runs], dtype=np.float64)
+        self._busy_s = float((self._end_s - self._start_s).sum())
+        self.batches, self._ends = _representatives(runs)
+        self._delays = {
+            "request_s": np.ones(len(served.sent_s)),
+            "frontend_s": _together(served.sent_s),
+            "tokenize_s": served.input_len.astype(np.float64),
+        }
+
+    def every_step(self) -> StepSum:
+        """Each step once: how long a batch takes offline."""
+        return StepSum(self._by_batch(self._steps))
+
+    def duration(self, client: Client) -> StepSum:
+        """The time that a run takes: its steps, and what the engine waits for ``client``.
+
+        A server that keeps up with its load takes as long as the requests take to arrive, and then to finish.
+        """
+        served, last_s = self.served, float(self.served.arrival_s.max())
+        if served.duration_s < KEEPS_UP * last_s:
+            rest = self._between(np.array([last_s]), np.array([served.duration_s]), np.ones(1))
+            return StepSum(rest, fixed_s=last_s)
+        idle_s = max(served.duration_s - self._busy_s, 0.0)
+        mean = {name: float(times.mean()) for name, times in self._delays.items()}
+        delay_s = sum(getattr(client, name) * times for name, times in mean.items())
+        waits = idle_s / delay_s if delay_s else 0.0
+        return StepSum(self._by_batch(self._steps), delays={name: waits * times for name, times in mean.items()})
+
+    def latency(self, metric: str, statistics: Sequence[str]) -> dict[str, StepSum]:
+        """``ttft``, ``tpot`` or ``e2el`` by statistic (``NEAR``); nothing where no request has it."""
+        served = self.served
+        from_s, to_s = {
+            "ttft": (served.ready_s, served.first_token_s),
+            "e2el": (served.ready_s, served.end_s),
+            "tpot": (served.first_token_s, served.end_s),
+        }[metric]
+        several = np.flatnonzero(served.output_len > 1) if metric == "tpot" else np.arange(len(from_s))
+        if not len(several):
+            return {}
+        divisor = np.maximum(served.output_len - 1, 1) if metric == "tpot" else np.ones(len(from_s))
+        order = several[np.argsort(((to_s - from_s) / divisor)[several], kind="stable")]
+        found = {}
+        for statistic in statistics:
+            low, high = NEAR[statistic]
+            chosen = order[int(low * len(order)) : max(int(high * len(order)), int(low * len(order)) + 1)]
+            weights = self._between(from_s[chosen], to_s[chosen], 1 / divisor[chosen] / len(chosen))
+            waits = self._delays.items() if metric != "tpot" else ()
+            found[statistic] = StepSum(weights, delays={name: float(times[chosen].mean()) for name, times in waits})
+        return found
+
+    def _between(self, from_s: Floats, to_s: Floats, share: Floats) -> Floats:
+        """For each batch: sum over requests of ``share`` x its steps between the request's two moments."""
+        first = np.searchsorted(self._end_s, from_s + 1e-12, side="right")
+        after = np.searchsorted(self._start_s, to_s - 1e-12, side="left")
+        holds = after > first
+        first, after, part = first[holds], after[holds], share[holds]
+        size, last = len(self._steps), after - 1
+        whole = np.cumsum(np.bincount(first, part, size + 1) - np.bincount(after, part, size + 1))[:size]
+        duration_s = np.maximum(self._end_s - self._start_s, 1e-12)
+        missed = np.maximum(from_s[holds] - self._start_s[first], 0.0) / duration_s[first]
+        beyond = np.maximum(self._end_s[last] - to_s[holds], 0.0) / duration_s[last]
+        cut = np.bincount(first, part * missed, size) + np.bincount(last, part * beyond, size)
+        return self._by_batch(np.maximum((whole - cut) * self._steps, 0.0))
+
+    def _by_batch(self, per_run: Floats) -> Floats:
+        """Half of a run of steps counts as its first batch, half as its last: loads grow evenly between them."""
+        found: Floats = np.zeros(len(self.batches))
+        for end in self._ends:
+            found += np.bincount(end, per_run / 2, len(found))
+        return found
+
+
+def _representatives(runs: Sequence[StepRun]) -> tuple[list[Batch], tuple[NDArray[np.int64], ...]]:
+    """Merged batches, and for each run of steps the numbers of its first and its last one."""
+    number: dict[tuple[int, ...], int] = {}
+    sums: list[Floats] = []
+    ends: list[list[int]] = [[], []]
+    for run in runs:
+        for batch, end in zip((run.first, run.last), ends, strict=True):
+            index = number.setdefault(_likeness(batch), len(number))
+            if index == len(sums):
+                sums.append(np.zeros(7))
+            sums[index] += run.steps / 2 * np.array([1.0, *_loads(batch)])
+            end.append(index)
+    means = [Batch(*(total[1:] / total[0])) for total in sums]
+    return means, tuple(np.array(end, dtype=np.int64) for end in ends)
+
+
+def _loads(batch: Batch) -> tuple[float, ...]:
+    return (
+        batch.decode_seqs, batch.decode_context_tok,
+        batch.prefill_seqs, batch.prefill_tok, batch.prefill_pair_tok, batch.prefill_finishing,
+    )  # fmt: skip
+
+
+def _likeness(batch: Batch) -> tuple[int, ...]:
+    """Equal for batches whose sequences, contexts and prompts round to the same half octaves."""
+    context = batch.decode_context_tok / batch.decode_seqs if batch.decode_seqs else 0
+    pairs = batch.prefill_pair_tok / batch.prefill_tok if batch.prefill_tok else 0
+    loads = (batch.decode_seqs, context, batch.prefill_tok, pairs)
+    return tuple(round(LOADS_PER_OCTAVE * log2(load)) if load > 0 else -1 for load in loads)
+
+
+def _together(sent_s: Floats) -> Floats:
+    """For each request, how many were sent at the same moment."""
+    _, number, counts = np.unique(sent_s, return_inverse=True, return_counts=True)
+    return counts[number].astype(np.float64)
