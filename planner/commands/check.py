@@ -38,7 +38,9 @@ from planner.resources import read_given
 if TYPE_CHECKING:
     from planner.commands.inputs import GpuName
     from planner.engine import Found, Launch, ServeLine
+    from planner.evidence import SeenServer
     from planner.hardware import GpuProfile
+    from planner.model import Model
     from planner.output import CheckAnswer
     from planner.planning import LineRequest, LineVerdict, Local, Plan
 
@@ -62,6 +64,11 @@ Line = Annotated[
         "folder of a plan, '-' for stdin.",
     ),
 ]
+Url = Annotated[
+    str,
+    Option(metavar="URL", help="A running vLLM server: what it runs and is asked for, instead of a line and a load."),
+]
+Seconds = Annotated[float, Option("--url-seconds", min=0, help="How long to watch that server. Default: 5.")]
 OneGpu = Annotated[
     "GpuName",
     Option(
@@ -91,9 +98,11 @@ Gpus = Annotated[int, Option(min=1, help="GPUs that a better plan may use. Defau
     settings={"ignore_unknown_options": True},
 )
 def check_command(
-    line: Line,
+    line: Line | None = None,
     gpu: OneGpu | None = None,
     *,
+    url: Url | None = None,
+    url_seconds: Seconds | None = None,
     engine_version: EngineVersion = None,
     as_model: AsModel | None = None,
     variables: Given = (),
@@ -116,7 +125,8 @@ def check_command(
     as engines of their own. Where a script has branches that its GPU or ``variables`` do not decide, each is judged:
     ``answer.branches``. ``as_model`` is what a path in the line stands for. Lengths are tokens; where no load is given
     it is 1024 in and out, and as many requests as run at once. ``goal`` is what a better plan is better at, ``gpus``
-    how many it may use (as many as the line).
+    how many it may use (as many as the line). ``url`` is a running vLLM server: it is asked what it runs, unless
+    ``line`` says so, and watched for ``url_seconds`` (5): the load is what it has then; ``answer.seen`` has the rest.
 
     ``answer.ok`` is whether it starts, in every branch; ``answer.record`` has the rest. Raises InputError where there
     is no such line, or several that differ, and for a load that its context does not hold.
@@ -131,19 +141,59 @@ def check_command(
         check_count(name, value)
     if as_model is not None:
         typed("as_model", as_model, str)
-    text, plan = _text_of(line)
+    seen = _watched(url, url_seconds)
+    if line is None and seen is None:
+        raise InputError("Missing argument 'LINE': there is nothing to check", hint="see planner check --help")
+    text, plan = _text_of(line or ())
     wanted = gpu or (plan.gpu if plan else None)
     if wanted is None:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
     profile, remarks = find_gpu(wanted)
     version = engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None)
     asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
+    if seen:
+        version = version or seen.version
+        asked = replace(
+            asked,
+            input_len=input_len or seen.input_len,
+            output_len=output_len or seen.output_len,
+            max_concurrency=max_concurrency or seen.in_flight,
+        )
+    if seen and line is None:
+        model = load_model(as_model or seen.model, revision=revision, refresh=refresh, timeout=timeout).model
+        text, said = _as_served(seen, model, profile, version)
+        remarks = (*remarks, *said)
     if plan:
         asked = asked.as_planned(plan)
     judge = _Judge(profile, version, as_model, asked, fits_for(calibration), revision, refresh, timeout, plan)
     judged = tuple((launch.when, judge.verdict(launch)) for launch in _launches(text, profile, variables))
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
-    return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)))
+    answer = CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)))
+    return replace(answer, seen=seen) if seen else answer
+
+
+def _watched(url: str | None, seconds: float | None) -> SeenServer | None:
+    """The server, asked and watched; None where there is none."""
+    if url is None:
+        if seconds is not None:
+            raise InputError("--url-seconds is how long to watch a server", hint="add --url")
+        return None
+    from planner.evidence import look_at_server
+
+    return look_at_server(url) if seconds is None else look_at_server(url, window_s=seconds)
+
+
+def _as_served(
+    seen: SeenServer, model: Model, profile: GpuProfile, version: str | None
+) -> tuple[list[str], tuple[str, ...]]:
+    """The words of the line that a server runs with, and what was taken for granted in them."""
+    from planner.evidence import likely_tensor_parallel
+
+    size = likely_tensor_parallel(seen, model, profile, version_for(version, profile))
+    remark = f"the server does not say its tensor parallel size: {size} is taken"
+    if seen.kv_cache_tokens:
+        remark += f", whose KV cache is nearest to its {seen.kv_cache_tokens:,} tokens"
+    return list(seen.words(size)), (f"{remark}; say its line behind -- where it is another",)
 
 
 @dataclass

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.engine import FlagProblem, has_both_engines
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
@@ -14,6 +14,9 @@ from planner.output.result import Result
 from planner.planning import FitResult, LineVerdict, PlannedWorkload, Served
 from planner.units import format_bytes
 from planner.workload import Workload
+
+if TYPE_CHECKING:
+    from planner.evidence import SeenServer
 
 COLUMNS = (
     Column("what", ""),
@@ -34,6 +37,7 @@ class CheckAnswer(Result):
     remarks: tuple[str, ...] = ()
     #: Where a script has several ways through it: the conditions of each, and what is said about it; else empty
     branches: tuple[tuple[tuple[str, ...], LineVerdict], ...] = ()
+    seen: SeenServer | None = None  #: the running server whose load it is
 
     @classmethod
     def of(cls, judged: Sequence[tuple[tuple[str, ...], LineVerdict]], remarks: tuple[str, ...] = ()) -> CheckAnswer:
@@ -58,7 +62,8 @@ class CheckAnswer(Result):
 
     def _object(self) -> dict[str, Any]:
         branches = [{"when": list(when), **self._judged(record)} for when, record in self.branches]
-        return {**self._judged(self.record), "starts": self.ok, "branches": branches}
+        seen = {"server": _seen(self.seen)} if self.seen else {}
+        return {**self._judged(self.record), "starts": self.ok, "branches": branches, **seen}
 
     def _judged(self, answer: LineVerdict) -> dict[str, Any]:
         load = answer.workload
@@ -85,7 +90,8 @@ class CheckAnswer(Result):
     def _rows(self) -> list[dict[str, Any]]:
         if self.branches:
             return [_row(_condition(when), record.served) for when, record in self.branches]
-        return [_row("this line", self.record.served), *_plan_rows(self.record)]
+        measured = [{"what": "measured", **self.seen.measured}] if self.seen else []
+        return [*measured, _row("this line", self.record.served), *_plan_rows(self.record)]
 
     def _columns(self) -> Sequence[Column]:
         return COLUMNS
@@ -104,6 +110,8 @@ class CheckAnswer(Result):
                     yield ""
             before = start
             yield from _speed(record)
+        if self.seen:
+            yield from _seen_lines(self.seen, self.record)
 
     def _title(self) -> str:
         return _headline(self.record)
@@ -114,6 +122,20 @@ class CheckAnswer(Result):
 
 
 _MOST_OF_A_CONDITION = 70  #: characters that are shown
+
+
+def _seen(seen: SeenServer) -> dict[str, Any]:
+    names = ("url", "version", "model", "max_model_len", "kv_cache_tokens", "in_flight", "input_len", "output_len",
+             "window_s", "ended_in_window", "measured")  # fmt: skip
+    return {name: getattr(seen, name) for name in names}
+
+
+def _seen_lines(seen: SeenServer, record: LineVerdict) -> Iterator[str]:
+    """What the server measured of itself beside what is predicted for the load that it has."""
+    means = "of now" if seen.ended_in_window else "since it started: no request ended meanwhile"
+    yield wrapped(f"\n{seen.url}, vLLM {seen.version}, watched for {seen.window_s:.1f} s; its means are {means}:")
+    rows = [{"what": "measured", **seen.measured}, {**_row("predicted", record.served), "gpus": None}]
+    yield table_text(rows, tuple(column for column in COLUMNS if column.key in ("what", *seen.measured)))
 
 
 def _condition(when: Sequence[str]) -> str:

@@ -1,0 +1,294 @@
+"""A running vLLM server: what serves, what it is asked for, and what it measures of itself.
+
+Three addresses say so: ``/version``, ``/v1/models`` and ``/metrics``. The names of the metrics are those of vLLM's
+``v1/metrics/loggers.py``, 0.8 to 0.27: gaps between tokens were ``time_per_output_token_seconds`` up to 0.11, and are
+``inter_token_latency_seconds`` now. Counters are read twice, so that what happened in between is the load of now.
+
+A server may be anything: only http and https are asked, answers are small and soon there, and nothing is followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf, log
+from threading import Thread
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Never
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+from planner.engine import EngineArgs
+from planner.errors import InputError, PlannerError
+from planner.planning import fit_model
+
+if TYPE_CHECKING:
+    from planner.engine import EngineVersion
+    from planner.hardware import GpuProfile
+    from planner.model import Model
+
+MOST_ANSWER_BYTES = 8 * 2**20  #: of one answer; the metrics of eight engines take less than one MB
+ANSWER_S = 10.0  #: for one answer, from the name to its last byte
+WINDOW_S = 5.0  #: between the two looks at the counters
+KEY = "VLLM_API_KEY"  #: environment variable with the key of the server, where it wants one
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+#: Histograms, the first that a server has: figure -> metric. TPOT is of a request since 0.12; before, gaps are pooled.
+_MEANS_S = {
+    "mean_ttft_ms": ("vllm:time_to_first_token_seconds",),
+    "mean_tpot_ms": (
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+    ),
+    "mean_e2el_ms": ("vllm:e2e_request_latency_seconds",),
+}
+
+
+@dataclass(frozen=True)
+class SeenServer:
+    """What a server says of itself."""
+
+    url: str
+    version: str
+    model: str  #: hub id or path that was loaded
+    max_model_len: int | None
+    cache: Mapping[str, str]  #: labels of ``vllm:cache_config_info``
+    engines: int  #: data-parallel ranks
+    in_flight: int
+    window_s: float
+    input_len: int | None  #: mean of the requests that ended; None: none did
+    output_len: int | None
+    ended_in_window: int
+    measured: Mapping[str, float] = field(default_factory=dict)  #: under the keys of ``vllm bench serve``
+
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        """Tokens that the KV cache of one engine holds."""
+        blocks, size = self.cache.get("num_gpu_blocks", ""), self.cache.get("block_size", "")
+        return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None
+
+    def words(self, tensor_parallel_size: int) -> tuple[str, ...]:
+        """The line that would serve so, as far as the server says it."""
+        shares = {"--max-model-len": self.max_model_len, "--gpu-memory-utilization": self.gpu_memory_utilization}
+        words = [word for flag, value in shares.items() if value for word in (flag, str(value))]
+        if self.cache.get("cache_dtype", "auto") != "auto":
+            words += ["--kv-cache-dtype", self.cache["cache_dtype"]]
+        if self.cache.get("enable_prefix_caching") in ("True", "False"):
+            words.append(f"--{'' if self.cache['enable_prefix_caching'] == 'True' else 'no-'}enable-prefix-caching")
+        sizes = {"--tensor-parallel-size": tensor_parallel_size, "--data-parallel-size": self.engines}
+        words += [word for flag, value in sizes.items() if value > 1 for word in (flag, str(value))]
+        return ("vllm", "serve", self.model, *words)
+
+    @property
+    def gpu_memory_utilization(self) -> float | None:
+        """The share of the memory that the server took; None where it does not say."""
+        try:
+            return float(self.cache["gpu_memory_utilization"])
+        except (KeyError, ValueError):
+            return None
+
+
+def look_at_server(url: str, *, window_s: float = WINDOW_S) -> SeenServer:
+    """Ask a server twice, ``window_s`` apart. Raises InputError for what is no vLLM server, or does not answer."""
+    root = _checked(url)
+    version = str(_json(root, "/version").get("version", ""))
+    models = _json(root, "/v1/models").get("data")
+    if not version or not isinstance(models, list) or not models or not isinstance(models[0], Mapping):
+        raise InputError(f"{root} does not answer as vLLM does", hint="give the address of vllm serve, without a path")
+    base = next((one for one in models if not one.get("parent")), models[0])  # adapters have a parent
+    before, began_s = _samples(_get(root, "/metrics")), monotonic()
+    sleep(window_s)
+    after, passed_s = _samples(_get(root, "/metrics")), monotonic() - began_s
+    if not any(name.startswith("vllm:") for name in after.values):
+        raise InputError(f"{root}/metrics has no metric of vLLM", hint="give the address of vllm serve itself")
+    return _seen(root, version, base, before, after, passed_s)
+
+
+def _seen(
+    root: str, version: str, model: Mapping[str, Any], before: Samples, after: Samples, passed_s: float
+) -> SeenServer:
+    ended = after.of("vllm:request_success_total") - before.of("vllm:request_success_total")
+
+    def mean(*names: str) -> float | None:
+        """Of the window where something ended in it, else since the start."""
+        for name in names:
+            for since in (before, Samples()):
+                count = after.of(f"{name}_count") - since.of(f"{name}_count")
+                if count > 0:
+                    return (after.of(f"{name}_sum") - since.of(f"{name}_sum")) / count
+        return None
+
+    waits = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    flying = sum((samples.of(name) for samples in (before, after) for name in waits), 0.0) / 2
+    generated = after.of("vllm:generation_tokens_total") - before.of("vllm:generation_tokens_total")
+    lengths = [mean(f"vllm:request_{side}_tokens") for side in ("prompt", "generation")]
+    latencies = {figure: mean(*names) for figure, names in _MEANS_S.items()}
+    return SeenServer(
+        url=root,
+        version=version,
+        model=_model_of(model),
+        max_model_len=model["max_model_len"] if isinstance(model.get("max_model_len"), int) else None,
+        cache=after.cache,
+        engines=max(len(after.engines), 1),
+        in_flight=max(ceil(flying), 1),
+        window_s=passed_s,
+        input_len=None if lengths[0] is None else max(round(lengths[0]), 1),
+        output_len=None if lengths[1] is None else max(round(lengths[1]), 1),
+        ended_in_window=round(max(ended, 0)),
+        measured={"output_throughput": max(generated, 0) / passed_s}
+        | {figure: value * 1000 for figure, value in latencies.items() if value is not None},
+    )
+
+
+def likely_tensor_parallel(seen: SeenServer, model: Model, profile: GpuProfile, version: EngineVersion) -> int:
+    """The size whose KV cache is nearest to the server's, which does not say it; 1 where nothing tells."""
+    found: dict[int, float] = {}
+    size, most = 1, max(profile.gpus_per_node // seen.engines, 1)
+    while seen.kv_cache_tokens and size <= most:
+        try:
+            args = EngineArgs(
+                tensor_parallel_size=size,
+                data_parallel_size=seen.engines,
+                max_model_len=seen.max_model_len,
+                gpu_memory_utilization=seen.gpu_memory_utilization,
+            )
+            tokens = fit_model(model, profile, args, version, look_for_options=False).kv_cache_tokens
+        except PlannerError:
+            tokens = 0
+        found[size] = abs(log(tokens / seen.kv_cache_tokens)) if tokens > 0 else inf
+        size *= 2
+    return min(found, key=found.__getitem__, default=1)
+
+
+def _model_of(model: Mapping[str, Any]) -> str:
+    """What was loaded: ``root``, unless that is a path of the server's machine and the name is a hub id."""
+    name, root = str(model.get("id", "")), str(model.get("root") or "")
+    hub_id = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+    is_path = root and not hub_id.fullmatch(root)
+    return name if not root or (is_path and hub_id.fullmatch(name)) else root
+
+
+# --- Prometheus' text ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Samples:
+    """Values of metrics, summed over engines and reasons."""
+
+    values: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    engines: set[str] = field(default_factory=set)
+    cache: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, name: str) -> float:
+        """The value; 0 where there is none."""
+        return self.values.get(name, 0.0)
+
+
+def _samples(text: str) -> Samples:
+    found = Samples()
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if not match or not match["name"].startswith("vllm:") or match["name"].endswith("_bucket"):
+            continue
+        labels = dict(_LABEL.findall(match["labels"] or ""))
+        try:
+            value = float(match["value"])
+        except ValueError:
+            continue
+        found.values[match["name"]] += value
+        if match["name"] == "vllm:num_requests_running":
+            found.engines.add(labels.get("engine", "0"))
+        if match["name"] == "vllm:cache_config_info":
+            found.cache = labels
+    return found
+
+
+# --- asking --------------------------------------------------------------------------------------------------------
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _checked(url: str) -> str:
+    """The address without a path. Raises InputError for anything but one of http or https."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise InputError(f"--url {url[:200]!r}: {error}", hint="write it as http://HOST:PORT") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise InputError(
+            f"--url {parts.scheme}://{(parts.hostname or '')[:200]} is no address of a server",
+            hint=f"write it as http://HOST:PORT; a key goes into the environment, as {KEY}",
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}"
+
+
+def _json(root: str, path: str) -> Mapping[str, Any]:
+    text = _get(root, path)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{root}{path} is not JSON", hint="give the address of vllm serve, without a path") from error
+    return found if isinstance(found, Mapping) else {}
+
+
+def _get(root: str, path: str) -> str:
+    """An answer, in a thread of its own: only so the time is over for a server that sends a byte now and then."""
+    outcome: list[Callable[[], str]] = []
+
+    def ask() -> None:
+        try:
+            text = b"".join(_chunks(root, path)).decode("utf-8", "replace")
+            outcome.append(lambda: text)
+        except BaseException as error:
+            outcome.append(_raiser(error))
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    if not outcome:
+        _refuse(root, path, f"no answer within {ANSWER_S:g} s")
+    try:
+        return outcome[0]()
+    except HTTPError as error:
+        hint = f"set {KEY} to its key" if error.code in (401, 403) else "give the address of vllm serve, without a path"
+        raise InputError(f"{root}{path} answers {error.code}", hint=hint) from error
+    except (OSError, URLError, ValueError) as error:
+        cause = getattr(error, "reason", None) or error
+        _refuse(root, path, str(getattr(cause, "strerror", None) or cause))
+
+
+def _raiser(error: BaseException) -> Callable[[], str]:
+    def again() -> str:
+        raise error
+
+    return again
+
+
+def _chunks(root: str, path: str) -> Iterator[bytes]:
+    headers = {"Accept-Encoding": "identity"}
+    if key := os.environ.get(KEY):
+        headers["Authorization"] = f"Bearer {key}"
+    opener = build_opener(ProxyHandler({}), _NoRedirect())
+    left = MOST_ANSWER_BYTES
+    with opener.open(Request(root + path, headers=headers), timeout=ANSWER_S) as answer:  # noqa: S310 - checked above
+        while chunk := answer.read1(2**16):
+            left -= len(chunk)
+            if left < 0:
+                raise ValueError(f"its answer has more than {MOST_ANSWER_BYTES:,} bytes")
+            yield chunk
+
+
+def _refuse(root: str, path: str, cause: str) -> Never:
+    raise InputError(f"{root}{path}: {' '.join(cause.split())[:200]}", hint="is the server up, and its port reachable?")
