@@ -21,7 +21,7 @@ from typing import Literal
 from planner.planning import defaults
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Estimate, estimate
-from planner.simulator import Replay, good_requests, statistic_ms
+from planner.simulator import Replay, good_requests, hopeless_at, statistic_ms
 from planner.units import MS
 from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload
 
@@ -108,14 +108,21 @@ def measure(
     *,
     pessimistic: bool = True,
     requests: Requests | None = None,
+    whole: bool = True,
 ) -> ServedLoad:
     """Serve ``workload`` (or ``requests``, at the rate or concurrency of ``workload``) once, beside the targets.
 
+    Not ``whole``: an open loop ends once a target is broken for certain; what is read off its requests so far breaks
+    it too.
     A closed loop opens with all its places at once, which users never do: those requests load the server, but the
     targets ignore them. Raises InputError where a request never fits the KV cache.
     """
-    served = deployment.replay(workload, requests)
     margins = {slo: margin(deployment, slo, pessimistic=pessimistic) for slo in slos}
+    hopeless = None
+    if not whole and workload.max_concurrency is None:
+        limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
+        hopeless = hopeless_at(limits_s, workload.num_prompts if requests is None else len(requests.arrival_s))
+    served = deployment.replay(workload, requests, hopeless=hopeless)
     burst, readings = workload.max_concurrency or 0, []
     for slo, factor in margins.items():
         predicted_ms = statistic_ms(slo, served, after=burst if burst < len(served.sent_s) else 0)
@@ -149,7 +156,7 @@ def largest_load(
 
     def probe(value: float) -> ServedLoad:
         sent = at_load(deployment, workload, slos, by, value)
-        return measure(deployment, sent, slos, pessimistic=pessimistic, requests=paced(requests, sent))
+        return measure(deployment, sent, slos, pessimistic=pessimistic, requests=paced(requests, sent), whole=False)
 
     most = most_in_flight(deployment)
     if by == "concurrency":

@@ -34,7 +34,7 @@ from planner.timing import (
 from planner.workload import Requests, Workload
 
 if TYPE_CHECKING:
-    from planner.simulator import Client, Replay
+    from planner.simulator import Client, Hopeless, Replay
 
 #: Figures that scale with the output throughput.
 RATES = frozenset(
@@ -184,17 +184,24 @@ class Deployment:
         efficiency = self.timer.efficiency
         return Client(**{name: getattr(efficiency, name) for name in CLIENT_DELAYS})
 
-    def replay(self, workload: Workload, requests: Requests | None = None, *, offline: bool = False) -> Replay:
+    def replay(
+        self,
+        workload: Workload,
+        requests: Requests | None = None,
+        *,
+        offline: bool = False,
+        hopeless: Hopeless | None = None,
+    ) -> Replay:
         """Serve ``workload``, ``offline`` without a front end; ``requests`` are sent instead of those it draws.
 
-        Raises InputError where a request never fits.
+        ``hopeless`` ends it early. Raises InputError where a request never fits.
         """
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
         client = Client() if offline else self.client
         longest = workload.max_total_len if requests is None else requests.max_total_len
         limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
-        return replay(self.timer, workload, limits, client, requests)
+        return replay(self.timer, workload, limits, client, requests, hopeless=hopeless)
 
     def with_prefixes(self, limits: SchedulerLimits, workload: Workload) -> SchedulerLimits:
         """``limits`` with what the prefix cache spares of ``workload``.

@@ -1,4 +1,5 @@
 from .bench import good_requests as good_requests
+from .bench import hopeless_at as hopeless_at
 from .bench import latency_result as latency_result
 from .bench import latency_table as latency_table
 from .bench import serve_result as serve_result
@@ -8,6 +9,7 @@ from .bench import statistic_ms as statistic_ms
 from .bench import throughput_result as throughput_result
 from .bench import throughput_table as throughput_table
 from .client import Client as Client
+from .client import Hopeless as Hopeless
 from .client import replay as replay
 from .limits import SchedulerLimits as SchedulerLimits
 from .record import Replay as Replay

@@ -8,8 +8,8 @@ the population.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import isinf
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import floor, isinf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from planner.errors import InputError
 from planner.simulator.record import Replay
 from planner.units import MS
-from planner.workload import LATENCIES, Slo, Workload
+from planner.workload import LATENCIES, OF_A_REQUEST, Slo, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +32,7 @@ DRAFTS = (
 )
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 NEWEST_RELEASE = (0, 33, 0)
+ROUNDING = 1e-9  #: by how much a figure must be above a limit, relative, to be above it for certain
 
 BenchResult = dict[str, Any]
 
@@ -63,6 +64,30 @@ def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
     if slo.percentile is None:
         return float(np.average(values_s, weights=weights) / MS)
     return float(weighted_percentile(values_s, weights, [slo.percentile])[0] / MS)
+
+
+def hopeless_at(limits_s: Mapping[Slo, float], num_requests: int) -> Callable[[Mapping[str, float]], bool]:
+    """Counts requests that end, and says when a target is broken whatever the others do.
+
+    ``limits_s`` is what the statistic of each target may be, in s. A percentile is above it for certain once more of
+    the ``num_requests`` are above it than the percentile leaves out. Means may recover, and gaps are not looked at.
+    """
+    limited = [(slo, limit_s * (1 + ROUNDING)) for slo, limit_s in limits_s.items() if slo.metric in OF_A_REQUEST]
+    left = {
+        slo: num_requests - 1 - floor((num_requests - 1) * slo.percentile / 100)
+        for slo, _ in limited
+        if slo.percentile is not None
+    }
+
+    def hopeless(metrics_s: Mapping[str, float]) -> bool:
+        for slo, limit_s in limited:
+            if slo in left and metrics_s[slo.metric] > limit_s:
+                left[slo] -= 1
+                if left[slo] < 0:
+                    return True
+        return False
+
+    return hopeless
 
 
 def serve_result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -17,6 +18,8 @@ from planner.simulator.record import Log, Replay, TokenRuns
 from planner.simulator.sequence import Sequence
 from planner.workload import Requests, Workload
 
+#: Asked with the metrics of every request that ends, in s by name: whether there is no point in going on.
+Hopeless = Callable[[Mapping[str, float]], bool]
 SAID_EACH = 10_000  #: requests after which a replay says how far it is
 
 
@@ -48,19 +51,21 @@ def replay(
     requests: Requests | None = None,
     *,
     keep_steps: bool = False,
+    hopeless: Hopeless | None = None,
 ) -> Replay:
     """Serve ``workload`` under ``limits`` and return what the client measures.
 
     ``timer`` gives the time of a step of one DP rank. ``requests`` replaces the lengths and arrival times that
     ``workload`` would draw, as for a recorded trace; the concurrency stays the workload's. With ``keep_steps`` the
-    result lists every step that ran. The result depends on nothing but the arguments.
+    result lists every step that ran. ``hopeless`` ends the replay early, which then is that of the requests that have
+    ended. The result depends on nothing but the arguments.
 
     Raises InputError when a request can never be scheduled within ``limits``.
     """
     sender = _Sender(timer, workload, limits, client or Client(), requests or workload.sample())
     if keep_steps:
         sender.ranks[0].step_runs = []
-    sender.run()
+    sender.run(hopeless)
     return sender.result()
 
 
@@ -88,8 +93,8 @@ class _Sender:
         self.group = Lockstep(timer, self.ranks, limits) if together else None
         self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
 
-    def run(self) -> None:
-        """From the opening burst to the last token."""
+    def run(self, hopeless: Hopeless | None = None) -> None:
+        """From the opening burst to the last token, or to the request after which all is ``hopeless``."""
         opening = min(self.places, len(self.input_len))
         together = Counter(self.arrival_s[:opening])
         for arrival_s in self.arrival_s[:opening]:
@@ -105,6 +110,8 @@ class _Sender:
             done = first.end()
             for index in done:
                 self.log.end_s[index] = time_s
+                if hopeless and hopeless(self._metrics_s(index)):
+                    return
                 if index % SAID_EACH == SAID_EACH - 1:
                     progress.say(f"{len(self.sent_s):,} of {len(self.input_len):,} requests")
                 if len(self.sent_s) < len(self.input_len):
@@ -130,19 +137,28 @@ class _Sender:
         else:
             self.ranks[place].submit(ready_s, sequence)
 
+    def _metrics_s(self, index: int) -> dict[str, float]:
+        """What the client measures of a request that has ended, in s; 0 for the TPOT of a single token, as in vLLM."""
+        sent_s, first_s, end_s = self.sent_s[index], self.log.first_token_s[index], self.log.end_s[index]
+        response_s, more_tok = self.client.response_s, self.output_len[index] - 1
+        tpot_s = (end_s - first_s) / more_tok if more_tok else 0.0
+        return {"ttft": first_s + response_s - sent_s, "tpot": tpot_s, "e2el": end_s + response_s - sent_s}
+
     def result(self) -> Replay:
-        """The log as the client sees it."""
+        """The log as the client sees it, of the requests that have ended."""
         log = self.log
+        end_s = np.array(log.end_s) + self.client.response_s
+        ended = np.flatnonzero(np.isfinite(end_s))
         peak_blocks = max(rank.kv_peak_blocks for rank in self.ranks)
         return Replay(
-            input_len=self.requests.input_len,
-            output_len=self.requests.output_len,
-            arrival_s=self.requests.arrival_s,
-            sent_s=np.array(self.sent_s),
-            ready_s=np.array(self.ready_s),
-            first_token_s=np.array(log.first_token_s) + self.client.response_s,
-            end_s=np.array(log.end_s) + self.client.response_s,
-            preemptions=np.array(log.preemptions),
+            input_len=self.requests.input_len[ended],
+            output_len=self.requests.output_len[ended],
+            arrival_s=self.requests.arrival_s[ended],
+            sent_s=np.array(self.sent_s)[ended],
+            ready_s=np.array(self.ready_s)[ended],
+            first_token_s=np.array(log.first_token_s)[ended] + self.client.response_s,
+            end_s=end_s[ended],
+            preemptions=np.array(log.preemptions)[ended],
             token_runs=TokenRuns.of(log.runs, delay_s=self.client.response_s),
             kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
             decode_steps=log.decode.steps,

@@ -204,8 +204,10 @@ class DpRank:
             self._waiting.popleft()
             self._running[sequence.index] = sequence
             sequence.done_tok = cached_tok
-            found = min(self._found_blocks(sequence), cached_tok // limits.block_size)
-            kv.reuse(sequence.index, found)
+            found = 0
+            if sequence.lost_tok:
+                found = min(self._found_blocks(sequence), cached_tok // limits.block_size)
+                kv.reuse(sequence.index, found)
             kv.take(blocks - found)
             budget_tok -= new_tok
             chunks.append((sequence, new_tok))
@@ -219,7 +221,7 @@ class DpRank:
 
     def _found_blocks(self, sequence: Sequence) -> int:
         """Full blocks that it had before a preemption, and that are still what they were."""
-        if not self.limits.enable_prefix_caching:
+        if not (sequence.lost_tok and self.limits.enable_prefix_caching):
             return 0
         return min(self.kv.kept(sequence.index), sequence.lost_tok // self.limits.block_size)
 

@@ -17,7 +17,7 @@ microseconds; ``fit_steps`` evaluates thousands of batches at once, with the der
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -140,13 +140,33 @@ class TimedTerm:
 
     def time_s(self, units: float, rows: float, overlap: float) -> float:
         """Seconds at the same load, where the share ``overlap`` of the shorter part is hidden."""
-        compute_s, memory_s = self.parts_s(units, rows)
-        return self.fixed_s + compute_s + memory_s - overlap * (compute_s if compute_s < memory_s else memory_s)
+        return sum_s([(0, *self.row[1:])], [(units, rows)], overlap)
+
+    @property
+    def row(self) -> Row:
+        """The index of its driver and all its numbers, for ``sum_s``."""
+        return self.load, self.fixed_s, *self.compute_s, *self.memory_s
 
     def bound(self, units: float, rows: float) -> str:
         """The largest part of the time: launch, compute, memory or link."""
         compute_s, memory_s = self.parts_s(units, rows)
         return max((self.fixed_s, "launch"), (compute_s, "compute"), (memory_s, self.term.path))[1]
+
+
+#: Of a term: the index of its driver, fixed seconds, compute and memory seconds per step, unit and row.
+Row = tuple[int, float, float, float, float, float, float, float]
+
+
+def sum_s(terms: Sequence[Row], drivers: Sequence[tuple[float, float]], overlap: float) -> float:
+    """Seconds of the terms that have something to do at ``drivers``, their units and rows. Every step asks for it."""
+    total_s = 0.0
+    for load, fixed_s, compute_s, compute_unit_s, compute_row_s, memory_s, memory_unit_s, memory_row_s in terms:
+        units, rows = drivers[load]
+        if units:
+            computed_s = compute_s + units * compute_unit_s + rows * compute_row_s
+            moved_s = memory_s + units * memory_unit_s + rows * memory_row_s
+            total_s += fixed_s + computed_s + moved_s - overlap * (computed_s if computed_s < moved_s else moved_s)
+    return total_s
 
 
 def _unpacking(operator: Operator, profile: GpuProfile) -> float:

@@ -28,7 +28,10 @@ from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import efficiency_for
 from planner.timing.links import collective_term, host_read_term, step_collectives
 from planner.timing.operators import Driver, StepLoad, adapter_operators, step_operators
-from planner.timing.roofline import Term, TimedTerm, operator_term
+from planner.timing.roofline import Term, TimedTerm, operator_term, sum_s
+
+#: The drivers under names of their own: ``Driver.TOKENS`` takes as long to look up as a term to compute.
+TOKENS, SAMPLED, DECODES, _, CONTEXT, PAIRS, EXPERTS = Driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ class StepModel:
         self._timed = [
             TimedTerm.of(term, self._loads.index(term.load), self.efficiency.__getattribute__) for term in self.terms
         ]
+        self._rows = tuple(timed.row for timed in self._timed)
         self._graphs = graphs(config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
@@ -149,13 +153,7 @@ class StepModel:
 
     def _gpu_s(self, batch: Batch) -> float:
         """Seconds of operators and collectives."""
-        drivers, overlap = self._drivers(batch), self.efficiency.overlap
-        gpu_s = 0.0
-        for timed in self._timed:
-            units, rows = drivers[timed.load]
-            if units:
-                gpu_s += timed.time_s(units, rows, overlap)
-        return gpu_s
+        return sum_s(self._rows, self._drivers(batch), self.efficiency.overlap)
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         """The same step, part by part."""
@@ -223,24 +221,24 @@ class StepModel:
         sampled = (batch.decode_seqs * batch.decode_sampled + batch.prefill_finishing) * share
         drivers: list[tuple[float, float]] = []
         for load in self._loads:
-            match load.driver:
-                case Driver.TOKENS:
-                    drivers.append((tokens, tokens))
-                case Driver.SAMPLED:
-                    drivers.append((sampled, sampled))
-                case Driver.CONTEXT:
-                    seen = _seen(context / load.ratio, decodes, load.span)  # read once, whatever asks
-                    drivers.append((seen, seen * query_tok))
-                case Driver.PAIRS:
-                    seen = _seen(pairs / load.ratio, prefill, load.span)
-                    drivers.append((seen, seen))
-                case Driver.EXPERTS:
-                    drivers.append(self._experts(load, self.expert_tok(load, batch)))
-                case Driver.DECODES:
-                    # a state is read once, and written after each token: any of them may be the last accepted one
-                    drivers.append((decodes * (1 + query_tok) / 2, decodes * query_tok))
-                case Driver.PREFILL:
-                    drivers.append((prefill, prefill))
+            driver = load.driver
+            if driver is TOKENS:
+                units, rows = tokens, tokens
+            elif driver is CONTEXT:
+                units = _seen(context / load.ratio, decodes, load.span)  # read once, whatever asks
+                rows = units * query_tok
+            elif driver is PAIRS:
+                units = rows = _seen(pairs / load.ratio, prefill, load.span)
+            elif driver is EXPERTS:
+                units, rows = self._experts(load, self.expert_tok(load, batch))
+            elif driver is SAMPLED:
+                units, rows = sampled, sampled
+            elif driver is DECODES:
+                # a state is read once, and written after each token: any of them may be the last accepted one
+                units, rows = decodes * (1 + query_tok) / 2, decodes * query_tok
+            else:
+                units, rows = prefill, prefill
+            drivers.append((units, rows))
         return drivers
 
     def expert_tok(self, load: StepLoad, batch: Batch) -> float:

@@ -25,6 +25,7 @@ from planner.planning.capacity import (
 )
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import estimate
+from planner.simulator.bench import hopeless_at
 from planner.workload.requests import Requests, Workload
 from planner.workload.targets import Slo, parse_slos
 
@@ -53,6 +54,34 @@ def test_the_largest_load_keeps_the_targets_and_a_larger_one_breaks_them(by: By)
     assert [reading.expected_ms for reading in again.readings] == [r.expected_ms for r in found.readings]
     larger = found.value * 1.1 if by == "rate" else max(found.value + 2, round(found.value * 1.1))
     assert not at(larger, TIGHT, by).meets
+
+
+@given(
+    st.lists(st.floats(0.0, 2.0), min_size=1, max_size=60),
+    st.floats(1.0, 100.0),
+    st.floats(0.5, 1.5),
+)
+def test_requests_are_called_hopeless_only_where_numpys_percentile_of_all_is_above(
+    values: list[float], percentile: float, limit_s: float
+) -> None:
+    hopeless = hopeless_at({Slo("ttft", 1.0, percentile): limit_s}, len(values))
+    gone = any([hopeless({"ttft": value, "tpot": 0.0, "e2el": value}) for value in values])
+    above = sum(value > limit_s * (1 + 1e-9) for value in values)
+    assert not gone or np.percentile(values, percentile) > limit_s
+    assert gone == (above > len(values) - 1 - np.floor((len(values) - 1) * percentile / 100))
+
+
+@pytest.mark.parametrize("rate", [0.5, 4.0, 16.0, 64.0])
+@pytest.mark.parametrize("slos", [TIGHT, parse_slos({"e2el": 2000.0}, "90"), parse_slos({"ttft": 200.0}, "mean")])
+def test_a_replay_that_ends_early_says_the_same_of_the_targets(rate: float, slos: tuple[Slo, ...]) -> None:
+    sent = at_load(server(), LOAD, slos, "rate", rate)
+    whole, cut = measure(server(), sent, slos), measure(server(), sent, slos, whole=False)
+    assert cut.meets == whole.meets
+    assert len(cut.replay.sent_s) <= len(whole.replay.sent_s)
+    if cut.meets:
+        assert cut.readings == whole.readings
+    else:
+        assert any(not reading.met for reading in cut.readings) or not cut.stable
 
 
 def test_a_concurrency_found_by_bisection_is_the_one_that_trying_all_finds() -> None:

@@ -29,7 +29,7 @@ from planner.planning.fleet.disaggregated import (
     transfer_rate,
 )
 from planner.planning.fleet.fleets import Fleets, fleets_of, plan_fleets
-from planner.planning.fleet.kinds import FleetRequest, ServerKind, server_kinds, servers_for
+from planner.planning.fleet.kinds import FleetRequest, ServerKind, most_carried, server_kinds, servers_for
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.workload.targets import Slo
 from planner.workload.trace import read_trace
@@ -405,3 +405,15 @@ def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
     assert outcome.status == 2
     assert cause in outcome.err and "hint:" in outcome.err
     assert not outcome.out
+
+
+@pytest.mark.parametrize("rate", [20.0, 150.0])
+def test_the_low_end_of_the_price_has_the_servers_that_the_optimistic_capacity_asks_for(rate: float) -> None:
+    question = asked("h100", rate=rate)
+    fleet = fleets_of(question, kinds("h100")).single[0]
+    (pool,) = fleet.pools
+    capacity = max(most_carried(question, pool.kind.deployment, pool.demand), pool.load.value)
+    servers = servers_for(question.loads[0], capacity) + question.n_plus
+    assert fleet.usd_per_h and fleet.rented[0].price
+    gpus = servers * pool.kind.num_gpus
+    assert fleet.usd_per_h.low == pytest.approx(fleet.rented[0].price.usd_per_h.low * gpus)

@@ -18,7 +18,7 @@ from planner.planning.capacity import ServedLoad
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
 from planner.planning.fleet.demand import Demand, together
-from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, most_carried, server_kinds
+from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, most_carried, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 
 
@@ -249,13 +249,31 @@ def _solved(
 
 
 def _optimistic(asked: FleetRequest, pools: Sequence[Pool]) -> list[tuple[float, ...]]:
-    """Capacities of the kinds in use for the classes that they serve, at the other end of the interval."""
+    """Capacities of the kinds in use for the classes that they serve, at the other end of the interval.
+
+    Of a single pool nothing but the number of servers follows from it, so that number is searched.
+    """
+    if len(pools) == 1 and asked.slos:
+        return [(asked.loads[0] / _fewest(asked, pools[0]),)]
     found: dict[EngineConfig, list[float]] = {}
     for pool in pools:
         capacity = found.setdefault(pool.kind.deployment.config, [0.0] * len(asked.demands))
         most = most_carried(asked, pool.kind.deployment, pool.demand)
         capacity[asked.demands.index(pool.demand)] = max(most, pool.load.value)
     return [tuple(capacity) for capacity in found.values()]
+
+
+def _fewest(asked: FleetRequest, pool: Pool) -> int:
+    """Servers that carry the class of a pool at the optimistic end; never more than the pool has."""
+    (load,) = asked.loads
+    too_few, enough = 0, pool.servers
+    while enough - too_few > 1:
+        servers = (too_few + enough) // 2
+        if carries(asked, pool.kind.deployment, pool.demand, load / servers):
+            enough = servers
+        else:
+            too_few = servers
+    return enough
 
 
 def _rent(asked: FleetRequest, profile: GpuProfile, objective: Objective) -> Rent:

@@ -18,7 +18,7 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad, largest_load, steady_rate
+from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, paced, steady_rate
 from planner.planning.defaults import Objective, RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
@@ -203,6 +203,15 @@ def most_carried(asked: FleetRequest, deployment: Deployment, demand: Demand) ->
         return steady_rate(deployment, demand.workload, pessimistic=False)  # what the replay would be sent
     load = carried(asked, deployment, demand, pessimistic=False)
     return load.value if load else 0.0
+
+
+def carries(asked: FleetRequest, deployment: Deployment, demand: Demand, rate: float) -> bool:
+    """Whether one server carries ``rate`` requests per second of a class at the optimistic end."""
+    if rate > steady_rate(deployment, demand.workload, pessimistic=False):
+        return False
+    sent = at_load(deployment, demand.workload, asked.slos, "rate", rate)
+    requests = paced(demand.requests, sent)
+    return measure(deployment, sent, asked.slos, pessimistic=False, requests=requests, whole=False).meets
 
 
 def servers_for(load: float, capacity: float) -> int:

@@ -244,7 +244,7 @@ class _Search:
         if self.found:
             challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
             workload = at_load(engine.deployment, request.workload, targets.slos, "rate", challenge)
-            load = measure(engine.deployment, workload, targets.slos, pessimistic=targets.pessimistic)
+            load = measure(engine.deployment, workload, targets.slos, pessimistic=targets.pessimistic, whole=False)
             if not load.meets:
                 return None, load
         carried = largest_load(
