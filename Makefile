@@ -47,7 +47,7 @@ pictures: $(STAMP)  ## the screenshots in docs/images, by headless Chromium
 	$(BIN)/python docs/pictures.py
 
 lock:  ## needs uv; no registry host goes into the file
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	uv pip compile --quiet --universal --all-extras --python-version 3.11 --generate-hashes --no-header \
 		pyproject.toml requirements-dev.in -o requirements-dev.txt
 
 clean:

@@ -48,8 +48,7 @@ SLOW_S = 20
 #: Imported before the first command, besides all modules of the checkout.
 HEAVY = (
     "numpy", "scipy.optimize", "scipy.stats", "pydantic", "jinja2", "huggingface_hub", "typer", "yaml", "tabulate",
-    "matplotlib.figure", "matplotlib.font_manager", "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_svg", "plotext",
+    "resvg_py", "plotext",
 )  # fmt: skip
 
 # --- the list ------------------------------------------------------------------------------------------------------
@@ -790,7 +789,7 @@ def _preload(checkout: Path, root: Path) -> Callable[[], object]:
     script = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["scripts"]["planner"]
     module, _, function = script.partition(":")
     os.environ.clear()
-    os.environ.update(BASE | {"MPLCONFIGDIR": str(root / "matplotlib"), "HOME": str(root), "HF_HOME": str(root / "hf")})
+    os.environ.update(BASE | {"HOME": str(root), "HF_HOME": str(root / "hf")})
     time.tzset()
     sys.path[0] = str(checkout)  # instead of the folder of this file
     package = importlib.import_module(module.partition(".")[0])

@@ -45,7 +45,7 @@ OWNERS = {
     "yaml": {"output", "engine"},
     "tree_sitter": {"engine"},
     "tree_sitter_bash": {"engine"},
-    "matplotlib": {"output"},
+    "resvg_py": {"output"},
     "plotext": {"output"},
     "scipy": {"planning", "evidence"},
     "huggingface_hub": {"model"},

@@ -24,7 +24,9 @@ HEAVY = {
     "requests",
     "httpx",
     "rich",
-    "matplotlib",
+    "resvg_py",
+    "starlette",
+    "uvicorn",
     "plotext",
 }
 

@@ -2,14 +2,18 @@
 
 import re
 import struct
+import sys
+from io import BytesIO
 from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from planner.output.charts.draw import draw_chart, svg
+from planner.errors import InputError
+from planner.output.charts.draw import Scale, _limits, draw_chart, svg
 from planner.output.charts.figure import (
     COLORS,
     SERIES,
@@ -188,6 +192,37 @@ def test_png_has_two_dots_to_the_pixel() -> None:
     content = draw_chart(lines(*TWO), "png", 360)
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">I", content[16:20])[0] == 720
+
+
+def test_dots_need_a_package_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)  # as where it is not installed
+    with pytest.raises(InputError) as refused:
+        draw_chart(lines(*TWO), "png", 360)
+    assert "resvg-py" in refused.value.cause and "llm-serving-planner[png]" in refused.value.hint
+
+
+def test_a_png_has_the_colours_of_the_light_theme_and_letters() -> None:
+    """Between the ground and the darkest ink: text was drawn, and no colour stayed a name, which would be black."""
+    picture = Image.open(BytesIO(draw_chart(lines(*TWO), "png", 360))).convert("RGB")
+    found = {pixel for _, pixel in picture.getcolors(2**24) or ()}
+    for name in ("ground", "c0", "c1"):
+        wanted = tuple(int(color(name)[at : at + 2], 16) for at in (1, 3, 5))
+        assert any(max(abs(a - b) for a, b in zip(pixel, wanted, strict=True)) <= 2 for pixel in found), name
+
+
+@pytest.mark.parametrize("log", [False, True])
+@given(values=st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_ticks_are_few_round_and_on_the_axis(log: bool, values: list[float]) -> None:
+    """And the points of a line lie where its values are: further up for more."""
+    low, high = _limits(values, log=log, from_zero=not log)
+    assert low < high and all(low <= value <= high for value in values)
+    scale = Scale(low, high, 200, 0, log)
+    ticks = scale.ticks()
+    assert 1 <= len(ticks) <= 8 and all(low * 0.999 <= tick <= high * 1.001 for tick in ticks)
+    assert all(f"{tick:.10g}" == f"{tick:.15g}" for tick in ticks)
+    at = [scale.at(value) for value in sorted(values)]
+    assert at == sorted(at, reverse=True) and all(0 <= place <= 200 for place in at)
 
 
 def test_the_same_chart_has_the_same_bytes() -> None:

@@ -1,16 +1,22 @@
-"""Charts drawn by matplotlib. An SVG takes colours and fonts from the reader's system, and needs no other file."""
+"""Charts as SVG: colours and fonts are those of the reader's system, and no other file is needed. A few milliseconds.
+
+One unit is one CSS pixel at full size. Panels are side by side while each has ``PANEL_WIDTH``. Words stay words, and
+colours have names (``var(--ink)``), so that a drawing follows the reader's light or dark theme.
+"""
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, isfinite, log10
+from typing import Any, Literal
+from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
 
+from planner.errors import InputError
 from planner.output.charts.figure import (
     COLORS,
+    SERIES,
     Bar,
     BarPanel,
     Chart,
@@ -20,346 +26,420 @@ from planner.output.charts.figure import (
     Series,
     color,
     printable,
-    series,
     style_sheet,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
-_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_HREF = f"{{{_XLINK}}}href"
-
-
-def themed(text: str, chart: Chart, *, alone: bool, key: str) -> str:
-    """matplotlib's SVG with our colours and fonts, and with words for screen readers. Each id starts with ``key``."""
-    ElementTree.register_namespace("", _SVG)
-    root = ElementTree.fromstring(text)  # noqa: S314  (matplotlib wrote it a moment ago)
-    for parent in list(root.iter()):
-        for child in [c for c in parent if c.tag.endswith(("metadata", "}style"))]:
-            parent.remove(child)
-    _rename(root, key)
-    root.attrib = {
-        "viewBox": root.attrib["viewBox"],
-        "role": "img",
-        "aria-labelledby": f"{key}-title {key}-desc",
-        "class": "chart",
-        "style": f"width: 100%; max-width: {root.attrib['viewBox'].split()[2]}px; height: auto; display: block",
-    }
-    title = ElementTree.Element(f"{{{_SVG}}}title", id=f"{key}-title")
-    described = ElementTree.Element(f"{{{_SVG}}}desc", id=f"{key}-desc")
-    title.text, described.text = chart.title, chart.description
-    root[:0] = [title, described]
-    if alone:
-        style = ElementTree.Element(f"{{{_SVG}}}style")
-        style.text = f"{style_sheet('svg')}svg {{ background: var(--ground); }}"
-        root.insert(2, style)
-        return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
-    return ElementTree.tostring(root, encoding="unicode").replace(f' xmlns="{_SVG}"', "", 1)
-
-
-_NAMED = {light: name for name, (light, _) in COLORS.items()}
-_COLOR = re.compile("|".join(_NAMED))
-_FAMILY = re.compile(r"'DejaVu Sans'(?:, [^;]*)?")
-_REFERENCE = re.compile(r"url\(#([\w-]+)\)")
-
-
-def _rename(root: ElementTree.Element, key: str) -> None:
-    """Name the colours, take the reader's font, and make each id unique on a page."""
-    wanted = set(_references(root))
-    for element in root.iter():
-        style = element.get("style")
-        if style:
-            style = _COLOR.sub(lambda found: f"var(--{_NAMED[found[0]]})", style)
-            element.set("style", _FAMILY.sub(FONT, style))
-        if element.get("id") in wanted:
-            element.set("id", f"{key}-{element.get('id')}")
-        else:
-            element.attrib.pop("id", None)
-        if _HREF in element.attrib:
-            element.set("href", f"#{key}-{element.attrib.pop(_HREF).removeprefix('#')}")
-        if "clip-path" in element.attrib:
-            element.set("clip-path", _REFERENCE.sub(rf"url(#{key}-\1)", element.attrib["clip-path"]))
-
-
-def _references(root: ElementTree.Element) -> Iterator[str]:
-    for element in root.iter():
-        yield element.get(_HREF, "").removeprefix("#")
-        yield from _REFERENCE.findall(element.get("clip-path", ""))
-
-
-# --- Drawing
-#
-# An SVG keeps its words as text and names its colours (``var(--ink)``): it follows the reader's light or dark theme.
-# One unit is one CSS pixel at full size. Panels are side by side while each has ``PANEL_WIDTH``.
-
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
+_SVG = "http://www.w3.org/2000/svg"
 CHART_WIDTH, NARROW = 720, 340  #: width of a chart in pixels; on a phone
 PANEL_WIDTH, EQUAL_WIDTH = 220, 320  #: least width of a panel; with equal axes
 LINE_HEIGHT, SINGLE_HEIGHT = 230, 400  #: height of a panel of lines, among several and alone
 BAR, BAR_ABOVE = 22, 50  #: height of a bar; with its label above
-AXIS_HEIGHT, LEGEND_HEIGHT, TITLE_HEIGHT = 56, 19, 26
+AXIS_HEIGHT, LEGEND_HEIGHT, TITLE_HEIGHT = 46, 19, 26
+GAP = 12  #: between panels
 PNG_SCALE = 2
-DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 3)), "points": ""}
-_SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "planner",  # the same drawing has the same bytes
-    "font.family": "DejaVu Sans",  # comes with matplotlib; letters as wide as any that a reader's system has
-    "font.size": 11,
-    "text.parse_math": False,  # a $ in a model's name is a $
-    "axes.unicode_minus": False,
-}
+LETTER = 0.58  #: width of a letter over the size of the font; digits and capitals of most fonts have that
+DASHES = {"solid": "", "dashed": "4 3", "points": ""}
+THIN = "2 3"
+Anchor = Literal["start", "middle", "end"]
 
 
 def svg(chart: Chart, width: int = CHART_WIDTH, *, part_of: str = "") -> str:
     """An SVG file with style sheet and title, or with ``part_of`` the element of that id for an HTML page."""
     chart, alone = printable(chart), not part_of
-    drawn = _saved(chart, width, "svg", titled=alone).decode()
-    return themed(drawn, chart, alone=alone, key=f"{part_of or chart.name}-{width}")
+    register_namespace("", _SVG)
+    key = f"{part_of or chart.name}-{width}"
+    root = Element(f"{{{_SVG}}}svg")
+    for name, words in (("title", chart.title), ("desc", chart.description)):
+        SubElement(root, f"{{{_SVG}}}{name}", id=f"{key}-{name}").text = words
+    if alone:
+        sheet = SubElement(root, f"{{{_SVG}}}style")
+        sheet.text = f"{style_sheet('svg')}svg {{ background: var(--ground); }}"
+    height = _Drawing(root, key).chart(chart, width, titled=alone)
+    root.attrib = {
+        "viewBox": f"0 0 {width} {height:g}",
+        "role": "img",
+        "aria-labelledby": f"{key}-title {key}-desc",
+        "class": "chart",
+        "style": f"width: 100%; max-width: {width}px; height: auto; display: block",
+    }
+    text = tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n' if alone else text.replace(f' xmlns="{_SVG}"', "", 1)
 
 
 def draw_chart(chart: Chart, form: str, width: int | None = None) -> bytes:
-    """The file of a chart: ``svg``, or ``png`` in the light colours with ``PNG_SCALE`` dots to the pixel."""
-    width = width or CHART_WIDTH
-    return _saved(printable(chart), width, "png", titled=True) if form == "png" else svg(chart, width).encode()
+    """The file of a chart: ``svg``, or ``png`` in the light colours with ``PNG_SCALE`` dots to the pixel.
+
+    Raises InputError where the package that makes dots of a drawing is not installed.
+    """
+    drawn = svg(chart, width or CHART_WIDTH)
+    if form != "png":
+        return drawn.encode()
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError as error:
+        raise InputError(
+            "a png needs the package resvg-py", hint="pip install 'llm-serving-planner[png]', or take svg"
+        ) from error
+    plain = re.sub(r"<(\w+:)?style>.*?</(\w+:)?style>", "", drawn, flags=re.DOTALL)
+    plain = re.sub(r"var\(--(\w+)\)", lambda found: COLORS[found[1]][0], plain)
+    dots = PNG_SCALE * (width or CHART_WIDTH)
+    return bytes(
+        svg_to_bytes(svg_string=plain, width=dots, background=color("ground"), sans_serif_family="DejaVu Sans")
+    )
 
 
-def _saved(chart: Chart, width: int, form: str, *, titled: bool) -> bytes:
-    import matplotlib as mpl
-
-    written = BytesIO()
-    with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # in an SVG the reader's own font has it
-        figure = _drawn(chart, width, titled=titled)
-        metadata = {"Date": None} if form == "svg" else {"Software": None}
-        ground = "none" if form == "svg" else color("ground")
-        figure.savefig(written, format=form, dpi=72 * PNG_SCALE, facecolor=ground, metadata=metadata)
-    return written.getvalue()
+# --- scales ----------------------------------------------------------------------------------------------------------
 
 
-def _drawn(chart: Chart, width: int, *, titled: bool) -> Figure:
-    from matplotlib.figure import Figure  # never pyplot: nothing global, no window
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From values ``low`` to ``high`` to pixels ``start`` to ``end``."""
 
-    least = max(EQUAL_WIDTH if isinstance(one, LinePanel) and one.equal else PANEL_WIDTH for one in chart.panels)
-    rows = -(-len(chart.panels) // max(1, width // least))
-    columns = -(-len(chart.panels) // rows)
-    heights = [_height(panel, width // columns, alone=len(chart.panels) == 1) for panel in chart.panels]
-    by_row = [max(heights[at * columns : (at + 1) * columns]) for at in range(rows)]
-    legend = _legend_entries(chart)
-    legend_columns = _columns(list(legend), width)
-    title_px = TITLE_HEIGHT if titled else 0
-    above_px = title_px + (-(-len(legend) // legend_columns) * LEGEND_HEIGHT + 6 if legend else 0)
-    height = sum(by_row) + above_px
-    room = ConstrainedLayoutEngine(
-        w_pad=4 / 72, h_pad=5 / 72, wspace=0.03, hspace=0.04, rect=(0, 0, 1, 1 - above_px / height)
-    )  # fmt: skip
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout=room)
-    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": by_row})
-    for axes in grid.flat[len(chart.panels) :]:
-        axes.set_visible(False)
-    panels: tuple[LinePanel | BarPanel, ...] = chart.panels
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        _dress(axes, panel)
-        if isinstance(panel, LinePanel):
-            _draw_lines(axes, panel)
-        else:
-            _draw_bars(axes, panel, width / columns)
-    if legend:
-        placed = figure.legend(
-            legend.values(), legend.keys(), loc="upper left", bbox_to_anchor=(0, 1 - title_px / height), frameon=False,
-            ncols=legend_columns, labelcolor=color("ink"), handlelength=1.6, columnspacing=1.6, borderpad=0.3,
-        )  # fmt: skip
-        placed.set_in_layout(False)
-    if titled:
-        figure.text(
-            4 / width, 1 - 5 / height, chart.title, va="top", fontsize=13, fontweight="bold", color=color("ink")
-        ).set_in_layout(False)
-    return figure
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Pixels; what a logarithmic axis cannot show lies on its lower end."""
+        low, high, here = self.low, self.high, max(value, self.low) if self.log else value
+        share = (log10(here) - log10(low)) / (log10(high) - log10(low)) if self.log else (here - low) / (high - low)
+        return round(self.start + share * (self.end - self.start), 2)
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Round numbers; at a logarithmic axis of a decade or more 1, 2 and 5 of each, fewer of many."""
+        return (self._decades(most) if self.log and self.high > 5 * self.low else []) or self._steps(most)
+
+    def _decades(self, most: int) -> list[float]:
+        decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
+        found: list[float] = []
+        for heads in ((1, 2, 5), (1, 3), (1,)):
+            found = [head * 10.0**at for at in decades for head in heads if self.low <= head * 10.0**at <= self.high]
+            if len(found) <= most + 2:
+                break
+        return found[:: max(ceil(len(found) / (most + 2)), 1)]
+
+    def _steps(self, most: int) -> list[float]:
+        rough = (self.high - self.low) / most
+        size = 10.0 ** floor(log10(rough))
+        step = next(size * head for head in (1, 2, 2.5, 5, 10) if size * head >= rough * 0.999)
+        return [step * at for at in range(ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9) + 1)]
 
 
-def _height(panel: LinePanel | BarPanel, width: int, *, alone: bool) -> int:
+def _limits(
+    values: Sequence[float], *, log: bool, from_zero: bool = False, margin: float = 0.04
+) -> tuple[float, float]:
+    """The ends of an axis, with some room beyond the values."""
+    shown = [value for value in values if isfinite(value) and (value > 0 or not log)] or [1.0]
+    low, high = min(shown), max(shown)
+    if log:
+        room = max((high / low) ** margin, 1.08)
+        return low / room, high * room
+    if from_zero:
+        return min(low, 0.0), max(high * (1 + margin), low + 1e-9, 1e-9)
+    room = (high - low) * margin or abs(high) * 0.1 or 1.0
+    return low - room, high + room
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}" if abs(value) >= 1 or not value else f"{value:.3g}"
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------------
+
+
+class _Drawing:
+    """Elements below one root."""
+
+    def __init__(self, root: Element, key: str) -> None:
+        self.root, self.key, self.clips = root, key, 0
+
+    def chart(self, chart: Chart, width: int, *, titled: bool) -> float:
+        """Draw all of it; gives the height."""
+        panels: Sequence[LinePanel | BarPanel] = chart.panels
+        top = 0.0
+        if titled:
+            self.text(2, 17, chart.title, size=13, ink="ink", bold=True)
+            top = TITLE_HEIGHT
+        top = self.legend(_legend_entries(chart), width, top)
+        least = max(EQUAL_WIDTH if isinstance(one, LinePanel) and one.equal else PANEL_WIDTH for one in panels)
+        rows = -(-len(panels) // max(1, width // least))
+        columns = -(-len(panels) // rows)
+        each = (width - GAP * (columns - 1)) / columns
+        for row in range(rows):
+            shown = panels[row * columns : (row + 1) * columns]
+            height = max(_height(panel, each, alone=len(panels) == 1) for panel in shown)
+            for at, panel in enumerate(shown):
+                box = (at * (each + GAP), top, each, height)
+                (self.lines if isinstance(panel, LinePanel) else self.bars)(panel, *box)  # type: ignore[arg-type]
+            top += height
+        return ceil(top)
+
+    def path(self, d: str, into: Element | None = None, **style: Any) -> None:
+        """A path; the style has underscores for dashes."""
+        parent = self.root if into is None else into
+        words = "; ".join(f"{name.replace('_', '-')}: {value}" for name, value in style.items() if value != "")
+        SubElement(parent, f"{{{_SVG}}}path", d=d, style=words)
+
+    def text(
+        self, x: float, y: float, words: str, *, size: float = 11, ink: str = "muted", anchor: Anchor = "start",
+        bold: bool = False, upright: bool = False,
+    ) -> None:  # fmt: skip
+        """Words with their baseline at ``y``; ``upright`` turns them to the left."""
+        weight = " bold" if bold else ""
+        for at, line in enumerate(words.split("\n")):
+            place = {"x": f"{x:g}", "y": f"{y + 16 * at:g}"}
+            if upright:
+                place["transform"] = f"rotate(-90 {x:g} {y:g})"
+            style = f"font:{weight} {size:g}px {FONT}; text-anchor: {anchor}; fill: var(--{ink})"
+            SubElement(self.root, f"{{{_SVG}}}text", place, style=style).text = line
+
+    def clipped(self, x: float, y: float, width: float, height: float) -> Element:
+        """A group of which nothing shows beyond a rectangle."""
+        self.clips += 1
+        name = f"{self.key}-clip{self.clips}"
+        clip = SubElement(SubElement(self.root, f"{{{_SVG}}}defs"), f"{{{_SVG}}}clipPath", id=name)
+        box = {"x": f"{x:g}", "y": f"{y:g}", "width": f"{width:g}", "height": f"{height:g}"}
+        SubElement(clip, f"{{{_SVG}}}rect", box)
+        return SubElement(self.root, f"{{{_SVG}}}g", {"clip-path": f"url(#{name})"})
+
+    def legend(self, entries: Mapping[str, Series | Segment | Mark], width: int, top: float) -> float:
+        """Names in columns; gives where the panels begin."""
+        if not entries:
+            return top
+        columns = max(1, min(len(entries), int(width // (max(map(len, entries)) * 7 + 40))))
+        each = width / columns if columns * (max(map(len, entries)) * 7 + 40) > width * 0.8 else None
+        x, row = 2.0, 0
+        for at, (name, what) in enumerate(entries.items()):
+            if at and at % columns == 0:
+                x, row = 2.0, row + 1
+            y = top + row * LEGEND_HEIGHT + 10
+            self.swatch(what, x, y)
+            self.text(x + 26, y + 4, name, ink="ink")
+            x += each or len(name) * 7 + 46
+        return top + (row + 1) * LEGEND_HEIGHT + 6
+
+    def swatch(self, what: Series | Segment | Mark, x: float, y: float) -> None:
+        if isinstance(what, Segment):
+            self.path(_box(x, y - 5, 18, 10), **_paint(what))
+            return
+        line: dict[str, Any] = {"stroke_width": 1.8, "fill": "none"}
+        if isinstance(what, Mark):
+            self.path(f"M {x:g} {y:g} L {x + 18:g} {y:g}", stroke="var(--muted)", stroke_dasharray=THIN, **line)
+            return
+        hue = "var(--muted)" if what.strong else _hue(what.color)
+        if what.style != "points":
+            dash = DASHES[what.style]
+            self.path(f"M {x:g} {y:g} L {x + 18:g} {y:g}", stroke=hue, stroke_dasharray=dash, **line)
+        self.path(_marker(what.marker, x + 9, y, 4 if what.strong else 2.6), fill=hue)
+
+    # --- panels of lines
+
+    def lines(self, panel: LinePanel, left: float, top: float, width: float, height: float) -> None:
+        """Series over their axes."""
+        x_scale, y_scale = _scales(panel, left, top, width, height)
+        self.dress(panel, x_scale, y_scale, left, top)
+        (x0, x1), (y1, y0) = (x_scale.start, x_scale.end), (y_scale.start, y_scale.end)
+        inside = self.clipped(x0 - 6, y0 - 6, x1 - x0 + 12, y1 - y0 + 12)
+        for one in panel.series:
+            self.series(inside, one, x_scale, y_scale)
+        for mark in panel.marks:
+            self.mark(inside, mark, x_scale, y_scale)
+
+    def dress(self, panel: LinePanel, x_scale: Scale, y_scale: Scale, left: float, top: float) -> None:
+        """Thin level lines, quiet numbers, and what the axes are."""
+        (x0, x1), (y1, y0) = (x_scale.start, x_scale.end), (y_scale.start, y_scale.end)
+        if panel.title:
+            self.text(x0, top + 16, panel.title, size=11.5, ink="ink", bold=True)
+        for value in y_scale.ticks():
+            y = y_scale.at(value)
+            self.path(f"M {x0:g} {y:g} L {x1:g} {y:g}", stroke="var(--line)", stroke_width=0.8)
+            self.text(x0 - 6, y + 4, _number(value), size=10.5, anchor="end")
+        ticks = x_scale.ticks(max(2, int((x1 - x0) // 44)))
+        for value in ticks:
+            self.text(x_scale.at(value), y1 + 16, _number(value), size=10.5, anchor="middle")
+        self.path(f"M {x0:g} {y1:g} L {x1:g} {y1:g}", stroke="var(--muted)", stroke_width=0.8)
+        self.text((x0 + x1) / 2, y1 + 34, panel.x_label, size=10.5, anchor="middle")
+        self.text(left + 11, (y0 + y1) / 2, panel.y_label, size=10.5, anchor="middle", upright=True)
+
+    def series(self, inside: Element, one: Series, x_scale: Scale, y_scale: Scale) -> None:
+        """The band or the crosses, the line, the points."""
+        hue, points = _hue(one.color), one.style == "points"
+        places = [(x_scale.at(x), y_scale.at(y)) for x, y in zip(one.x, one.y, strict=True)]
+        if one.lo and not points:
+            upper = [(x_scale.at(x), y_scale.at(y)) for x, y in zip(one.x, one.hi, strict=True)]
+            lower = [(x_scale.at(x), y_scale.at(y)) for x, y in zip(one.x, one.lo, strict=True)]
+            self.path(f"{_line([*upper, *reversed(lower)])} Z", inside, fill=hue, fill_opacity=0.16)
+        for at, (x, y) in enumerate(places if points else []):
+            cross: dict[str, Any] = {"stroke": hue, "stroke_width": 1.2, "stroke_opacity": 0.55}
+            if one.lo:
+                ends = (y_scale.at(one.lo[at]), y_scale.at(one.hi[at]))
+                self.path(f"M {x:g} {ends[0]:g} L {x:g} {ends[1]:g}", inside, **cross)
+            if one.x_lo:
+                ends = (x_scale.at(one.x_lo[at]), x_scale.at(one.x_hi[at]))
+                self.path(f"M {ends[0]:g} {y:g} L {ends[1]:g} {y:g}", inside, **cross)
+        if not points:
+            dash = DASHES[one.style]
+            self.path(_line(places), inside, fill="none", stroke=hue, stroke_width=1.8, stroke_dasharray=dash)
+        looks: dict[str, Any] = {"fill": hue, "fill_opacity": 0.75 if points and not one.strong else 1}
+        if one.strong:
+            looks |= {"stroke": "var(--ground)", "stroke_width": 1.2}
+        for x, y in places:
+            self.path(_marker(one.marker, x, y, 5 if one.strong else 2.3), inside, **looks)
+
+    def mark(self, inside: Element, mark: Mark, x_scale: Scale, y_scale: Scale) -> None:
+        """A line across the panel."""
+        (x0, x1), (y1, y0) = (x_scale.start, x_scale.end), (y_scale.start, y_scale.end)
+        thin: dict[str, Any] = {"fill": "none", "stroke": "var(--muted)", "stroke_width": 1, "stroke_dasharray": THIN}
+        if mark.diagonal:
+            ends = (x_scale.low, x_scale.high)
+            below, above = (
+                [(x_scale.at(end), y_scale.at(end * (1 + way * mark.spread))) for end in ends] for way in (-1, 1)
+            )
+            self.path(f"{_line([*below, *reversed(above)])} Z", inside, fill="var(--muted)", fill_opacity=0.14)
+            self.path(_line([(x_scale.at(end), y_scale.at(end)) for end in ends]), inside, **thin)
+        elif mark.x is not None:
+            x = x_scale.at(mark.x)
+            self.path(f"M {x:g} {y0:g} L {x:g} {y1:g}", inside, **thin)
+            if mark.label:
+                near = x - x0 < LETTER * 10 * len(mark.label) + 6
+                self.text(x + (4 if near else -4), y1 - 5, mark.label, size=10, anchor="start" if near else "end")
+        elif mark.y is not None:
+            y = y_scale.at(mark.y)
+            self.path(f"M {x0:g} {y:g} L {x1:g} {y:g}", inside, **thin)
+
+    # --- panels of bars
+
+    def bars(self, panel: BarPanel, left: float, top: float, width: float, _: float) -> None:
+        """Bars one above the other."""
+        above = panel.labels_above
+        if panel.title:
+            self.text(left + 2, top + 16, panel.title, size=11.5, ink="ink", bold=True)
+            top += TITLE_HEIGHT + 16 * panel.title.count("\n")
+        largest = max((bar.total for bar in panel.bars), default=1.0) or 1.0
+        names = (
+            0.0 if above else min(max((len(bar.label) for bar in panel.bars), default=0) * 11 * LETTER + 8, width / 2)
+        )
+        notes = 0.0 if above else max((len(bar.note) for bar in panel.bars), default=0) * 10 * LETTER + 8
+        x_scale = Scale(0, largest, left + names + 4, max(left + width - notes - 4, left + names + 30))
+        size = BAR_ABOVE if above else BAR
+        for place, bar in enumerate(panel.bars):
+            y = top + place * size
+            if above:
+                self.text(left + 2, y + 13, f"{bar.label}  {bar.note}", ink="ink")
+                self.bar(bar, x_scale, y + 20, 23)
+            else:
+                self.text(left + names - 6, y + 15, bar.label, ink="ink", anchor="end")
+                self.bar(bar, x_scale, y + 4, 14)
+                self.text(x_scale.at(bar.total) + 5, y + 15, bar.note, size=10)
+        bottom = top + len(panel.bars) * size + 4
+        if above:  # elsewhere the words say how long each bar is
+            self.path(
+                f"M {x_scale.start:g} {bottom:g} L {x_scale.end:g} {bottom:g}", stroke="var(--muted)", stroke_width=0.8
+            )
+            for value in x_scale.ticks(6):
+                self.text(x_scale.at(value), bottom + 15, _number(value), size=10.5, anchor="middle")
+        self.text((x_scale.start + x_scale.end) / 2, bottom + 32, panel.x_label, size=10.5, anchor="middle")
+
+    def bar(self, bar: Bar, x_scale: Scale, y: float, height: float) -> None:
+        """The pieces of a bar, with a gap of the ground's colour between them."""
+        start = 0.0
+        for segment in bar.segments:
+            x, end = x_scale.at(start), x_scale.at(start + segment.value)
+            self.path(_box(x, y, end - x, height), **_paint(segment))
+            if segment.text and end - x > 11 * LETTER * len(segment.text) + 6:
+                ink = "muted" if segment.color is None else "on"
+                self.text((x + end) / 2, y + height / 2 + 4, segment.text, size=10.5, ink=ink, anchor="middle")
+            start += segment.value
+
+
+def _scales(panel: LinePanel, left: float, top: float, width: float, height: float) -> tuple[Scale, Scale]:
+    """The axes: room for the numbers at the left, the title above, and the label below."""
+    xs = [value for one in panel.series for value in (*one.x, *one.x_lo, *one.x_hi)]
+    ys = [value for one in panel.series for value in (*one.y, *one.lo, *one.hi)]
+    x_ends = _limits([*xs, *(mark.x for mark in panel.marks if mark.x is not None)], log=panel.x_log)
+    y_marks = [mark.y for mark in panel.marks if mark.y is not None]
+    y_ends = _limits([*ys, *y_marks], log=panel.y_log, from_zero=not panel.y_log)
+    if panel.equal:
+        values = [value for one in panel.series for value in (*one.x, *one.y)]
+        x_ends = y_ends = (min(values) / 1.3, max(values) * 1.3)
+    upper = top + (TITLE_HEIGHT if panel.title else 8)
+    y_scale = Scale(*y_ends, top + height - AXIS_HEIGHT, upper, panel.y_log)
+    letters = max((len(_number(value)) for value in y_scale.ticks()), default=1)
+    return Scale(*x_ends, left + 26 + letters * 10.5 * LETTER, left + width - 8, panel.x_log), y_scale
+
+
+def _height(panel: LinePanel | BarPanel, width: float, *, alone: bool) -> float:
     title = TITLE_HEIGHT + 16 * panel.title.count("\n") if panel.title else 0
     if isinstance(panel, LinePanel) and panel.equal:
         return round(0.9 * width) + title
     if isinstance(panel, LinePanel):
-        return min(width, SINGLE_HEIGHT) if alone else LINE_HEIGHT + title
+        return min(round(width), SINGLE_HEIGHT) if alone else LINE_HEIGHT + title
     return len(panel.bars) * (BAR_ABOVE if panel.labels_above else BAR) + AXIS_HEIGHT + title
 
 
-def _columns(names: Sequence[str], width: int) -> int:
-    """Columns of a legend: as many of the longest name as fit, at 7 pixels to the letter."""
-    return max(1, min(len(names), width // (max(map(len, names)) * 7 + 40))) if names else 1
+def _line(places: Sequence[tuple[float, float]]) -> str:
+    return "M " + " L ".join(f"{x:g} {y:g}" for x, y in places) if places else "M 0 0"
 
 
-def _dress(axes: Axes, panel: LinePanel | BarPanel) -> None:
-    """Only thin level lines and quiet numbers."""
-    axes.set_facecolor("none")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(color("line"))
-    axes.tick_params(which="both", colors=color("muted"), length=0, labelsize=10.5)
-    axes.set_axisbelow(True)
-    axes.grid(axis="y" if isinstance(panel, LinePanel) else "x", color=color("line"), linewidth=0.8)
-    axes.set_xlabel(panel.x_label, color=color("muted"), fontsize=10.5)
-    if panel.title:
-        axes.set_title(panel.title, loc="left", color=color("ink"), fontsize=11.5, fontweight="bold", pad=8)
+def _box(x: float, y: float, width: float, height: float) -> str:
+    return f"{_line([(x, y), (x + width, y), (x + width, y + height), (x, y + height)])} Z"
 
 
-# --- lines -------------------------------------------------------------------------------------------------------
+def _marker(kind: str, x: float, y: float, r: float) -> str:
+    """A shape around a point; the kinds are circle, square, diamond, triangles and plus."""
+    if kind == "o":
+        return f"M {x - r:g} {y:g} a {r:g} {r:g} 0 1 0 {2 * r:g} 0 a {r:g} {r:g} 0 1 0 {-2 * r:g} 0 Z"
+    d, t = r * 1.2, r * 0.4
+    corners = {
+        "s": ((-r, -r), (r, -r), (r, r), (-r, r)),
+        "D": ((0, -d), (d, 0), (0, d), (-d, 0)),
+        "^": ((0, -d), (d, r), (-d, r)),
+        "v": ((0, d), (d, -r), (-d, -r)),
+        "P": (
+            (-t, -d),
+            (t, -d),
+            (t, -t),
+            (d, -t),
+            (d, t),
+            (t, t),
+            (t, d),
+            (-t, d),
+            (-t, t),
+            (-d, t),
+            (-d, -t),
+            (-t, -t),
+        ),
+    }[kind]
+    return f"{_line([(round(x + dx, 2), round(y + dy, 2)) for dx, dy in corners])} Z"
 
 
-def _draw_lines(axes: Axes, panel: LinePanel) -> None:
-    axes.set_ylabel(panel.y_label, color=color("muted"), fontsize=10.5)
-    for log, name in ((panel.x_log, "x"), (panel.y_log, "y")):
-        if log:
-            getattr(axes, f"set_{name}scale")("log")
-    for one in panel.series:
-        _draw_series(axes, one)
-    if panel.equal:
-        _same_limits(axes, panel)
-    for mark in panel.marks:
-        _draw_mark(axes, mark)
-    if not panel.y_log:
-        axes.set_ylim(bottom=0)
-    axes.margins(x=0.04)
-    _tick(axes, panel)
-
-
-def _draw_series(axes: Axes, one: Series) -> None:
-    hue, points = series(one.color), one.style == "points"
-    if one.lo and not points:
-        axes.fill_between(one.x, one.lo, one.hi, color=hue, alpha=0.16, linewidth=0, zorder=1)
-    if points and (one.lo or one.x_lo):
-        axes.errorbar(
-            one.x, one.y, yerr=_reach(one.y, one.lo, one.hi), xerr=_reach(one.x, one.x_lo, one.x_hi), fmt="none",
-            ecolor=hue, elinewidth=1.2, alpha=0.55, zorder=2,
-        )  # fmt: skip
-    looks: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0, "alpha": 0.75 if points else None, "zorder": 3}
-    if one.strong:
-        looks = {"markersize": 10, "markeredgewidth": 1.2, "markeredgecolor": color("ground"), "zorder": 4}
-    dash = DASHES[one.style]
-    axes.plot(one.x, one.y, color=hue, marker=one.marker, linestyle=dash, linewidth=1.8, **looks)
-
-
-def _reach(middle: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]] | None:
-    """How far bounds are away from the points, as matplotlib wants it."""
-    if not low:
-        return None
-    below = [max(m - at, 0.0) for m, at in zip(middle, low, strict=True)]
-    return [below, [max(at - m, 0.0) for m, at in zip(middle, high, strict=True)]]
-
-
-def _same_limits(axes: Axes, panel: LinePanel) -> None:
-    values = [value for one in panel.series for value in (*one.x, *one.y)]
-    limits = (min(values) / 1.3, max(values) * 1.3)
-    axes.set_xlim(*limits)
-    axes.set_ylim(*limits)
-
-
-def _draw_mark(axes: Axes, mark: Mark) -> None:
-    thin: dict[str, Any] = {"color": color("muted"), "linewidth": 1.0, "linestyle": (0, (2, 3)), "zorder": 1}
-    if mark.diagonal:
-        low, high = axes.get_xlim()
-        ends = (low, high)
-        below, above = ([end * (1 + way * mark.spread) for end in ends] for way in (-1, 1))
-        axes.plot(ends, ends, **thin)
-        axes.fill_between(ends, below, above, color=color("muted"), alpha=0.14, linewidth=0, zorder=0)
-    elif mark.x is not None:
-        axes.axvline(mark.x, **thin)
-        if mark.label:
-            axes.annotate(
-                mark.label, (mark.x, 0), xycoords=("data", "axes fraction"), xytext=(-4, 3), ha="right", va="bottom",
-                textcoords="offset points", color=color("muted"), fontsize=10,
-            )  # fmt: skip
-    elif mark.y is not None:
-        axes.axhline(mark.y, **thin)
-
-
-def _tick(axes: Axes, panel: LinePanel) -> None:
-    """Numbers as people write them; at a logarithmic axis 1, 2 and 5 of each decade while there are few."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-
-    plain = FuncFormatter(lambda value, _: f"{value:,.10g}" if abs(value) >= 1 or not value else f"{value:.3g}")
-    for axis, log, limits in ((axes.xaxis, panel.x_log, axes.get_xlim()), (axes.yaxis, panel.y_log, axes.get_ylim())):
-        if log:
-            decades = limits[1] / limits[0]
-            subs = (1, 2, 5) if decades < 60 else (1, 3) if decades < 300 else (1,)
-            axis.set_major_locator(LogLocator(subs=subs, numticks=12))
-            axis.set_minor_locator(NullLocator())
-        else:
-            axis.set_major_locator(MaxNLocator(5))
-        axis.set_major_formatter(plain)
-
-
-# --- bars --------------------------------------------------------------------------------------------------------
-
-
-def _draw_bars(axes: Axes, panel: BarPanel, width: float) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    largest = max((bar.total for bar in panel.bars), default=1.0) or 1.0
-    room = 1.0 if panel.labels_above else 1.42  # for the words after a bar
-    for place, bar in enumerate(panel.bars):
-        _draw_bar(axes, bar, place, 0.46 if panel.labels_above else 0.62, width / (largest * room))
-        if panel.labels_above:
-            words = f"{bar.label}  {bar.note}"
-            label = axes.annotate(words, (0, place - 0.32), va="bottom", color=color("ink"), fontsize=11)
-            label.set_in_layout(False)  # a long name runs on, and does not push the bars aside
-        elif bar.note:
-            axes.annotate(
-                bar.note, (bar.total, place), xytext=(5, 0), textcoords="offset points", va="center",
-                color=color("muted"), fontsize=10,
-            )  # fmt: skip
-    axes.set_xlim(0, largest * room)
-    axes.set_ylim(len(panel.bars) - 0.5, -0.75 if panel.labels_above else -0.5)
-    axes.set_yticks([] if panel.labels_above else range(len(panel.bars)))
-    if not panel.labels_above:
-        axes.set_yticklabels([bar.label for bar in panel.bars], color=color("ink"))
-    if panel.labels_above:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    else:  # the words say how long each bar is
-        axes.set_xticks([])
-        axes.spines["bottom"].set_visible(False)
-
-
-def _draw_bar(axes: Axes, bar: Bar, place: int, thickness: float, pixels: float) -> None:
-    """The pieces of a bar, with a gap of the ground's colour between them; ``pixels`` to the unit, roughly."""
-    start = 0.0
-    for segment in bar.segments:
-        axes.barh(place, segment.value, thickness, left=start, **_paint(segment))
-        if segment.text and segment.value * pixels > 8 * len(segment.text) + 8:
-            middle = start + segment.value / 2
-            ink = color("muted" if segment.color is None else "on")
-            axes.annotate(segment.text, (middle, place), ha="center", va="center", color=ink, fontsize=10.5)
-        start += segment.value
+def _hue(place: int) -> str:
+    """The colour of a series; they repeat after ``SERIES``."""
+    return f"var(--{SERIES[place % len(SERIES)]})"
 
 
 def _paint(segment: Segment) -> dict[str, Any]:
     """Parts are filled; what is left over has an outline only."""
     if segment.color is None:
-        return {"facecolor": color("raised"), "edgecolor": color("muted"), "linewidth": 0.8}
-    return {"facecolor": series(segment.color), "edgecolor": color("ground"), "linewidth": 1}
+        return {"fill": "var(--raised)", "stroke": "var(--muted)", "stroke_width": 0.8}
+    return {"fill": _hue(segment.color), "stroke": "var(--ground)", "stroke_width": 1}
 
 
-def _legend_entries(chart: Chart) -> dict[str, Any]:
-    """Name to what stands before it, each name once; none where there is one series to a panel."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    found: dict[str, Any] = {}
+def _legend_entries(chart: Chart) -> dict[str, Series | Segment | Mark]:
+    """Name to what stands before it, each name once."""
+    found: dict[str, Series | Segment | Mark] = {}
     for panel in chart.panels:
-        if isinstance(panel, BarPanel):
-            for segment in (s for bar in panel.bars for s in bar.segments if s.name):
-                found.setdefault(segment.name, Patch(**_paint(segment)))
-        else:
-            for one in sorted(panel.series, key=lambda one: one.strong):
-                size, hue = (8, color("muted")) if one.strong else (5, series(one.color))
-                found.setdefault(
-                    one.name, Line2D([], [], color=hue, marker=one.marker, linestyle=DASHES[one.style], markersize=size)
-                )
-            for mark in (m for m in panel.marks if m.diagonal or m.y is not None):
-                found.setdefault(mark.label, Line2D([], [], color=color("muted"), linestyle=(0, (2, 3))))
+        for what in _named(panel):
+            found.setdefault(what.label if isinstance(what, Mark) else what.name, what)
     return found
+
+
+def _named(panel: LinePanel | BarPanel) -> Iterator[Series | Segment | Mark]:
+    if isinstance(panel, BarPanel):
+        yield from (segment for bar in panel.bars for segment in bar.segments if segment.name)
+    else:
+        yield from sorted(panel.series, key=lambda one: one.strong)
+        yield from (mark for mark in panel.marks if mark.diagonal or mark.y is not None)

@@ -22,7 +22,7 @@ class Series:
     y: tuple[float, ...]
     color: int = 0
     style: Style = "solid"
-    marker: str = "o"  #: as matplotlib names it
+    marker: str = "o"  #: o circle, s square, D diamond, ^ and v triangles, P plus
     lo: tuple[float, ...] = ()
     hi: tuple[float, ...] = ()
     x_lo: tuple[float, ...] = ()
