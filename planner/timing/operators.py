@@ -17,6 +17,7 @@ layers; ``d`` is the hidden size, E the experts, s the elements of a recurrent s
     projections            tokens   1 each   2 x parameters           (in + out) x 2, and the weights once
     attention decode       context  1        2 x heads x (dk + dv)    a row of the cache
     attention prefill      pairs    1        2 x heads x (dk + dv)    -
+    kernels of a mixer     tokens   6 to 12  -                        -
     experts                experts  1        2 x parameters, per row  the weights of one, (2 d + inner) x 2 per row
     routing                tokens   5        -                        3 x E x 4
     state decode           decodes  2        6 s                      2 x (4 s + 2 x convolution)
@@ -67,6 +68,13 @@ NORM_PASSES = 8
 #: Times the small kernel behind a projection reads or writes what came out of it: gate and up make one product;
 #: rotary embedding and KV write read and write.
 PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.ATTENTION: 2.0}
+#: Small kernels of a mixer beside those. MLA: norms of both latents, the second absorbed product, concatenation of the
+#: queries, quantise, sum over splits of the context. DeepSeek's indexer: norm of keys, rotary embedding, two
+#: concatenations, quantise, scale of weights, cache write, fill, top-k, conversion of indices (``Indexer`` of
+#: ``deepseek_v2.py`` of vLLM). That of MiniMax-M3: two norms, rotary embedding, cache write, pooling by block, top-k,
+#: conversion. Compressed attention, assumed: gate, pool, norm, rotary embedding and cache write of the compressed rows,
+#: rotary embedding of the output and back, hyper-connections before and after.
+LATENT_KERNELS, INDEXER_KERNELS, BLOCK_INDEXER_KERNELS, COMPRESSOR_KERNELS = 6, 10, 7, 12
 ROUTING_PASSES = 3  #: times the scores of the experts are read or written
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
 SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
@@ -252,8 +260,15 @@ def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
         kv_heads, heads = held_heads(mixer.num_kv_heads, tp), held_heads(mixer.num_heads, tp)
         row_bytes = kv_heads * (mixer.head_dim + mixer.v_head_dim) * kv_bytes
         pair_flop = 2 * heads * (mixer.head_dim + mixer.v_head_dim)
-        span = mixer.span_tokens or inf
-        return _attention(row_bytes, pair_flop, pair_flop, StepLoad(Driver.CONTEXT, span), config)
+        if mixer.indexer is None:
+            span = mixer.span_tokens or inf
+            return _attention(row_bytes, pair_flop, pair_flop, StepLoad(Driver.CONTEXT, span), config)
+        key_bytes = mixer.indexer.head_dim * ACTIVATION_BYTES
+        seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
+        return [
+            *_attention(row_bytes, pair_flop, pair_flop, seen, config),
+            *_indexer(mixer.indexer, 1, config, key_bytes, BLOCK_INDEXER_KERNELS),
+        ]
     if isinstance(mixer, LatentAttention):
         return _latent(mixer, config, kv_bytes)
     if isinstance(mixer, CompressedAttention):
@@ -280,7 +295,7 @@ def _attention(
     ]  # fmt: skip
 
 
-def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> list[Operator]:
+def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> Iterator[Operator]:
     """MLA. Decode multiplies in the latent space (weights absorbed), and every rank reads the whole latent cache.
 
     A sparse indexer bounds what attention sees to ``top_k``, and itself scores every cached token; sparse
@@ -290,30 +305,49 @@ def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> li
     latent_flop = 2 * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
     direct_flop = 2 * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
     row_bytes = mixer.kv_elements_per_token * kv_bytes
+    yield _small_kernels("latent attention", LATENT_KERNELS)
     if mixer.indexer is None:
-        return _attention(row_bytes, latent_flop, direct_flop, StepLoad(Driver.CONTEXT), config)
+        yield from _attention(row_bytes, latent_flop, direct_flop, StepLoad(Driver.CONTEXT), config)
+        return
     seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
-    return _attention(row_bytes, latent_flop, latent_flop, seen, config) + _indexer(mixer.indexer, 1, config)
+    key_bytes = mixer.indexer.head_dim + FP32_BYTES
+    yield from _attention(row_bytes, latent_flop, latent_flop, seen, config)
+    yield from _indexer(mixer.indexer, 1, config, key_bytes, INDEXER_KERNELS)
 
 
-def _indexer(indexer: SparseIndexer, ratio: int, config: EngineConfig) -> list[Operator]:
-    """The scorer of sparse attention: fp8 keys with one fp32 scale per row, whole on every rank."""
+def _indexer(
+    indexer: SparseIndexer, ratio: int, config: EngineConfig, key_bytes: int, kernels: int
+) -> Iterator[Operator]:
+    """The scorer of sparse attention, whole on every rank: a key per row, fp8 with one fp32 scale or 16 bits.
+
+    Nothing is scored where a layer takes what an earlier one picked.
+    """
+    if not indexer.num_heads:
+        return
     flop = 2 * indexer.num_heads * indexer.head_dim
-    row_bytes = indexer.head_dim + FP32_BYTES
-    return _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, ratio=ratio), config, "indexer")
+    yield from _attention(key_bytes, flop, flop, StepLoad(Driver.CONTEXT, ratio=ratio), config, "indexer")
+    yield _small_kernels("indexer", kernels)
 
 
-def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: float) -> list[Operator]:
+def _small_kernels(name: str, count: int) -> Operator:
+    """Kernels that take their launches and move next to nothing."""
+    return Operator(f"{name} kernels", OperatorKind.SMALL, TOKENS, count)
+
+
+def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: float) -> Iterator[Operator]:
     """A sliding window, and beyond it one compressed row per ``compress_ratio`` tokens, ``top_k`` of them at most."""
     heads = held_heads(mixer.num_heads, config.tensor_parallel_size)
     row_bytes, flop = mixer.head_dim * kv_bytes, 4 * heads * mixer.head_dim
-    found = _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, mixer.window), config)
+    yield from _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, mixer.window), config)
     if not mixer.compress_ratio:
-        return found
+        return
+    yield _small_kernels("compressed attention", COMPRESSOR_KERNELS)
     span = mixer.indexer.top_k if mixer.indexer else inf
     seen = StepLoad(Driver.CONTEXT, span, mixer.compress_ratio)
-    found += _attention(row_bytes, flop, flop, seen, config, "compressed attention")
-    return found + (_indexer(mixer.indexer, mixer.compress_ratio, config) if mixer.indexer else [])
+    yield from _attention(row_bytes, flop, flop, seen, config, "compressed attention")
+    if mixer.indexer:
+        key_bytes = mixer.indexer.head_dim + FP32_BYTES
+        yield from _indexer(mixer.indexer, mixer.compress_ratio, config, key_bytes, INDEXER_KERNELS)
 
 
 def _state(mixer: StateMixer, tensor_parallel_size: int) -> list[Operator]:

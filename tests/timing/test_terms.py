@@ -154,6 +154,34 @@ def test_sparse_attention_and_its_indexer() -> None:
     assert (found["attention decode"].time_s, found["indexer decode"].time_s) == (attention, indexer)
 
 
+def test_block_sparse_attention_and_its_indexer() -> None:
+    # MiniMax-M3: 64 heads of 128 see 16 blocks of 128 tokens of 4 KV heads; 4 index heads score every key of 16 bits
+    found = parts(mixer_model(Attention(64, 4, 128, 128, indexer=SparseIndexer(4, 128, 2048))), MANY)
+    seen, scored = 64 * 2048, 64 * 4096
+    for name, rows, flop, row_bytes in (
+        ("attention decode", seen, 4 * 64 * 128, 2 * 4 * 128 * 2),
+        ("indexer decode", scored, 2 * 4 * 128, 128 * 2),
+    ):
+        expected = roofline(11e-6, rows * flop / (0.27 * FLOP_PER_S), rows * row_bytes / (0.84 * BYTES_PER_S))
+        assert found[name].time_s == expected, name
+
+
+def test_small_kernels_of_sparse_and_latent_attention() -> None:
+    compressed = CompressedAttention(128, 512, window=128, compress_ratio=4, indexer=SparseIndexer(64, 128, 512))
+    for model, name, kernels in (
+        (mla_model(), "latent attention kernels", 6),
+        (mla_model(SparseIndexer(64, 128, 2048)), "indexer kernels", 10),
+        (mixer_model(Attention(64, 4, 128, 128, indexer=SparseIndexer(4, 128, 2048))), "indexer kernels", 7),
+        (mixer_model(compressed), "compressed attention kernels", 12),
+    ):
+        assert parts(model, ONE)[name].time_s == pytest.approx(kernels * 1.5e-6), name
+
+
+def test_a_layer_that_reuses_what_an_earlier_one_picked_scores_nothing() -> None:
+    # GLM-5.2: an indexer of no heads
+    assert not {name for name in parts(mla_model(SparseIndexer(0, 0, 2048)), MANY) if "indexer" in name}
+
+
 def test_compressed_attention() -> None:
     """A window of 128 tokens, and 1,024 of the rows that stand for 4 tokens each; 128 heads of 512."""
     mixer = CompressedAttention(128, 512, window=128, compress_ratio=4, indexer=SparseIndexer(64, 128, 512))
