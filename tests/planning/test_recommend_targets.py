@@ -23,17 +23,18 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad
+from planner.planning.capacity import ServedLoad, margin
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
+from planner.planning.recommend import target_search
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
-from planner.planning.recommend.bounds import decode_bound
+from planner.planning.recommend.bounds import broken_in_pipeline, decode_bound
 from planner.planning.recommend.candidates import layouts
 from planner.planning.recommend.request import Ranking, Request, Targets
 from planner.planning.recommend.service import largest
 from planner.planning.recommend.target_search import fewest_servers, share_of
 from planner.timing.step import Batch
-from planner.workload.requests import Requests
+from planner.workload.requests import Requests, Workload
 from planner.workload.targets import parse_slos
 
 SMALL = "nvidia/Llama-3.1-8B-Instruct-FP8"
@@ -456,3 +457,31 @@ def test_force_leaves_no_plan_of_another_shape_behind(tmp_path: Path, monkeypatc
     assert run(*one).status == 0
     assert (tmp_path / "plans/plan.json").is_file()
     assert not list((tmp_path / "plans").glob("*/plan.json"))
+
+
+@pytest.mark.parametrize("target", [{"ttft": 7.0}, {"tpot": 1.0}, {"e2el": 300.0}])
+def test_an_impossible_target_is_told_from_lone_requests_without_a_search(
+    target: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[object] = []
+    monkeypatch.setattr(target_search._Search, "_search_family", lambda self, family: searched.append(family))
+    impossible = Targets(parse_slos(target), "rate", None)
+    ranking = ranked(request(impossible, "h200", model=LLAMA, input_len=1024, output_len=1024))
+    assert not searched and not ranking.candidates
+    assert ranking.closest and ranking.closest.load and not ranking.closest.load.meets
+    assert all("breaks" in gone.reason for gone in ranking.rejected if gone.max_num_seqs)
+
+
+@pytest.mark.parametrize(("lengths", "rate"), [((512, 64), 0.2), ((4096, 32), 1.0), ((128, 256), 4.0)])
+def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float) -> None:
+    profile = load_profile("h100")
+    args = EngineArgs(pipeline_parallel_size=4, max_model_len=8192, max_num_seqs=64)
+    engine = resolve_deployment(resolve_model(LLAMA).model, profile, args, default_version(profile))
+    served = engine.replay(Workload(*lengths, 60, request_rate=rate))
+    for metric, values_s in (("ttft", served.ttft_s), ("tpot", served.tpot_s), ("e2el", served.e2el_s)):
+        (slo,) = parse_slos({metric: 1.0})
+        least_ms = float(values_s.min()) * 1e3 * margin(engine, slo)
+        for limit_ms, broken in ((least_ms, False), (least_ms / 50, True)):
+            targets = Targets((replace(slo, limit_ms=limit_ms),), "rate", None)
+            one = request(targets, "h100", model=LLAMA, input_len=lengths[0], output_len=lengths[1])
+            assert bool(broken_in_pipeline(engine, one, targets)) is broken, (metric, limit_ms)

@@ -10,7 +10,8 @@ The last bound holds whatever the scheduler does. Steps never get shorter with m
 function m below step(b) exists. The requests that keep the limit T see steps of m(b) <= T on average (Jensen, each step
 weighed with its requests), and tokens per second are at most b / m(b) there. What prefill adds is left out.
 
-Pipelines are not bounded: their steps hold shares of a batch, and get shorter when it fills.
+Pipelines have no such bounds: their steps hold shares of a batch, and get shorter when it fills. But a prompt takes no
+less than its share of a full pipeline, and a token no less than a step of one request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.recommend.request import Request, Targets
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Requests, Workload
+from planner.workload import Requests, Slo, Workload
 
 GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 
@@ -42,6 +43,24 @@ def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedL
         if not request.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
             return longest
     return sent(workload, paced(targets.requests, workload))
+
+
+def broken_in_pipeline(deployment: Deployment, request: Request, targets: Targets) -> Slo | None:
+    """A target that no request keeps, whatever else is in the pipeline; None where that is not certain."""
+    config = deployment.config
+    if targets.requests is not None or request.range_ratio or config.speculative_config:
+        return None
+    new_tok = request.input_len + (0 if config.enable_prefix_caching else request.prefix_len)
+    pairs = new_tok * (request.prefix_len + request.input_len - new_tok + (new_tok + 1) / 2)
+    share = Batch(prefill_seqs=2, prefill_tok=new_tok, prefill_pair_tok=pairs, prefill_finishing=1)
+    ttft_s = deployment.timer.breakdown(share).gpu_s
+    tpot_s = deployment.timer.step_s(Batch(1, request.input_len)) if request.output_len > 1 else 0.0
+    least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (request.output_len - 1) * tpot_s}
+    for slo in targets.slos:
+        expected_s = least_s.get(slo.metric, 0.0) * margin(deployment, slo, pessimistic=targets.pessimistic)
+        if expected_s > slo.limit_ms * MS:
+            return slo
+    return None
 
 
 def rate_bound(deployment: Deployment, request: Request, targets: Targets) -> float:

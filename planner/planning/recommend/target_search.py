@@ -32,7 +32,7 @@ from planner.planning.capacity import (
 )
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
-from planner.planning.recommend.bounds import alone, rate_bound
+from planner.planning.recommend.bounds import alone, broken_in_pipeline, rate_bound
 from planner.planning.recommend.candidates import (
     checkpoints,
     deployed,
@@ -165,38 +165,52 @@ class _Search:
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """Bounds for all members: the batch that the smallest token budget leaves room for, the largest budget."""
         budgets = self._budgets(args)
+        one = replace(args, max_num_seqs=args.max_num_seqs or 1)
+        most_tok = max(budget or self._deployed(resolved, one).config.max_num_batched_tokens for budget in budgets)
         small = replace(args, max_num_batched_tokens=min(budgets, key=lambda b: b or inf))
-        largest = largest_batch(self.request, resolved.model, self.profile, small, self.version)
+        relaxed = replace(args, max_num_batched_tokens=most_tok)
+        one = replace(one, max_num_batched_tokens=most_tok)
+        lone = RankedEngine(resolved, one, self._deployed(resolved, one), 0.0, 0.0)
+        holds_one = lone.deployment.requests_held(self.request.total_len, pessimistic=True) >= 1
+        largest = 1 if holds_one else self._largest(resolved, small)
         if largest < 1:
-            without = deployed(self.request, resolved.model, self.profile, args, self.version)
-            self.rejected.append(Rejected.of_args(self.profile, resolved, args, why_not(without)))
+            self.rejected.append(
+                Rejected.of_args(self.profile, resolved, args, why_not(self._deployed(resolved, args)))
+            )
             return None
-        own = deployed(self.request, resolved.model, self.profile, replace(args, max_num_seqs=largest), self.version)
-        most_tok = max(own.config.max_num_batched_tokens, *(budget or 0 for budget in budgets))
-        relaxed = replace(args, max_num_seqs=largest, max_num_batched_tokens=most_tok)
-        family = self._engine(resolved, relaxed)
-        if least := self._breaks_alone(family.deployment):
-            self.hopeless.append((least, family))
-            self._reject(family, f"breaks {least.binding} even with one request at a time on the server")
+        if broken := self._breaks_alone(lone):
+            self._reject(lone, f"breaks {broken} even with one request at a time on the server")
             return None
-        return replace(family, args=args)
+        largest = self._largest(resolved, small)
+        return replace(self._engine(resolved, replace(relaxed, max_num_seqs=largest)), args=args)
 
-    def _breaks_alone(self, deployment: Deployment) -> ServedLoad | None:
-        """The load of single requests where even that breaks a target; None where it does not, or is no bound."""
+    def _breaks_alone(self, engine: RankedEngine) -> str | None:
+        """The target that even single requests break; None where they keep all, or are no bound."""
+        deployment = engine.deployment
         if deployment.config.pipeline_parallel_size > 1:
-            return None
+            broken = broken_in_pipeline(deployment, self.request, self.targets)
+            return str(broken) if broken else None
         try:
             least = alone(deployment, self.request, self.targets)
-        except InputError:  # the largest token budget and the largest batch need not fit together
+        except InputError:  # the largest token budget and one request need not fit together
             return None
-        return None if least.meets else least
+        if least.meets:
+            return None
+        self.hopeless.append((least, engine))
+        return least.binding
+
+    def _largest(self, resolved: ResolvedModel, args: EngineArgs) -> int:
+        return largest_batch(self.request, resolved.model, self.profile, args, self.version)
+
+    def _deployed(self, resolved: ResolvedModel, args: EngineArgs) -> Deployment:
+        return deployed(self.request, resolved.model, self.profile, args, self.version)
 
     def _members(self, family: RankedEngine) -> Iterator[RankedEngine]:
         """Token budgets x batches."""
         for budget in self._budgets(family.args):
             args = replace(family.args, max_num_batched_tokens=budget)
             try:
-                largest = largest_batch(self.request, family.resolved.model, self.profile, args, self.version)
+                largest = self._largest(family.resolved, args)
             except PlannerError:
                 continue  # a budget that this engine does not take
             asked = self.request.args.max_num_seqs
@@ -214,7 +228,7 @@ class _Search:
         return [own] if self.request.coarse else list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
 
     def _engine(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine:
-        deployment = deployed(self.request, resolved.model, self.profile, args, self.version)
+        deployment = self._deployed(resolved, args)
         targets, workload = self.targets, self.request.workload
         if targets.by == "concurrency":
             most = float(most_in_flight(deployment))
