@@ -26,7 +26,7 @@ from planner.evidence.effects import load_structure
 from planner.evidence.fitting import EfficiencyFit
 from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out_intervals, leave_out, replayed_errors, spreads
 from planner.evidence.observe import Observed, combinations, observe
-from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, read_runs
+from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
 from planner.evidence.terms import Terms
 from planner.timing.fits import Calibration, Proximity, to_text
 
@@ -123,7 +123,7 @@ def source_of(one: Observed) -> str:
 
 def carried(source: Path, target: Path) -> None:
     """The columns that a fit needs, with the source of each run; suspect rows stay behind."""
-    columns = [name for name in (*RUN_COLUMNS, *MEASUREMENTS, "source") if name != "suspect"]
+    columns = [name for name in (*RUN_COLUMNS, REPLICAS, *MEASUREMENTS, "source") if name != "suspect"]
     with source.open(newline="", encoding="utf-8-sig") as read, target.open("w", newline="", encoding="utf-8") as write:
         table_out = csv.DictWriter(write, columns, extrasaction="ignore", lineterminator="\n")
         table_out.writeheader()

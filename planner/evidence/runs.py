@@ -10,7 +10,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +88,8 @@ class MeasuredRun:
 
 
 RUN_COLUMNS = tuple(f.name for f in fields(MeasuredRun) if f.name not in ("metrics", "unread"))
+#: A column that is no field: independent servers that share the load. Such a row is read as the share of one of them.
+REPLICAS = "replicas"
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
@@ -111,7 +113,7 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
     if missing:
         raise InputError(
             f"{path}: column{'s' if len(missing) > 1 else ''} {', '.join(missing)} missing",
-            hint=f"known columns: {', '.join((*RUN_COLUMNS, *MEASUREMENTS))}",
+            hint=f"known columns: {', '.join((*RUN_COLUMNS, REPLICAS, *MEASUREMENTS))}",
         )
     twice = [name for name, times in Counter(columns).items() if name and times > 1]
     if twice:
@@ -180,7 +182,7 @@ class _Row:
             what = f"{metrics[high]:g} is below {low}, {metrics[low]:g}: are the units the same?"
             raise self._wrong(high, what)
         named = {"run_id": self.name} | {name: value for name, value in stated.items() if value not in (None, "")}
-        return MeasuredRun(**named, metrics=metrics)
+        return _of_one_server(MeasuredRun(**named, metrics=metrics), self.count(REPLICAS) or 1)
 
     def _value(self, name: str, kind: str) -> Any:
         """The cell of a column, read as the type of its field; some columns have a form of their own."""
@@ -261,6 +263,20 @@ class _Row:
     def _wrong(self, name: str, what: str) -> InputError:
         column = f", column {name}" if name else ""
         return InputError(f"{self.where}{column}: {what}", hint="correct the cell, or leave it empty")
+
+
+def _of_one_server(run: MeasuredRun, replicas: int) -> MeasuredRun:
+    """What one of ``replicas`` servers behind one address serves and measures; few requests keep few of them busy."""
+    busy = min(replicas, run.max_concurrency or replicas)
+    if busy == 1:
+        return run
+    return replace(
+        run,
+        max_concurrency=run.max_concurrency and round(run.max_concurrency / busy),
+        num_prompts=run.num_prompts and max(round(run.num_prompts / busy), 1),
+        request_rate=run.request_rate and run.request_rate / busy,
+        metrics={name: value / (busy if name.endswith("throughput") else 1) for name, value in run.metrics.items()},
+    )
 
 
 # --- Do the metrics of a run agree with each other? Where they do not, units or runs were mixed up

@@ -30,6 +30,15 @@ def test_prompts_may_be_a_multiple_of_the_concurrency(tmp_path: Path) -> None:
     assert run.num_prompts == 640
 
 
+@pytest.mark.parametrize(("in_flight", "busy"), [(400, 4), (2, 2), (1, 1)])
+def test_a_row_of_several_servers_is_the_share_of_one(tmp_path: Path, in_flight: int, busy: int) -> None:
+    # 4 servers, 1,200 requests, 4,457 tokens/s of all: 300 and 1,114 of one; two requests in flight keep two busy
+    line = f"a,serve,rtx-4090,a/b,1,1000,1000,,1200,{in_flight},4,4457,36.4"
+    (run,) = read_runs(table(tmp_path, f"{HEADER},replicas,output_throughput,mean_tpot_ms", line))
+    assert (run.max_concurrency, run.num_prompts) == (in_flight // busy, 1200 // busy)
+    assert run.metrics == {"output_throughput": 4457 / busy, "mean_tpot_ms": 36.4}
+
+
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
