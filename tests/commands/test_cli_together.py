@@ -1,9 +1,11 @@
 """Processes that meet at one file, are killed at a bad moment, or are given what is no file."""
 
 import os
+import shutil
 import signal
-import time
+import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 from command_line import error_of, run, start
@@ -32,19 +34,85 @@ def test_two_calibrations_at_once_lose_no_run(tmp_path: Path) -> None:
     assert all(f'"{name}{seqs}"' in kept for name in "ab" for seqs in (4, 8, 16))
 
 
-def test_a_killed_plan_loses_no_file(tmp_path: Path) -> None:
-    assert run("recommend", LLAMA, "--gpu", "h100", "-o", str(tmp_path / "plan")).status == 0
-    old = {path.name for path in (tmp_path / "plan").iterdir()}
-    for wait_s in (0.0, 0.002, 0.005, 0.01):
-        process = start("recommend", LLAMA, "--gpu", "mi300x", "-o", str(tmp_path / "plan"), "--force")
-        while process.poll() is None and not list(tmp_path.glob(".plan.*")):
-            time.sleep(0.0005)
-        time.sleep(wait_s)
-        process.kill()
-        process.communicate()
-        files = list((tmp_path / "plan").iterdir())
-        assert old <= {path.name for path in files}
-        assert all(path.read_bytes().endswith(b"\n") for path in files)
+WRITES = ("os.rename", "os.remove", "os.mkdir", "os.chmod", "os.rmdir", "shutil.copyfile")
+
+
+def killed_before(write: int, folder: Path, words: tuple[str, ...]) -> bool:
+    """Run a command that SIGKILL ends just before its ``write``-th change in ``folder``; whether it came so far."""
+    child = os.fork()
+    if not child:
+        left = [write]
+
+        def watch(event: str, args: tuple[object, ...]) -> None:
+            writes = event in WRITES or (event == "open" and isinstance(args[2], int) and args[2] & os.O_ACCMODE)
+            if writes and any(str(folder) in str(arg) for arg in args):
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        status = 1
+        try:
+            sys.addaudithook(watch)
+            status = run(*words).status
+        finally:
+            os._exit(status)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            ("recommend", LLAMA, "--gpu", "h100", "--max-num-seqs", "8", "-o", "{at}/plan"),
+            ("recommend", LLAMA, "--gpu", "mi300x", "--max-num-seqs", "8", "-o", "{at}/plan", "--force"),
+        ),
+        (("calibrate", "{table}a.csv", "-o", "{at}/c.toml"), ("calibrate", "{table}b.csv", "-o", "{at}/c.toml")),
+        (
+            ("report", "{plan}", "--format", "svg", "--chart", "memory", "-o", "{at}/r.svg"),
+            ("report", "{plan}", "--format", "svg", "--chart", "latency", "-o", "{at}/r.svg"),
+        ),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_killed_at_any_moment_leaves_each_file_as_it_was_or_as_it_will_be(
+    old: tuple[str, ...], new: tuple[str, ...], tmp_path: Path
+) -> None:
+    at, plan = tmp_path / "at", tmp_path / "p"
+    at.mkdir()
+    for name in "ab":
+        table(tmp_path / f"{name}.csv", name, 0.6)
+    assert run("recommend", LLAMA, "--gpu", "h100", "--max-num-seqs", "8", "-o", str(plan)).status == 0
+    old, new = (tuple(word.format(at=at, table=f"{tmp_path}/", plan=plan) for word in words) for words in (old, new))
+    folder = at / "plan" if "-o" in old and old[0] == "recommend" else at
+
+    def kept() -> dict[str, bytes]:
+        return {name: content for name, content in contents(folder).items() if not name.startswith(".")}
+
+    assert run(*old).status == 0
+    before = kept()
+    saved = tmp_path / "saved"
+    shutil.copytree(at, saved)
+    assert run(*new).status == 0
+    after = kept()
+    assert before != after
+    random, write, moments = Random(new[0]), 1, 0
+    while True:
+        shutil.rmtree(at)
+        shutil.copytree(saved, at)
+        if not killed_before(write, at, new):
+            break
+        found = kept()
+        assert found.keys() >= before.keys() & after.keys()
+        assert all(content in (before.get(name), after.get(name)) for name, content in found.items()), write
+        if found.get("plan.json") == after.get("plan.json", b""):  # the last one to change
+            assert all(found.get(name) == content for name, content in after.items())
+        write, moments = write + random.choice((1, 3, 5)), moments + 1
+    assert kept() == after
+    assert moments
 
 
 @pytest.mark.parametrize(

@@ -229,20 +229,20 @@ def eager(asked: Question) -> Pair:
 def context(asked: Question) -> Pair:
     """A longer context never leaves more room for tokens of the KV cache.
 
-    vLLM logs the requests of full length that fit, times that length (``_report_kv_cache_config`` of
-    ``v1/core/kv_cache_utils.py``): of windows, which do not grow with the length, longer requests hold more tokens.
+    With windows the requests of full length are compared instead. vLLM logs those times their length since 0.20.1
+    (``_report_kv_cache_config`` of ``v1/core/kv_cache_utils.py``), and a window takes no more of a longer request, so
+    its tokens do rise: 0.29.0 logs 78,433, 116,025 and 152,592 of them at 32, 64 and 128 Ki in one cache of gemma-4.
     """
     own = _model(asked.model).max_position_embeddings
     short = min(max(asked.input_len * 4, 512), own // 2)
-    tokens = []
+    windows = any(getattr(mixer, "span_tokens", 0) for mixer in _model(asked.model).mixers())
+    room = []
     for length in (short, 2 * short):
         budget = asked.deployment(max_model_len=length).budget
-        if budget.features.kv_tokens == "concurrency" and any(
-            getattr(m, "span_tokens", 0) for m in _model(asked.model).mixers()
-        ):
-            return None
-        tokens.append(float(budget.logged_tokens(int(budget.num_blocks.mid))))
-    return tokens[1], tokens[0]
+        blocks = int(budget.num_blocks.mid)
+        by_request = windows and budget.features.kv_tokens == "concurrency"
+        room.append(budget.concurrency(blocks) if by_request else float(budget.logged_tokens(blocks)))
+    return room[1], room[0]
 
 
 def utilization(asked: Question) -> Pair:
@@ -253,21 +253,18 @@ def utilization(asked: Question) -> Pair:
 
 def longer_prompt(asked: Question) -> Pair:
     """A longer prompt is never answered sooner."""
-    one = asked.deployment()
-    number = min(asked.number, 64)
-    return tuple(  # type: ignore[return-value]
-        _latency_s(one, asked.load(num_prompts=number, input_len=length))
-        for length in (asked.input_len, asked.input_len + 37)
-    )
+    return _longer(asked, {"input_len": asked.input_len}, {"input_len": asked.input_len + 37})
 
 
 def longer_answer(asked: Question) -> Pair:
     """A longer answer never takes less time."""
-    one = asked.deployment()
-    number = min(asked.number, 64)
-    return tuple(  # type: ignore[return-value]
-        _latency_s(one, asked.load(num_prompts=number, output_len=length))
-        for length in (asked.output_len, asked.output_len + 5)
+    return _longer(asked, {"output_len": asked.output_len}, {"output_len": asked.output_len + 5})
+
+
+def _longer(asked: Question, short: dict[str, int], long: dict[str, int]) -> Pair:
+    one, number = asked.deployment(), min(asked.number, 64)
+    return _latency_s(one, asked.load(num_prompts=number, **short)), _latency_s(
+        one, asked.load(num_prompts=number, **long)
     )
 
 

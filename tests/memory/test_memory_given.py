@@ -15,6 +15,7 @@ from memory_cases import budget, config, fitted, model, version
 from planner.engine.command import serve_argv
 from planner.engine.parse import read_line
 from planner.engine.settings import EngineArgs
+from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.evidence.causes import ComparedLine, compare_plan
 from planner.evidence.folder import MeasuredPlan
@@ -301,3 +302,20 @@ def test_a_log_of_a_start_without_a_size_is_compared_with_what_the_share_leaves(
                   "--startup-log", path, "--format", "json")  # fmt: skip
     (line,) = [one for one in json.loads(outcome.out)["startup_log"] if one["line"] == "available KV cache memory"]
     assert line["inside"] and line["lo"] < line["predicted"] < line["hi"]
+
+
+@pytest.mark.parametrize(("max_model_len", "logged"), [(32_768, 78_433), (65_536, 116_025), (131_072, 152_592)])
+def test_windows_make_a_longer_context_hold_more_tokens_as_vllm_logs_them(max_model_len: int, logged: int) -> None:
+    """``_report_kv_cache_config`` (v1/core/kv_cache_utils.py) logs requests of full length times that length; a window
+    takes no more of a longer request. Logged by vLLM 0.29.0 for gemma-4-26B-A4B-it with ``--kv-cache-memory-bytes`` of
+    4.25 GiB and 2,496 batched tokens (Arc B60, published notes; 2.39, 1.77 and 1.16 requests at once).
+    """
+    args = EngineArgs(
+        kv_cache_memory_bytes=round(4.25 * GIB),
+        max_num_batched_tokens=2496,
+        max_model_len=max_model_len,
+        enforce_eager=True,
+    )
+    model = resolve_model("google/gemma-4-26B-A4B-it").model
+    found = resolve_deployment(model, load_profile("h100"), args, parse_version("0.29.0")).budget
+    assert found.logged_tokens(found.num_blocks.mid) == logged
