@@ -32,8 +32,8 @@ FUZZ ?= --seconds 3600
 fuzz: $(STAMP)  ## broken files, hostile values, a misbehaving hub, relations of the physics: an hour on two cores
 	$(BIN)/python tests/fuzz $(FUZZ)
 
-browser: $(STAMP)  ## the report in headless Chromium, which has to be installed
-	$(BIN)/pytest tests/browser/check_report.py
+browser: $(STAMP)  ## the report and the page in headless Chromium, which has to be installed
+	$(BIN)/pytest tests/browser/check_report.py tests/browser/check_ui.py
 
 e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB; needs nginx
 	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { echo "e2e needs nginx: apt-get install nginx-light"; exit 1; }

@@ -1,6 +1,6 @@
-"""Take the pictures of docs/report.md anew: ``make pictures``. Needs Chromium.
+"""Take the pictures of docs/report.md and docs/page.md anew: ``make pictures``. Needs Chromium.
 
-A report on the GPUs that ``planner recommend`` takes by default, in three windows.
+A report on the GPUs that ``planner recommend`` takes by default, and the page of ``planner ui``, each in three windows.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
@@ -18,6 +20,7 @@ from planner.commands.main import main
 IMAGES = Path(__file__).resolve().parent / "images"
 DOTS = 1.5  #: to the pixel
 DARK = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")
+PLAYED = "model=meta-llama/Llama-3.3-70B-Instruct&gpu=h200-sxm&gpu=mi300x&by=rate&rate=6&ttft=2000&tpot=60"
 COLORS = 200  #: of a PNG with a palette, which is a third of the size
 
 
@@ -54,7 +57,23 @@ def save(picture: Image.Image, name: str) -> None:
     few.save(IMAGES / name, optimize=True)
 
 
+@contextmanager
+def playing() -> Iterator[str]:
+    """The page of ``planner ui``, with a question that has targets."""
+    words = [sys.executable, "-m", "planner", "ui", "--port", "0"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)  # noqa: S603  (ours)
+    try:
+        yield f"{process.stderr.readline().strip() if process.stderr else ''}?{PLAYED}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
 if __name__ == "__main__":
+    with playing() as page:
+        save(take(page, 1280, 1180), "page-light.png")
+        save(take(page, 1280, 1180, *DARK), "page-dark.png")
+        save(take(page, 390, 2200), "page-phone.png")
     with tempfile.TemporaryDirectory() as folder:
         plans = f"{folder}/plans"
         if main(["recommend", "-o", plans]) or main(["report", plans]):

@@ -121,7 +121,7 @@ def test_the_two_commands_of_the_readme_are_enough() -> None:
     assert re.search(r"^test:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert f"`{project['name']}`" in readme
-    assert list(project["scripts"]) == ["planner"]
+    assert list(project["scripts"]) == ["planner", project["name"]]  # the second for pipx run and uvx
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

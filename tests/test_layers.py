@@ -46,6 +46,8 @@ OWNERS = {
     "tree_sitter": {"engine"},
     "tree_sitter_bash": {"engine"},
     "resvg_py": {"output"},
+    "starlette": {"commands"},
+    "uvicorn": {"commands"},
     "plotext": {"output"},
     "scipy": {"planning", "evidence"},
     "huggingface_hub": {"model"},

@@ -36,7 +36,7 @@ PROGRAMS = ("planner", "llm-serving-planner")
 COMMANDS = {
     "fit": "fit", "predict": "predict", "recommend": "recommend", "compare": "compare", "fleet": "fleet",
     "check": "check", "validate": "measured", "calibrate": "measured", "report": "report", "evaluate": "measured",
-    "workflow": "workflow", "deploy": "deploy", "hardware": "catalog", "models": "catalog",
+    "workflow": "workflow", "deploy": "deploy", "ui": "ui", "hardware": "catalog", "models": "catalog",
 }  # fmt: skip
 #: Groups of commands, with their help.
 GROUPS = {

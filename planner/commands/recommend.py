@@ -191,17 +191,13 @@ def recommend_plans(
     return Recommendation(request, rankings, plans, pick, taken, command, remarks=remarks)
 
 
-def write_scripts(
-    recommendation: Recommendation, directory: str | PathLike[str], *, force: bool = False
-) -> tuple[str, ...]:
-    """Write what launches, benchmarks and validates the picked plans into ``directory``; all of it or nothing.
+def script_files(recommendation: Recommendation) -> dict[str, str]:
+    """What launches, benchmarks and validates the picked plans: name to content; none where there is no plan.
 
-    One GPU's scripts go into ``directory`` itself, those of several into a folder for each below it. Returns the names
-    of the files; none where there is no plan. Raises InputError for a folder that exists, unless ``force``, and for one
-    that cannot be written.
+    One GPU's scripts have plain names, those of several are in a folder for each.
     """
     from planner import __version__
-    from planner.output import Emission, needed_by, predicted_lines, published_scores, render_scripts, write_folder
+    from planner.output import Emission, needed_by, predicted_lines, published_scores, render_scripts
     from planner.planning import PlanFile
 
     request, rankings = recommendation.request, recommendation.rankings
@@ -215,8 +211,22 @@ def write_scripts(
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
         made = {**render_scripts(emission), **needed_by(emission)}
         files |= {f"{folder}{name}": content for name, content in made.items()}
+    return files and {**files, "recommendation.json": recommendation.to_json()}  # the last for planner report
+
+
+def write_scripts(
+    recommendation: Recommendation, directory: str | PathLike[str], *, force: bool = False
+) -> tuple[str, ...]:
+    """Write what launches, benchmarks and validates the picked plans into ``directory``; all of it or nothing.
+
+    One GPU's scripts go into ``directory`` itself, those of several into a folder for each below it. Returns the names
+    of the files; none where there is no plan. Raises InputError for a folder that exists, unless ``force``, and for one
+    that cannot be written.
+    """
+    from planner.output import write_folder
+
+    files = script_files(recommendation)
     if files:
-        files["recommendation.json"] = recommendation.to_json()  # for planner report
         write_folder(Path(directory), files, force=force)
     return tuple(files)
 

@@ -40,6 +40,16 @@ from .charts.terminal import term as term
 from .report.figures import charts_of as charts_of
 from .report.page import page as page
 
+# the page of planner ui
+from .playground.page import Asked as Asked
+from .playground.page import Played as Played
+from .playground.page import front_page as front_page
+from .playground.page import live_answer as live_answer
+from .playground.page import refused as refused
+from .playground.page import script as script
+from .playground.page import style as style
+from .playground.page import whole_answer as whole_answer
+
 # scripts of a plan
 from .scripts.emission import Emission as Emission
 from .scripts.files import write_folder as write_folder

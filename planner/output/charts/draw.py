@@ -257,7 +257,7 @@ class _Drawing:
             y = y_scale.at(value)
             self.path(f"M {x0:g} {y:g} L {x1:g} {y:g}", stroke="var(--line)", stroke_width=0.8)
             self.text(x0 - 6, y + 4, _number(value), size=10.5, anchor="end")
-        ticks = x_scale.ticks(max(2, int((x1 - x0) // 44)))
+        ticks = x_scale.ticks(max(3, int((x1 - x0) // 44)))
         for value in ticks:
             self.text(x_scale.at(value), y1 + 16, _number(value), size=10.5, anchor="middle")
         self.path(f"M {x0:g} {y1:g} L {x1:g} {y1:g}", stroke="var(--muted)", stroke_width=0.8)

@@ -67,15 +67,15 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
         "targets": _targets(plans[0]),
         "planner_version": __version__,
         "summary": [_summary(entry) for entry in entries],
-        "memory": _picture(memory_chart(plans)),
-        "pareto": _picture(pareto_chart(folder, sweeps)),
+        "memory": picture(memory_chart(plans)),
+        "pareto": picture(pareto_chart(folder, sweeps)),
         "entries": [_section(entry, swept) for entry, swept in zip(entries, sweeps, strict=True)],
         "too_many": len(entries) > SHOWN_WHOLE,
-        "rejected": _table(("GPU", "model", "setting", "reason"), [_rejected(row) for row in folder.rejected]),
+        "rejected": table_of(("GPU", "model", "setting", "reason"), [rejected_cells(row) for row in folder.rejected]),
         "notes": folder.notes,
         "palette": Markup(style_sheet()),  # noqa: S704  (ours: colours by name)
     }
-    return _environment().get_template("report.html.j2").render(context)
+    return environment("report").get_template("report.html.j2").render(context)
 
 
 def command_text(plan: Plan) -> str:
@@ -83,9 +83,9 @@ def command_text(plan: Plan) -> str:
     return " \\\n  ".join(command_parts(plan.env, local_argv(plan)))
 
 
-def _environment() -> jinja2.Environment:
+def environment(folder: str) -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(data_dir("templates") / "report"),
+        loader=jinja2.FileSystemLoader(data_dir("templates") / folder),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
         trim_blocks=True,
@@ -138,11 +138,11 @@ def _summary(entry: PlanFolder) -> dict[str, Any]:
         "cache": plan.kv_cache_dtype,
         "batch": f"{plan.max_num_seqs:,}",
         "servers": plan.service.replicas if plan.service else 1,
-        "figures": [_figure(plan.predicted, *names) for names in FIGURES],
+        "figures": [figure_of(plan.predicted, *names) for names in FIGURES],
     }
 
 
-def _figure(figures: Mapping[str, Any], key: str, heading: str, unit: str) -> dict[str, str]:
+def figure_of(figures: Mapping[str, Any], key: str, heading: str, unit: str) -> dict[str, str]:
     if unit.startswith("s,"):
         figures = {k: v * MS for k, v in figures.items() if k.startswith(key) and isinstance(v, int | float)}
     return {"heading": heading, "unit": unit, "value": number(figures.get(key)), "interval": interval_of(figures, key)}
@@ -163,10 +163,10 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "why": plan.why,
         "warnings": (*plan.warnings, *swept.notes),
         "memory": [(name, f"{value / GIB:,.2f} GiB") for name, value in _bytes(plan)],
-        "latency": _picture(latency_chart(entry, swept), _anchor(plan)),
-        "operators": _picture(operators_chart(entry, swept), _anchor(plan)),
+        "latency": picture(latency_chart(entry, swept), _anchor(plan)),
+        "operators": picture(operators_chart(entry, swept), _anchor(plan)),
         "missing": swept.missing,
-        "measured": _table(MEASURED, _measured(entry)) if entry.measured else None,
+        "measured": table_of(MEASURED, _measured(entry)) if entry.measured else None,
         "not_measured": entry.not_measured,
         "scripts": entry.scripts,
         "folder": entry.directory.name or str(entry.directory),
@@ -202,7 +202,7 @@ def _sources(entry: PlanFolder, swept: Sweep) -> Iterator[tuple[str, str]]:
     yield "command", file.command
 
 
-def _rejected(row: Mapping[str, Any]) -> tuple[str, ...]:
+def rejected_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     names = (
         ("tensor_parallel_size", "TP"), ("pipeline_parallel_size", "PP"), ("data_parallel_size", "DP"),
         ("max_num_seqs", "batch"),
@@ -219,7 +219,7 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
+def picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
     """A chart for the template: both drawings and its words. ``within`` is the id of its section."""
     if chart is None:
         return None
@@ -230,11 +230,11 @@ def _picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
         "description": chart.description,
         "wide": Markup(svg(chart, CHART_WIDTH, part_of=name)),  # noqa: S704  (an XML writer escaped it)
         "narrow": Markup(svg(chart, NARROW, part_of=name)),  # noqa: S704
-        "table": _table(chart.table.headings, chart.table.rows),
+        "table": table_of(chart.table.headings, chart.table.rows),
     }
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     """A table for the template; columns of numbers are right-aligned."""
     numeric = [all(_NUMBER.fullmatch(row[at]) for row in rows) for at in range(len(headings))]
     return {"headings": headings, "rows": rows, "numeric": numeric}

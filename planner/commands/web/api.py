@@ -1,0 +1,213 @@
+"""The library's functions as an HTTP API: parameters, checks and documentation follow from the declarations.
+
+``GET /api/fit?model=...&gpu=...`` calls ``check_fit`` with these keywords. A parameter that is a list is repeated. What
+names files (a trace, a calibration, a start-up log) or another server is not offered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from importlib import import_module
+from os import PathLike
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from planner import __version__
+from planner.commands.declare import COMMANDS, Argument, Command, Parameter
+from planner.commands.engine_options import engine_parameter
+from planner.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from planner.output import Result
+
+#: Path below /api -> the words of the command, the module of the function that answers, its name.
+ANSWERED = {
+    "fit": ("fit", "fit", "check_fit"),
+    "fits": ("fit", "fit", "list_fits"),
+    "predict/latency": ("predict latency", "predict", "predict_latency"),
+    "predict/throughput": ("predict throughput", "predict", "predict_throughput"),
+    "predict/serve": ("predict serve", "predict", "predict_serve"),
+    "recommend": ("recommend", "recommend", "recommend_plans"),
+    "compare": ("compare", "compare", "compare_gpus"),
+    "fleet": ("fleet", "fleet", "size_fleet"),
+    "check": ("check", "check", "check_command"),
+}
+#: Another server, variables of a shell, a second model, what is kept of the hub: none of them over HTTP.
+CLOSED = ("refresh", "url", "url_seconds", "variables", "speculative_config", "speculative_acceptance_rate")
+LINE = "line"  #: of check: text only, never the name of a file
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One function of the library, as a path."""
+
+    path: str
+    command: Command
+    function: Callable[..., Result]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The keywords that are offered, by name."""
+        own = Command(self.command.words, self.function, self.command.help).parameters()
+        engine = (engine_parameter(name, searched=name in self.command.searched) for name in self.command.engine)
+        return {one.name: one for one in (*own, *engine) if one.name not in CLOSED and not _names_a_file(one)}
+
+    def answer(self, query: Iterable[tuple[str, str]]) -> Result:
+        """Call the function. Raises what it raises, and InputError for a parameter that it does not have."""
+        given: dict[str, list[str]] = {}
+        for name, text in query:
+            if name not in self.parameters:
+                raise UnknownNameError("parameter", name[:80], self.parameters, see="/api/openapi.json")
+            given.setdefault(name, []).append(text)
+        for name, one in self.parameters.items():
+            if one.default is inspect.Parameter.empty and name not in given:
+                raise InputError(f"the parameter {name} is missing", hint="/api/openapi.json lists all parameters")
+        return self.function(**{name: _value(self.parameters[name], texts) for name, texts in given.items()})
+
+
+def operations() -> dict[str, Operation]:
+    """Every path below /api."""
+    found = {}
+    for path, (words, module, name) in ANSWERED.items():
+        function = getattr(import_module(f"planner.commands.{module}"), name)
+        found[path] = Operation(path, COMMANDS[words], function)
+    return found
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _kind(parameter: Parameter) -> Any:
+    """The type of the words that are typed, without None and without annotations."""
+    kind = parameter.type if parameter.option.kind is None else parameter.option.kind
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [one for one in get_args(kind) if one is not NoneType]
+        kind = kinds[0] if len(kinds) == 1 else str
+    return kind
+
+
+def _names_a_file(parameter: Parameter) -> bool:
+    """Whether a value is the path of a file; a model and a GPU are names, a line is text."""
+    if isinstance(parameter.type, str) or parameter.name == LINE:
+        return False
+    kinds = {parameter.type, *get_args(parameter.type), parameter.option.kind}
+    return any(get_origin(one) is PathLike or (isinstance(one, type) and issubclass(one, PathLike)) for one in kinds)
+
+
+def _value(parameter: Parameter, texts: list[str]) -> Any:
+    kind, option = _kind(parameter), parameter.option
+    if parameter.name == LINE:
+        return _line(texts)
+    if get_origin(kind) is list:
+        each = get_args(kind)[0]
+        value: Any = [_one(parameter, each, text) for text in texts]
+    elif len(texts) > 1:
+        raise InputError(f"{parameter.name} is given {len(texts)} times", hint="give it once")
+    else:
+        value = _one(parameter, kind, texts[0])
+    return value if option.read is None else option.read(value)
+
+
+def _one(parameter: Parameter, kind: Any, text: str) -> Any:
+    wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a name")
+    try:
+        if get_origin(kind) is Literal:
+            if text not in get_args(kind):
+                raise UnknownNameError(parameter.name, text[:80], map(str, get_args(kind)), see="/api/openapi.json")
+            return text
+        if kind is bool:
+            return {"true": True, "1": True, "on": True, "false": False, "0": False}[text.lower()]
+        if isinstance(kind, type) and (kind in (int, float) or issubclass(kind, Enum)):
+            return _within(parameter, kind(text))
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{parameter.name} {text[:80]!r} is not {wanted}", hint=f"give {wanted}") from error
+    return text
+
+
+def _within(parameter: Parameter, value: Any) -> Any:
+    """The value. Raises InputError where the declaration has bounds and it lies outside."""
+    low, high = parameter.option.settings.get("min"), parameter.option.settings.get("max")
+    if isinstance(value, int | float) and not (value >= (value if low is None else low)):
+        raise InputError(f"{parameter.name} must be at least {low}, got {value}", hint="give a larger one")
+    if isinstance(value, int | float) and high is not None and value > high:
+        raise InputError(f"{parameter.name} must be at most {high}, got {value}", hint="give a smaller one")
+    return value
+
+
+def _line(texts: list[str]) -> str | list[str]:
+    if len(texts) == 1 and not any(letter.isspace() for letter in texts[0].strip()):
+        raise InputError("line is not a command", hint="give the text: vllm serve MODEL ...")
+    return texts[0] if len(texts) == 1 else texts
+
+
+# --- documentation ----------------------------------------------------------------------------------------------------
+
+
+def openapi(found: Mapping[str, Operation]) -> dict[str, Any]:
+    """OpenAPI 3.1 of these operations."""
+    failed = {
+        "type": "object",
+        "properties": {"error": {"type": "string"}, "hint": {"type": "string"}, "exit_status": {"type": "integer"}},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "planner",
+            "version": __version__,
+            "description": "The questions of the command line. An answer is what --format json prints; the header"
+            " Planner-Exit-Status is 0 for yes and 1 where the honest answer is no.",
+        },
+        "paths": {f"/api/{path}": {"get": dict(_described(one))} for path, one in found.items()},
+        "components": {"schemas": {"Error": failed}},
+    }
+
+
+def _described(one: Operation) -> Iterator[tuple[str, Any]]:
+    yield "operationId", one.path.replace("/", "_")
+    yield "summary", one.command.help
+    yield "description", inspect.getdoc(one.function) or ""
+    yield "parameters", [_parameter(parameter) for parameter in one.parameters.values()]
+    kinds = {"application/json": {"schema": {"type": ["object", "array"]}}}
+    failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    yield (
+        "responses",
+        {
+            "200": {"description": "The answer.", "content": kinds},
+            "400": {"description": "Bad input: exit status 2.", "content": failed},
+            "502": {"description": "The hub could not be reached, or refused: exit status 3.", "content": failed},
+        },
+    )
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    kind, default = _kind(parameter), parameter.default
+    is_list = get_origin(kind) is list
+    schema = _schema(parameter, get_args(kind)[0] if is_list else kind)
+    if is_list:
+        schema = {"type": "array", "items": schema}
+    if isinstance(default, bool | int | str) or (isinstance(default, float) and default < float("inf")):
+        schema["default"] = default
+    required = default is inspect.Parameter.empty and parameter.name != LINE
+    found = {
+        "name": parameter.name, "in": "query", "required": required, "schema": schema,
+        "description": parameter.option.settings.get("help", ""),
+    }  # fmt: skip
+    return {**found, "style": "form", "explode": True} if is_list or isinstance(parameter.option, Argument) else found
+
+
+def _schema(parameter: Parameter, kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is Literal:
+        return {"type": "string", "enum": list(get_args(kind))}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {"type": "string", "enum": [str(one.value) for one in kind]}
+    words = {int: "integer", float: "number", bool: "boolean"}
+    schema: dict[str, Any] = {"type": words.get(kind, "string")}
+    bounds = {"min": "minimum", "max": "maximum"}
+    settings = parameter.option.settings
+    return schema | {word: settings[key] for key, word in bounds.items() if settings.get(key) is not None}

@@ -1,0 +1,184 @@
+"""The page's questions: from its address to ``recommend_plans``, and one replay while a slider moves.
+
+What was found is remembered, so that a plan can be asked again at another load in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from hashlib import sha256
+from io import BytesIO
+from math import ceil, isfinite
+from time import monotonic
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import urlencode
+
+from planner.commands.inputs import find_gpus
+from planner.commands.recommend import recommend_plans, script_files
+from planner.errors import InputError, UnknownNameError
+from planner.planning import defaults
+
+if TYPE_CHECKING:
+    from planner.output import Asked, Played
+    from planner.planning import LoadPoint
+    from planner.workload import Workload
+
+#: Field of ``Asked`` -> type, least, most.
+NUMBERS: Mapping[str, tuple[type, float, float]] = {
+    "gpus": (int, 1, 72),
+    "flight": (int, 1, 4096),
+    "rate": (float, 0.1, 1000),
+    "input_len": (int, 1, 1_000_000),
+    "output_len": (int, 1, 1_000_000),
+    "ttft": (float, 1, 60_000),
+    "tpot": (float, 1, 1000),
+    "e2el": (float, 1, 600_000),
+}
+WORDS = {"goal": get_args(defaults.Goal), "by": ("flight", "rate"), "percentile": ("50", "90", "99", "mean")}
+MOST_GPUS = 8  #: of one question
+MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
+REMEMBERED = 24  #: searches
+LIVE_PROMPTS = 200  #: of a replay while a slider moves: enough for a mean, and for a p90
+
+
+def read_asked(query: Mapping[str, list[str]]) -> Asked:
+    """What an address asks. Raises InputError, naming the parameter, for what makes no question."""
+    from planner.output import Asked
+
+    known = {field.name for field in fields(Asked)}
+    given: dict[str, Any] = {"model": MODEL, "gpu": (GPU,)}
+    for name, texts in query.items():
+        if name not in known:
+            continue
+        text = texts[-1].strip()
+        if name == "gpu":
+            given["gpu"] = tuple(dict.fromkeys(texts))
+        elif name in NUMBERS:
+            given |= {name: _number(name, text)} if text else {}
+        elif name in WORDS and text not in WORDS[name]:
+            raise UnknownNameError(name, text[:80], WORDS[name], see="the page")
+        else:
+            given[name] = text
+    profiles, _ = find_gpus([name for name in given["gpu"] if not name.lower().endswith(".toml")])
+    if len(profiles) > MOST_GPUS:
+        raise InputError(f"{len(profiles)} GPUs are chosen", hint=f"the page compares up to {MOST_GPUS}")
+    if not given["model"]:
+        raise InputError("no model is named", hint="name one of the catalog, or any id of the hub")
+    return Asked(**{**given, "gpu": tuple(profile.id for profile in profiles)})
+
+
+def _number(name: str, text: str) -> float:
+    kind, least, most = NUMBERS[name]
+    try:
+        value = float(kind(text)) if kind is float else int(text)
+    except ValueError as error:
+        raise InputError(f"{name} {text[:40]!r} is not a number", hint="give one, or leave it out") from error
+    if not isfinite(value) or not least <= value <= most:
+        raise InputError(f"{name} must be from {least:,g} to {most:,g}, got {text[:40]}", hint="give such a number")
+    return value
+
+
+def address(asked: Asked) -> str:
+    """The query that asks the same."""
+    pairs = [("model", asked.model), *(("gpu", name) for name in asked.gpu)]
+    rest = ((field.name, getattr(asked, field.name)) for field in fields(asked) if field.name not in ("model", "gpu"))
+    return urlencode([*pairs, *((name, f"{value:g}" if isinstance(value, float) else value) for name, value in rest
+                                if value is not None)])  # fmt: skip
+
+
+class Memory:
+    """What was searched for, the latest first to be asked again and last to be forgotten."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, Played] = OrderedDict()
+
+    def search(self, asked: Asked) -> Played:
+        """The search, made or remembered. Raises what ``recommend_plans`` raises."""
+        key = sha256(address(asked).encode()).hexdigest()[:16]
+        found = self.remembered(key) or _searched(asked, key)
+        self._found[key] = found
+        self._found.move_to_end(key)
+        while len(self._found) > REMEMBERED:
+            self._found.popitem(last=False)
+        return found
+
+    def remembered(self, key: str) -> Played | None:
+        """The search of that name, if it is still known."""
+        return self._found.get(key)
+
+
+def _searched(asked: Asked, key: str) -> Played:
+    from planner.commands.inputs import fits_for
+    from planner.output import Played
+    from planner.planning import Sweep, sweep_loads
+
+    began_s = monotonic()
+    load: dict[str, Any] = {"request_rate": asked.rate} if asked.by == "rate" else {"max_concurrency": asked.flight}
+    targets: dict[str, Any] = {**asked.targets, "percentile": asked.percentile} if asked.targets else {}
+    promised = bool(targets) or asked.by == "rate"
+    found = recommend_plans(
+        asked.model,
+        asked.gpu,
+        goal=None if promised else asked.goal,  # type: ignore[arg-type]
+        gpus=asked.gpus,
+        input_len=asked.input_len,
+        output_len=asked.output_len,
+        **load,
+        **targets,
+    )
+    plan = found.best
+    sweep = sweep_loads(plan, fits_for(None)) if plan else Sweep()
+    return Played(asked, key, found, plan, sweep, monotonic() - began_s)
+
+
+def moved(played: Played, asked: Asked) -> Played | None:
+    """The same search with another load and other targets; None where something else differs, and has to be found."""
+    same = ("model", "gpu", "gpus", "by", "input_len", "output_len", "percentile")
+    if any(getattr(played.asked, name) != getattr(asked, name) for name in same):
+        return None
+    return replace(played, asked=asked)
+
+
+def replayed(played: Played) -> LoadPoint | None:
+    """One replay of the best plan's server at the load that is asked for; None without a plan."""
+    from planner.planning import LoadPoint, simulate_serve
+
+    plan = played.plan
+    if plan is None:
+        return None
+    ranking = next(one for one, made in zip(played.found.rankings, played.found.plans, strict=True) if made is plan)
+    deployment = ranking.candidates[played.found.pick - 1].deployment
+    sent, load = _sent(played.asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
+    answer = simulate_serve(deployment, sent, percentiles=(50, 90, 99))
+    users = answer.result["output_throughput"] / (sent.max_concurrency or 1)
+    rates = {"output_throughput_per_gpu": answer.result["output_throughput"] / plan.num_gpus}
+    if sent.max_concurrency:
+        rates["output_throughput_per_user"] = users
+    return LoadPoint(load, {**answer.result, **deployment.with_intervals(rates)}, planned=True)
+
+
+def _sent(asked: Asked, sent: Workload, servers: int) -> tuple[Workload, float]:
+    """What one server gets, and its load as the curve counts it."""
+    if asked.by == "rate":
+        rate = asked.rate / servers
+        return replace(sent, request_rate=rate, num_prompts=min(sent.num_prompts, LIVE_PROMPTS)), rate
+    flying = ceil(asked.flight / servers)
+    prompts = min(max(3 * flying, 24), max(LIVE_PROMPTS, flying))
+    return replace(sent, max_concurrency=flying, num_prompts=prompts), float(flying)
+
+
+def zipped(played: Played) -> bytes:
+    """The scripts of the search's plans as a zip file: the same bytes for the same plans."""
+    files = script_files(played.found)
+    if not files:
+        raise InputError("there is no plan, and so no script", hint="loosen a target, or choose another GPU")
+    written = BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(f"plan/{name}", (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o755 if name.endswith(".sh") else 0o644) << 16
+            archive.writestr(entry, content)
+    return written.getvalue()

@@ -1,0 +1,222 @@
+"""The page of ``planner ui``: what is asked, and the answer beside it.
+
+The answer has two parts. ``whole_answer`` is of a search: the best plan, and what was considered. ``live_answer`` is of
+the plan that stands there, at another load or under other targets: one replay, while a slider moves.
+
+The template substitutes and escapes; every decision is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from planner import __version__
+from planner.evidence import PlanFolder, PlanFolders
+from planner.output.charts.figure import style_sheet
+from planner.output.report.figures import latency_chart, memory_chart, number, pareto_chart
+from planner.output.report.page import (
+    FIGURES,
+    command_text,
+    environment,
+    figure_of,
+    picture,
+    rejected_cells,
+    table_of,
+)
+from planner.output.tables.recommendation import Recommendation, layout_in_words
+from planner.planning import LoadPoint, Plan, PlanFile, Sweep
+
+PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
+NOWHERE = Path()  #: plans of the page lie in no folder
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the page asks; each field is a parameter of its address."""
+
+    model: str
+    gpu: tuple[str, ...]
+    gpus: int = 8  #: of a node
+    goal: str = "balanced"
+    by: str = "flight"  #: or ``rate``: how the load is given
+    flight: int = 32  #: requests in flight
+    rate: float = 2.0  #: requests per second
+    input_len: int = 1024
+    output_len: int = 1024
+    ttft: float | None = None
+    tpot: float | None = None
+    e2el: float | None = None
+    percentile: str = "99"
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The targets that are set, in ms."""
+        return {name: value for name in PROMISE if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
+class Played:
+    """A search and the replays around its best plan."""
+
+    asked: Asked
+    key: str  #: names it while it is remembered
+    found: Recommendation
+    plan: Plan | None
+    sweep: Sweep
+    seconds: float
+
+
+def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequence[tuple[str, str]]) -> str:
+    """The whole page; ``gpus`` are ids with their full names."""
+    context = {
+        "asked": asked,
+        "answer": Markup(answer),  # noqa: S704  (made below)
+        "models": models,
+        "gpus": gpus,
+        "planner_version": __version__,
+    }
+    return environment("ui").get_template("page.html.j2").render(context)
+
+
+def style() -> str:
+    """The style sheet: the report's, with the page's own rules."""
+    own = environment("ui").get_template("ui.css").render()
+    return style_sheet() + environment("report").get_template("report.css").render() + own
+
+
+def script() -> str:
+    """The page's own JavaScript."""
+    return environment("ui").get_template("ui.js").render()
+
+
+def refused(cause: str, hint: str) -> str:
+    """An answer where there is none."""
+    return environment("ui").get_template("refused.html.j2").render({"cause": cause, "hint": hint})
+
+
+def whole_answer(played: Played, scripts: str) -> str:
+    """The answer of a search; ``scripts`` is the address of its zip file."""
+    found, plan = played.found.to_dict(), played.plan
+    folders = _folders(played)
+    context = {
+        "key": played.key,
+        "seconds": f"{played.seconds:.1f}",
+        "live": Markup(live_answer(played, None) if plan else ""),  # noqa: S704  (made here)
+        "plan": plan,
+        "closest": [line for one in found.get("closest", ()) for line in _closest(one)],
+        "pareto": picture(pareto_chart(folders, [played.sweep])) if plan else None,
+        "memory": picture(memory_chart([plan])) if plan else None,
+        "ladder": _ladder(found, plan),
+        "rejected": table_of(("GPU", "model", "setting", "reason"), [rejected_cells(row) for row in found["rejected"]]),
+        "plans": _plans(played),
+        "command": command_text(plan) if plan else "",
+        "typed": played.found.command,
+        "notes": [*played.found.notes, *played.sweep.notes],
+        "scripts": scripts,
+    }
+    return environment("ui").get_template("answer.html.j2").render(context)
+
+
+def live_answer(played: Played, point: LoadPoint | None) -> str:
+    """The plan at the load of ``point``, or at its own; the curve has a mark there."""
+    plan = played.plan
+    if plan is None:
+        return ""
+    figures: Mapping[str, Any] = point.figures if point else plan.predicted
+    sweep = played.sweep
+    if point:
+        others = (replace(one, planned=False) for one in sweep.points if one.load != point.load)
+        sweep = replace(sweep, points=tuple(sorted((*others, point), key=lambda one: one.load)))
+    entry = _entry(played, plan)
+    context = {
+        "headline": _headline(plan, figures, played.asked),
+        "figures": [figure_of(figures, *names) for names in FIGURES],
+        "kept": list(_kept(figures, played.asked, plan)),
+        "why": plan.why[:3] if point is None else (),
+        "latency": picture(latency_chart(entry, sweep)),
+        "missing": sweep.missing,
+        "moved": point is not None,
+    }
+    return environment("ui").get_template("live.html.j2").render(context)
+
+
+def _headline(plan: Plan, figures: Mapping[str, Any], asked: Asked) -> str:
+    """The verdict in a sentence."""
+    servers = plan.service.replicas if plan.service else 1
+    many = f"{servers} servers of " if servers > 1 else ""
+    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} in flight"
+    rate = f"{number(figures.get('output_throughput'))} output tokens/s a server"
+    if low := figures.get("output_throughput_lo"):
+        rate += f" ({number(low)} to {number(figures.get('output_throughput_hi'))})"
+    return (
+        f"Serve {plan.model} on {many}{plan.num_gpus} x {plan.gpu}, {layout_in_words(plan)}: at {load}, {rate}, "
+        f"TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms"
+    )
+
+
+def _kept(figures: Mapping[str, Any], asked: Asked, plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Each target: a word for it, what is expected, and whether it is kept; in words, never by colour alone."""
+    statistic = "mean" if asked.percentile == "mean" else f"p{asked.percentile}"
+    worse = plan.service is None or plan.service.interval == "pessimistic"
+    for name, limit_ms in asked.targets.items():
+        key = f"{statistic}_{name}_ms"
+        expected, end = figures.get(key), figures.get(f"{key}_{'hi' if worse else 'lo'}")
+        if not isinstance(expected, int | float):
+            continue
+        far = float(end) if isinstance(end, int | float) else float(expected)
+        word = "kept" if far <= limit_ms else "open" if expected <= limit_ms else "broken"
+        reach = f", to {number(far)} at the {'worse' if worse else 'better'} end" if far != expected else ""
+        yield f"{statistic} {name.upper()} at most {limit_ms:,.4g} ms", f"{number(expected)} ms{reach}", word
+
+
+def _closest(point: Mapping[str, Any]) -> Iterator[str]:
+    """What comes nearest to targets that nothing meets."""
+    setting = ", ".join(f"{key} {value}" for key, value in point.items() if isinstance(value, int | float | str))
+    yield f"nearest: {setting}"
+
+
+def _ladder(found: Mapping[str, Any], plan: Plan | None) -> dict[str, Any] | None:
+    """What other confidences cost, where the search says so."""
+    service = plan.service if plan else None
+    rungs = found.get("ladder") or (getattr(service, "ladder", None) if service else None)
+    if not rungs:
+        return None
+    rows = [one if isinstance(one, Mapping) else one.model_dump(mode="json") for one in rungs]
+    headings = tuple(dict.fromkeys(key for row in rows for key in row))
+    cells = [tuple(number(row.get(key)) if isinstance(row.get(key), int | float) else str(row.get(key) or "-")
+                   for key in headings) for row in rows]  # fmt: skip
+    return table_of(tuple(heading.replace("_", " ") for heading in headings), cells)
+
+
+def _plans(played: Played) -> dict[str, Any] | None:
+    """The plan of each GPU, where there are several."""
+    plans = [plan for plan in played.found.plans if plan]
+    if len(plans) < 2:
+        return None
+    headings = ("GPU", "layout", "weights", "servers", *(f"{heading}, {unit}" for _, heading, unit in FIGURES))
+    rows = [
+        (
+            plan.gpu, f"{plan.num_gpus} GPUs, {layout_in_words(plan)}", plan.weight_dtype,
+            str(plan.service.replicas if plan.service else 1),
+            *(figure_of(plan.predicted, *names)["value"] for names in FIGURES),
+        )
+        for plan in plans
+    ]  # fmt: skip
+    return table_of(headings, rows)
+
+
+def _entry(played: Played, plan: Plan) -> PlanFolder:
+    file = PlanFile(
+        planner_version=__version__, command=played.found.command, goal=played.found.request.goal, plan=plan
+    )
+    return PlanFolder(NOWHERE, file, {})
+
+
+def _folders(played: Played) -> PlanFolders:
+    entries = (_entry(played, played.plan),) if played.plan else ()
+    return PlanFolders(NOWHERE, entries, played.found.to_dict())

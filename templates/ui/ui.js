@@ -1,0 +1,96 @@
+"use strict";
+// A slider beside each number, and the answer again while one moves: first the plan that stands there at the new load
+// (/live), then, when all is quiet, a search (/answer). The address always holds the state. Without this file the form
+// works by its button.
+const form = document.getElementById("ask"), answer = document.getElementById("answer");
+const status = document.getElementById("status");
+let searching = null, living = false, again = false, quiet = 0;
+
+function asked() {
+  const found = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) if (value !== "") found.append(name, value);
+  return found;
+}
+
+function show(part, text) {
+  const open = new Set([...part.querySelectorAll("details[open] > summary")].map(one => one.textContent));
+  part.innerHTML = text;
+  for (const one of part.querySelectorAll("details > summary")) if (open.has(one.textContent)) one.parentNode.open = true;
+}
+
+async function live() {
+  const held = answer.querySelector("[data-key]");
+  if (!held || held.dataset.plan !== "yes") return;
+  if (living) { again = true; return; }
+  living = true;
+  try {
+    const query = asked();
+    query.set("of", held.dataset.key);
+    const said = await fetch("/live?" + query);
+    if (!said.ok || !answer.contains(held)) return;
+    show(answer.querySelector("#live"), await said.text());
+    status.textContent = answer.querySelector("#verdict").textContent;
+  } finally {
+    living = false;
+    if (again) { again = false; live(); }
+  }
+}
+
+async function search() {
+  if (searching) searching.abort();
+  const mine = searching = new AbortController(), query = asked();
+  history.replaceState(null, "", "/?" + query);
+  status.textContent = "searching …";
+  try {
+    const said = await fetch("/answer?" + query, { signal: mine.signal });
+    if (!said.ok) throw new Error(said.status);
+    if (said.status === 204) return;
+    show(answer, await said.text());
+    document.title = query.get("model") + " on " + query.getAll("gpu").join(", ") + ": planner";
+    status.textContent = answer.querySelector("#verdict").textContent;
+  } catch (error) {
+    if (error.name !== "AbortError") status.textContent = "the planner does not answer: is it still running?";
+  }
+}
+
+function changed(event) {
+  arrange();
+  history.replaceState(null, "", "/?" + asked());
+  clearTimeout(quiet);
+  const field = event.target;
+  if (field.closest("[data-live]") && !("search" in field.dataset)) live();
+  quiet = setTimeout(() => { if (form.checkValidity()) search(); }, 450);
+}
+
+function arrange() {
+  const by = new FormData(form).get("by");
+  for (const one of form.querySelectorAll("[data-when]")) one.hidden = one.dataset.when !== by;
+  const chosen = [...form.querySelectorAll("[name=gpu]:checked")].map(one => one.value);
+  document.getElementById("chosen").textContent = chosen.join(", ") || "none";
+}
+
+const STEPS = 200;
+for (const field of form.querySelectorAll("[data-slider]")) {
+  const least = Number(field.min), most = Number(field.dataset.most || field.max), whole = field.step === "1";
+  const slider = document.createElement("input");
+  Object.assign(slider, { type: "range", min: 0, max: STEPS, step: 1 });
+  slider.setAttribute("aria-label", field.labels[0].textContent + ", slider");
+  if ("search" in field.dataset) slider.dataset.search = "";
+  const place = value => Math.round(STEPS * Math.log(Math.min(Math.max(value, least), most) / least) / Math.log(most / least));
+  const mirror = () => {
+    slider.value = field.value === "" ? STEPS : place(Number(field.value));
+    slider.setAttribute("aria-valuetext", field.value === "" ? "none" : field.value);
+  };
+  slider.addEventListener("input", () => {
+    const value = least * (most / least) ** (slider.value / STEPS);
+    const round = Number(value.toPrecision(2));
+    field.value = !field.required && field.defaultValue === "" && Number(slider.value) === STEPS ? "" : whole ? Math.max(Math.round(round), least) : round;
+    slider.setAttribute("aria-valuetext", field.value);
+  });
+  field.addEventListener("input", mirror);
+  field.after(slider);
+  mirror();
+}
+form.addEventListener("input", changed);
+form.addEventListener("submit", event => { event.preventDefault(); clearTimeout(quiet); search(); });
+arrange();
