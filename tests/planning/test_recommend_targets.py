@@ -472,16 +472,17 @@ def test_an_impossible_target_is_told_from_lone_requests_without_a_search(
     assert all("breaks" in gone.reason for gone in ranking.rejected if gone.max_num_seqs)
 
 
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
 @pytest.mark.parametrize(("lengths", "rate"), [((512, 64), 0.2), ((4096, 32), 1.0), ((128, 256), 4.0)])
-def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float) -> None:
+def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float, ratio: float) -> None:
     profile = load_profile("h100")
     args = EngineArgs(pipeline_parallel_size=4, max_model_len=8192, max_num_seqs=64)
     engine = resolve_deployment(resolve_model(LLAMA).model, profile, args, default_version(profile))
-    served = engine.replay(Workload(*lengths, 60, request_rate=rate))
+    served = engine.replay(Workload(*lengths, 60, request_rate=rate, range_ratio=ratio))
     for metric, values_s in (("ttft", served.ttft_s), ("tpot", served.tpot_s), ("e2el", served.e2el_s)):
         (slo,) = parse_slos({metric: 1.0})
         least_ms = float(values_s.min()) * 1e3 * margin(engine, slo)
         for limit_ms, broken in ((least_ms, False), (least_ms / 50, True)):
             targets = Targets((replace(slo, limit_ms=limit_ms),), "rate", None)
-            one = request(targets, "h100", model=LLAMA, input_len=lengths[0], output_len=lengths[1])
+            one = request(targets, "h100", model=LLAMA, input_len=lengths[0], output_len=lengths[1], range_ratio=ratio)
             assert bool(broken_in_pipeline(engine, one, targets)) is broken, (metric, limit_ms)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf
+from math import floor, inf
 
 from planner.planning.capacity import ServedLoad, at_load, margin, measure, paced, steady_rate
 from planner.planning.deployment import Deployment
@@ -48,14 +48,16 @@ def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedL
 def broken_in_pipeline(deployment: Deployment, request: Request, targets: Targets) -> Slo | None:
     """A target that no request keeps, whatever else is in the pipeline; None where that is not certain."""
     config = deployment.config
-    if targets.requests is not None or request.range_ratio or config.speculative_config:
+    if targets.requests is not None or config.speculative_config:
         return None
-    new_tok = request.input_len + (0 if config.enable_prefix_caching else request.prefix_len)
-    pairs = new_tok * (request.prefix_len + request.input_len - new_tok + (new_tok + 1) / 2)
+    shortest = (max(floor(length * (1 - request.range_ratio)), 1) for length in (request.input_len, request.output_len))
+    input_len, output_len = shortest
+    new_tok = input_len + (0 if config.enable_prefix_caching else request.prefix_len)
+    pairs = new_tok * (request.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
     share = Batch(prefill_seqs=2, prefill_tok=new_tok, prefill_pair_tok=pairs, prefill_finishing=1)
     ttft_s = deployment.timer.breakdown(share).gpu_s
-    tpot_s = deployment.timer.step_s(Batch(1, request.input_len)) if request.output_len > 1 else 0.0
-    least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (request.output_len - 1) * tpot_s}
+    tpot_s = deployment.timer.step_s(Batch(1, input_len)) if output_len > 1 else 0.0
+    least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (output_len - 1) * tpot_s}
     for slo in targets.slos:
         expected_s = least_s.get(slo.metric, 0.0) * margin(deployment, slo, pessimistic=targets.pessimistic)
         if expected_s > slo.limit_ms * MS:

@@ -268,7 +268,7 @@ class _Search:
 
     def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
         """What one of ``servers`` has to carry."""
-        return share_of(engine.deployment, self.request, self.targets, servers)
+        return share_of(engine.deployment, self.request, self.targets, servers, whole=False)
 
     def _candidate(self, engine: RankedEngine, load: ServedLoad, servers: int) -> Candidate:
         concurrency = max(min(round(load.replay.mean_in_flight), engine.deployment.config.max_num_seqs), 1)
@@ -318,8 +318,13 @@ class _Search:
         return f"{cost:,.0f} GPU{'s' if cost != 1 else ''}"
 
 
-def share_of(deployment: Deployment, request: Request, targets: Targets, servers: int) -> ServedLoad:
-    """What one of ``servers`` has to carry, beside the targets. Of a trace, every ``servers``-th request."""
+def share_of(
+    deployment: Deployment, request: Request, targets: Targets, servers: int, *, whole: bool = True
+) -> ServedLoad:
+    """What one of ``servers`` has to carry, beside the targets. Of a trace, every ``servers``-th request.
+
+    ``whole`` as for ``measure``.
+    """
     assert targets.value is not None  # noqa: S101
     requests = targets.requests
     if requests is not None:
@@ -331,7 +336,7 @@ def share_of(deployment: Deployment, request: Request, targets: Targets, servers
         sent = at_load(deployment, request.workload, targets.slos, targets.by, value)
         if request.num_prompts:
             sent = replace(sent, num_prompts=request.num_prompts)
-    return measure(deployment, sent, targets.slos, pessimistic=targets.pessimistic, requests=requests)
+    return measure(deployment, sent, targets.slos, pessimistic=targets.pessimistic, requests=requests, whole=whole)
 
 
 def fewest_servers(
