@@ -113,7 +113,7 @@ def make_app(*, token: str = "", port: int) -> Starlette:
         Route("/style.css", pages.style),
         Route("/ui.js", pages.script),
         Route("/api/openapi.json", partial(_described, api=api)),
-        *(Route(f"/api/{path}", partial(_called, operation=one)) for path, one in api.items()),
+        *(Route(f"/api/{path}", partial(_called, operation=one, places=pages.places)) for path, one in api.items()),
     ]
     app = Starlette(routes=routes)
     app.add_middleware(Guard, token=token, port=port)
@@ -215,12 +215,13 @@ async def _answered(made: Callable[[], Response]) -> Response:
         return _json(json.dumps(said), 502 if isinstance(error, HubError) else 400)
 
 
-async def _called(request: Request, operation: Operation) -> Response:
+async def _called(request: Request, operation: Operation, places: asyncio.Semaphore) -> Response:
     def made() -> Response:
         answer = operation.answer(parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=200))
         return _json(answer.to_json(), headers={"planner-exit-status": "0" if answer.ok else "1"})
 
-    return await _answered(made)
+    async with places:
+        return await _answered(made)
 
 
 def _described(request: Request, api: dict[str, Operation]) -> Response:

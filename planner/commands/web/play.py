@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from hashlib import sha256
 from io import BytesIO
 from math import ceil, isfinite
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
@@ -94,15 +95,17 @@ class Memory:
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, Played] = OrderedDict()
+        self._alone = Lock()  # requests are answered by several threads
 
     def search(self, asked: Asked) -> Played:
         """The search, made or remembered. Raises what ``recommend_plans`` raises."""
         key = sha256(address(asked).encode()).hexdigest()[:16]
         found = self.remembered(key) or _searched(asked, key)
-        self._found[key] = found
-        self._found.move_to_end(key)
-        while len(self._found) > REMEMBERED:
-            self._found.popitem(last=False)
+        with self._alone:
+            self._found[key] = found
+            self._found.move_to_end(key)
+            while len(self._found) > REMEMBERED:
+                self._found.popitem(last=False)
         return found
 
     def remembered(self, key: str) -> Played | None:

@@ -136,7 +136,7 @@ def live_answer(played: Played, point: LoadPoint | None) -> str:
     context = {
         "headline": _headline(plan, figures, played.asked),
         "figures": [figure_of(figures, *names) for names in FIGURES],
-        "kept": list(_kept(figures, played.asked, plan)),
+        "kept": list(_kept(figures, played.asked)),
         "why": plan.why[:3] if point is None else (),
         "latency": picture(latency_chart(entry, sweep)),
         "missing": sweep.missing,
@@ -159,18 +159,17 @@ def _headline(plan: Plan, figures: Mapping[str, Any], asked: Asked) -> str:
     )
 
 
-def _kept(figures: Mapping[str, Any], asked: Asked, plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _kept(figures: Mapping[str, Any], asked: Asked) -> Iterator[tuple[str, str, str]]:
     """Each target: a word for it, what is expected, and whether it is kept; in words, never by colour alone."""
     statistic = "mean" if asked.percentile == "mean" else f"p{asked.percentile}"
-    worse = plan.service is None or plan.service.interval == "pessimistic"
     for name, limit_ms in asked.targets.items():
         key = f"{statistic}_{name}_ms"
-        expected, end = figures.get(key), figures.get(f"{key}_{'hi' if worse else 'lo'}")
+        expected, end = figures.get(key), figures.get(f"{key}_hi")
         if not isinstance(expected, int | float):
             continue
         far = float(end) if isinstance(end, int | float) else float(expected)
         word = "kept" if far <= limit_ms else "open" if expected <= limit_ms else "broken"
-        reach = f", to {number(far)} at the {'worse' if worse else 'better'} end" if far != expected else ""
+        reach = f", {number(far)} at the worse end" if far != expected else ""
         yield f"{statistic} {name.upper()} at most {limit_ms:,.4g} ms", f"{number(expected)} ms{reach}", word
 
 
