@@ -225,7 +225,8 @@ def _checked(url: str) -> str:
         port = parts.port
     except ValueError as error:
         raise InputError(f"--url {url[:200]!r}: {error}", hint="write it as http://HOST:PORT") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+    odd = any(char.isspace() or not char.isprintable() for char in parts.hostname or " ")  # http.client takes none
+    if parts.scheme not in ("http", "https") or odd or not parts.hostname or parts.username is not None:
         raise InputError(
             f"--url {parts.scheme}://{(parts.hostname or '')[:200]} is no address of a server",
             hint=f"write it as http://HOST:PORT; a key goes into the environment, as {KEY}",

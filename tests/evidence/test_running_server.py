@@ -159,6 +159,8 @@ def test_a_key_is_sent_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://user:password@127.0.0.1", "http://127.0.0.1 is no address"),
         ("http://127.0.0.1:port", "Port"),
         ("http://[::1", "Invalid"),
+        ("http://a b:80", "http://a b is no address"),
+        ("\ntouch x\n", "is no address"),
         ("http://127.0.0.1:1", "onnection refused"),
     ],
 )
