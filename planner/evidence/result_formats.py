@@ -206,8 +206,11 @@ def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult
         metrics = _at(one, "metrics")
         if not isinstance(metrics, Mapping):
             raise InputError(f"{path} is broken: benchmark {number} has no metrics", hint=AGAIN)
-        completed = _number(path, metrics, "request_totals.successful")
-        _refuse_failures(path, completed, _at(metrics, "request_totals.errored"))
+        totals = {
+            "request_totals": metrics.get("request_totals") or _at(one, "request_totals")
+        }  # beside them up to 0.4
+        completed = _number(path, totals, "request_totals.successful")
+        _refuse_failures(path, completed, _at(totals, "request_totals.errored"))
         mean = {what: _number(path, metrics, f"{what}.successful.mean") for what in
                 ("prompt_token_count", "output_token_count", "output_tokens_per_second")}  # fmt: skip
         names = {"time_to_first_token_ms.successful": "ttft", "inter_token_latency_ms.successful": "tpot"}

@@ -28,6 +28,7 @@ from planner.resources import MOST_LOG_BYTES, read_given
 
 #: A result's plan lies in one of so many folders above it.
 LEVELS_UP = 3
+SWEPT = "summary.csv"  #: that vllm bench sweep writes into its folder
 #: Tokens and rates of a throughput result may differ by this share from what lengths and duration make.
 SLACK = 0.02
 
@@ -59,7 +60,7 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
     runs: list[MeasuredRun] = []
     folders: list[MeasuredPlan] = []
     used = False  # whether any result needed what was stated
-    for path in paths:
+    for path in map(_swept, paths):
         if path.is_dir():
             folder = read_measured(path)
             _refuse_another_engine(folder)
@@ -91,6 +92,12 @@ def read_measurements(path: Path, stated: Stated) -> list[MeasuredRun]:
     except (OSError, UnicodeDecodeError):  # told by whoever reads the table
         results = False
     return list(read_sources([path], stated).runs) if results else read_runs(path)
+
+
+def _swept(path: Path) -> Path:
+    """The table of a ``vllm bench sweep`` where ``path`` is its folder."""
+    table = path / SWEPT
+    return table if not (path / "plan.json").exists() and table.is_file() else path
 
 
 def _holds_results(text: str) -> bool:

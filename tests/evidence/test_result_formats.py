@@ -3,6 +3,7 @@
 import csv
 import json
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from planner.errors import InputError
 from planner.evidence.result_formats import read_results
 from planner.evidence.runs import check_run
 from planner.evidence.sources import Stated, read_measurements
+from planner.workload import Workload
 
 FILES = Path(__file__).parent / "result_files"
 STATED = Stated(gpu="h100", model="meta-llama/Llama-3.1-8B-Instruct", engine_version="0.11.0")
@@ -68,6 +70,51 @@ def test_translated_latencies_add_up(name: str) -> None:
     assert parts == pytest.approx(result["mean_e2el_ms"], rel=0.05)
 
 
+def test_older_reports_of_guidellm_have_their_totals_and_strategy_elsewhere(tmp_path: Path) -> None:
+    """``request_totals`` beside the metrics, ``args.strategy`` instead of ``config.strategy``: up to 0.4."""
+    record = json.loads((FILES / "guidellm.json").read_text(encoding="utf-8"))
+    (one,) = record["benchmarks"]
+    one["request_totals"] = one["metrics"].pop("request_totals")
+    one["args"] = {"strategy": {"type_": "concurrent", "streams": 4}}
+    del one["config"]
+    path = tmp_path / "benchmarks.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    (older,) = read_results(path, path.read_text(encoding="utf-8"))
+    assert (older.result["completed"], older.result["max_concurrency"]) == (337, 4)
+    assert older.result["model_id"] == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sent"),
+    [
+        ({"type_": "synchronous"}, {"max_concurrency": 1}),
+        ({"type_": "concurrent", "streams": 16}, {"max_concurrency": 16}),
+        ({"type_": "throughput", "max_concurrency": 512}, {"max_concurrency": 512}),
+        ({"type_": "constant", "rate": 2.5}, {"request_rate": 2.5, "burstiness": 1e6}),
+    ],
+)
+def test_strategies_of_guidellm_are_loads_of_vllm_bench(
+    tmp_path: Path, strategy: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    record = json.loads((FILES / "guidellm.json").read_text(encoding="utf-8"))
+    record["benchmarks"][0]["config"]["strategy"] = strategy
+    path = tmp_path / "benchmarks.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    (one,) = read_results(path, path.read_text(encoding="utf-8"))
+    assert {
+        name: one.result[name] for name in ("max_concurrency", "request_rate", "burstiness") if name in one.result
+    } == sent
+
+
+def test_evenly_spaced_arrivals_are_evenly_spaced(tmp_path: Path) -> None:
+    """What "constant" becomes: gaps of 0.4 s to within a percent, as the replay draws them."""
+    (one,) = read_measurements(FILES / "inference_perf.json", STATED)
+    assert one.burstiness is not None and one.request_rate is not None
+    sent = Workload(100, 10, num_prompts=200, request_rate=2.5, burstiness=one.burstiness)
+    gaps = [float(b - a) for a, b in pairwise(sent.sample().arrival_s)]
+    assert all(gap == pytest.approx(0.4, rel=0.01) for gap in gaps)
+
+
 def test_a_tpot_that_counts_events_is_left_out() -> None:
     """(1.698 - 0.146) s / 61.8 tokens are 25.1 ms; the file says 12.0, with half of the gaps below 0.1 ms."""
     result = read("inference_perf.json")[0].result
@@ -88,6 +135,7 @@ def test_a_sweep_says_what_it_varied(tmp_path: Path) -> None:
     path.write_text(table.getvalue(), encoding="utf-8")
     runs = read_measurements(path, STATED)
     assert [one.max_num_seqs for one in runs] == [32, 64] and runs[0].metrics["mean_e2el_ms"] == 993.595
+    assert read_measurements(tmp_path, STATED) == runs  # the folder of the sweep
 
 
 def test_sglang_is_another_engine_and_its_benchmark_may_measure_vllm(tmp_path: Path) -> None:
