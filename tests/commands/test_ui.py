@@ -48,7 +48,7 @@ class Server:
         self.socket = socket.socket()
         self.socket.bind(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        config = uvicorn.Config(make_app(token=token, port=self.port), log_level="error", lifespan="off")
+        config = uvicorn.Config(make_app(token=token), log_level="error", lifespan="off")
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self.thread.start()
@@ -105,13 +105,13 @@ def test_a_name_that_somebody_pointed_here_is_refused(server: Server) -> None:
     for host in (
         "evil.example",
         f"evil.example:{server.port}",
-        "127.0.0.1:1",
+        "localhost.evil.example",
         f"127.0.0.1.evil.example:{server.port}",
         "",
     ):
         assert server.get("/style.css", Host=host).status in (400, 421), host
-    for host in (f"localhost:{server.port}", f"127.0.0.1:{server.port}", f"[::1]:{server.port}"):
-        assert server.get("/style.css", Host=host).status == 200, host
+    for host in (f"localhost:{server.port}", f"127.0.0.1:{server.port}", f"[::1]:{server.port}", "localhost:9000"):
+        assert server.get("/style.css", Host=host).status == 200, host  # the last through a tunnel
 
 
 def test_other_sites_get_nothing(server: Server) -> None:
@@ -211,6 +211,7 @@ def test_targets_are_told_kept_or_broken_in_words(server: Server) -> None:
     kept = server.get("/live", {**PLAN, "ttft": 60000, "of": key}).text
     broken = server.get("/live", {**PLAN, "tpot": 1, "of": key}).text
     assert "✓ kept" in kept and "✗ broken" in broken
+    assert ">target</text>" in broken and ">target</text>" not in server.get("/live", {**PLAN, "of": key}).text
 
 
 def test_every_state_is_an_address() -> None:

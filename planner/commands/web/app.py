@@ -1,8 +1,8 @@
 """The server of ``planner ui``: the page, its two answers, the scripts, and the API.
 
-It listens on 127.0.0.1 and is asked by browsers, which visit other pages too. So every request has to name this server
-(a page that points its own name here is refused), come from this page or from an address bar, and be a GET; and bound
-elsewhere, it has to bring the token. The page may load nothing from elsewhere, run no script but its own, and be framed
+It listens on 127.0.0.1 and is asked by browsers, which visit other pages too. So every request has to come from this
+page or from an address bar, to be a GET, and to name this machine (a page that points its own name here is refused) or,
+bound elsewhere, to bring the token. The page may load nothing from elsewhere, run no script but its own, and be framed
 by nobody.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -46,8 +47,8 @@ SEARCHES = 2  #: at the same time; more wait
 class Guard:
     """Lets through what the module's first lines allow, and sets the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
-        self.app, self.token, self.port = app, token, port
+    def __init__(self, app: ASGIApp, *, token: str) -> None:
+        self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -69,7 +70,7 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
             return Response("only GET is answered\n", 405, {"allow": "GET, HEAD"}, "text/plain")
-        if not _names_this_machine(request.headers.get("host", ""), self.port):
+        if not self.token and not _names_this_machine(request.headers.get("host", "")):
             return Response("this server has another name\n", 421, media_type="text/plain")
         site, mode = request.headers.get("sec-fetch-site", "none"), request.headers.get("sec-fetch-mode", "")
         if site not in ("none", "same-origin") and mode != "navigate":
@@ -90,11 +91,12 @@ class Guard:
         return Response("open the address that planner ui printed: it has the token\n", 401, media_type="text/plain")
 
 
-def _names_this_machine(host: str, port: int) -> bool:
-    """Whether a Host header is an address or this machine's own name. A name that somebody else chose is not."""
-    name, _, stated = host.rpartition(":") if host.rpartition(":")[2].isdigit() else (host, "", str(port))
-    if stated != str(port):
-        return False
+def _names_this_machine(host: str) -> bool:
+    """Whether a Host header is an address or this machine's own name, whatever the port: a tunnel has another one.
+
+    A name that somebody else chose is not.
+    """
+    name = re.sub(r":\d*$", "", host)
     try:
         ip_address(name.strip("[]"))
     except ValueError:
@@ -102,7 +104,7 @@ def _names_this_machine(host: str, port: int) -> bool:
     return True
 
 
-def make_app(*, token: str = "", port: int) -> Starlette:
+def make_app(*, token: str = "") -> Starlette:
     """The application. Without a ``token`` none is asked for: only for a server that this machine alone reaches."""
     pages, api = Pages(), operations()
     routes = [
@@ -116,7 +118,7 @@ def make_app(*, token: str = "", port: int) -> Starlette:
         *(Route(f"/api/{path}", partial(_called, operation=one, places=pages.places)) for path, one in api.items()),
     ]
     app = Starlette(routes=routes)
-    app.add_middleware(Guard, token=token, port=port)
+    app.add_middleware(Guard, token=token)
     return app
 
 

@@ -138,7 +138,7 @@ def live_answer(played: Played, point: LoadPoint | None) -> str:
         "figures": [figure_of(figures, *names) for names in FIGURES],
         "kept": list(_kept(figures, played.asked)),
         "why": plan.why[:3] if point is None else (),
-        "latency": picture(latency_chart(entry, sweep)),
+        "latency": picture(latency_chart(entry, sweep, played.asked.targets)),
         "missing": sweep.missing,
         "moved": point is not None,
     }

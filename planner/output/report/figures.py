@@ -194,14 +194,22 @@ def number(value: Any) -> str:
 # --- latency against load ----------------------------------------------------------------------------------------
 
 
-def latency_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
-    """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None without a replay."""
+def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float] | None = None) -> Chart | None:
+    """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None without a replay.
+
+    ``limits_ms`` are targets by latency, instead of the plan's own.
+    """
     if not swept.points:
         return None
+    if limits_ms is None:
+        own = entry.plan.service.targets if entry.plan.service else ()
+        limits_ms = {target.metric.split("_")[-2]: target.limit_ms for target in own}
     axis = "requests/s" if swept.by == "rate" else "requests in flight"
     most_in_flight = entry.plan.max_num_seqs * entry.plan.data_parallel_size
     planned = next((point.load for point in swept.points if point.planned), None)
-    panels = tuple(_latency_panel(metric, axis, planned, entry, swept) for metric in OF_A_REQUEST)
+    panels = tuple(
+        _latency_panel(metric, axis, planned, entry, swept, limits_ms.get(metric)) for metric in OF_A_REQUEST
+    )
     keys = [f"{statistic}_{metric}_ms" for metric in OF_A_REQUEST for statistic in ("median", "p99")]
     headings = (axis, *(f"{key.split('_')[0]} {key.split('_')[1].upper()}, ms" for key in keys))
     rows = tuple(
@@ -222,7 +230,9 @@ def _load_words(point: LoadPoint) -> str:
     return f"{point.load:,.3g} (plan)" if point.planned else f"{point.load:,.4g}"
 
 
-def _latency_panel(metric: str, axis: str, planned: float | None, entry: PlanFolder, swept: Sweep) -> LinePanel:
+def _latency_panel(
+    metric: str, axis: str, planned: float | None, entry: PlanFolder, swept: Sweep, limit_ms: float | None
+) -> LinePanel:
     lines = [_latency_line(metric, statistic, swept) for statistic in ("median", "p99")]
     result = entry.measured.result if entry.measured else {}
     for line, statistic in zip(tuple(lines), ("median", "p99"), strict=True):
@@ -232,8 +242,7 @@ def _latency_panel(metric: str, axis: str, planned: float | None, entry: PlanFol
                 Series(f"measured {statistic}", (planned,), (float(value),), line.color, "points", "D", strong=True)
             )
     marks = [Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
-    targets = entry.plan.service.targets if entry.plan.service else ()
-    marks += [Mark("target", y=target.limit_ms) for target in targets if target.metric.endswith(f"_{metric}_ms")]
+    marks += [Mark("target", y=limit_ms)] if limit_ms is not None else []
     return LinePanel(
         axis, "ms", tuple(lines), metric.upper(), x_log=swept.by != "rate", y_log=_all_positive(lines),
         marks=tuple(marks),
