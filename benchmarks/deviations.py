@@ -22,6 +22,7 @@ from planner.evidence.observe import Observed, observe
 from planner.evidence.runs import read_runs
 from planner.evidence.terms import Terms
 from planner.resources import data_dir
+from planner.timing import load_calibration
 
 CALIBRATION = data_dir("hardware") / "calibration"
 FOLDS = 5
@@ -45,11 +46,10 @@ def main() -> None:
 
 def judge(observed: Sequence[Observed]) -> None:
     """Errors on each fold with the deviations of the other folds, beside those with the deviations of all."""
-    fold = folds(observed)
+    fold, terms = folds(observed), Terms(observed)
     found: dict[str, dict[str, list[float]]] = {"nested": defaultdict(list), "all": defaultdict(list)}
     for number in range(FOLDS):
         seen = [one for one, at in zip(observed, fold, strict=True) if at != number]
-        terms = Terms(observed)
         used = np.array([fold[run] != number for run in terms.metric_run.tolist()])
         for name, structure in (("nested", learn_deviations(Terms(seen), load_structure())), ("all", load_structure())):
             errors = errors_of(terms, structure, used)
@@ -71,7 +71,8 @@ def folds(observed: Sequence[Observed]) -> list[int]:
 def errors_of(terms: Terms, structure: Structure, used: np.ndarray) -> np.ndarray:
     """log(predicted / measured) of every metric by a fit to those ``used``."""
     problem = FitProblem(terms, Design(terms.observed, structure.lines), structure.sigma)
-    return problem.errors(problem.solve(used, uncertain=False))
+    start = problem.design.factors_of(load_calibration().effects)  # where the iteration begins, not where it ends
+    return problem.errors(problem.solve(used, start, uncertain=False))
 
 
 if __name__ == "__main__":
