@@ -17,7 +17,7 @@ layers; ``d`` is the hidden size, E the experts, s the elements of a recurrent s
     projections            tokens   1 each   2 x parameters           (in + out) x 2, and the weights once
     attention decode       context  1        2 x heads x (dk + dv)    a row of the cache
     attention prefill      pairs    1        2 x heads x (dk + dv)    -
-    kernels of a mixer     tokens   6 to 12  -                        -
+    sparse attention       tokens   7 to 12  -                        -
     experts                experts  1        2 x parameters, per row  the weights of one, (2 d + inner) x 2 per row
     routing                tokens   5        -                        3 x E x 4
     state decode           decodes  2        6 s                      2 x (4 s + 2 x convolution)
@@ -68,13 +68,12 @@ NORM_PASSES = 8
 #: Times the small kernel behind a projection reads or writes what came out of it: gate and up make one product;
 #: rotary embedding and KV write read and write.
 PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.ATTENTION: 2.0}
-#: Small kernels of a mixer beside those. MLA: norms of both latents, the second absorbed product, concatenation of the
-#: queries, quantise, sum over splits of the context. DeepSeek's indexer: norm of keys, rotary embedding, two
+#: Small kernels of sparse attention beside those. DeepSeek's indexer: norm of keys, rotary embedding, two
 #: concatenations, quantise, scale of weights, cache write, fill, top-k, conversion of indices (``Indexer`` of
 #: ``deepseek_v2.py`` of vLLM). That of MiniMax-M3: two norms, rotary embedding, cache write, pooling by block, top-k,
 #: conversion. Compressed attention, assumed: gate, pool, norm, rotary embedding and cache write of the compressed rows,
 #: rotary embedding of the output and back, hyper-connections before and after.
-LATENT_KERNELS, INDEXER_KERNELS, BLOCK_INDEXER_KERNELS, COMPRESSOR_KERNELS = 6, 10, 7, 12
+INDEXER_KERNELS, BLOCK_INDEXER_KERNELS, COMPRESSOR_KERNELS = 10, 7, 12
 ROUTING_PASSES = 3  #: times the scores of the experts are read or written
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
 SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
@@ -305,7 +304,6 @@ def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> It
     latent_flop = 2 * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
     direct_flop = 2 * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
     row_bytes = mixer.kv_elements_per_token * kv_bytes
-    yield _small_kernels("latent attention", LATENT_KERNELS)
     if mixer.indexer is None:
         yield from _attention(row_bytes, latent_flop, direct_flop, StepLoad(Driver.CONTEXT), config)
         return

@@ -166,10 +166,9 @@ def test_block_sparse_attention_and_its_indexer() -> None:
         assert found[name].time_s == expected, name
 
 
-def test_small_kernels_of_sparse_and_latent_attention() -> None:
+def test_small_kernels_of_sparse_attention() -> None:
     compressed = CompressedAttention(128, 512, window=128, compress_ratio=4, indexer=SparseIndexer(64, 128, 512))
     for model, name, kernels in (
-        (mla_model(), "latent attention kernels", 6),
         (mla_model(SparseIndexer(64, 128, 2048)), "indexer kernels", 10),
         (mixer_model(Attention(64, 4, 128, 128, indexer=SparseIndexer(4, 128, 2048))), "indexer kernels", 7),
         (mixer_model(compressed), "compressed attention kernels", 12),
