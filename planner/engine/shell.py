@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser, Tree
 
 MOST_BRANCHES = 32  #: ways through a script that are followed
-MOST_TURNS = 256  #: of a loop over written words
+MOST_TURNS = 256  #: of a loop
+MOST_STATEMENTS = 20_000  #: that are followed, those of loops and functions each time
+MOST_CHARACTERS = 2**17  #: of a variable, all words of an array together; Linux passes no longer word on
 
 _VARIABLE = re.compile(r"\$(?:(\w+|#)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
 #: What a document leaves to its reader, ``<path/to/output.json>``: a shell would take it for two redirections, which
@@ -137,7 +139,7 @@ class _World:
         for name in [name for name in self.scalars if name.isdigit() and name != "0"]:
             del self.scalars[name]
         self.scalars |= {"#": str(len(words))} | {str(place): word for place, word in enumerate(words, 1)}
-        self.arrays["@"] = list(words)
+        self.arrays["@"] = _small(list(words))
 
     def back_in(self, caller: _World) -> _World:
         """This way behind the end of a function, where its words and its local variables are the caller's again."""
@@ -181,6 +183,7 @@ class _Script:
         self.gpu = gpu
         self.given = given  #: what the caller sets stays set
         self.functions: dict[str, Node] = {}
+        self.statements = 0  #: followed so far
         self.texts: list[str] = []  #: those that are being followed, each in the one before
         self.trees: list[Tree] = []  #: kept as long as their nodes, which functions hold on to
         self.unread: set[str] = set()  #: variables that decide nothing and reach no command that may start an engine
@@ -219,6 +222,9 @@ class _Script:
 
     def _node(self, node: Node, world: _World) -> list[_World]:
         """The ways out of one statement."""
+        self.statements += 1
+        if self.statements > MOST_STATEMENTS:
+            raise InputError(f"this script takes more than {MOST_STATEMENTS:,} steps to follow", hint=_HINT)
         forks = {
             "command": self._command, "if_statement": self._if, "case_statement": self._case,
             "for_statement": self._for, "c_style_for_statement": self._inside,
@@ -255,10 +261,10 @@ class _Script:
         name, more = _text(target), any(child.type == "+=" for child in node.children)
         if value is not None and value.type == "array":
             words = [word for child in value.named_children for word in self._expand(child, world)]
-            world.arrays[name] = (world.arrays.get(name, []) if more else []) + words
+            world.arrays[name] = _small((world.arrays.get(name, []) if more else []) + words)
             return
         text = self._whole(value, world) if value is not None else ""
-        world.scalars[name] = world.scalars.get(name, "") + text if more else text
+        world.scalars[name] = "".join(_small([world.scalars.get(name, "") if more else "", text]))
 
     def _declare(self, node: Node, world: _World) -> None:
         for child in node.named_children:
@@ -527,6 +533,13 @@ class _Script:
 
 
 # --- pieces of the tree ----------------------------------------------------------------------------------------------
+
+
+def _small(words: list[str]) -> list[str]:
+    """The words. Raises InputError for more than a launch script has: loops may double them."""
+    if len(words) + sum(map(len, words)) > MOST_CHARACTERS:
+        raise InputError(f"a variable of this script grows beyond {MOST_CHARACTERS:,} characters", hint=_HINT)
+    return words
 
 
 def _text(node: Node) -> str:

@@ -217,6 +217,23 @@ def test_too_many_ways_through_a_script_are_refused_with_what_helps() -> None:
     assert "--set" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "X=a; while true; do X=$X$X; done",
+        'a=(x y); while true; do a+=("${a[@]}"); done',
+        'set -- x y; while true; do set -- "$@" "$@"; done',
+        "while true; do X=a$X; while true; do Y=a$Y; while true; do Z=a$Z; done; done; done",
+        "f() { X=a$X; g; g; }; g() { Y=a$Y; h; h; }; h() { Z=a$Z; f; f; }; while true; do f; g; h; done",
+        "".join(f"for i{n} in {' '.join(map(str, range(60)))}; do X=$X$i{n}; " for n in range(4)) + "done; " * 4,
+    ],
+    ids=["text", "array", "words", "loops", "functions", "for"],
+)
+def test_a_script_that_grows_without_end_is_refused_soon(script: str) -> None:
+    with pytest.raises(InputError, match=r"grows beyond|steps to follow"):
+        find_launches(f"{script}\nvllm serve m -tp $X $Y $Z ${{a[@]}} $@")
+
+
 def test_ways_that_only_print_or_count_differently_are_one() -> None:
     point = 'if [ -s "$r/{n}" ]; then echo done; else vllm bench latency --model m --input-len {n}; bad+=({n}); fi\n'
     script = "".join(point.format(n=n) for n in range(1, 41)) + "if ((${#bad[@]})); then echo ${bad[*]}; exit 1; fi"
