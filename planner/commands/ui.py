@@ -39,7 +39,7 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False) -> None
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{port}/" + (f"?token={token}" if token else "")
     settings = uvicorn.Config(
-        make_app(token=token), log_level="warning", access_log=False, server_header=False,
+        make_app(token=token), log_level="warning", access_log=False, server_header=False, proxy_headers=False,
         limit_concurrency=64, timeout_keep_alive=20, h11_max_incomplete_event_size=2**16, lifespan="off",
         timeout_graceful_shutdown=1,
     )  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
 from planner.resources import read_given
 
+MOST = 1e300  #: of any figure; a JSON number may have any number of digits
 #: Rates of one file agree with its totals to this share: one program computed them, and printed all digits.
 EXACT = 0.01
 AGAIN = "measure again (in the folder of a plan: FORCE=1 ./benchmark.sh)"
@@ -46,7 +46,7 @@ def parse_result(path: Path, text: str) -> dict[str, Any]:
 def read_number(path: Path, result: Mapping[str, Any], name: str, *, positive: bool = False) -> float:
     """The figure ``name`` of a result. Raises InputError where it is no number, or not ``positive``."""
     value = result.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
         raise InputError(f"{path} is broken: {name} is {value!r}, not a number", hint=AGAIN)
     if positive and value <= 0:
         raise InputError(f"{path} is broken: {name} is {value:g}, not a positive number", hint=AGAIN)

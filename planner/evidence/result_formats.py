@@ -132,7 +132,15 @@ def _at(record: Any, key: str) -> Any:
     return record
 
 
-def _number(path: Path, record: Mapping[str, Any], key: str) -> float:
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _number(path: Path, record: Any, key: str) -> float:
     """The figure below a dotted key. Raises InputError where there is none."""
     return read_number(path, {key: _at(record, key)}, key)
 
@@ -149,17 +157,23 @@ def _with_totals(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**stated, "num_prompts": completed, **tokens}
 
 
-def _latencies(record: Mapping[str, Any], names: Mapping[str, str], *, to_ms: float = 1.0) -> dict[str, float]:
+def _stated(path: Path, record: Any, key: str) -> float | None:
+    """The figure below a dotted key, if there is one. Raises InputError for what is no number."""
+    return None if _at(record, key) is None else _number(path, record, key)
+
+
+def _latencies(
+    path: Path, record: Mapping[str, Any], names: Mapping[str, str], *, to_ms: float = 1.0
+) -> dict[str, float]:
     """``mean_ttft_ms`` and the like of objects with statistics; ``names``: dotted key -> latency."""
     found = {}
     for key, latency in names.items():
-        value = _at(record, key)
-        if isinstance(value, Mapping):
-            words = AIPERF_STATISTICS if "avg" in value else STATISTICS
-            figures = {**value, **(_at(value, "percentiles") or {})}
-            for statistic, word in words.items():
-                if isinstance(figures.get(word), int | float):
-                    found[f"{statistic}_{latency}_ms"] = figures[word] * to_ms
+        value = _object(_at(record, key))
+        words = AIPERF_STATISTICS if "avg" in value else STATISTICS
+        figures = {**value, **_object(value.get("percentiles"))}
+        for statistic, word in words.items():
+            if (figure := _stated(path, figures, word)) is not None:
+                found[f"{statistic}_{latency}_ms"] = figure * to_ms
     return found
 
 
@@ -168,17 +182,21 @@ def _latencies(record: Mapping[str, Any], names: Mapping[str, str], *, to_ms: fl
 
 def _read_vllm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
     """``vllm bench serve``, ``throughput`` and ``latency`` as they are; a sweep adds the settings that it varied."""
-    del path
     said = {key.replace("-", "_"): value for key, value in record.items()} if "run_number" in record else {}
     varied = {name: said[name] for name in SETTINGS if said.get(name) is not None}
-    yield ReadResult(record, engine={name: _as_set(SETTINGS[name].kind, value) for name, value in varied.items()})
+    yield ReadResult(record, engine={name: _as_set(path, name, value) for name, value in varied.items()})
 
 
-def _as_set(kind: Any, value: Any) -> Any:
+def _as_set(path: Path, name: str, value: Any) -> Any:
     """A cell or a JSON value as the setting takes it: a table has 32.0 and "True"."""
-    if kind in (int, int | None):
-        return int(value)
-    return str(value) == "True" if kind in (bool, bool | None) else value
+    kind = SETTINGS[name].kind
+    if kind in (bool, bool | None):
+        return str(value) == "True"
+    if kind in (int, int | None, float, float | None):
+        figure = read_number(path, {name: value}, name)
+        value = figure if kind in (float, float | None) else int(figure)
+    SETTINGS[name].check(value)
+    return value if isinstance(value, int | float) else str(value)
 
 
 def _read_sglang(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
@@ -210,7 +228,7 @@ def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult
             "request_totals": metrics.get("request_totals") or _at(one, "request_totals")
         }  # beside them up to 0.4
         completed = _number(path, totals, "request_totals.successful")
-        _refuse_failures(path, completed, _at(totals, "request_totals.errored"))
+        _refuse_failures(path, completed, _stated(path, totals, "request_totals.errored"))
         mean = {what: _number(path, metrics, f"{what}.successful.mean") for what in
                 ("prompt_token_count", "output_token_count", "output_tokens_per_second")}  # fmt: skip
         names = {"time_to_first_token_ms.successful": "ttft", "inter_token_latency_ms.successful": "tpot"}
@@ -221,23 +239,23 @@ def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult
             "mean_output_len": mean["output_token_count"],
             "output_throughput": mean["output_tokens_per_second"],
             **_arrivals(path, one),
-            **_latencies(metrics, names),
-            **_latencies(metrics, {"request_latency.successful": "e2el"}, to_ms=1000),
+            **_latencies(path, metrics, names),
+            **_latencies(path, metrics, {"request_latency.successful": "e2el"}, to_ms=1000),
         })  # fmt: skip
 
 
 def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
     """What a GuideLLM strategy sends, under the flags of ``vllm bench serve``."""
-    strategy = _at(benchmark, "config.strategy") or _at(benchmark, "args.strategy") or {}
+    strategy = _object(_at(benchmark, "config.strategy") or _at(benchmark, "args.strategy"))
     kind = strategy.get("type_")
     if kind == "synchronous":
         return {"max_concurrency": 1}
     if kind == "concurrent":
-        return {"max_concurrency": strategy.get("streams")}
+        return {"max_concurrency": _number(path, strategy, "streams")}
     if kind == "throughput":
-        return {"max_concurrency": strategy.get("max_concurrency")}
+        return {"max_concurrency": _stated(path, strategy, "max_concurrency")}
     if kind in ("constant", "poisson"):
-        return {"request_rate": strategy.get("rate"), "burstiness": 1.0 if kind == "poisson" else EVENLY}
+        return {"request_rate": _number(path, strategy, "rate"), "burstiness": 1.0 if kind == "poisson" else EVENLY}
     raise InputError(
         f"{path}: a benchmark of GuideLLM has the strategy {kind!r}",
         hint="known: synchronous, concurrent, throughput, constant, poisson",
@@ -248,10 +266,10 @@ def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_aiperf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
-    asked = record.get("input_config") or {}
-    completed = _at(record, "request_count.avg")
-    _refuse_failures(path, completed or 1, _at(record, "error_request_count.avg"))
-    total = _at(record, "total_token_throughput.avg")
+    asked = _object(record.get("input_config"))
+    completed = _stated(path, record, "request_count.avg")
+    _refuse_failures(path, completed or 1, _stated(path, record, "error_request_count.avg"))
+    total = _stated(path, record, "total_token_throughput.avg")
     names = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "inter_chunk_latency": "itl",
              "request_latency": "e2el"}  # fmt: skip
     result = {
@@ -261,11 +279,11 @@ def _read_aiperf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
         "mean_output_len": _number(path, record, "output_sequence_length.avg"),
         "output_throughput": _number(path, record, "output_token_throughput.avg"),
         "total_token_throughput": total,
-        **_load_of(asked),
-        **_latencies(record, names),
+        **_load_of(path, asked),
+        **_latencies(path, record, names),
         "date": str(record.get("start_time", ""))[:10].replace("-", ""),
     }
-    data = next(iter(asked.get("datasets") or ()), None)
+    data = next(iter(_list(asked.get("datasets"))), None)
     public = _at(data, "dataset") or _at(asked, "input.public_dataset")
     yield ReadResult(
         result,
@@ -278,15 +296,15 @@ def _name_of(asked: Mapping[str, Any]) -> Any:
     return _at(models[0], "name") if isinstance(models, list) and models else asked.get("model")
 
 
-def _load_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _load_of(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The arrivals: in a phase (AIPerf 0.10), in ``loadgen`` (before it), in the stimulus or flat (GenAI-Perf)."""
-    phases = [phase for phase in asked.get("phases") or () if not phase.get("exclude_from_results")]
+    phases = [phase for phase in _list(asked.get("phases")) if not _at(phase, "exclude_from_results")]
     places = [*phases, asked.get("loadgen"), _at(asked, "perf_analyzer.stimulus"), asked]
     said: Mapping[str, Any] = next(filter(_says_load, places), {})
-    rate = said.get("request_rate") or said.get("rate")
+    rate = _stated(path, said, "request_rate") or _stated(path, said, "rate")
     mode = str(said.get("type") or said.get("request_rate_mode") or "poisson")
     paced = {"request_rate": rate, "burstiness": EVENLY if "constant" in mode else 1.0} if rate else {}
-    return {"max_concurrency": said.get("concurrency"), **paced}
+    return {"max_concurrency": _stated(path, said, "concurrency"), **paced}
 
 
 def _says_load(place: Any) -> bool:
@@ -308,22 +326,22 @@ def _first(*values: Any) -> Any:
 
 def _read_inference_perf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
     """A stage. Its arrivals are evenly spaced, the default (``LoadType.CONSTANT``): the file does not say."""
-    rate, flying = _at(record, "load_summary.requested_rate"), _at(record, "load_summary.concurrency")
+    rate, flying = (_stated(path, record, f"load_summary.{key}") for key in ("requested_rate", "concurrency"))
     if not rate and not flying:
         raise InputError(
             f"{path} does not say its load: a summary of inference-perf mixes its stages",
             hint="give the files of the stages: stage_0_lifecycle_metrics.json, ...",
         )
-    good = record["successes"]
+    good = _object(record.get("successes"))
     completed = _number(path, good, "count")
-    _refuse_failures(path, completed, _at(record, "failures.count"))
-    output_len = _at(good, "output_len.mean") or _number(path, good, "output_tokens.mean")
+    _refuse_failures(path, completed, _stated(path, record, "failures.count"))
+    output_len = _stated(path, good, "output_len.mean") or _number(path, good, "output_tokens.mean")
     names = {"latency.time_to_first_token": "ttft", "latency.time_per_output_token": "tpot",
              "latency.inter_token_latency": "itl", "latency.request_latency": "e2el"}  # fmt: skip
-    figures = _latencies(good, names, to_ms=1000)
+    figures = _latencies(path, good, names, to_ms=1000)
     yield ReadResult({
         "completed": completed,
-        "mean_input_len": _at(good, "prompt_len.mean") or _number(path, good, "prompt_tokens.mean"),
+        "mean_input_len": _stated(path, good, "prompt_len.mean") or _number(path, good, "prompt_tokens.mean"),
         "mean_output_len": output_len,
         "output_throughput": _number(path, good, "throughput.output_tokens_per_sec"),
         "total_token_throughput": _number(path, good, "throughput.total_tokens_per_sec"),
@@ -360,10 +378,10 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
         raise InputError(
             f"{path}: a point of {record.get('framework')}, and predictions are of vLLM", hint="leave it out"
         )
-    figures = {**record, **(record.get("metrics") or {})}
+    figures = {**record, **_object(record.get("metrics"))}
     gpus, flying = int(_number(path, record, "tp")), int(_number(path, record, "conc"))
-    latencies = {f"{key}_ms": figures[key] * 1000 for key in figures if key.rpartition("_")[2] in
-                 ("ttft", "tpot", "itl", "e2el") and isinstance(figures[key], int | float)}  # fmt: skip
+    latencies = {f"{key}_ms": _number(path, figures, key) * 1000 for key in figures
+                 if key.rpartition("_")[2] in ("ttft", "tpot", "itl", "e2el")}  # fmt: skip
     lengths = {name: _number(path, record, key) for name, key in (("input_len", "isl"), ("output_len", "osl"))}
     result = {
         "model_id": record.get("model"),
@@ -379,7 +397,7 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
     engine = {
         "tensor_parallel_size": 1 if attention else gpus,
         "data_parallel_size": gpus if attention else 1,
-        "enable_expert_parallel": int(record.get("ep") or 1) > 1,
+        "enable_expert_parallel": (_stated(path, record, "ep") or 1) > 1,
     }
     yield ReadResult(
         result,
@@ -396,10 +414,10 @@ def _version_in(image: str) -> str | None:
     return tag[1:] if tag[:1] == "v" and tag[1:2].isdigit() else None
 
 
-def _refuse_failures(path: Path, completed: float, failed: Any) -> None:
+def _refuse_failures(path: Path, completed: float, failed: float | None) -> None:
     if completed < 1 or failed:
         raise InputError(
-            f"{path}: {completed:g} requests completed, {failed or 0} failed",
+            f"{path}: {completed:g} requests completed, {failed or 0:g} failed",
             hint="see the server's log, then measure again",
         )
 

@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import ceil, inf, log
+from math import ceil, inf, isfinite, log
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Never
@@ -72,7 +72,7 @@ class SeenServer:
     def kv_cache_tokens(self) -> int | None:
         """Tokens that the KV cache of one engine holds."""
         blocks, size = self.cache.get("num_gpu_blocks", ""), self.cache.get("block_size", "")
-        return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None
+        return int(blocks) * int(size) if blocks.isdecimal() and size.isdecimal() else None
 
     def words(self, tensor_parallel_size: int) -> tuple[str, ...]:
         """The line that would serve so, as far as the server says it."""
@@ -99,8 +99,9 @@ def look_at_server(url: str, *, window_s: float = WINDOW_S) -> SeenServer:
     """Ask a server twice, ``window_s`` apart. Raises InputError for what is no vLLM server, or does not answer."""
     root = _checked(url)
     version = str(_json(root, "/version").get("version", ""))
-    models = _json(root, "/v1/models").get("data")
-    if not version or not isinstance(models, list) or not models or not isinstance(models[0], Mapping):
+    listed = _json(root, "/v1/models").get("data")
+    models = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    if not version or not models:
         raise InputError(f"{root} does not answer as vLLM does", hint="give the address of vllm serve, without a path")
     base = next((one for one in models if not one.get("parent")), models[0])  # adapters have a parent
     before, began_s = _samples(_get(root, "/metrics")), monotonic()
@@ -201,6 +202,8 @@ def _samples(text: str) -> Samples:
         try:
             value = float(match["value"])
         except ValueError:
+            continue
+        if not isfinite(value):
             continue
         found.values[match["name"]] += value
         if match["name"] == "vllm:num_requests_running":

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from command_line import error_of, run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from planner.errors import InputError
+from planner.errors import InputError, PlannerError
 from planner.evidence.result_formats import read_results
 from planner.evidence.runs import check_run
 from planner.evidence.sources import Stated, read_measurements
@@ -256,3 +258,45 @@ def test_evaluate_and_calibrate_read_them(tmp_path: Path) -> None:
     kept = tmp_path / "own.toml"
     done = run("calibrate", str(FILES / "inference_perf.json"), *told, "--max-num-seqs", "192", "-o", str(kept))
     assert done.status in (0, 1), done.err
+
+
+# --- broken in any way ---------------------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 10**6), st.floats(), st.text(max_size=5), st.just([]), st.just({}),
+    st.just([{"x": 1}]), st.just({"avg": "x", "mean": [], "successful": 3}), st.just("1e999"), st.just(10**400),
+)  # fmt: skip
+
+
+def places(record: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a record, its inner ones included."""
+    inner = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
+
+
+def put(record: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The record with another value in one place."""
+    if not path:
+        return value
+    copy = dict(record) if isinstance(record, dict) else list(record)
+    copy[path[0]] = put(record[path[0]], path[1:], value)
+    return copy
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.glob("*.json*")))
+@given(data=st.data())
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_broken_file_is_a_run_or_an_error_with_a_hint(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    record = json.loads((FILES / name).read_text(encoding="utf-8"))
+    if name == "sglang.jsonl":
+        record["backend"] = "vllm"
+    for _ in range(data.draw(st.integers(1, 3))):
+        record = put(record, data.draw(st.sampled_from(places(record))), data.draw(VALUES))
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    try:
+        for one in read_measurements(path, STATED):
+            check_run(one)
+            assert all(value > 0 for value in one.metrics.values())
+    except PlannerError as error:
+        assert error.cause and error.hint

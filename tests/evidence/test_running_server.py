@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import isfinite
 from typing import Any
 
 import pytest
 from command_line import error_of, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.evidence import running_server
@@ -140,6 +143,25 @@ def test_the_table_has_measured_beside_predicted_and_a_line_says_more() -> None:
     assert refused.status == 2
     assert outcome.status == 0 and "2 x h100-sxm" in outcome.out
     assert "\nmeasured " in outcome.out and "\npredicted " in outcome.out
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_hostile_metrics_are_read_or_left_out(data: st.DataObject) -> None:
+    """Whatever a line says, what is read are finite figures."""
+    odd = st.sampled_from(["NaN", "+Inf", "-1e400", "1e308", "", "x", "²", "12 34", '{"', '"}', "\x00"])
+    lines = VllmLike()("/metrics")[1].decode().splitlines()
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        words = lines[at].split(" ")
+        words[data.draw(st.integers(0, len(words) - 1))] = data.draw(odd)
+        lines[at] = " ".join(words).replace('"27000"', f'"{data.draw(odd)}"')
+    samples = running_server._samples("\n".join(lines))
+    assert all(isfinite(value) for value in samples.values.values())
+    served = {"id": "m", "max_model_len": 4096}
+    seen = running_server._seen("http://x", "0.11.0", served, running_server.Samples(), samples, 1.0)
+    assert seen.in_flight >= 1 and (seen.kv_cache_tokens is None or seen.kv_cache_tokens >= 0)
+    assert all(isfinite(value) for value in seen.measured.values())
 
 
 def test_a_key_is_sent_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

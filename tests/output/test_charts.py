@@ -2,12 +2,12 @@
 
 import re
 import struct
-import sys
 from io import BytesIO
 from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
+from command_line import error_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -195,10 +195,12 @@ def test_png_has_two_dots_to_the_pixel() -> None:
 
 
 def test_dots_need_a_package_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "resvg_py", None)  # as where it is not installed
+    monkeypatch.setattr("planner.output.charts.draw.find_spec", lambda _: None)  # as where it is not installed
     with pytest.raises(InputError) as refused:
         draw_chart(lines(*TWO), "png", 360)
     assert "resvg-py" in refused.value.cause and "llm-serving-planner[png]" in refused.value.hint
+    cause, _ = error_of(run("evaluate", "nowhere.csv", "--chart", "chart.png"))  # before the runs are read
+    assert "resvg-py" in cause
 
 
 def test_a_png_has_the_colours_of_the_light_theme_and_letters() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import ceil, floor, isfinite, log10
 from typing import Any, Literal
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
@@ -75,18 +76,21 @@ def draw_chart(chart: Chart, form: str, width: int | None = None) -> bytes:
     drawn = svg(chart, width or CHART_WIDTH)
     if form != "png":
         return drawn.encode()
-    try:
-        from resvg_py import svg_to_bytes
-    except ImportError as error:
-        raise InputError(
-            "a png needs the package resvg-py", hint="pip install 'llm-serving-planner[png]', or take svg"
-        ) from error
+    check_form(form)
+    from resvg_py import svg_to_bytes
+
     plain = re.sub(r"<(\w+:)?style>.*?</(\w+:)?style>", "", drawn, flags=re.DOTALL)
     plain = re.sub(r"var\(--(\w+)\)", lambda found: COLORS[found[1]][0], plain)
     dots = PNG_SCALE * (width or CHART_WIDTH)
     return bytes(
         svg_to_bytes(svg_string=plain, width=dots, background=color("ground"), sans_serif_family="DejaVu Sans")
     )
+
+
+def check_form(form: str) -> None:
+    """Raise InputError where a chart cannot be drawn in this form: before anything is computed for it."""
+    if form == "png" and find_spec("resvg_py") is None:
+        raise InputError("a png needs the package resvg-py", hint="pip install 'llm-serving-planner[png]', or take svg")
 
 
 # --- scales ----------------------------------------------------------------------------------------------------------

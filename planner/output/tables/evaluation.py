@@ -110,12 +110,13 @@ PANELS = {
 
 def chart_writer(path: Path) -> Callable[[Sequence[Evaluated]], None]:
     """A function that writes the chart as SVG or PNG. Raises InputError where ``path`` is named otherwise."""
+    from planner.output.charts import draw
+
     if path.suffix not in (".svg", ".png"):
         raise InputError(f"--chart {path} ends in neither .svg nor .png", hint="for example --chart evaluation.svg")
+    draw.check_form(path.suffix[1:])
 
     def write(evaluated: Sequence[Evaluated]) -> None:
-        from planner.output.charts import draw
-
         chart = evaluation_chart(evaluated)
         if chart is None:
             raise InputError("--chart: nothing to draw, no run was predicted", hint="leave --chart out to see why")
