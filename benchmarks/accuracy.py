@@ -16,19 +16,19 @@ import csv
 import datetime
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from planner.evidence.effects import load_structure
-from planner.evidence.fitting import EfficiencyFit
-from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out_intervals, leave_out, replayed_errors, spreads
-from planner.evidence.observe import Observed, combinations, observe
+from planner.evidence.fitting import EfficiencyFit, scatter_of
+from planner.evidence.leave_out import LEFT_OUT, LeaveOut, Miss, leave_out, replayed_misses, scatters
+from planner.evidence.observe import Observed, observe
+from planner.evidence.posterior import posterior
 from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
-from planner.evidence.terms import Terms
-from planner.timing.fits import Calibration, Proximity, to_text
+from planner.timing.fits import COVARIANCE, LEVELS, Calibration, FitLine, to_text
 
 #: The runs that the shipped fits rest on.
 SHIPPED_RUNS = Path(__file__).parent.parent / "hardware" / "calibration" / "runs.csv"
@@ -45,15 +45,20 @@ AIMS = {
 #: GPUs with fewer figures than this have no coverage of their own.
 LEAST_FIGURES = 50
 #: What is left out together, and what that asks.
-SECTIONS: dict[Proximity | Literal["source"], str] = {
-    "setting": "A new load on a known setting: single runs left out",
+SECTIONS = {
+    "load": "A new load on a known setting: single runs left out",
     "combination": "A known GPU and model in a new combination: one GPU, model, TP, weight dtype and version left out",
-    "parts": "A GPU and a model that were not measured together: pairs left out",
-    "gpu": "A model never seen: all runs of one architecture at one size left out",
-    "architecture": "A GPU never seen: all runs of one GPU left out",
+    "pair": "A GPU and a model that were not measured together: pairs left out",
+    "model": "A model never seen: all runs of one architecture at one size left out",
+    "gpu": "A GPU never seen: all runs of one GPU left out",
     "source": "A source never seen: all runs that one party published left out",
 }
-COVERED: tuple[Proximity, ...] = ("setting", "combination", "parts")  #: sections that show intervals too
+COVERED = ("combination", "pair", "source")  #: sections that show intervals too
+JUDGED = "pair"  #: what is left out for the scatters that we ship
+FOLDS = 5  #: the intervals of a group are judged with scatters of the other folds
+LEVEL = 0.9
+#: Directions of the factors of which runs teach a smaller share are not written.
+LEAST_WRITTEN = 0.02
 LEAST_SOURCES = 3  #: of a GPU whose bias is shown
 PROCESSES = 2
 HOPPER_AND_BLACKWELL = ("h100-sxm", "h200-sxm", "b200-sxm")
@@ -80,16 +85,13 @@ def kinds(one: Observed, run: MeasuredRun, metric: str) -> Iterator[str]:
         yield metric
 
 
-def table(
-    observed: Sequence[Observed], runs: dict[str, MeasuredRun], terms: Terms, errors: np.ndarray
-) -> Iterator[str]:
+def table(observed: Sequence[Observed], runs: dict[str, MeasuredRun], misses: Sequence[Miss]) -> Iterator[str]:
     """Median error, share within 20 %, and bias, by kind of metric, beside what we aim at."""
     found: dict[str, list[float]] = defaultdict(list)
-    for run, metric, error in zip(terms.metric_run, terms.metric_names, errors, strict=True):
-        one = observed[run]
-        ratio = np.exp(-error if metric == "output_throughput" else error)
-        for kind in kinds(one, runs[one.run_id], metric):
-            found[kind].append(ratio - 1)
+    for miss in misses:
+        one = observed[miss.run]
+        for kind in kinds(one, runs[one.run_id], miss.metric):
+            found[kind].append(np.expm1(miss.error))
     yield "| | figures | median error | within 20 % | bias | aim |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for kind, values in sorted(found.items()):
@@ -100,25 +102,57 @@ def table(
         )
 
 
-def coverage(terms: Terms, errors: np.ndarray, proximity: Proximity) -> Iterator[str]:
-    """Share of measurements inside their intervals, and the median of highest over lowest, by GPU."""
-    found: dict[str, list[tuple[bool, float]]] = defaultdict(list)
-    bounds = held_out_intervals(terms, errors, proximity)
-    for run, metric, error, (lo, hi) in zip(terms.metric_run, terms.metric_names, errors, bounds, strict=True):
-        ratio = float(np.exp(error if metric == "output_throughput" else -error))
-        for name in ("all", terms.observed[run].covariates["gpu"]):
-            found[name].append((lo <= ratio <= hi, hi / lo))
-    yield "| GPU | figures | inside the 90 % interval | median width (highest / lowest) |"
-    yield "| --- | --- | --- | --- |"
-    for name, values in sorted(found.items()):
-        if len(values) >= LEAST_FIGURES:
-            inside, width = np.array(values).T
-            yield f"| {name} | {len(values)} | {inside.mean():.0%} | {np.median(width):.2f} |"
+@dataclass(frozen=True)
+class Held:
+    """One figure and its interval, by scatters that did not see its group. Logarithms of measured / predicted."""
+
+    kind: str
+    gpu: str
+    error: float
+    half: float  #: half the width of the interval
+    plain: float  #: the same of an interval of one width for all figures of the kind
+
+    def score(self, half: float) -> float:
+        """The interval score: width, and 2 / (1 - level) x what is outside (Gneiting and Raftery, JASA 102(477))."""
+        return 2 * half + 2 / (1 - LEVEL) * max(abs(self.error) - half, 0.0)
 
 
-def source_of(one: Observed) -> str:
-    """Who published a run."""
-    return one.source
+def held_intervals(
+    observed: Sequence[Observed], misses: Sequence[Miss], key: Callable[[Observed], object]
+) -> list[Held]:
+    """Every figure with the interval that the other folds of groups give it."""
+    number = {group: i % FOLDS for i, group in enumerate(dict.fromkeys(key(one) for one in observed))}
+    fold = [number[key(observed[miss.run])] for miss in misses]
+    found = []
+    for here in range(FOLDS):
+        others = [miss for miss, at in zip(misses, fold, strict=True) if at != here]
+        known = scatters(observed, others)
+        widths: dict[str, list[float]] = defaultdict(list)
+        for miss in others:
+            widths[scatter_of(observed[miss.run], miss.metric)].append(abs(miss.error))
+        for miss in (miss for miss, at in zip(misses, fold, strict=True) if at == here):
+            kind = scatter_of(observed[miss.run], miss.metric)
+            if scatter := known.get(kind):
+                half = scatter.reach[LEVELS.index(LEVEL)] * float(np.hypot(miss.deviation, scatter.noise))
+                plain = float(np.quantile(widths[kind], LEVEL))
+                found.append(Held(kind, observed[miss.run].covariates["gpu"], miss.error, half, plain))
+    return found
+
+
+def coverage(held: Sequence[Held]) -> Iterator[str]:
+    """Share of measurements inside their intervals, width (highest over lowest) and score, by metric and by GPU."""
+    found: dict[str, list[Held]] = defaultdict(list)
+    for one in held:
+        for name in ("all", one.kind, one.gpu):
+            found[name].append(one)
+    yield "| | figures | inside the 90 % interval | median width | interval score | with one width for all |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for name, ones in sorted(found.items()):
+        if len(ones) >= LEAST_FIGURES:
+            inside = np.mean([abs(one.error) <= one.half for one in ones])
+            width = np.exp(2 * np.median([one.half for one in ones]))
+            score, plain = (np.mean([one.score(getattr(one, half)) for one in ones]) for half in ("half", "plain"))
+            yield f"| {name} | {len(ones)} | {inside:.0%} | {width:.2f} | {score:.2f} | {plain:.2f} |"
 
 
 def carried(source: Path, target: Path) -> None:
@@ -140,48 +174,55 @@ def main() -> None:
     every = {run.run_id: run for run in read_runs(arguments.runs)}
     observed, refused = observe(every.values(), processes=PROCESSES)
     without = leave_out(observed)
-    keys = {**LEFT_OUT, "source": source_of}
-    wanted = keys if arguments.write else SECTIONS
-    errors = {name: replayed_errors(without, every.values(), keys[name], processes=PROCESSES) for name in wanted}
-    lines = list(report(without, errors, refused, every))
+    misses = {
+        name: replayed_misses(without, every.values(), LEFT_OUT[name], processes=PROCESSES, uncertain=name in COVERED)
+        for name in SECTIONS
+    }
+    lines = list(report(without, misses, refused, every))
     print("\n".join(lines))
     if arguments.record:
         arguments.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if arguments.write:
-        write(without, errors, arguments.runs, arguments.write)
+        write(without, misses[JUDGED], arguments.runs, arguments.write)
 
 
 def report(
     without: LeaveOut,
-    errors: Mapping[str, np.ndarray],
+    misses: Mapping[str, Sequence[Miss]],
     refused: Sequence[tuple[MeasuredRun, str]],
     runs: dict[str, MeasuredRun],
 ) -> Iterator[str]:
     """The page that ``--record`` writes."""
-    terms = without.problem.terms
+    observed = without.problem.terms.observed
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     yield "# Accuracy on runs that the fit did not see"
     yield ""
     yield f"`benchmarks/accuracy.py`, {datetime.date.today()}, on top of commit {commit.stdout.strip() or 'unknown'}."
-    yield f"{len(terms.observed)} runs; {len(refused)} refused" + (":" if refused else ".")
+    yield f"{len(observed)} runs; {len(refused)} refused" + (":" if refused else ".")
     for run, why in refused:
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
     yield "A fit without a group is one step from the fit to everything (`planner/evidence/leave_out.py`)."
-    yield "Every run is replayed with the fit that did not see it (`replayed_errors` in the same module)."
+    yield "Every run is replayed with the fit that did not see it (`replayed_misses` in the same module)."
     for name, title in SECTIONS.items():
-        yield from ("", f"## {title}", "", *table(terms.observed, runs, terms, errors[name]))
+        yield from ("", f"## {title}", "", *table(observed, runs, misses[name]))
         if name in COVERED:
-            yield from ("", *coverage(terms, errors[name], name))
-    yield from ("", "## Bias by GPU, pairs of GPU and model left out", "", *bias(terms, errors["parts"]))
+            yield from ("", *coverage(held_intervals(observed, stated(misses[name], observed, runs), LEFT_OUT[name])))
+    yield from ("", "## Bias by GPU, pairs of GPU and model left out", "", *bias(observed, misses[JUDGED]))
     yield from ("", "## What each line of the structure gives", "", *parameters(without))
 
 
-def bias(terms: Terms, errors: np.ndarray) -> Iterator[str]:
+def stated(misses: Sequence[Miss], observed: Sequence[Observed], runs: Mapping[str, MeasuredRun]) -> list[Miss]:
+    """Without the tails of runs that do not say how many prompts they sent: what decides a tail is not known there."""
+    told = {run for run, one in enumerate(observed) if runs[one.run_id].num_prompts}
+    return [miss for miss in misses if miss.run in told or not miss.metric.startswith("p99")]
+
+
+def bias(observed: Sequence[Observed], misses: Sequence[Miss]) -> Iterator[str]:
     """Median of predicted / measured - 1 by GPU and metric, where at least three sources measured."""
     found: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
-    for run, metric, error in zip(terms.metric_run.tolist(), terms.metric_names, errors, strict=True):
-        one = terms.observed[run]
-        found[one.covariates["gpu"], metric].append((-error if metric == "output_throughput" else error, one.source))
+    for miss in misses:
+        one = observed[miss.run]
+        found[one.covariates["gpu"], miss.metric].append((miss.error, one.source))
     yield "| GPU | metric | figures | sources | bias |"
     yield "| --- | --- | --- | --- | --- |"
     for (gpu, metric), values in sorted(found.items()):
@@ -206,19 +247,24 @@ def parameters(without: LeaveOut) -> Iterator[str]:
     yield f"| all, with one for each efficiency | | | {len(effects)} | |"
 
 
-def write(without: LeaveOut, errors: Mapping[str, np.ndarray], source: Path, folder: Path) -> None:
-    """Fit to everything, and find the intervals for each of ``LEFT_OUT``."""
+def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path) -> None:
+    """Fit to everything, with what that leaves known of the factors, and the scatters of ``misses``."""
     observed = without.problem.terms.observed
-    found, median_error = spreads(without.problem.terms, {name: errors[name] for name in LEFT_OUT})
+    runs = {run.run_id: run for run in read_runs(source)}
+    known = posterior(without.problem.design, without.covariance, LEAST_WRITTEN)
+    errors: dict[str, list[float]] = defaultdict(list)
+    for miss in misses:
+        errors[miss.metric].append(abs(np.expm1(miss.error)))
     calibration = Calibration(
         name="published runs",
         fitted_on=f"{len(observed)} published runs of vLLM (runs.csv), {datetime.date.today()}",
-        median_error=median_error,
+        median_error={metric: round(float(np.median(found)), 4) for metric, found in errors.items()},
         effects=without.refit().effects(),
-        spreads=found,
-        combinations=combinations(observed),
+        lines=tuple(FitLine.model_validate(asdict(line)) for line in known.lines),
+        scatters=scatters(observed, stated(misses, observed, runs)),
     )
     (folder / "efficiency.json").write_text(to_text(calibration), encoding="utf-8")
+    known.save(folder / COVARIANCE)
     if source.resolve() != (folder / "runs.csv").resolve():
         carried(source, folder / "runs.csv")
 

@@ -3,7 +3,7 @@
     python benchmarks/documents.py [--record FILE]
 
 Left out of the fit is the group that a line belongs to: its GPU, model, TP, weight dtype and engine version, whoever
-published it. The intervals are those of such a combination. Takes some five minutes on two cores.
+published it. Takes some five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from planner.evidence.evaluation import case_of, predict
-from planner.evidence.leave_out import LeaveOut, leave_out
+from planner.evidence.evaluation import case_of, figures_in_columns, simulate
+from planner.evidence.leave_out import LeaveOut, held_out, leave_out
 from planner.evidence.observe import observe
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.resources import data_dir
@@ -51,8 +51,9 @@ def table(without: LeaveOut, runs: list[MeasuredRun]) -> Iterator[str]:
         case = case_of(run)
         case = replace(case, deployment=replace(case.deployment, calibration=unseen(without, run)))
         load = f"{run.input_len:g}/{run.output_len:g} x {run.batch_size or run.max_concurrency or run.num_prompts}"
-        for metric, predicted in predict(case).items():
-            measured, bounds = run.metrics.get(metric), case.deployment.interval(metric)
+        prediction = simulate(case)
+        for metric, predicted in figures_in_columns(case, prediction).items():
+            measured, bounds = run.metrics.get(metric), prediction.uncertainty.factors(metric)
             if measured is None or bounds is None:
                 continue
             lo, hi = (predicted * factor for factor in bounds)
@@ -66,15 +67,7 @@ def unseen(without: LeaveOut, run: MeasuredRun) -> Calibration:
     """The fit that saw no run of the group of ``run``."""
     observed = without.problem.terms.observed
     members = [number for number, one in enumerate(observed) if one.group == run.group]
-    shipped = load_calibration()
-    covariates = [observed[number].covariates for number in members]
-    combinations = tuple(
-        known
-        for known in shipped.combinations
-        if not any(known.model_dump().items() <= held.items() for held in covariates)
-    )
-    effects = without.fit_without(members).effects() if members else shipped.effects
-    return shipped.model_copy(update={"effects": effects, "combinations": combinations})
+    return held_out(without, members) if members else load_calibration()
 
 
 if __name__ == "__main__":

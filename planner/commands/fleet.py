@@ -19,15 +19,15 @@ from planner.commands.inputs import (
     load_model,
     typed,
 )
-from planner.commands.load import LENGTHS, check_context
+from planner.commands.load import LENGTHS, check_context, checked_confidence
 from planner.commands.options import (
     LOAD,
     Calibration,
+    Confidence,
     E2el,
     EngineVersion,
     GpusOrDefault,
     ModelOrDefault,
-    Optimistic,
     PathName,
     Percentile,
     Price,
@@ -133,7 +133,7 @@ def size_fleet(
     tpot: Tpot = None,
     e2el: E2el = None,
     percentile: Percentile = 99,
-    optimistic: Optimistic = False,
+    confidence: Confidence = None,
     headroom: Headroom = 0.2,
     n_plus: NPlus = 1,
     minimise: Minimise = "usd",
@@ -198,7 +198,7 @@ def size_fleet(
         slos=slos,
         headroom=typed("headroom", headroom, float),
         n_plus=n_plus,
-        pessimistic=not optimistic,
+        confidence=checked_confidence(confidence) or defaults.CONFIDENCE,
         objective=minimise,
         rented_by=rent,
         prices=prices,

@@ -56,7 +56,10 @@ class LoadFlags:
     num_prompts: int | None
     limits_ms: Mapping[str, float | None]
     percentile: str | None
-    optimistic: bool
+    confidence: float | None
+
+
+LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.05, 0.99  #: beyond, no run says how far off predictions are
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,28 @@ class AskedLoad:
     notes: tuple[str, ...] = ()
 
 
+def checked_confidence(value: float | None) -> float | None:
+    """``--confidence``. Raises InputError for what is no probability."""
+    if value is None:
+        return None
+    value = float(typed("confidence", value, float))
+    if not LEAST_CONFIDENCE <= value <= MOST_CONFIDENCE:
+        raise InputError(
+            f"--confidence must lie between {LEAST_CONFIDENCE:g} and {MOST_CONFIDENCE:g}, got {value:g}",
+            hint="0.8 keeps the targets with a probability of 80 %",
+        )
+    return value
+
+
 def asked_load(given: LoadFlags) -> AskedLoad:
     """What is asked for. Raises InputError where flags contradict each other, or make no load."""
     _refuse_contradictions(given)
     slos = parse_slos(given.limits_ms, given.percentile or f"{DEFAULT_PERCENTILE:g}")
-    lonely = "--percentile" if given.percentile else "--optimistic" if given.optimistic else ""
+    lonely = "--percentile" if given.percentile else "--confidence" if given.confidence else ""
     if not slos and lonely:
         raise InputError(f"{lonely} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
     if given.trace is not None:
-        return _of_trace(given.trace, slos, optimistic=given.optimistic)
+        return _of_trace(given.trace, slos, confidence=given.confidence or defaults.CONFIDENCE)
     lengths = (given.input_len or defaults.LEN, given.output_len or defaults.LEN, given.random_range_ratio or 0.0)
     if given.workload:
         if given.workload not in NAMED:
@@ -103,11 +119,11 @@ def _targets(given: LoadFlags, slos: tuple[Slo, ...]) -> Targets:
             hint="requests per second of all servers together; leave it out for the most that one server carries",
         )
     if flying is not None:
-        return Targets(slos, "concurrency", float(flying), pessimistic=not given.optimistic)
-    return Targets(slos, "rate", rate, pessimistic=not given.optimistic)
+        return Targets(slos, "concurrency", float(flying), confidence=given.confidence or defaults.CONFIDENCE)
+    return Targets(slos, "rate", rate, confidence=given.confidence or defaults.CONFIDENCE)
 
 
-def _of_trace(path: Path, slos: tuple[Slo, ...], *, optimistic: bool) -> AskedLoad:
+def _of_trace(path: Path, slos: tuple[Slo, ...], *, confidence: float) -> AskedLoad:
     from planner.planning import PlannedTrace, Targets
     from planner.workload import read_trace
 
@@ -123,7 +139,7 @@ def _of_trace(path: Path, slos: tuple[Slo, ...], *, optimistic: bool) -> AskedLo
         "rate",
         trace.busiest_rate,
         busiest,
-        pessimistic=not optimistic,
+        confidence=confidence,
         trace=PlannedTrace(
             path=trace.path,
             sha256=trace.sha256,

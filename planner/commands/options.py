@@ -135,6 +135,12 @@ Percentile = Annotated[
     float | str,
     Option(kind=str, metavar="P", panel=TARGETS, default="99", help="Percentile that keeps the targets, or mean."),
 ]
-Optimistic = Annotated[
-    bool, Option(panel=TARGETS, help="Let the better end of the interval keep the targets, not the worse one.")
+Confidence = Annotated[
+    float | None,
+    Option(
+        panel=TARGETS,
+        metavar="P",
+        default=f"{defaults.CONFIDENCE:g}",
+        help="Probability with which the targets are kept, from 0.05 to 0.99.",
+    ),
 ]

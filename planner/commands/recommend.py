@@ -13,18 +13,18 @@ from planner.commands.completion import models
 from planner.commands.declare import Argument, Option, command, keywords
 from planner.commands.engine_options import engine_args
 from planner.commands.inputs import asked_version, assignments, basis_for, find_gpus, fits_for, load_model, typed
-from planner.commands.load import ONE_LOAD, LoadFlags, asked_load, check_context, workload_of
+from planner.commands.load import ONE_LOAD, LoadFlags, asked_load, check_context, checked_confidence, workload_of
 from planner.commands.options import (
     LOAD,
     Burstiness,
     Calibration,
+    Confidence,
     E2el,
     EngineVersion,
     Force,
     GpusOrDefault,
     Itl,
     MaxConcurrency,
-    Optimistic,
     PathName,
     Percentile,
     PrefixLen,
@@ -101,7 +101,7 @@ def recommend_plans(
     itl: Itl = None,
     e2el: E2el = None,
     percentile: Percentile | None = None,
-    optimistic: Optimistic = False,
+    confidence: Confidence = None,
     price: Price = (),
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
@@ -120,8 +120,8 @@ def recommend_plans(
     The load is given by lengths in tokens or a ``workload`` by name (chat, rag, summarise, code, agent, reasoning) and
     ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers together); or as
     a ``trace``, a file of recorded arrivals and lengths. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at
-    a ``percentile`` (99, ``"mean"``): the cheapest plan is found whose interval keeps them with its worse end, or
-    with its better one where ``optimistic``; several GPUs stand by USD per hour, ``price`` says others than the
+    a ``percentile`` (99, ``"mean"``): the cheapest plan is found that keeps them
+    with probability ``confidence`` (0.8); several GPUs stand by USD per hour, ``price`` says others than the
     profiles' per GPU (``{"mi355x": 2.5}``). ``engine`` are settings that are given instead of searched; those of the
     layout are searched and cannot be given. ``pick`` takes another plan than the best.
 
@@ -134,7 +134,7 @@ def recommend_plans(
     args = engine_args(engine, own=keywords(recommend_plans))
     profiles, remarks = find_gpus(defaults.GPUS if gpu is None else gpu)
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
-    flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "optimistic": optimistic}
+    flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "confidence": checked_confidence(confidence)}
     load = asked_load(LoadFlags(**flags))
     from planner.planning import parse_prices
 
@@ -279,7 +279,7 @@ NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *LATENCIES)
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
-    unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "optimistic": False, "refresh": False, "timeout": None}
+    unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "refresh": False, "timeout": None}
     found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
     for name, value in found.items():
         if name in COUNTS or name == "seed":

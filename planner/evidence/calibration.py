@@ -24,7 +24,7 @@ from planner.evidence.effects import load_structure
 from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
 from planner.evidence.fitting import EfficiencyFit, FitProblem
 from planner.evidence.folder import MeasuredPlan
-from planner.evidence.local_factors import MEANINGS, Factor, Miss, factors_of, local_spreads, problem_of, solve
+from planner.evidence.local_factors import MEANINGS, Factor, factors_of, problem_of, solve
 from planner.evidence.observe import observe
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, runs_of
 from planner.evidence.sources import Sources
@@ -106,15 +106,12 @@ def calibrate(
         )
     failed = {run.run_id for run, _ in refused}
     used = [run for run in runs if run.run_id not in failed]
-    left_out, misses = _left_out(used, problem)
-    spreads, settings = local_spreads(misses, load_calibration())
+    left_out = _left_out(used, problem)
     day = today or datetime.datetime.now(datetime.UTC).date()
     efficiency = LocalFits(
         base=base_digest(),
         fitted_on=f"{len(used)} run{'' if len(used) == 1 else 's'}, {day}",
         effects=fitted.effects(),
-        spreads=spreads,
-        combinations=settings,
         runs=tuple(run.record() for run in runs),
     )
     usable = there if there.efficiency and not there.is_stale else SHIPPED
@@ -226,22 +223,19 @@ def _column_determined(fitted: EfficiencyFit) -> bool:
     return bool((fitted.sd < 0.9 * fitted.design.sd).any())
 
 
-def _left_out(runs: Sequence[MeasuredRun], problem: FitProblem) -> tuple[tuple[Evaluated, ...], list[Miss]]:
-    """Each run as a fit to the others predicts it, and how far that is off."""
+def _left_out(runs: Sequence[MeasuredRun], problem: FitProblem) -> tuple[Evaluated, ...]:
+    """Each run as a fit to the others predicts it."""
     if len(runs) < LEAST_LEFT_OUT:
-        return (), []
+        return ()
     folds = min(len(runs), MOST_FOLDS)
     fold = np.arange(len(runs)) % folds
     found: dict[str, Evaluated] = {}
-    misses: list[Miss] = []
     for number in range(folds):
         local = _local(solve(problem, fold != number).effects())
-        for place in np.flatnonzero(fold == number).tolist():
-            one = evaluate_run(runs[place], local)
-            found[one.run.run_id] = one
-            held = problem.terms.observed[place].covariates
-            misses += [(held, name, figure.measured / figure.predicted) for name, figure in one.figures.items()]
-    return tuple(found[run.run_id] for run in runs), misses
+        found |= {
+            runs[place].run_id: evaluate_run(runs[place], local) for place in np.flatnonzero(fold == number).tolist()
+        }
+    return tuple(found[run.run_id] for run in runs)
 
 
 def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:

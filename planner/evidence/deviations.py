@@ -135,8 +135,8 @@ def _rewritten(structure: Structure, lines: list[str]) -> Iterator[str]:
     figure: Callable[[float], str] = "{:.3g}".format
     for line in lines:
         name = line.split(" = ")[0]
-        if line.startswith("    ["):
-            (_, _, sd), assumed = next(learnt)
+        if line.startswith("    [") and (found := next(learnt, None)):  # those of a machine stand below, and are kept
+            (_, _, sd), assumed = found
             yield line if assumed is None else f"{line.rsplit(', ', 1)[0]}, {figure(sd)}],"
         elif name in structure.sigma:
             yield f"{name} = {figure(structure.sigma[name])}"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.evidence.observe import Floats, Observed
 from planner.resources import data_dir
-from planner.timing import PARAMETERS, Effect, load_priors, prior_values, targets
+from planner.timing import PARAMETERS, Effect, Line, load_priors, prior_values, targets
 
 Scope = tuple[str, ...]
 StructureLine = tuple[str, Scope, float]
@@ -31,6 +31,7 @@ class Structure:
     sigma: Mapping[str, float]  #: scatter of the logarithm of each metric that is fitted to
     source_runs: int  #: that the runs of one source count as, at most
     assumed: tuple[float | None, ...]  #: of each line, the deviation before any run; None: held at what it is
+    machine: tuple[Line, ...]  #: factors of a machine of one's own, which predictions hang on and our fits do not have
 
 
 @cache
@@ -40,7 +41,8 @@ def load_structure() -> Structure:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     lines = tuple((target, tuple(scope), sd[-1]) for target, scope, *sd in content["lines"])
     assumed = tuple(sd[0] if len(sd) > 1 else None for _, _, *sd in content["lines"])
-    return Structure(lines, content["sigma"], content["source"]["runs"], assumed)
+    machine = tuple(Line(target, tuple(scope), *rest) for target, scope, *rest in content["machine"])
+    return Structure(lines, content["sigma"], content["source"]["runs"], assumed, machine)
 
 
 @dataclass(frozen=True, slots=True)

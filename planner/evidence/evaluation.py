@@ -26,6 +26,7 @@ from planner.planning import (
     SHIPPED,
     Deployment,
     Local,
+    Prediction,
     resolve_deployment,
     simulate_latency,
     simulate_serve,
@@ -119,37 +120,47 @@ def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = Fal
         return Evaluated(run, {}, run.unread)
     try:
         case = case_of(run, local, resent=resent)
-        predicted = predict(case)
+        prediction = simulate(case)
+        predicted = figures_in_columns(case, prediction)
         origin = case.deployment.calibrated_by
     except PlannerError as error:
         return Evaluated(run, {}, error.cause)
     figures = {
-        name: _figure(case, name, measured, predicted[name])
+        name: _figure(prediction, name, measured, predicted[name])
         for name, measured in run.metrics.items()
         if name in predicted
     }
     return Evaluated(run, figures, None if figures else "no metric of this bench was measured", origin)
 
 
-def _figure(case: Case, name: str, measured: float, predicted: float) -> PredictedFigure:
-    bounds = case.deployment.interval(name)
+def _figure(prediction: Prediction, name: str, measured: float, predicted: float) -> PredictedFigure:
+    bounds = prediction.uncertainty.factors(name)
     return PredictedFigure(measured, predicted, *(predicted * factor for factor in bounds or ()))
+
+
+def simulate(case: Case) -> Prediction:
+    """The run's bench, replayed."""
+    simulated = {"latency": simulate_latency, "throughput": simulate_throughput, "serve": simulate_serve}
+    return simulated[case.run.bench](case.deployment, case.workload)
 
 
 def predict(case: Case) -> dict[str, float]:
     """Every metric that the run's bench reports, under the names of the columns."""
+    return figures_in_columns(case, simulate(case))
+
+
+def figures_in_columns(case: Case, prediction: Prediction) -> dict[str, float]:
+    """Every metric that the run's bench reports, under the names of the columns."""
+    result = prediction.figures
     if case.run.bench == "latency":
-        result = simulate_latency(case.deployment, case.workload).result
         output_tok = case.workload.num_prompts * case.workload.output_len
         latency_s = result["avg_latency"]
         return {"avg_latency_s": latency_s, "output_throughput": output_tok / latency_s}
     if case.run.bench == "throughput":
-        result = simulate_throughput(case.deployment, case.workload).result
         return {
             "output_throughput": result["output_throughput"],
             "total_token_throughput": result["tokens_per_second"],
         }
-    result = simulate_serve(case.deployment, case.workload).result
     return {name: value for name, value in result.items() if isinstance(value, float)}
 
 

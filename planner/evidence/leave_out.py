@@ -11,10 +11,11 @@ so that hundreds of fits cost little more than one. Each is then evaluated exact
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from math import exp, log
+from functools import cached_property
+from math import log
 from multiprocessing import get_context
 
 import numpy as np
@@ -22,12 +23,13 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 from planner.evidence.effects import Design, StructureLine
-from planner.evidence.evaluation import Case, case_of, predict, resent
-from planner.evidence.fitting import LARGEST_STEP, EfficiencyFit, FitProblem
+from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
+from planner.evidence.fitting import LARGEST_STEP, EfficiencyFit, FitProblem, scatter_of
 from planner.evidence.observe import Floats, Observed
+from planner.evidence.posterior import posterior, unlearnt
 from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
-from planner.timing import Calibration, Proximity, Spread, load_calibration
+from planner.timing import LEVELS, Belief, Calibration, Scatter, load_calibration
 
 
 class LeaveOut:
@@ -72,9 +74,32 @@ class LeaveOut:
 
     def fit_without(self, runs: Sequence[int]) -> EfficiencyFit:
         """The fit that does not see ``runs``."""
-        rows = np.flatnonzero(np.isin(self.problem.terms.metric_run[self.rows], runs))
-        factors = self.factors_without(rows)
+        factors = self.factors_without(self._rows_of(runs))
         return EfficiencyFit(self.problem.design, factors, np.zeros_like(factors), float("nan"))
+
+    def belief_without(self, runs: Sequence[int]) -> Belief:
+        """What that fit leaves known of the factors."""
+        rows = self._rows_of(runs)
+        unseen = self._jacobian[rows]
+        moved = cho_solve(self._factor, unseen.T)
+        inner = np.diag(1 / self._weight[rows]) - unseen @ moved
+        share, directions = np.linalg.eigh((inner + inner.T) / 2)
+        root = directions / np.sqrt(np.maximum(share, 1e-9))
+        return unlearnt(self.belief, self.problem.design, moved @ root)
+
+    @cached_property
+    def belief(self) -> Belief:
+        """What the fit to all runs leaves known of the factors."""
+        return posterior(self.problem.design, self.covariance)
+
+    @cached_property
+    def covariance(self) -> Floats:
+        """Of the columns of the design, by the fit to all runs."""
+        found: Floats = cho_solve(self._factor, np.eye(len(self.factors)))
+        return found
+
+    def _rows_of(self, runs: Sequence[int]) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(self.problem.terms.metric_run[self.rows], runs))
 
     def errors(self, keys: Sequence[Hashable]) -> Floats:
         """log(predicted / measured) of every metric, by a fit without the runs of the same key."""
@@ -88,41 +113,19 @@ class LeaveOut:
         return found
 
 
-# --- intervals from the errors of runs that were left out
-#
-# An interval depends on how near measured runs are. So runs are left out in six ways, one for each proximity::
-#
-#     setting       this model was measured on this GPU in this version at this TP, under another load
-#     combination   the GPU was measured with this model in this precision, in another version or at another TP
-#     parts         the GPU and the model were measured, but not together
-#     gpu           the GPU was measured, the model was not
-#     architecture  the GPU was not measured, others of its architecture may have been
-#     nothing       no GPU of its architecture was measured
+# --- what is left out together, and what that asks
 
-#: Runs of one group err alike, so quantiles over some groups are too narrow for another one. With this band, intervals
-#: from other groups cover 90 % of a group (``benchmarks/accuracy.py`` measures it).
-BAND_OF_GROUPS = 0.95
-BAND_OF_RUNS = 0.92  #: the same for single runs
-LEAST_ROWS = 20  #: errors that tails are read off
-#: Rows of the pool around (GPUs with the same links, then all runs) that a pool is averaged with: few rows have random
-#: tails.
-DRAWN_ROWS = 50
-LEAST_FACTOR = 0.001  #: that an interval is written with
-#: Covariates that errors are pooled by: generation and experts, GPU, links. Of the pools of a run the mean of the
-#: logarithms counts (``Calibration.interval``).
-SCOPES = (("generation", "kind"), ("architecture", "gpu"), ("links", "platform"))
-Where = tuple[tuple[str, str], ...]
-Pools = dict[tuple[str, Where], NDArray[np.int64]]
-Bounds = tuple[float, float]
 
-#: What is left out together for each proximity.
-LEFT_OUT: dict[Proximity, Callable[[Observed], Hashable]] = {
-    "setting": lambda one: one.run_id,
+#: By name: a new load on a known setting; a known GPU and model in another combination; a GPU and a model that were
+#: not measured together; a model, a GPU, an architecture and a source that were never seen.
+LEFT_OUT: dict[str, Callable[[Observed], Hashable]] = {
+    "load": lambda one: one.run_id,
     "combination": lambda one: one.group,
-    "parts": lambda one: (one.covariates["gpu"], one.covariates["shape"]),
-    "gpu": lambda one: one.covariates["shape"],
-    "architecture": lambda one: one.covariates["gpu"],
-    "nothing": lambda one: one.covariates["architecture"],
+    "pair": lambda one: (one.covariates["gpu"], one.covariates["shape"]),
+    "model": lambda one: one.covariates["shape"],
+    "gpu": lambda one: one.covariates["gpu"],
+    "architecture": lambda one: one.covariates["architecture"],
+    "source": lambda one: one.source,
 }
 
 
@@ -143,142 +146,49 @@ def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] |
     return LeaveOut(problem, problem.solve(everything, start, uncertain=False))
 
 
-def spreads(terms: Terms, errors_without: Mapping[Proximity, Floats]) -> tuple[tuple[Spread, ...], dict[str, float]]:
-    """Intervals by metric, proximity and ``SCOPES``; and the median error of each metric at proximity "combination".
-
-    ``errors_without``: log(predicted / measured) of every metric of ``terms`` for each proximity.
-    """
-    found: list[Spread] = []
-    median_error: dict[str, float] = {}
-    for proximity, errors in errors_without.items():
-        bands = Bands(terms, errors, proximity)
-        for (metric, when), members in bands.pools.items():
-            if bounds := bands.bounds(metric, when):
-                low, high = bounds
-                lo, hi = max(round(min(exp(low), 1.0), 3), LEAST_FACTOR), round(max(exp(high), 1.0), 3)
-                found.append(
-                    Spread(metric=metric, proximity=proximity, when=dict(when), rows=len(members), lo=lo, hi=hi)
-                )
-            if proximity == "combination" and not when:
-                median_error[metric] = round(float(np.median(np.abs(np.expm1(errors[members])))), 4)
-    return tuple(found), median_error
-
-
-class Bands:
-    """Bounds of the errors of each pool: its own tails, averaged with those of the pool around it."""
-
-    def __init__(self, terms: Terms, errors: Floats, proximity: Proximity) -> None:
-        self.errors, self.proximity = errors, proximity
-        self.pools = error_pools(terms)
-        self.around = {key: _around(key, self.pools) for key in self.pools}
-        keys = [str(LEFT_OUT[proximity](terms.observed[run])) for run in terms.metric_run.tolist()]
-        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        #: number of the group that each metric is left out with
-        self.group: NDArray[np.int64] = np.array([number[key] for key in keys])
-        self._known: dict[tuple[str, Where, int], Bounds | None] = {}
-
-    def bounds(self, metric: str, when: Where, unseen: int = -1) -> Bounds | None:
-        """Logarithms of measured / predicted, without the group ``unseen``; None where too few rows are left."""
-        key = (metric, when, unseen)
-        if key not in self._known:
-            self._known[key] = self._bounds(*key)
-        return self._known[key]
-
-    def _bounds(self, metric: str, when: Where, unseen: int) -> Bounds | None:
-        members = self.pools[metric, when]
-        members = members[self.group[members] != unseen]
-        if len(members) < LEAST_ROWS:
-            return None
-        own = tails(metric, self.errors[members], self.proximity)
-        around = self.around[metric, when]
-        outer = None if around is None else self.bounds(metric, around, unseen)
-        return drawn(own, len(members), outer) if outer else own
-
-
-def _around(key: tuple[str, Where], pools: Pools) -> Where | None:
-    """The smallest larger pool of the same metric that holds all of pool ``key``: the same links, or all runs."""
-    metric, _ = key
-    inside = frozenset(pools[key].tolist())
-    larger = {
-        other: members
-        for (name, other), members in pools.items()
-        if name == metric and len(members) > len(inside) and inside.issubset(members.tolist())
-    }
-    return min(larger, key=lambda other: len(larger[other]), default=None)
-
-
-def error_pools(terms: Terms) -> Pools:
-    """The numbers of each metric: of all runs, and of those with the same covariates of ``SCOPES``."""
-    found: dict[tuple[str, Where], list[int]] = defaultdict(list)
-    for number, (run, metric) in enumerate(zip(terms.metric_run.tolist(), terms.metric_names, strict=True)):
-        for when in ((), *_places(terms.observed[run])):
-            found[metric, when].append(number)
-    return {key: np.array(numbers) for key, numbers in found.items()}
-
-
-def _places(one: Observed) -> list[Where]:
-    return [tuple((key, one.covariates[key]) for key in scope) for scope in SCOPES]
-
-
-def tails(metric: str, errors: Floats, proximity: Proximity) -> Bounds:
-    """The logarithms of measured / predicted that measurements lie between, from ``errors`` of ``metric``."""
-    band = BAND_OF_RUNS if proximity == "setting" else BAND_OF_GROUPS
-    # a throughput was observed as a duration: its error has the other sign
-    logs = errors if metric == "output_throughput" else -errors
-    low, high = np.quantile(logs, [(1 - band) / 2, (1 + band) / 2]).tolist()
-    return low, high
-
-
-def drawn(own: Bounds, rows: int, around: Bounds) -> Bounds:
-    """``own`` bounds, of so many rows, averaged with those of a larger pool."""
-    share = rows / (rows + DRAWN_ROWS)
-    low, high = (share * mine + (1 - share) * other for mine, other in zip(own, around, strict=True))
-    return low, high
-
-
-def held_out_intervals(terms: Terms, errors: Floats, proximity: Proximity) -> list[tuple[float, float]]:
-    """For each metric (lo, hi) of measured / predicted, from all runs but those left out with it."""
-    bands = Bands(terms, errors, proximity)
-    found = []
-    for run, metric, own in zip(terms.metric_run.tolist(), terms.metric_names, bands.group.tolist(), strict=True):
-        everywhere = bands.bounds(metric, (), own)
-        if everywhere is None:
-            found.append((0.0, float("inf")))
-            continue
-        places = [bands.bounds(metric, when, own) for when in _places(terms.observed[run])]
-        low, high = np.mean([place for place in places if place] or [everywhere], axis=0).tolist()
-        found.append((min(1.0, exp(low)), max(1.0, exp(high))))
-    return found
-
-
 # --- errors by replay: ``LeaveOut.errors`` keeps the steps of the fit to all runs, here the queue follows the new fit
 
 #: What stands for a metric in runs that lack it, as in ``observe``.
 STANDS_IN = {"output_throughput": "total_token_throughput", "avg_latency_s": "output_throughput"}
 
 
-def replayed_errors(
-    without: LeaveOut, runs: Iterable[MeasuredRun], left_out: Callable[[Observed], Hashable], *, processes: int = 1
-) -> Floats:
-    """log(predicted / measured) of every metric, each by a fit without the runs of its ``left_out`` group.
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """One figure of one run, as the fit without the run's group predicts it."""
 
-    Throughputs count as durations. ``runs`` holds at least those that were observed. With several ``processes`` the
-    groups are dealt out among them.
+    run: int  #: its number among those observed
+    metric: str  #: as observed: a run without an output throughput has a total one in its place
+    error: float  #: log(predicted / measured)
+    deviation: float  #: predicted standard deviation of the logarithm, towards the measurement, without noise
+
+
+def replayed_misses(
+    without: LeaveOut,
+    runs: Iterable[MeasuredRun],
+    left_out: Callable[[Observed], Hashable],
+    *,
+    processes: int = 1,
+    uncertain: bool = False,
+) -> list[Miss]:
+    """Every figure of every run, each by a fit without the runs of its ``left_out`` group.
+
+    ``runs`` holds at least those that were observed. With several ``processes`` the groups are dealt out among them.
+    Unless ``uncertain``, deviations are zero.
     """
     runs, terms = list(runs), without.problem.terms
-    replayer = _Replayer(without, {run.run_id: run for run in runs}, resent(runs))
+    _ = without.belief if uncertain else None  # once, before there are several processes
+    replayer = _Replayer(without, {run.run_id: run for run in runs}, resent(runs), uncertain)
     members = list(without.members([left_out(one) for one in terms.observed]))
-    found = np.full(terms.num_metrics, np.nan)
     if processes == 1:
-        parts = [replayer.errors(members)]
-    else:
-        fork = get_context("fork")  # what a process needs is there already
-        with ProcessPoolExecutor(processes, fork, initializer=_share, initargs=(replayer,)) as pool:
-            parts = list(pool.map(_shared_errors, [members[place::processes] for place in range(processes)]))
-    for part in parts:
-        for metric, error in part.items():
-            found[metric] = error
-    return found
+        return sorted(replayer.misses(members), key=_place)
+    fork = get_context("fork")  # what a process needs is there already
+    with ProcessPoolExecutor(processes, fork, initializer=_share, initargs=(replayer,)) as pool:
+        parts = pool.map(_shared_misses, [members[place::processes] for place in range(processes)])
+        return sorted((miss for part in parts for miss in part), key=_place)
+
+
+def _place(miss: Miss) -> tuple[int, str]:
+    return miss.run, miss.metric
 
 
 @dataclass(frozen=True)
@@ -288,20 +198,37 @@ class _Replayer:
     without: LeaveOut
     runs: Mapping[str, MeasuredRun]
     resent: frozenset[str]
+    uncertain: bool
 
-    def errors(self, members: Iterable[list[int]]) -> dict[int, float]:
-        """Errors of the metrics of the runs in ``members``, by the number of the metric."""
-        terms, found = self.without.problem.terms, {}
-        for numbers in members:
-            effects = self.without.fit_without(numbers).effects()
-            calibration = Calibration(name="held out", fitted_on="the other runs", effects=effects)
-            for number in numbers:
-                run = self.runs[terms.observed[number].run_id]
-                case = case_of(run, resent=run.run_id in self.resent)
-                predicted = predict(_with(case, calibration))
-                for metric in np.flatnonzero(terms.metric_run == number).tolist():
-                    found[metric] = _log_error(run, terms.metric_names[metric], predicted)
-        return found
+    def misses(self, members: Iterable[list[int]]) -> list[Miss]:
+        """Those of the runs in ``members``."""
+        return [miss for numbers in members for miss in self._of_group(numbers)]
+
+    def _of_group(self, numbers: list[int]) -> Iterator[Miss]:
+        observed = self.without.problem.terms.observed
+        calibration = held_out(self.without, numbers, uncertain=self.uncertain)
+        for number in numbers:
+            run = self.runs[observed[number].run_id]
+            case = case_of(run, resent=run.run_id in self.resent)
+            case = replace(case, deployment=replace(case.deployment, calibration=calibration))
+            prediction = simulate(case)
+            predicted = figures_in_columns(case, prediction)
+            for metric in observed[number].metrics:
+                name = metric.name if metric.name in run.metrics else STANDS_IN[metric.name]
+                error = log(predicted[name] / run.metrics[name])
+                deviations = prediction.uncertainty.deviations(name) if self.uncertain else (0.0, 0.0)
+                yield Miss(number, metric.name, error, deviations[error < 0])
+
+
+def held_out(without: LeaveOut, runs: Sequence[int], *, uncertain: bool = True) -> Calibration:
+    """The fits that do not see ``runs``, with the scatters that we ship."""
+    return Calibration(
+        name="held out",
+        fitted_on="the other runs",
+        effects=without.fit_without(runs).effects(),
+        scatters=load_calibration().scatters,
+        belief=without.belief_without(runs) if uncertain else None,
+    )
 
 
 _SHARED: list[_Replayer] = []  # of a process of the pool
@@ -311,15 +238,35 @@ def _share(replayer: _Replayer) -> None:
     _SHARED[:] = [replayer]
 
 
-def _shared_errors(members: Sequence[list[int]]) -> dict[int, float]:
-    return _SHARED[0].errors(members)
+def _shared_misses(members: Sequence[list[int]]) -> list[Miss]:
+    return _SHARED[0].misses(members)
 
 
-def _with(case: Case, calibration: Calibration) -> Case:
-    return replace(case, deployment=replace(case.deployment, calibration=calibration))
+# --- how far measurements lie from predictions
+
+#: Kinds of figures with fewer misses have no scatter of their own.
+LEAST_ROWS = 40
+#: Standard deviation over the median of the absolute values, of a normal distribution.
+DEVIATION_OF_MEDIAN = 1.4826
+LEAST_NOISE = 0.02
 
 
-def _log_error(run: MeasuredRun, metric: str, predicted: dict[str, float]) -> float:
-    name = metric if metric in run.metrics else STANDS_IN[metric]
-    error = log(predicted[name] / run.metrics[name])
-    return -error if name.endswith("throughput") else error
+def scatters(observed: Sequence[Observed], misses: Sequence[Miss]) -> dict[str, Scatter]:
+    """Noise and reach of each kind of figure, from ``misses`` with deviations.
+
+    The noise is what makes half of the errors lie within the predicted deviation that half of them should; the reach
+    is read off the errors over the whole deviations, so that each level holds (split conformal prediction).
+    """
+    kinds: dict[str, list[Miss]] = defaultdict(list)
+    for miss in misses:
+        kinds[scatter_of(observed[miss.run], miss.metric)].append(miss)
+    found = {}
+    for kind, members in sorted(kinds.items()):
+        if len(members) < LEAST_ROWS:
+            continue
+        error = np.abs([miss.error for miss in members])
+        variance = np.square([miss.deviation for miss in members])
+        noise = max((DEVIATION_OF_MEDIAN * np.median(error)) ** 2 - np.median(variance), LEAST_NOISE**2) ** 0.5
+        reach = np.quantile(error / np.sqrt(variance + noise**2), LEVELS)
+        found[kind] = Scatter(noise=round(float(noise), 4), reach=tuple(np.round(reach, 3)), rows=len(members))
+    return found

@@ -16,26 +16,23 @@ from the setting. A factor that the runs leave open keeps its prior standard dev
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
-from statistics import mean, stdev
+from math import exp, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.evidence.effects import Design, StructureLine
+from planner.evidence.effects import Design, StructureLine, load_structure
 from planner.evidence.fitting import EfficiencyFit, FitProblem
 from planner.evidence.observe import Observed
 from planner.evidence.terms import Terms
-from planner.hardware import constant
-from planner.timing import PARAMETERS, Calibration, Combination, Effect, Spread, prior_values
+from planner.timing import PARAMETERS, Calibration, Effect, prior_values
 
 #: Target to its name for people.
 MEANINGS = {
     "slowdown": "time of the GPU",
-    "_flop": "FLOP/s reached",
+    "prefill": "prefill beside decode",
     "launch": "launch of a kernel",
     "host": "host, each step",
     "request_s": "client, each request",
@@ -43,10 +40,6 @@ MEANINGS = {
     "collective_s": "latency of a collective",
     "link_share": "bandwidth of the links",
 }
-MACHINE = ("gpu", "partition")
-SETTING = (*MACHINE, "shape", "weights", "tp")
-#: Standard deviations between the 5th and the 95th percentile of a normal distribution.
-DEVIATIONS_OF_90 = 3.29
 #: The runs determine a factor when they narrow its standard deviation to this share of the prior, or less.
 DETERMINED = 0.9
 #: A factor that keeps this share of its deviation is one on which no run depends, such as collectives with TP 1.
@@ -75,46 +68,22 @@ def problem_of(observed: Sequence[Observed], base: Calibration) -> FitProblem:
     """The fit of local factors on top of ``base``."""
     values = [base.unbounded(one.covariates, _priors(one)) for one in observed]
     start = np.log([[one[name] for name in PARAMETERS] for one in values])
-    return FitProblem(Terms(observed), Design(observed, structure(observed, base), start=start))
+    return FitProblem(Terms(observed), Design(observed, structure(observed), start=start))
 
 
 def _priors(one: Observed) -> dict[str, float]:
     return prior_values(one.profile, one.config.tensor_parallel_size)
 
 
-def structure(observed: Sequence[Observed], base: Calibration) -> tuple[StructureLine, ...]:
+def structure(observed: Sequence[Observed]) -> tuple[StructureLine, ...]:
     """Which factor may differ, between what, and by how much (standard deviation of the logarithm)."""
-    believed = [_speed_sd(one, base) for one in observed]
-    machine_sd, setting_sd = (max(sds) for sds in zip(*believed, strict=True))
-    any_cpu = any(one.profile.platform == "cpu" for one in observed)
-    lines: list[StructureLine] = [
-        ("slowdown", MACHINE, machine_sd),
-        ("slowdown", SETTING, setting_sd),
-        ("_flop", SETTING, _sd("cpu_prefill" if any_cpu else "prefill")),
-        ("launch", (*MACHINE, "generation"), _sd("launch")),
-        ("host", MACHINE, _sd("host")),
-        ("request_s", MACHINE, _sd("client")),
-        ("frontend_s", MACHINE, _sd("client")),
-    ]
-    if any(one.config.tensor_parallel_size > 1 for one in observed):
-        lines += [("collective_s", (*MACHINE, "tp"), _sd("collective")), ("link_share", (*MACHINE, "tp"), _sd("link"))]
-    return tuple(lines)
-
-
-def _sd(name: str) -> float:
-    return constant(f"local_sd.{name}")
-
-
-def _speed_sd(one: Observed, base: Calibration) -> tuple[float, float]:
-    """How far off the GPU time of the machine, and of the setting on it, may be."""
-    same_gpu = _sd("same_gpu")
-    if one.profile.platform == "cpu":
-        return _sd("cpu"), _sd("setting_of_new_gpu")
-    bounds = base.interval("mean_tpot_ms", one.covariates)
-    total = log(bounds[1] / bounds[0]) / DEVIATIONS_OF_90 if bounds else _sd("unknown")
-    if base.proximity(one.covariates) in ("architecture", "nothing"):
-        return max(total, same_gpu), _sd("setting_of_new_gpu")
-    return same_gpu, sqrt(max(total**2 - same_gpu**2, same_gpu**2))
+    several = any(one.config.tensor_parallel_size > 1 for one in observed)
+    links = ("collective_s", "link_share")
+    return tuple(
+        (line.target, line.scope, line.sd)
+        for line in load_structure().machine
+        if any(line.key(one.covariates) for one in observed) and (several or line.target not in links)
+    )
 
 
 def solve(problem: FitProblem, used_runs: NDArray[np.bool_]) -> EfficiencyFit:
@@ -133,63 +102,3 @@ def factors_of(fitted: EfficiencyFit, before: Sequence[Effect]) -> Iterator[Fact
             part_sd = sqrt(max(part.sd**2 * (1 - share), 0.0) + (sd * share) ** 2)  # what its column leaves open
             old = known.get((part.target, tuple(sorted(part.when.items()))), 1.0)
             yield Factor(part.target, part.when, exp(part_log), part_sd, part.sd, int(column.runs.sum()), old)
-
-
-# --- Intervals of settings that a user's own runs cover, from the errors of runs that were left out
-#
-# With n errors of a setting, each of a fit that did not see the run, 90 % of further errors lie within
-#
-#     mean +- t(n - 1) x deviation x sqrt(1 + 1 / n)                  Student, of the logarithm of measured / predicted
-#
-# if all come from one normal distribution, which so few runs cannot show. So the interval is never narrower than the
-# shipped one for settings that were measured under another load, and with fewer than three errors it keeps its width.
-
-#: With fewer errors an interval keeps its width.
-LEAST_RUNS = 3
-#: 95th percentile of Student's t for 2, 3, ... 10 degrees of freedom; the last one is for more.
-T_95 = (2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-#: Covariates that make a setting, besides the partition, which has no measured combination.
-KEYS = tuple(Combination.model_fields)
-
-#: (covariates, metric, measured / predicted) of a run that the fit did not see.
-Miss = tuple[Mapping[str, str], str, float]
-
-
-def local_spreads(misses: Iterable[Miss], base: Calibration) -> tuple[tuple[Spread, ...], tuple[Combination, ...]]:
-    """Intervals of each setting with enough runs, and these settings."""
-    by_setting: dict[Combination, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    held: dict[Combination, Mapping[str, str]] = {}
-    for covariates, metric, ratio in misses:
-        setting = Combination(**{key: covariates[key] for key in KEYS})
-        held[setting] = covariates
-        by_setting[setting][metric].append(ratio)
-    covered = [s for s, found in by_setting.items() if max(map(len, found.values())) >= LEAST_RUNS]
-    spreads = [spread for s in covered for spread in _spreads(s, held[s], by_setting[s], base)]
-    return tuple(spreads), tuple(covered)
-
-
-def _spreads(
-    setting: Combination, covariates: Mapping[str, str], ratios: Mapping[str, Sequence[float]], base: Calibration
-) -> Iterator[Spread]:
-    """The interval of each metric. One with too few errors keeps its width."""
-    known = base.model_copy(update={"combinations": (setting,)})
-    for metric in dict.fromkeys(spread.metric for spread in base.spreads):
-        now, floor = base.interval(metric, covariates), known.interval(metric, covariates)
-        found = ratios.get(metric, ())
-        if now is None or floor is None:
-            continue
-        lo, hi = now
-        if len(found) >= LEAST_RUNS:
-            low, high = _student([log(ratio) for ratio in found])
-            lo, hi = min(floor[0], low), max(floor[1], high)
-        when = {**setting.model_dump(), "partition": covariates.get("partition", "")}
-        yield Spread(
-            metric=metric, proximity="setting", when=when, lo=max(round(lo, 3), 0.001), hi=round(hi, 3), rows=len(found)
-        )
-
-
-def _student(logs: Sequence[float]) -> tuple[float, float]:
-    n = len(logs)
-    t = T_95[min(n - 2, len(T_95)) - 1]
-    half = t * stdev(logs) * sqrt(1 + 1 / n)
-    return exp(mean(logs) - half), exp(mean(logs) + half)

@@ -17,7 +17,7 @@ from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.planning import SHIPPED, Deployment, Local
 from planner.simulator import Client, Replay, StepSum, Timeline, replay
-from planner.timing import Batch, Combination
+from planner.timing import Batch
 from planner.units import MS
 from planner.workload import Workload
 
@@ -155,10 +155,3 @@ def _metrics(run: MeasuredRun, timeline: Timeline, dp_ranks: int, client: Client
             measured = {name: run.metrics[key] for name in STATISTICS if (key := f"{name}_{metric}_ms") in run.metrics}
             for statistic, steps in timeline.latency(metric, tuple(measured)).items():
                 yield ObservedMetric(f"{statistic}_{metric}_ms", measured[statistic] * MS, steps)
-
-
-def combinations(observed: Iterable[Observed]) -> tuple[Combination, ...]:
-    """Each combination of covariates that was measured."""
-    seen = (tuple(one.covariates[key] for key in Combination.model_fields) for one in observed)
-    keys = tuple(Combination.model_fields)
-    return tuple(Combination(**dict(zip(keys, values, strict=True))) for values in dict.fromkeys(seen))

@@ -77,6 +77,7 @@ from .fleet.kinds import FleetRequest as FleetRequest
 from .fleet.fleets import Pool as Pool
 from .fleet.fleets import Fleet as Fleet
 from .fleet.fleets import Fleets as Fleets
+from .fleet.fleets import Rung as Rung
 from .fleet.fleets import plan_fleets as plan_fleets
 from .fleet.disaggregated import Disaggregated as Disaggregated
 from .fleet.disaggregated import NotDivided as NotDivided

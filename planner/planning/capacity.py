@@ -1,12 +1,11 @@
 """The largest load that one server carries under latency targets, and the share of its requests that meet them.
 
-A load is carried when the predicted statistic, moved to the end of its interval that counts, keeps every limit::
+A load is carried when the predicted statistic keeps every limit with the probability that is asked for::
 
-    p99 TTFT (replay)  x  upper factor of its interval   <=  limit        pessimistic, the default
-    p99 TTFT (replay)  x  lower factor                   <=  limit        optimistic
+    p99 TTFT (replay)  x  factor that a measurement stays below with that probability   <=  limit
 
 and when the queue does not grow without end: the request rate is at most what full batches serve in the steady state,
-moved by the interval of the throughput in the same way. Latencies rise with the load, so bisection over replays finds
+moved by the factor of the throughput in the same way. Latencies rise with the load, so bisection over replays finds
 the largest one. It begins where the closed form meets the targets.
 """
 
@@ -20,7 +19,8 @@ from typing import Literal
 
 from planner.planning import defaults
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Estimate, estimate
+from planner.planning.predict import Estimate, estimate, estimated_uncertainty
+from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, least_upper
 from planner.simulator import Replay, good_requests, hopeless_at, statistic_ms
 from planner.units import MS
 from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload
@@ -32,6 +32,8 @@ ROUNDING = 1e-9
 THROUGHPUT = "the throughput of full batches"
 #: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
+LEAST_CONFIRMED = 8.0  #: by how much a load is lowered at most until the queue keeps it
+USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,11 @@ class Reading:
 
     slo: Slo
     predicted_ms: float
-    expected_ms: float  #: at the end of the interval that counts
+    expected_ms: float  #: that a measurement stays below with the confidence that is asked for
 
     @property
     def met(self) -> bool:
-        """Whether the target is kept at that end."""
+        """Whether the target is kept with that confidence."""
         return self.expected_ms <= self.slo.limit_ms
 
     @property
@@ -61,7 +63,7 @@ class ServedLoad:
     value: float  #: requests per second, or requests in flight
     workload: Workload  #: what was replayed
     readings: tuple[Reading, ...]
-    good_share: float  #: of the requests, that meet every target of a request at the end that counts
+    good_share: float  #: of the requests, that meet every target of a request with that confidence
     stable: bool  #: whether the server keeps up
     replay: Replay
     bound_by: str = ""  #: what keeps it from being larger; empty where no larger one was tried
@@ -95,34 +97,33 @@ class ServedLoad:
         return str(worst.slo) if worst else THROUGHPUT
 
 
-def margin(deployment: Deployment, slo: Slo, *, pessimistic: bool = True) -> float:
-    """The factor from a predicted figure to the end of its interval; 1 where no interval is known."""
-    bounds = deployment.interval(slo.interval_key)
-    return bounds[1 if pessimistic else 0] if bounds else 1.0
-
-
 def measure(
     deployment: Deployment,
     workload: Workload,
     slos: Sequence[Slo],
     *,
-    pessimistic: bool = True,
+    confidence: float = defaults.CONFIDENCE,
     requests: Requests | None = None,
     whole: bool = True,
+    exactly: bool = False,
 ) -> ServedLoad:
     """Serve ``workload`` (or ``requests``, at the rate or concurrency of ``workload``) once, beside the targets.
 
     Not ``whole``: an open loop ends once a target is broken for certain; what is read off its requests so far breaks
     it too.
     A closed loop opens with all its places at once, which users never do: those requests load the server, but the
-    targets ignore them. Raises InputError where a request never fits the KV cache.
+    targets ignore them. ``exactly``: the queue of an engine that is slower is replayed too. Raises InputError where a
+    request never fits the KV cache.
     """
-    margins = {slo: margin(deployment, slo, pessimistic=pessimistic) for slo in slos}
-    hopeless = None
-    if not whole and workload.max_concurrency is None:
-        limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
+    hopeless, open_loop = None, workload.max_concurrency is None
+    if not whole and open_loop:
+        least = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
+        limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in least.items()}
         hopeless = hopeless_at(limits_s, workload.num_prompts if requests is None else len(requests.arrival_s))
-    served = deployment.replay(workload, requests, hopeless=hopeless)
+    keep = workload.num_prompts <= MOST_REQUESTS
+    served = deployment.replay(workload, requests, keep_steps=keep, hopeless=hopeless)
+    doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=exactly)
+    margins = {slo: doubt.upper(slo.key, confidence) for slo in slos}
     burst, readings = workload.max_concurrency or 0, []
     for slo, factor in margins.items():
         predicted_ms = statistic_ms(slo, served, after=burst if burst < len(served.sent_s) else 0)
@@ -132,7 +133,7 @@ def measure(
     }
     good = good_requests(served, targets_ms) / len(served.sent_s)
     if workload.max_concurrency is None:
-        most = steady_rate(deployment, workload, pessimistic=pessimistic)
+        most = steady_rate(deployment, workload, confidence=confidence)
         rate = workload.request_rate
         return ServedLoad("rate", rate, workload, tuple(readings), good, rate <= most * (1 + ROUNDING), served)
     return ServedLoad("concurrency", workload.max_concurrency, workload, tuple(readings), good, True, served)
@@ -144,7 +145,7 @@ def largest_load(
     slos: Sequence[Slo],
     *,
     by: By = "rate",
-    pessimistic: bool = True,
+    confidence: float = defaults.CONFIDENCE,
     requests: Requests | None = None,
 ) -> ServedLoad | None:
     """The largest request rate, or concurrency, that one server carries under ``slos``; None where none is.
@@ -156,25 +157,58 @@ def largest_load(
 
     def probe(value: float) -> ServedLoad:
         sent = at_load(deployment, workload, slos, by, value)
-        return measure(deployment, sent, slos, pessimistic=pessimistic, requests=paced(requests, sent), whole=False)
+        return measure(deployment, sent, slos, confidence=confidence, requests=paced(requests, sent), whole=False)
 
     most = most_in_flight(deployment)
     if by == "concurrency":
-        start = closed_form_load(deployment, workload, slos, by, pessimistic=pessimistic)
+        start = closed_form_load(deployment, workload, slos, by, confidence=confidence)
         return bisected(probe, start, 1, most, whole=True)
     least = IDLE / _at_concurrency(deployment, workload, 1).e2el_s
-    ceiling = steady_rate(deployment, workload, pessimistic=pessimistic)
+    ceiling = steady_rate(deployment, workload, confidence=confidence)
     if not slos:  # nothing but full batches limits it
         return bisected(probe, ceiling, ceiling, ceiling)
-    guess = closed_form_load(deployment, workload, slos, by, pessimistic=pessimistic)
+    guess = closed_form_load(deployment, workload, slos, by, confidence=confidence)
     return bisected(probe, min(guess, ceiling), min(least, ceiling), ceiling)
 
 
-def steady_rate(deployment: Deployment, workload: Workload, *, pessimistic: bool = True) -> float:
-    """Requests per second that full batches serve in the steady state, at the end of the interval that counts."""
-    bounds = deployment.interval("output_throughput") or (1.0, 1.0)
-    steady = _at_concurrency(deployment, workload, most_in_flight(deployment))
-    return steady.output_tok_per_s / workload.output_len * bounds[0 if pessimistic else 1]
+def confirmed(
+    deployment: Deployment,
+    workload: Workload,
+    slos: Sequence[Slo],
+    load: ServedLoad,
+    *,
+    confidence: float,
+    requests: Requests | None = None,
+) -> ServedLoad:
+    """The largest rate up to ``load`` that keeps the targets where the queue of a slower engine is replayed too.
+
+    A search goes by first order; near the end of what a server carries its queue grows faster. ``load`` itself where
+    nothing is found.
+    """
+    if load.by != "rate":
+        return load
+
+    def probe(value: float) -> ServedLoad:
+        sent = at_load(deployment, workload, slos, "rate", value)
+        given = paced(requests, sent)
+        return measure(deployment, sent, slos, confidence=confidence, requests=given, exactly=True)
+
+    found = bisected(probe, load.value, load.value / LEAST_CONFIRMED, load.value)
+    return replace(found, bound_by=found.bound_by if found.value < load.value else load.bound_by) if found else load
+
+
+def steady_rate(deployment: Deployment, workload: Workload, *, confidence: float = defaults.CONFIDENCE) -> float:
+    """Requests per second that full batches serve in the steady state, as measured with probability ``confidence``."""
+    most = most_in_flight(deployment)
+    steady = _at_concurrency(deployment, workload, most)
+    doubt = doubt_at(deployment, workload, most)
+    return steady.output_tok_per_s / workload.output_len * doubt.upper("output_throughput", 1 - confidence)
+
+
+def doubt_at(deployment: Deployment, workload: Workload, concurrency: int) -> Uncertainty:
+    """How far measurements may lie from the closed form with ``concurrency`` requests."""
+    each = ceil(concurrency / deployment.config.data_parallel_size)
+    return estimated_uncertainty(deployment, workload.input_len, workload.output_len, each, workload.prefix_len)
 
 
 def at_load(deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, value: float) -> Workload:
@@ -255,10 +289,11 @@ def _next_value(low: float, high: float, least: float, most: float) -> float:
 
 
 def closed_form_load(
-    deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, *, pessimistic: bool = True
+    deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, *, confidence: float = defaults.CONFIDENCE
 ) -> float:
     """The largest load at which the means of the closed form keep the limits: where to begin."""
-    margins: list[tuple[Slo, float]] = [(slo, margin(deployment, slo, pessimistic=pessimistic)) for slo in slos]
+    doubt = doubt_at(deployment, workload, min(most_in_flight(deployment), USUAL_BATCH))
+    margins: list[tuple[Slo, float]] = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
 
     def meets(concurrency: int) -> bool:
         figures = _at_concurrency(deployment, workload, concurrency)

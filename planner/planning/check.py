@@ -70,7 +70,7 @@ class LineRequest:
     goal: Goal = "balanced"
     like: Workload | None = None  #: how lengths vary, what prompts share, how they arrive; None: equal, closed loop
     slos: tuple[Slo, ...] = ()  #: what a better plan has to keep
-    pessimistic: bool = True  #: at which end of the interval
+    confidence: float = defaults.CONFIDENCE  #: with which
     sent: Workload | None = None  #: the load of the client beside the line, as it stands
 
     def as_planned(self, plan: Plan) -> LineRequest:
@@ -84,7 +84,7 @@ class LineRequest:
             num_prompts=self.num_prompts or load.num_prompts,
             like=replace(load, request_rate=inf) if self.max_concurrency else load,
             slos=tuple(target.slo for target in service.targets) if service else (),
-            pessimistic=service is None or service.interval == "pessimistic",
+            confidence=service.confidence if service else defaults.CONFIDENCE,
         )
 
     def load(self, default_len: int) -> Workload:
@@ -108,9 +108,9 @@ class LineRequest:
     def targets(self, load: Workload) -> Targets | None:
         """What decides besides the goal: latency targets, or requests that come at a rate."""
         if isfinite(load.request_rate):
-            return Targets(self.slos, "rate", load.request_rate, pessimistic=self.pessimistic)
+            return Targets(self.slos, "rate", load.request_rate, confidence=self.confidence)
         if self.slos and load.max_concurrency:
-            return Targets(self.slos, "concurrency", load.max_concurrency, pessimistic=self.pessimistic)
+            return Targets(self.slos, "concurrency", load.max_concurrency, confidence=self.confidence)
         return None
 
 

@@ -6,10 +6,10 @@ how fast it is are all read off the same object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from math import exp
+from typing import TYPE_CHECKING
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
 from planner.errors import InputError
@@ -20,8 +20,11 @@ from planner.planning.fit.check import Checked, check_memory
 from planner.simulator import SchedulerLimits
 from planner.timing import (
     CLIENT_DELAYS,
+    PARAMETERS,
+    SHARES,
     SHIPPED,
     Calibration,
+    Efficiency,
     SpeculativeStep,
     StepBreakdown,
     StepModel,
@@ -34,17 +37,12 @@ from planner.timing import (
 from planner.workload import Requests, Workload
 
 if TYPE_CHECKING:
-    from planner.simulator import Client, Hopeless, Replay
+    import numpy as np
+    from numpy.typing import NDArray
 
-#: Figures that scale with the output throughput.
-RATES = frozenset(
-    {
-        "output_throughput", "total_token_throughput", "request_throughput", "requests_per_second",
-        "tokens_per_second", "output_throughput_per_gpu", "output_throughput_per_user",
-    }
-)  # fmt: skip
-#: Whose interval a statistic takes: runs were published with means, medians and 99th percentiles.
-STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
+    from planner.simulator import Client, Hopeless, Replay
+    from planner.timing import Known
+
 
 _load_quantized = PerModel(load_quantized)
 _without_vision = PerModel(lambda model: replace(model, vision=()))
@@ -62,6 +60,7 @@ class Deployment:
     checkpoint: Model | None = None  #: as it is stored, where the engine quantises it while it loads
     least_cache_bytes: int = 0  #: on each GPU, whatever the budget says: the engine was seen to run
     least_cache_tok: int = 0  #: likewise, tokens of each DP rank
+    moved: Efficiency | None = None  #: other efficiencies than those of the fits
 
     @cached_property
     def budget(self) -> MemoryBudget:
@@ -83,10 +82,14 @@ class Deployment:
         return covariates_of(self.model, self.profile, self.config)
 
     @cached_property
+    def efficiency(self) -> Efficiency:
+        """Shares of the peaks that it reaches, and its fixed costs."""
+        return self.moved or efficiency_for(self.model, self.profile, self.config, self.calibration)
+
+    @cached_property
     def timer(self) -> StepModel | SpeculativeStep:
         """Seconds of a step. Raises InputError where it is not known how many drafted tokens are accepted."""
-        efficiency = efficiency_for(self.model, self.profile, self.config, self.calibration)
-        steps = StepModel(self.model, self.profile, self.config, efficiency)
+        steps = StepModel(self.model, self.profile, self.config, self.efficiency)
         drafts = self.config.speculative_config
         return speculative_step(steps, self.basis.draft, self.calibration) if drafts else steps
 
@@ -103,30 +106,17 @@ class Deployment:
         own = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
         return ", ".join(name for name in own if name != SHIPPED) or SHIPPED
 
-    def interval(self, key: str) -> tuple[float, float] | None:
-        """Factors around the figure ``key`` between which 90 % of measurements lie; None for what is no prediction."""
-        calibration = self.calibration or load_calibration()
-        if key in ("duration", "elapsed_time"):  # the same work in more time is less throughput
-            bounds = calibration.interval("output_throughput", self.covariates)
-            return (1 / bounds[1], 1 / bounds[0]) if bounds else None
-        if key in ("avg_latency", "avg_latency_s"):
-            return calibration.interval("avg_latency_s", self.covariates)
-        if key in RATES:
-            return calibration.interval("output_throughput", self.covariates)
-        statistic, _, metric = key.partition("_")
-        if not metric.endswith("_ms") or statistic not in STATISTICS:
-            return None
-        return calibration.interval(f"{STATISTICS[statistic]}_{metric}", self.covariates)
+    @cached_property
+    def known(self) -> Known:
+        """How far its efficiencies are known."""
+        return (self.calibration or load_calibration()).known(self.covariates)
 
-    def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
-        found: dict[str, Any] = {}
-        for key, value in figures.items():
-            found[key] = value
-            bounds = self.interval(key)
-            if bounds and isinstance(value, float):
-                found[f"{key}_lo"], found[f"{key}_hi"] = value * bounds[0], value * bounds[1]
-        return found
+    def with_efficiencies_moved(self, by: NDArray[np.float64]) -> Deployment:
+        """The same engine with the logarithms of its efficiencies moved by ``by``, (parameters,)."""
+        moves = zip(PARAMETERS, by.tolist(), strict=True)
+        values = {name: getattr(self.efficiency, name) * exp(move) for name, move in moves}
+        values |= {name: min(values[name], 1.0) for name in SHARES}
+        return replace(self, moved=replace(self.efficiency, **values))
 
     def typical_steps(self, served: Replay) -> dict[str, StepBreakdown]:
         """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
@@ -181,8 +171,7 @@ class Deployment:
         """The delays of a request on its way to the scheduler."""
         from planner.simulator import Client
 
-        efficiency = self.timer.efficiency
-        return Client(**{name: getattr(efficiency, name) for name in CLIENT_DELAYS})
+        return Client(**{name: getattr(self.efficiency, name) for name in CLIENT_DELAYS})
 
     def replay(
         self,
@@ -190,18 +179,20 @@ class Deployment:
         requests: Requests | None = None,
         *,
         offline: bool = False,
+        keep_steps: bool = False,
         hopeless: Hopeless | None = None,
     ) -> Replay:
         """Serve ``workload``, ``offline`` without a front end; ``requests`` are sent instead of those it draws.
 
-        ``hopeless`` ends it early. Raises InputError where a request never fits.
+        ``keep_steps``: the result lists the steps. ``hopeless`` ends it early. Raises InputError where a request
+        never fits.
         """
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
         client = Client() if offline else self.client
         longest = workload.max_total_len if requests is None else requests.max_total_len
         limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
-        return replay(self.timer, workload, limits, client, requests, hopeless=hopeless)
+        return replay(self.timer, workload, limits, client, requests, keep_steps=keep_steps, hopeless=hopeless)
 
     def with_prefixes(self, limits: SchedulerLimits, workload: Workload) -> SchedulerLimits:
         """``limits`` with what the prefix cache spares of ``workload``.

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.errors import InputError
+from planner.planning import defaults
 from planner.planning.defaults import Goal
 from planner.resources import read_given
 from planner.secrets import is_secret
@@ -95,7 +96,8 @@ class PlannedTrace(_Record):
 class Service(_Record):
     """Targets, the load of all servers together that they are kept under, and how many servers that takes."""
 
-    interval: Literal["pessimistic", "optimistic"]  #: which end of it keeps the limits
+    confidence: float = defaults.CONFIDENCE  #: with which the limits are kept
+    interval: str | None = None  #: of plans by older versions: which end of it kept the limits
     targets: tuple[PlannedTarget, ...]
     request_rate: float | None = None  #: requests per second of all servers
     max_concurrency: int | None = None  #: requests in flight of all servers

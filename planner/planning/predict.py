@@ -13,42 +13,62 @@ takes a few steps instead of thousands.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Any
 
+import numpy as np
+
 from planner.engine import bench_backend
 from planner.planning.deployment import Deployment
+from planner.planning.uncertainty import MOST_REQUESTS, Floats, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps
 from planner.simulator import Replay, latency_result, serve_result, speculative_result, throughput_result
 from planner.timing import Batch
-from planner.workload import Workload
+from planner.workload import Requests, Workload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prediction:
     """What the bench would write, and the replay behind it."""
 
-    result: dict[str, Any]  #: the keys of the bench's result file
+    figures: dict[str, Any]  #: the keys of the bench's result file
     replay: Replay
+    uncertainty: Uncertainty
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """``figures`` with their intervals."""
+        return self.with_intervals(self.figures)
+
+    def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
+        return self.uncertainty.beside(figures)
 
 
 def simulate_serve(
-    deployment: Deployment, workload: Workload, *, served: Replay | None = None, **asked: Any
+    deployment: Deployment,
+    workload: Workload,
+    *,
+    served: Replay | None = None,
+    requests: Requests | None = None,
+    **asked: Any,
 ) -> Prediction:
-    """The result of ``vllm bench serve``; ``served`` is the replay where it is at hand, ``asked`` as for
-    ``bench.serve_result``."""
-    served = served or deployment.replay(workload)
+    """The result of ``vllm bench serve``; ``served`` is the replay, of ``requests`` if any, where it is at hand;
+    ``asked`` as for ``bench.serve_result``."""
+    served = served or _replayed(deployment, workload)
     backend = bench_backend(deployment.config.version)
     result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:
         result |= speculative_result(served, drafts.acceptance_rates)
-    return Prediction(deployment.with_intervals(result), served)
+    return Prediction(result, served, UncertaintyOfReplay(deployment, workload, served, requests))
 
 
 def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, float]:
     """The two rates that plans are compared by: output tokens/s of a GPU, and of a user, whose request is in flight."""
-    rate = float(prediction.result["output_throughput"])
-    users = prediction.result["max_concurrency"] or prediction.replay.mean_in_flight
+    rate = float(prediction.figures["output_throughput"])
+    users = prediction.figures["max_concurrency"] or prediction.replay.mean_in_flight
     return {
         "output_throughput_per_gpu": rate / deployment.config.num_gpus,
         "output_throughput_per_user": rate / users,
@@ -57,14 +77,23 @@ def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, 
 
 def simulate_throughput(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench throughput``: all prompts at once."""
-    served = deployment.replay(workload, offline=True)
-    return Prediction(deployment.with_intervals(throughput_result(served, model_id=deployment.model.id)), served)
+    return _offline(deployment, workload, throughput_result)
 
 
 def simulate_latency(deployment: Deployment, workload: Workload) -> Prediction:
     """The result of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
-    served = deployment.replay(workload, offline=True)
-    return Prediction(deployment.with_intervals(latency_result(served, model_id=deployment.model.id)), served)
+    return _offline(deployment, workload, latency_result)
+
+
+def _offline(deployment: Deployment, workload: Workload, result_of: Callable[..., dict[str, Any]]) -> Prediction:
+    served = _replayed(deployment, workload, offline=True)
+    result = result_of(served, model_id=deployment.model.id)
+    return Prediction(result, served, UncertaintyOfReplay(deployment, workload, served, offline=True))
+
+
+def _replayed(deployment: Deployment, workload: Workload, *, offline: bool = False) -> Replay:
+    """With its steps, unless these are very many."""
+    return deployment.replay(workload, offline=offline, keep_steps=workload.num_prompts <= MOST_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +119,43 @@ def estimate(
 
     All begin with the same ``prefix_len`` tokens more, which the prefix cache spares where it is on.
     """
-    others = concurrency - 1
-    context_tok = prefix_len + input_len + output_len / 2
-    cached_tok = prefix_len if deployment.config.enable_prefix_caching else 0
-    batch = Batch(decode_seqs=concurrency, decode_context_tok=concurrency * context_tok)
-    step_s = deployment.timer.step_s(batch)
-    token_s = step_s / deployment.tokens_per_step
-    own_s, added_s = _prefill_s(deployment, prefix_len + input_len - cached_tok, others, context_tok, cached_tok)
-    ttft_s = own_s + step_s / 2
-    e2el_s = own_s + (output_len - 1) * token_s + others * added_s
-    tpot_s = (e2el_s - ttft_s) / max(output_len - 1, 1)
+    steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
+    seconds = np.array([deployment.timer.step_s(batch) for batch in steps.batches])
+    ttft_s, tpot_s, e2el_s = (float(steps.sums[name] @ seconds) for name in ("ttft", "tpot", "e2el"))
     return Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
 
 
-def _prefill_s(
-    deployment: Deployment, input_len: int, decoding: int, context_tok: float, cached_tok: int
-) -> tuple[float, float]:
-    """Seconds of one prompt's prefill among ``decoding`` requests, and how much of that it adds to their steps."""
-    context = decoding * context_tok
-    chunk = max(deployment.config.max_num_batched_tokens - decoding, 1)
-    steps = ceil(input_len / chunk)
-    # all chunks together attend to input x (input + 1) / 2 pairs; a step of average size stands for each
-    new_tok, pairs_tok = ceil(input_len / steps), input_len * (cached_tok + (input_len + 1) / 2) / steps
-    step_s = deployment.timer.step_s(Batch(decoding, context, 1, new_tok, pairs_tok, 1))
-    return steps * step_s, steps * (step_s - deployment.timer.step_s(Batch(decoding, context)))
+def estimated_uncertainty(
+    deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int = 0
+) -> Uncertainty:
+    """How far measurements may lie from ``estimate``."""
+    steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
+    return UncertaintyOfSteps(deployment, steps.batches, steps.sums, lonely=concurrency == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The closed form as weighted steps."""
+
+    batches: tuple[Batch, ...]  #: a decode step of all; of all but one; and that with a prompt's chunk
+    sums: dict[str, Floats]  #: weights of these for each latency, and for the time of a throughput
+
+    @classmethod
+    def of(cls, deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int) -> _Steps:
+        others, context_tok = concurrency - 1, prefix_len + input_len + output_len / 2
+        cached_tok = prefix_len if deployment.config.enable_prefix_caching else 0
+        prompt_tok = prefix_len + input_len - cached_tok
+        chunks = ceil(prompt_tok / max(deployment.config.max_num_batched_tokens - others, 1))
+        # all chunks together attend to input x (input + 1) / 2 pairs; a step of average size stands for each
+        chunk_tok, pairs_tok = ceil(prompt_tok / chunks), prompt_tok * (cached_tok + (prompt_tok + 1) / 2) / chunks
+        batches = (
+            Batch(concurrency, concurrency * context_tok),
+            Batch(others, others * context_tok),
+            Batch(others, others * context_tok, 1, chunk_tok, pairs_tok, 1),
+        )
+        decode, beside, prefill = np.eye(3)
+        ttft = chunks * prefill + decode / 2
+        added = chunks * (prefill - beside)
+        e2el = chunks * prefill + (output_len - 1) / deployment.tokens_per_step * decode + others * added
+        tpot = (e2el - ttft) / max(output_len - 1, 1)
+        return cls(batches, {"ttft": ttft, "tpot": tpot, "e2el": e2el, "throughput": e2el})

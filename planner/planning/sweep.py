@@ -63,7 +63,7 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
         points,
         deployment.typical_steps(planned.replay),
         deployment.timer.efficiency.basis,
-        notes=tuple(_notes(plan, deployment, planned.result)),
+        notes=tuple(_notes(plan, deployment, planned.figures)),
     )
 
 
@@ -72,7 +72,7 @@ def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[Loa
         planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
         sent = workload if planned else _at(workload, by, load)
         result = simulate_serve(deployment, sent, percentiles=defaults.PERCENTILES)
-        rates = deployment.with_intervals(compared_rates(deployment, result))
+        rates = result.with_intervals(compared_rates(deployment, result))
         yield LoadPoint(load, {**result.result, **rates}, planned)
 
 

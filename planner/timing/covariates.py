@@ -15,10 +15,12 @@ SAME_KERNELS = {"sm_103": "sm_100"}
 def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> dict[str, str]:
     """What the efficiencies of an engine may depend on, as words.
 
-    ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty, ``release`` the major and minor version of
-    vLLM, ``kind`` dense or moe, and ``shape`` one architecture at one size, whoever trained it.
+    ``machine`` stands for what differs between two with the same GPUs, ``gpu`` is the whole GPU of a partition,
+    ``partition`` its mode or empty, ``release`` the major and minor version of vLLM, ``kind`` dense or moe, and
+    ``shape`` one architecture at one size, whoever trained it.
     """
     return {
+        "machine": "",  # the user's own
         "gpu": profile.whole,
         "partition": profile.partition.compute_mode if profile.partition else "",
         "architecture": SAME_KERNELS.get(profile.architecture, profile.architecture),

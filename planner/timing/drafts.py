@@ -56,7 +56,7 @@ class SpeculativeStep:
 
     def step_s(self, batch: Batch) -> float:
         """Seconds of one engine step, draft included; 0 for an empty batch."""
-        return self.target.step_s(self._verified(batch), self.draft_s(batch)) + self._search_s(batch)
+        return self.target.step_s(self.verified(batch), self.draft_s(batch)) + self._search_s(batch)
 
     def draft_s(self, batch: Batch) -> float:
         """Seconds that the GPU drafts in the step of ``batch``."""
@@ -70,7 +70,7 @@ class SpeculativeStep:
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         """The same step, part by part; the names of drafting parts start with ``draft:``."""
-        verification = self.target.breakdown(self._verified(batch))
+        verification = self.target.breakdown(self.verified(batch))
         *parts, host = verification.parts or (None,)
         drafts, search_s = tuple(self._draft_parts(batch)), self._search_s(batch)
         search = OperatorTime("draft: n-gram search", 1, search_s, 0.0, 0.0, "host") if search_s else None
@@ -82,7 +82,8 @@ class SpeculativeStep:
             total_s=self.step_s(batch),
         )
 
-    def _verified(self, batch: Batch) -> Batch:
+    def verified(self, batch: Batch) -> Batch:
+        """What the model computes in the step of ``batch``: drafted tokens too."""
         tok = self.drafted_tok + 1
         return replace(batch, decode_query_tok=tok, decode_sampled=tok)
 

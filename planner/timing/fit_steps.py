@@ -9,12 +9,13 @@ batch touches, and the host.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.hardware import constant
+from planner.timing.drafts import SpeculativeStep
 from planner.timing.efficiencies import PARAMETERS, SHARES
 from planner.timing.operators import Driver, StepLoad
 from planner.timing.roofline import Part, Per, Term
@@ -137,3 +138,20 @@ class StepTimes:
 def _sums(to: Ints, values: Floats, count: int) -> Floats:
     """For each of ``count`` results the sum of the values that belong to it."""
     return np.bincount(to, values, count).astype(np.float64, copy=False)
+
+
+def step_gradients(timer: StepModel | SpeculativeStep, batches: Sequence[Batch]) -> tuple[Floats, Floats]:
+    """Seconds of the step of each batch, and the derivative of these by the logarithm of each efficiency.
+
+    Shapes (batches,) and (batches, parameters). Drafts are taken to be as uncertain as what verifies them.
+    """
+    if isinstance(timer, SpeculativeStep):
+        target, computed = timer.target, [timer.verified(batch) for batch in batches]
+    else:
+        target, computed = timer, list(batches)
+    values = np.log([[getattr(target.efficiency, name) for name in PARAMETERS]])
+    target_s, derivative = StepTimes((target, batch, 0) for batch in computed).seconds(values)
+    if target is timer:
+        return target_s, derivative
+    step_s = np.array([timer.step_s(batch) for batch in batches])
+    return step_s, derivative * (step_s / target_s)[:, None]

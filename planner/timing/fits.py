@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from hashlib import sha256
-from math import prod
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.engine import EngineConfig
 from planner.errors import InputError
@@ -20,21 +19,13 @@ from planner.resources import data_dir
 from planner.timing.covariates import covariates_of
 from planner.timing.efficiencies import PARAMETERS, SHARES, Efficiency, EfficiencyBasis, prior_values, targets
 
-#: How near measured runs are to an engine, nearest first: the same setting under another load; the same GPU, model and
-#: precision; the GPU and the model, but not together; the GPU; another GPU of its architecture; nothing of these.
-Proximity = Literal["setting", "combination", "parts", "gpu", "architecture", "nothing"]
-PROXIMITIES: tuple[Proximity, ...] = get_args(Proximity)
+if TYPE_CHECKING:
+    from planner.timing.belief import Belief, Known
+
 SHIPPED = "shipped"
-#: Metrics whose intervals are those of another: part of the name, and the other.
-STANDS_FOR = {
-    "throughput": "output_throughput",
-    "latency": "avg_latency_s",
-    "duration": "output_throughput",
-    "p99_itl": "p99_tpot_ms",
-    "median_itl": "median_tpot_ms",
-    "mean_itl": "mean_tpot_ms",
-    "median_e2el": "mean_e2el_ms",
-}
+COVARIANCE = "covariance.npz"  #: what the runs taught of the factors, beside ``efficiency.json``
+#: Two-sided levels that a file of fits gives the reach of its errors for.
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98)
 
 
 class FitRecord(BaseModel):
@@ -54,26 +45,22 @@ class Effect(FitRecord):
     origin: str = Field(default=SHIPPED, exclude=True)  #: the file it was read from, where that is not ours
 
 
-class Spread(FitRecord):
-    """90 % of measurements lie between ``lo`` and ``hi`` times the prediction, by runs that the fit did not see."""
+class Scatter(FitRecord):
+    """How far measurements of one kind of metric lie from predictions, by runs that the fit did not see."""
 
-    metric: str
-    proximity: Proximity = Field(validation_alias=AliasChoices("proximity", "familiarity"))  # the older name
-    when: dict[str, str] = Field(default_factory=dict)  #: covariates of the runs; empty: of all
-    lo: float = Field(gt=0)
-    hi: float = Field(gt=0)
+    noise: float = Field(ge=0)  #: standard deviation of the logarithm that no factor explains
+    #: at each of ``LEVELS``: that share of the measurements lies within so many predicted standard deviations
+    reach: tuple[float, float, float, float, float]
     rows: int = Field(ge=0)
 
 
-class Combination(FitRecord):
-    """What was measured together."""
+class FitLine(FitRecord):
+    """A line that factors are drawn from, as ``belief.Line``."""
 
-    gpu: str
-    architecture: str
-    shape: str
-    weights: str
-    tp: str
-    release: str
+    target: str
+    scope: tuple[str, ...]
+    sd: float = Field(gt=0)
+    where: dict[str, str] = Field(default_factory=dict)
 
 
 class Calibration(FitRecord):
@@ -83,8 +70,9 @@ class Calibration(FitRecord):
     fitted_on: str  #: which runs, and when
     median_error: dict[str, float] = Field(default_factory=dict)  #: by metric, of runs that the fit did not see
     effects: tuple[Effect, ...] = ()
-    spreads: tuple[Spread, ...] = ()
-    combinations: tuple[Combination, ...] = ()
+    lines: tuple[FitLine, ...] = ()
+    scatters: dict[str, Scatter] = Field(default_factory=dict)  #: by kind of metric, see ``reach``
+    belief: Any = Field(default=None, exclude=True)  #: a ``Belief``, what is known of the factors; None: as shipped
 
     def efficiency(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
         """The efficiencies of an engine, from those that ``prior_values`` gives."""
@@ -113,48 +101,23 @@ class Calibration(FitRecord):
         """``shipped``, or the file of the user's own that holds a factor for these ``covariates``."""
         return next((e.origin for e in self._matching(covariates) if e.origin != SHIPPED), SHIPPED)
 
-    def proximity(self, covariates: Mapping[str, str]) -> Proximity:
-        """How near measured runs are to ``covariates``; no partition was measured."""
-        if covariates.get("partition"):
-            return "architecture"
-        here = Combination(**{key: covariates.get(key, "") for key in Combination.model_fields})
-        gpu = [c for c in self.combinations if c.gpu == here.gpu]
-        if here in gpu:
-            return "setting"
-        if any((c.shape, c.weights) == (here.shape, here.weights) for c in gpu):
-            return "combination"
-        if gpu:
-            return "parts" if any(c.shape == here.shape for c in self.combinations) else "gpu"
-        return "architecture" if any(c.architecture == here.architecture for c in self.combinations) else "nothing"
-
-    def interval(self, metric: str, covariates: Mapping[str, str]) -> tuple[float, float] | None:
-        """Factors around a prediction of ``metric`` between which 90 % of measurements lie; None where unknown.
-
-        The interval never narrows where runs are less near. For each proximity the intervals with the most covariates
-        count, and of several their geometric mean.
-        """
-        name = next((name for part, name in STANDS_FOR.items() if part in metric), metric)
-        near = PROXIMITIES[: PROXIMITIES.index(self.proximity(covariates)) + 1]
-        found: dict[Proximity, list[Spread]] = {}
-        for spread in self.spreads:
-            if spread.metric != name or spread.proximity not in near or not spread.when.items() <= covariates.items():
-                continue
-            others = found.get(spread.proximity)
-            if others is None or len(spread.when) > len(others[0].when):
-                found[spread.proximity] = [spread]
-            elif len(spread.when) == len(others[0].when):
-                others.append(spread)
-        every = [(_mean([s.lo for s in spreads]), _mean([s.hi for s in spreads])) for spreads in found.values()]
-        return (min(lo for lo, _ in every), max(hi for _, hi in every)) if every else None
+    def known(self, covariates: Mapping[str, str]) -> Known:
+        """How far the efficiencies of an engine are known."""
+        belief: Belief = self.belief or shipped_belief()
+        return belief.of(covariates)
 
     def _matching(self, covariates: Mapping[str, str]) -> Iterable[Effect]:
         held = covariates.items()
         return (effect for effect in self.effects if effect.when.items() <= held)
 
 
-def _mean(factors: Sequence[float]) -> float:
-    """The geometric mean."""
-    return prod(factors) ** (1 / len(factors))
+@lru_cache(maxsize=1)
+def shipped_belief() -> Belief:
+    """What our runs taught of the factors."""
+    from planner.timing.belief import Line, load_belief  # numpy, which ``fit`` is spared
+
+    lines = (Line(line.target, line.scope, line.sd, line.where) for line in load_calibration().lines)
+    return load_belief(data_dir("hardware") / "calibration" / COVARIANCE, lines)
 
 
 def load_calibration(path: Path | None = None) -> Calibration:
@@ -189,7 +152,7 @@ def parse_calibration(content: Any, where: str) -> Calibration:
 
 
 def to_text(calibration: Calibration) -> str:
-    """The file of ``calibration``: JSON with one effect, one interval and one combination to a line."""
+    """The file of ``calibration``: JSON with one effect and one line of factors to a line."""
     fields = []
     for name, value in calibration.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(value, list):
@@ -218,8 +181,6 @@ class LocalFits(FitRecord):
     base: str  #: ``base_digest`` of the fits that the factors multiply
     fitted_on: str  #: which runs, and when
     effects: tuple[Effect, ...] = ()
-    spreads: tuple[Spread, ...] = ()  #: of settings with enough runs to leave each out once
-    combinations: tuple[Combination, ...] = ()  #: the settings that ``spreads`` are of
     runs: tuple[dict[str, str | bool | int | float], ...] = ()  #: columns of a table of runs
 
 
@@ -227,7 +188,7 @@ class LocalFits(FitRecord):
 def base_digest() -> str:
     """Twelve hexadecimal digits that change with our fits and priors."""
     folder = data_dir("hardware") / "calibration"
-    content = b"".join((folder / name).read_bytes() for name in ("efficiency.json", "priors.toml"))
+    content = b"".join((folder / name).read_bytes() for name in ("efficiency.json", "priors.toml", COVARIANCE))
     return sha256(content).hexdigest()[:12]
 
 
@@ -253,7 +214,5 @@ def over_shipped(local: LocalFits, origin: str) -> Calibration:
     changes = {
         "name": origin,
         "effects": (*base.effects, *own),
-        "spreads": (*base.spreads, *local.spreads),
-        "combinations": tuple(dict.fromkeys((*base.combinations, *local.combinations))),
     }
     return base.model_copy(update=changes)

@@ -65,6 +65,10 @@ class Requests:
         """Tokens, input and output, of the longest request."""
         return int((self.input_len + self.output_len).max())
 
+    def first(self, count: int) -> Requests:
+        """The first ``count`` of them."""
+        return Requests(self.input_len[:count], self.output_len[:count], self.arrival_s[:count])
+
     def dealt(self, servers: int, most: int) -> Requests:
         """The share of one of ``servers`` that get requests in turn: the first ``most`` of it, from time zero on."""
         chosen = slice(0, most * servers, servers)

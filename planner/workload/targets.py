@@ -16,8 +16,6 @@ from planner.errors import InputError
 from planner.workload.metrics import LATENCIES, Latency
 
 DEFAULT_PERCENTILE = 99.0
-#: Published runs give means, medians and 99th percentiles. A percentile below this takes the median's interval.
-UPPER_TAIL = 75.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +52,6 @@ class Slo:
     def key(self) -> str:
         """Its name in the result file of ``vllm bench serve``."""
         return f"{self.statistic}_{self.metric}_ms"
-
-    @property
-    def interval_key(self) -> str:
-        """The figure whose interval it takes: the mean, the median, or the 99th percentile for the upper tail."""
-        if self.percentile is None:
-            return self.key
-        return f"{'p99' if self.percentile > UPPER_TAIL else 'median'}_{self.metric}_ms"
 
     def __str__(self) -> str:
         return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.4g} ms".replace("e+", "e")

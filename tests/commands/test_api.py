@@ -166,7 +166,7 @@ def test_measurements_of_a_plan_and_what_they_teach(tmp_path: Path) -> None:
 
 def test_a_recommendation_names_the_command_that_asks_the_same() -> None:
     answer = recommend_plans(
-        LLAMA, "h100", input_len=256, output_len=64, request_rate=2.0, tpot=60, percentile="mean", optimistic=True,
+        LLAMA, "h100", input_len=256, output_len=64, request_rate=2.0, tpot=60, percentile="mean", confidence=0.6,
         enable_prefix_caching=False, max_model_len=2048,
     )  # fmt: skip
     words = answer.command.split()

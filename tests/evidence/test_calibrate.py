@@ -27,13 +27,12 @@ from script_plans import plan as a_plan
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
 from planner.evidence.evaluation import case_of, evaluate, predict
-from planner.evidence.local_factors import local_spreads
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
 from planner.memory.overheads import Interval
 from planner.planning.calibration import Local, local_for, read_local, save
 from planner.planning.plan import PlanFile, PlannedWorkload, read_plan
-from planner.timing.fits import Effect, LocalFits, base_digest, load_calibration
+from planner.timing.fits import Effect, LocalFits, base_digest
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 BASE = MeasuredRun(
@@ -107,7 +106,7 @@ def test_one_run_says_how_slow_and_not_why(tmp_path: Path) -> None:
     answer = learn(tmp_path, measured(machine(slowdown=1.3), *SEEN[2]))
     assert answer.kept and 1.1 < slowdown(answer) < 1.35
     assert {f.target for f in answer.factors if not f.determined} >= {"host", "launch", "request_s"}
-    assert not answer.left_out and not answer.efficiency.spreads
+    assert not answer.left_out
     assert any("do not determine" in note and "host" in note for note in answer.notes)
     assert any("one setting" in note for note in answer.notes)
 
@@ -141,34 +140,6 @@ def test_a_prediction_moves_towards_what_was_measured(truth: float, concurrency:
         return
     after = answer.after[0].figures["mean_tpot_ms"].predicted
     assert min(before, one.metrics["mean_tpot_ms"]) * 0.98 <= after <= max(before, one.metrics["mean_tpot_ms"]) * 1.02
-
-
-# --- intervals -----------------------------------------------------------------------------------------------------
-
-
-def test_an_interval_of_few_runs_is_students_and_never_below_the_floor(tmp_path: Path) -> None:
-    """Three errors of 0, 10 and -10 % (log): t(2) = 2.920, deviation 0.1, so 2.920 x 0.1 x sqrt(4/3) = 0.337."""
-    held = case_of(measured(machine(), *SEEN[0])).deployment.covariates
-    base = load_calibration()
-    found, settings_seen = local_spreads([(held, "mean_tpot_ms", 2.718281828**x) for x in (0, 0.1, -0.1)], base)
-    tpot = next(spread for spread in found if spread.metric == "mean_tpot_ms")
-    known = base.model_copy(update={"combinations": settings_seen})
-    floor = known.interval("mean_tpot_ms", held)
-    assert floor is not None
-    assert tpot.lo == pytest.approx(min(0.714, floor[0]), abs=1e-3) and tpot.hi == pytest.approx(
-        max(1.401, floor[1]), abs=1e-3
-    )
-    narrow, _ = local_spreads([(held, "mean_tpot_ms", 1.0)] * 5, base)
-    exact = next(spread for spread in narrow if spread.metric == "mean_tpot_ms")
-    assert (exact.lo, exact.hi) == pytest.approx(floor, abs=1e-3)
-    # nothing was measured of TTFT: as wide as before
-    ttft = next(spread for spread in found if spread.metric == "mean_ttft_ms")
-    assert (ttft.lo, ttft.hi) == pytest.approx(base.interval("mean_ttft_ms", held), abs=1e-3) and ttft.rows == 0
-
-
-def test_two_runs_narrow_no_interval(tmp_path: Path) -> None:
-    answer = learn(tmp_path, *(measured(machine(slowdown=1.3), *load) for load in SEEN[:2]))
-    assert not answer.efficiency.spreads and not answer.efficiency.combinations
 
 
 # --- the file ------------------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def fleet(sd: float, noise: float = 0.03) -> list[Observed]:
 
 
 def structure(assumed: float) -> Structure:
-    return Structure((("slowdown", ("gpu",), assumed),), {"avg_latency_s": 0.05}, 10_000, (assumed,))
+    return Structure((("slowdown", ("gpu",), assumed),), {"avg_latency_s": 0.05}, 10_000, (assumed,), ())
 
 
 @pytest.mark.parametrize("assumed", [0.1, 0.6])

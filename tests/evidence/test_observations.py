@@ -9,7 +9,7 @@ import pytest
 
 from planner.evidence.effects import Design
 from planner.evidence.evaluation import case_of
-from planner.evidence.observe import combinations, observe, observe_case
+from planner.evidence.observe import observe, observe_case
 from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
 from planner.planning.deployment import Deployment
@@ -82,8 +82,3 @@ def test_suspect_runs_are_left_out_and_impossible_ones_named() -> None:
     found, refused = observe([SERVE, replace(SERVE, run_id="y", suspect="breaks Little's law"), broken])
     assert [one.run_id for one in found] == ["s"]
     assert [run.run_id for run, _ in refused] == ["x"]
-
-
-def test_what_was_measured_together_is_named_once() -> None:
-    found, _ = observe([SERVE, replace(SERVE, run_id="again"), BATCH])
-    assert [(c.gpu, c.release) for c in combinations(found)] == [("h100-sxm", "0.11"), ("mi300x", "0.9")]

@@ -111,7 +111,7 @@ Pair = tuple[float, float] | None
 
 
 def _latency_s(deployment: Deployment, load: Workload) -> float:
-    return float(simulate_latency(deployment, load).result["avg_latency"])
+    return float(simulate_latency(deployment, load).figures["avg_latency"])
 
 
 def _step_s(deployment: Deployment, asked: Question, number: int | None = None) -> float:
@@ -129,7 +129,7 @@ def _without_links_s(deployment: Deployment, asked: Question) -> float:
 
 
 def _serve(deployment: Deployment, load: Workload, figure: str) -> float:
-    return float(simulate_serve(deployment, load).result[figure])
+    return float(simulate_serve(deployment, load).figures[figure])
 
 
 def _steady(deployment: Deployment, load: Workload) -> float:
@@ -283,8 +283,9 @@ def target(asked: Question) -> Pair:
     plan = found.best
     if plan is None or plan.service is None or plan.service.replicas > 1 or not plan.service.targets[0].met:
         return None
-    result = simulate_serve(redeploy(plan), plan.workload.sent).result
-    return float(result["p99_ttft_ms_hi"]), limit_ms
+    found = simulate_serve(redeploy(plan), plan.workload.sent)
+    below = found.uncertainty.upper("p99_ttft_ms", plan.service.confidence)
+    return float(found.figures["p99_ttft_ms"]) * below, limit_ms
 
 
 RELATIONS: dict[str, Callable[[Question], Pair]] = {

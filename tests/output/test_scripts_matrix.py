@@ -147,7 +147,7 @@ def differences(case: Case, files: dict[str, str]) -> Iterator[str]:
     yield from (
         f"{name} is launched as {now[name]}, simulated as {then[name]}" for name in now if now[name] != then[name]
     )
-    figures = simulate_serve(again, workload_in(sent(files))).result
+    figures = simulate_serve(again, workload_in(sent(files))).figures
     yield from (
         f"{name} of the launched settings differs" for name in FIGURES if figures[name] != saved["predicted"][name]
     )

@@ -17,14 +17,16 @@ from planner.planning.capacity import (
     ServedLoad,
     at_load,
     bisected,
+    doubt_at,
     largest_load,
-    margin,
     measure,
     paced,
     steady_rate,
 )
+from planner.planning.defaults import LADDER
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import estimate
+from planner.planning.uncertainty import UncertaintyOfReplay
 from planner.simulator.bench import hopeless_at
 from planner.workload.requests import Requests, Workload
 from planner.workload.targets import Slo, parse_slos
@@ -92,22 +94,27 @@ def test_a_concurrency_found_by_bisection_is_the_one_that_trying_all_finds() -> 
     assert max(tried) * 0.96 <= found.value <= max(tried)
 
 
-def test_what_is_expected_lies_at_the_end_of_the_interval_that_is_asked_for() -> None:
+def test_what_is_expected_is_the_quantile_that_is_asked_for() -> None:
     (slo,) = parse_slos({"ttft": 400.0})
-    bounds = server().interval("p99_ttft_ms")
-    assert bounds is not None
-    assert (margin(server(), slo, pessimistic=False), margin(server(), slo)) == bounds
-    (reading,) = at(4, (slo,), "concurrency").readings
-    assert reading.expected_ms == pytest.approx(reading.predicted_ms * bounds[1])
+    found = {
+        p: measure(server(), at_load(server(), LOAD, (slo,), "concurrency", 4), (slo,), confidence=p) for p in LADDER
+    }
+    even, usual, sure = (found[p].readings[0] for p in LADDER)
+    assert even.expected_ms == pytest.approx(even.predicted_ms)
+    assert even.predicted_ms < usual.expected_ms < sure.expected_ms
+    # twenty of a hundred lie above the quantile of 0.8, and so above the upper end of the 60 % interval
+    doubt = UncertaintyOfReplay(server(), found[0.8].workload, found[0.8].replay)
+    assert usual.expected_ms == pytest.approx(usual.predicted_ms * doubt.factors("p99_ttft_ms", 0.6)[1])
+    assert doubt.probability("p99_ttft_ms", usual.expected_ms / usual.predicted_ms) == pytest.approx(0.8, abs=0.005)
 
 
-def test_the_optimistic_end_and_looser_targets_allow_more() -> None:
-    pessimistic = largest_load(server(), LOAD, TIGHT)
-    optimistic = largest_load(server(), LOAD, TIGHT, pessimistic=False)
+def test_less_confidence_and_looser_targets_allow_more() -> None:
+    usual = largest_load(server(), LOAD, TIGHT)
+    even = largest_load(server(), LOAD, TIGHT, confidence=0.5)
     loose = largest_load(server(), LOAD, parse_slos({"ttft": 800.0, "tpot": 80.0}))
-    assert pessimistic and optimistic and loose
-    assert optimistic.value > pessimistic.value
-    assert loose.value >= pessimistic.value
+    assert usual and even and loose
+    assert even.value > usual.value
+    assert loose.value >= usual.value
 
 
 def test_a_target_below_a_step_is_never_met() -> None:
@@ -118,16 +125,16 @@ def test_a_target_below_a_step_is_never_met() -> None:
 def test_without_targets_the_rate_is_what_full_batches_serve() -> None:
     found = largest_load(server(), LOAD, ())
     steady = estimate(server(), 512, 128, 128)  # the closed form at max_num_seqs
-    bounds = server().interval("output_throughput")
-    assert found is not None and bounds is not None
-    assert found.value == pytest.approx(steady.output_tok_per_s / 128 * bounds[0], rel=0.03)
+    slow = doubt_at(server(), LOAD, 128).upper("output_throughput", 0.2)
+    assert found is not None and 0.7 < slow < 1
+    assert found.value == pytest.approx(steady.output_tok_per_s / 128 * slow, rel=0.03)
     assert found.value <= steady_rate(server(), LOAD) * 1.000001
     assert not at(found.value * 1.1, (), "rate").stable
 
 
 def test_goodput_counts_the_requests_that_keep_every_target() -> None:
     load = at(64, TIGHT, "concurrency")
-    factors = {slo.metric: margin(server(), slo) for slo in TIGHT}
+    factors = {one.slo.metric: one.expected_ms / one.predicted_ms for one in load.readings}
     good = (load.replay.ttft_s * factors["ttft"] <= 0.4) & (load.replay.tpot_s * factors["tpot"] <= 0.04)
     assert load.goodput_per_s == pytest.approx(good.sum() / load.replay.duration_s)
     assert load.goodput_per_s < load.request_per_s

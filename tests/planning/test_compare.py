@@ -112,7 +112,7 @@ def test_one_server_is_predicted_as_predict_serve_does() -> None:
 def test_two_servers_of_half_the_load_put_out_twice_what_one_does() -> None:
     half = dealt(setup("h100-sxm").deployment, Workload(1024, 1024, 1, max_concurrency=8), 1)[0].workload
     two = point(compare_hardware(question(sizes=(1,), share=2), [load_profile("h100")], [_closed(16)]), "h100-sxm", 16)
-    alone = simulate_serve(setup("h100-sxm").deployment, half).result
+    alone = simulate_serve(setup("h100-sxm").deployment, half).figures
     assert two.tok_per_s.mid == pytest.approx(2 * alone["output_throughput"])
     assert two.tok_per_s_per_user and two.tok_per_s_per_user.mid == pytest.approx(alone["output_throughput"] / 8)
 

@@ -29,7 +29,7 @@ from planner.planning.fleet.disaggregated import (
     transfer_rate,
 )
 from planner.planning.fleet.fleets import Fleets, fleets_of, plan_fleets
-from planner.planning.fleet.kinds import FleetRequest, ServerKind, most_carried, server_kinds, servers_for
+from planner.planning.fleet.kinds import FleetRequest, ServerKind, rate_at, server_kinds, servers_for
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.workload.targets import Slo
 from planner.workload.trace import read_trace
@@ -408,12 +408,15 @@ def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [20.0, 150.0])
-def test_the_low_end_of_the_price_has_the_servers_that_the_optimistic_capacity_asks_for(rate: float) -> None:
+def test_the_ladder_has_the_servers_that_each_confidence_asks_for(rate: float) -> None:
     question = asked("h100", rate=rate)
     fleet = fleets_of(question, kinds("h100")).single[0]
     (pool,) = fleet.pools
-    capacity = max(most_carried(question, pool.kind.deployment, pool.demand), pool.load.value)
-    servers = servers_for(question.loads[0], capacity) + question.n_plus
-    assert fleet.usd_per_h and fleet.rented[0].price
-    gpus = servers * pool.kind.num_gpus
-    assert fleet.usd_per_h.low == pytest.approx(fleet.rented[0].price.usd_per_h.low * gpus)
+    assert [rung.confidence for rung in fleet.ladder] == [0.5, 0.8, 0.95]
+    assert fleet.ladder[1].gpus == fleet.gpus
+    gpus = [rung.gpus or 10**9 for rung in fleet.ladder]
+    assert gpus == sorted(gpus)
+    for rung in fleet.ladder:
+        carried = rate_at(question, pool.kind.deployment, pool.demand, rung.confidence)
+        servers = servers_for(question.loads[0], carried) + question.n_plus
+        assert abs((rung.gpus or 0) - servers * pool.kind.num_gpus) <= pool.kind.num_gpus

@@ -29,15 +29,15 @@ def deployed(gpu: str = "h100-sxm", tensor_parallel_size: int = 1, max_num_seqs:
 def test_the_closed_form_is_the_steady_state_of_the_replay(concurrency: int) -> None:
     # twenty rounds of requests: the opening burst weighs little
     load = Workload(1024, 256, 20 * concurrency, max_concurrency=concurrency)
-    replayed = simulate_serve(deployed(), load).result
+    replayed = simulate_serve(deployed(), load).figures
     quick = estimate(deployed(), 1024, 256, concurrency)
     assert quick.output_tok_per_s == pytest.approx(replayed["output_throughput"], rel=0.10)
     assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)
 
 
 def test_one_request_alone_is_its_prefill_and_its_decode_steps() -> None:
-    result = simulate_latency(deployed(), Workload(128, 2, 1)).result
-    twice = simulate_latency(deployed(), Workload(128, 3, 1)).result
+    result = simulate_latency(deployed(), Workload(128, 2, 1)).figures
+    twice = simulate_latency(deployed(), Workload(128, 3, 1)).figures
     # the third token costs one more decode step of one sequence
     from planner.timing.step import Batch
 
@@ -47,15 +47,15 @@ def test_one_request_alone_is_its_prefill_and_its_decode_steps() -> None:
 
 def test_latency_of_a_batch_is_the_duration_of_the_same_prompts_offline() -> None:
     load = Workload(256, 64, 8)
-    latency = simulate_latency(deployed(), load).result["avg_latency"]
-    assert latency == pytest.approx(simulate_throughput(deployed(), load).result["elapsed_time"])
+    latency = simulate_latency(deployed(), load).figures["avg_latency"]
+    assert latency == pytest.approx(simulate_throughput(deployed(), load).figures["elapsed_time"])
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(16, 2048), st.integers(2, 256), st.integers(1, 32))
 def test_a_longer_prompt_never_has_a_shorter_ttft(input_len: int, output_len: int, concurrency: int) -> None:
     short, long = (
-        simulate_serve(deployed(), Workload(length, output_len, concurrency, max_concurrency=concurrency)).result
+        simulate_serve(deployed(), Workload(length, output_len, concurrency, max_concurrency=concurrency)).figures
         for length in (input_len, 2 * input_len)
     )
     assert long["mean_ttft_ms"] >= short["mean_ttft_ms"] * 0.999999
@@ -63,7 +63,7 @@ def test_a_longer_prompt_never_has_a_shorter_ttft(input_len: int, output_len: in
 
 def test_more_bandwidth_and_compute_are_never_slower() -> None:
     load = Workload(1024, 128, 32, max_concurrency=8)
-    slow, fast = (simulate_serve(deployed(gpu), load).result for gpu in ("a100-sxm-80gb", "h100-sxm"))
+    slow, fast = (simulate_serve(deployed(gpu), load).figures for gpu in ("a100-sxm-80gb", "h100-sxm"))
     assert fast["output_throughput"] > slow["output_throughput"]
 
 

@@ -23,7 +23,7 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad, margin
+from planner.planning.capacity import ServedLoad
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.recommend import target_search
@@ -33,6 +33,7 @@ from planner.planning.recommend.candidates import layouts
 from planner.planning.recommend.request import Ranking, Request, Targets
 from planner.planning.recommend.service import largest
 from planner.planning.recommend.target_search import fewest_servers, share_of
+from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
 from planner.workload.requests import Requests, Workload
 from planner.workload.targets import parse_slos
@@ -77,18 +78,18 @@ def cheapest_of_all(asked: Request) -> float:
 
 
 @pytest.mark.parametrize(
-    ("limits_ms", "value", "pessimistic"),
+    ("limits_ms", "value", "confidence"),
     [
-        ({"ttft": 300.0, "tpot": 25.0}, 60.0, True),
-        ({"tpot": 16.0}, 120.0, True),
-        ({"e2el": 3000.0}, 400.0, False),
-        ({}, 150.0, True),
+        ({"ttft": 300.0, "tpot": 25.0}, 150.0, 0.8),
+        ({"tpot": 16.0}, 120.0, 0.8),
+        ({"e2el": 3000.0}, 400.0, 0.3),
+        ({}, 150.0, 0.95),
     ],
 )
 def test_the_search_finds_the_cheapest_plan_of_all(
-    limits_ms: dict[str, float], value: float, pessimistic: bool
+    limits_ms: dict[str, float], value: float, confidence: float
 ) -> None:
-    targets = Targets(parse_slos(limits_ms), "rate", value, pessimistic=pessimistic)
+    targets = Targets(parse_slos(limits_ms), "rate", value, confidence=confidence)
     asked = request(targets, "h100", gpus_per_node=2, args=EngineArgs(kv_cache_dtype="fp8"))
     best = ranked(asked).best
     expected = cheapest_of_all(asked)
@@ -355,7 +356,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
     assert printed["workload"]["request_rate"] == 30 and printed["workload"]["name"] == "chat"
     assert [limit["metric"] for limit in printed["targets"]["limits"]] == ["p99_ttft_ms", "p99_tpot_ms"]
     service = printed["plans"][0]["service"]
-    assert saved["service"] == service and service["interval"] == "pessimistic" and service["workload"] == "chat"
+    assert saved["service"] == service and service["confidence"] == 0.8 and service["workload"] == "chat"
     assert service["node_load"] == pytest.approx(8 * service["largest_load"])
     sent = saved["bench_argv"]
     assert sent[sent.index("--random-range-ratio") + 1] == "0.5"
@@ -408,7 +409,7 @@ WRONG = {
     "percentile above all": ((*TARGETS, "--percentile", "101"), "got 101"),
     "percentile of words": ((*TARGETS, "--percentile", "high"), "--percentile 'high'"),
     "percentile without target": (("--percentile", "99"), "--percentile has no target"),
-    "the better end of nothing": (("--optimistic",), "--optimistic has no target"),
+    "confidence in nothing": (("--confidence", "0.9"), "--confidence has no target"),
     "gaps of one token": (("--tpot", "20", "--output-len", "1"), "--tpot needs answers of at least two tokens"),
     "no requests": ((*TARGETS, "--request-rate", "0"), "--request-rate must be a positive"),
     "endless requests": ((*TARGETS, "--request-rate", "inf"), "--request-rate must be a positive"),
@@ -481,7 +482,7 @@ def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float,
     served = engine.replay(Workload(*lengths, 60, request_rate=rate, range_ratio=ratio))
     for metric, values_s in (("ttft", served.ttft_s), ("tpot", served.tpot_s), ("e2el", served.e2el_s)):
         (slo,) = parse_slos({metric: 1.0})
-        least_ms = float(values_s.min()) * 1e3 * margin(engine, slo)
+        least_ms = float(values_s.min()) * 1e3 * least_upper(engine, slo.key, 0.8)
         for limit_ms, broken in ((least_ms, False), (least_ms / 50, True)):
             targets = Targets((replace(slo, limit_ms=limit_ms),), "rate", None)
             one = request(targets, "h100", model=LLAMA, input_len=lengths[0], output_len=lengths[1], range_ratio=ratio)

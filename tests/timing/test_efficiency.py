@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, quantity
 
@@ -15,7 +16,7 @@ from planner.hardware.profiles import load_profile
 from planner.model.architecture import SparseIndexer
 from planner.timing.covariates import attention_class, covariates_of, engine_generation, graphs
 from planner.timing.efficiencies import PARAMETERS, SHARES, kernel_values, load_priors, prior_values
-from planner.timing.fits import Calibration, Combination, Effect, Spread, efficiency_for, load_calibration, to_text
+from planner.timing.fits import LEVELS, Calibration, Effect, efficiency_for, load_calibration, to_text
 
 HERE = {
     "gpu": "a",
@@ -26,10 +27,6 @@ HERE = {
     "release": "0.11",
     "generation": "v1-full",
 }
-
-
-def measured(gpu_id: str, shape: str, weights: str) -> Combination:
-    return Combination(gpu=gpu_id, architecture="x", shape=shape, weights=weights, tp="1", release="0.11")
 
 
 def test_every_parameter_has_a_prior_with_a_source_and_shares_are_shares() -> None:
@@ -81,27 +78,13 @@ def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> Non
     assert found.basis == "architecture"
 
 
-def test_how_near_measured_runs_are() -> None:
-    known = (measured("a", "s", "fp8"), measured("a", "t", "bf16"), measured("b", "u", "fp8"))
-    calibration = Calibration(name="test", fitted_on="", combinations=known)
-    assert calibration.proximity(HERE) == "setting"
-    assert calibration.proximity(HERE | {"tp": "8"}) == "combination"
-    assert calibration.proximity(HERE | {"release": "0.12"}) == "combination"
-    assert calibration.proximity(HERE | {"weights": "bf16"}) == "parts"
-    assert calibration.proximity(HERE | {"shape": "u"}) == "parts"
-    assert calibration.proximity(HERE | {"shape": "new"}) == "gpu"
-    assert calibration.proximity(HERE | {"gpu": "new"}) == "architecture"
-    assert calibration.proximity(HERE | {"gpu": "new", "architecture": "new"}) == "nothing"
-
-
 def test_a_part_of_a_gpu_is_not_the_gpu_that_was_measured() -> None:
     calibration = load_calibration()
     whole, part = (covariates_of(llama_8b(), load_profile(name), engine()) for name in ("mi300x", "mi300x-cpx"))
-    assert calibration.proximity(part) == "architecture"
     assert calibration.efficiency(whole, prior_values(load_profile("mi300x"), 1)).basis == "gpu"
     assert calibration.efficiency(part, prior_values(load_profile("mi300x-cpx"), 1)).basis == "architecture"
-    wide, narrow = (calibration.interval("mean_tpot_ms", where) for where in (part, whole))
-    assert wide and narrow and wide[0] <= narrow[0] and wide[1] >= narrow[1]
+    wide, narrow = (np.diag(calibration.known(where).covariance) for where in (part, whole))
+    assert (wide >= narrow - 1e-12).all() and (wide > narrow + 0.01).any()
 
 
 def test_b300_takes_what_was_fitted_for_b200() -> None:
@@ -109,45 +92,16 @@ def test_b300_takes_what_was_fitted_for_b200() -> None:
     assert found.basis == "architecture"
 
 
-def test_intervals_never_narrow_where_less_is_known() -> None:
-    spreads = (
-        Spread(metric="mean_tpot_ms", proximity="combination", lo=0.9, hi=1.2, rows=50),
-        Spread(metric="mean_tpot_ms", proximity="gpu", lo=0.8, hi=1.1, rows=50),
-    )
-    calibration = Calibration(name="test", fitted_on="", spreads=spreads, combinations=(measured("a", "s", "fp8"),))
-    here = HERE | {"tp": "8"}
-    assert calibration.interval("mean_tpot_ms", here) == (0.9, 1.2)
-    assert calibration.interval("mean_tpot_ms", here | {"shape": "new"}) == (0.8, 1.2)
-    assert calibration.interval("mean_itl_ms", here) == (0.9, 1.2)
-    assert calibration.interval("mean_ttft_ms", here) is None
-
-
-def test_a_file_with_the_older_name_of_the_proximity_is_read() -> None:
-    spread = {"metric": "mean_tpot_ms", "familiarity": "gpu", "lo": 0.9, "hi": 1.2, "rows": 50}
-    assert Spread.model_validate(spread).proximity == "gpu"
-
-
-def test_the_interval_of_like_runs_comes_before_that_of_all() -> None:
-    of_all, of_like, of_others = (
-        Spread(metric="mean_tpot_ms", proximity="setting", when=when, lo=lo, hi=1.5, rows=50)
-        for when, lo in (({}, 0.5), ({"generation": "v1-full"}, 0.7), ({"generation": "v0"}, 0.1))
-    )
-    known = (measured("a", "s", "fp8"),)
-    calibration = Calibration(name="", fitted_on="", spreads=(of_like, of_all, of_others), combinations=known)
-    assert calibration.interval("mean_tpot_ms", HERE) == (0.7, 1.5)
-    assert calibration.interval("mean_tpot_ms", HERE | {"generation": "v1"}) == (0.5, 1.5)
-
-
-def test_what_we_ship_is_readable_physical_and_has_intervals_for_every_metric() -> None:
+def test_what_we_ship_is_readable_physical_and_has_a_scatter_for_every_metric() -> None:
     calibration = load_calibration()
     profile = load_profile("mi300x")
     found = calibration.efficiency(covariates_of(llama_8b(), profile, engine()), prior_values(profile, 1))
     assert all(0 < getattr(found, name) <= 1 for name in SHARES)
     assert all(getattr(found, name) > 0 for name in PARAMETERS)
-    for metric in ("avg_latency", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms"):
-        lo, hi = calibration.interval(metric, {}) or (0.0, 0.0)
-        # a queue that nobody expected multiplies the 99th percentile of TTFT, on hardware that nobody measured
-        assert 0.05 < lo < 1 < hi < (30 if metric == "p99_ttft_ms" else 20), metric
+    for metric in ("avg_latency_s", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms"):
+        scatter = calibration.scatters[metric]
+        assert 0.01 < scatter.noise < 0.5 and list(scatter.reach) == sorted(scatter.reach), metric
+        assert 1 < scatter.reach[LEVELS.index(0.9)] < 4, metric
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def small_draft(acceptance: str, tokens: int = 4) -> SpeculativeConfig:
 
 def mean_tpot_ms(speculative: SpeculativeConfig | None, concurrency: int) -> float:
     load = Workload(512, 128, 3 * concurrency, max_concurrency=concurrency)
-    found: float = simulate_serve(served(speculative), load).result["mean_tpot_ms"]
+    found: float = simulate_serve(served(speculative), load).figures["mean_tpot_ms"]
     return found
 
 
@@ -242,7 +242,7 @@ def test_drafts_help_one_user_and_harm_a_full_machine() -> None:
 
 def test_every_chunk_that_a_client_sees_is_a_step() -> None:
     load = Workload(512, 129, 4, max_concurrency=1)
-    found = simulate_serve(served(small_draft("1")), load).result
+    found = simulate_serve(served(small_draft("1")), load).figures
     # 128 tokens in 26 steps: ITL counts steps, TPOT spreads them over tokens
     assert found["mean_itl_ms"] / found["mean_tpot_ms"] == pytest.approx(128 / 26)
     assert found["spec_decode_num_drafts"] == 4 * 26
@@ -254,7 +254,7 @@ def test_every_chunk_that_a_client_sees_is_a_step() -> None:
 
 def test_the_closed_form_is_the_steady_state_of_the_replay() -> None:
     usual = served(small_draft("0.6"))
-    replayed = simulate_serve(usual, Workload(1024, 256, 160, max_concurrency=8)).result
+    replayed = simulate_serve(usual, Workload(1024, 256, 160, max_concurrency=8)).figures
     quick = estimate(usual, 1024, 256, 8)
     assert quick.output_tok_per_s == pytest.approx(replayed["output_throughput"], rel=0.10)
     assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)

@@ -50,9 +50,6 @@ def test_names_are_those_of_the_result_file() -> None:
     assert [slo.key for slo in parse_slos({"e2el": 5.0, "ttft": 1.0}, "95")] == ["p95_ttft_ms", "p95_e2el_ms"]
     assert [slo.key for slo in parse_slos({"tpot": 5.0}, "mean")] == ["mean_tpot_ms"]
     assert Slo("ttft", 1, 99.9).key == "p99.9_ttft_ms"
-    # only means, medians and 99th percentiles have intervals of their own
-    assert Slo("ttft", 1, 99.9).interval_key == "p99_ttft_ms"
-    assert Slo("ttft", 1, 60).interval_key == "median_ttft_ms"
 
 
 @pytest.mark.parametrize("text, value", [("99", 99.0), ("p95", 95.0), ("99.9", 99.9), ("mean", None), ("median", 50.0)])

@@ -156,14 +156,11 @@ def replayed(played: Played) -> LoadPoint | None:
     deployment = ranking.candidates[played.found.pick - 1].deployment
     sent, load = _sent(played.asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
     answer = simulate_serve(deployment, sent, percentiles=(50, 90, 99))
-    rates = {}
-    for end in ("", "_lo", "_hi"):
-        total = answer.result.get(f"output_throughput{end}")
-        if total is not None:
-            rates[f"output_throughput_per_gpu{end}"] = total / plan.num_gpus
-            if sent.max_concurrency:
-                rates[f"output_throughput_per_user{end}"] = total / sent.max_concurrency
-    return LoadPoint(load, {**answer.result, **rates}, planned=True)
+    users = answer.result["output_throughput"] / (sent.max_concurrency or 1)
+    rates = {"output_throughput_per_gpu": answer.result["output_throughput"] / plan.num_gpus}
+    if sent.max_concurrency:
+        rates["output_throughput_per_user"] = users
+    return LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True)
 
 
 def _sent(asked: Asked, sent: Workload, servers: int) -> tuple[Workload, float]:

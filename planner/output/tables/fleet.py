@@ -9,7 +9,7 @@ from typing import Any
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
 from planner.output.tables.shared import calibration_note, price_notes, price_rows, with_interval
-from planner.planning import Disaggregated, Fleet, Fleets, NotDivided, Pool, span_figures
+from planner.planning import Disaggregated, Fleet, Fleets, NotDivided, Pool, Rung, span_figures
 from planner.units import GB, MB, MS
 from planner.workload import targets_in_words
 
@@ -69,7 +69,8 @@ class FleetAnswer(Result):
                 for demand in asked.demands
             ],
             "targets": [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in asked.slos],
-            "interval": "pessimistic" if asked.pessimistic else "optimistic",
+            "confidence": asked.confidence,
+            "ladder": [_rung(rung) for rung in fleets.best.ladder] if fleets.best and asked.slos else [],
             "headroom": asked.headroom,
             "n_plus": asked.n_plus,
             "minimised": fleets.objective,
@@ -107,6 +108,11 @@ class FleetAnswer(Result):
         yield from calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
         yield from _remarks(self.record, self.divided)
         yield from self.said
+
+
+def _rung(rung: Rung) -> dict[str, Any]:
+    usd = rung.usd_per_h
+    return {"confidence": rung.confidence, "gpus": rung.gpus, "usd_per_hour": usd.mid if usd else None}
 
 
 def _question(fleets: Fleets) -> str:
@@ -237,6 +243,12 @@ def _divided_row(plan: Disaggregated) -> dict[str, Any]:
     }
 
 
+def ladder_words(fleet: Fleet) -> str:
+    """What more and less confidence take: ``6 GPUs at 50 %, 8 at 80 %, 12 at 95 %``."""
+    rungs = [f"{rung.gpus if rung.gpus else 'no number'} at {rung.confidence:.0%}" for rung in fleet.ladder]
+    return ", ".join(rungs) + " confidence"
+
+
 def _verdict(plan: Disaggregated) -> str:
     rates = f"{plan.disaggregated_rate:,.3g} against {plan.aggregated_rate:,.3g} requests/s on {plan.aggregated_gpus}"
     if plan.wins:
@@ -255,12 +267,11 @@ def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> I
     yield from price_notes([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
     if fleets.best and fleets.objective != asked.objective:
         yield "no price is known: fleets are ordered by their number of GPUs"
-    end = "pessimistic" if asked.pessimistic else "optimistic"
     if fleets.best:
-        yield (
-            f"targets are met at the {end} end of the 90 % interval; USD range from the lowest price at the optimistic "
-            "end to the highest price; kW assume boards at their TDP"
-        )
+        if asked.slos:
+            kept = f"targets are kept with {asked.confidence:.0%} confidence"
+            yield f"{kept}; on the same GPUs {ladder_words(fleets.best)}"
+        yield "USD range from the lowest price to the highest; kW assume boards at their TDP"
     if fleets.best and not fleets.best.proven:
         yield "the search stopped early: a cheaper mix may exist"
     if any(isinstance(plan, Disaggregated) and not plan.transfer.over.startswith("--") for plan in divided):

@@ -138,7 +138,7 @@ class Recommendation(Result):
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
             "order": order_words(self._made, request.goal) if self.ok else None,
             "plans": [plan.model_dump(mode="json") for plan in plans_best_first(self._listed, request.goal)],
-            "pareto": [_point(candidate) for ranking in rankings for candidate in ranking.pareto],
+            "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
             "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
@@ -253,10 +253,10 @@ def _targets(request: Request) -> dict[str, Any] | None:
     if targets is None:
         return None
     limits = [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in targets.slos]
-    return {"interval": "pessimistic" if targets.pessimistic else "optimistic", "limits": limits}
+    return {"confidence": targets.confidence, "limits": limits}
 
 
-def _point(candidate: Candidate) -> dict[str, Any]:
+def _point(request: Request, candidate: Candidate) -> dict[str, Any]:
     config = candidate.config
     figures = {
         "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
@@ -270,7 +270,7 @@ def _point(candidate: Candidate) -> dict[str, Any]:
         "weight_dtype": config.weight_dtype,
         "kv_cache_dtype": config.kv_cache_dtype,
         "max_num_seqs": config.max_num_seqs,
-        **candidate.deployment.with_intervals(figures),
+        **request.doubt_about(candidate).beside(figures),
     }
 
 

@@ -65,7 +65,7 @@ def _row(found: Subject, goal: str, whose: str, deployment: Deployment, concurre
     like, config = found.plan.workload, deployment.config
     prompts = defaults.PROMPTS_PER_SLOT * concurrency
     load = Workload(like.input_len, like.output_len, prompts, max_concurrency=concurrency)
-    result = simulate_serve(deployment, load).result
+    result = simulate_serve(deployment, load).figures
     return AdvisedRow(
         goal, whose, config.tensor_parallel_size, config.max_num_seqs, config.weight_dtype,
         result["output_throughput"] / config.num_gpus, result["mean_ttft_ms"], result["mean_tpot_ms"],

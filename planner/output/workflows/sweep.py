@@ -65,7 +65,7 @@ def rate_loads(plan: Plan, deployment: Deployment) -> tuple[SweepLoad, ...]:
     """Requests per second, as shares of what the server is predicted to answer with every place taken."""
     most = plan.max_num_seqs
     closed = _closed(plan, most)
-    highest = simulate_serve(deployment, closed).result["request_throughput"]
+    highest = simulate_serve(deployment, closed).figures["request_throughput"]
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
     loads = [
         replace(closed, max_concurrency=None, request_rate=rate, seed=_seed(plan, MOST_STEPS + place))
@@ -97,6 +97,6 @@ def _closed(plan: Plan, concurrency: int) -> Workload:
 
 
 def _predict(plan: Plan, deployment: Deployment, name: str, load: Workload) -> SweepLoad:
-    throughput = simulate_serve(deployment, load).result["output_throughput"]
+    throughput = simulate_serve(deployment, load).figures["output_throughput"]
     argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
     return SweepLoad(name, load.num_prompts, f"{throughput:.1f}", load.seed, tuple(argv))

@@ -28,8 +28,8 @@ from planner.planning.capacity import (
     ServedLoad,
     at_load,
     bisected,
+    doubt_at,
     largest_load,
-    margin,
     most_in_flight,
 )
 from planner.planning.deployment import Deployment
@@ -257,7 +257,7 @@ def _decode_sides(asked: FleetRequest, kind: ServerKind, demand: Demand) -> Iter
     slos = [replace(slo, limit_ms=slo.limit_ms * DECODE_SHARE) if slo.metric == "ttft" else slo for slo in asked.slos]
     computed = replace(demand.workload, prefix_cache_hit_rate=1.0)
     for server in _engines(asked, kind, demand, cached=True):
-        if load := _largest_decode(server, computed, tuple(slos), pessimistic=asked.pessimistic):
+        if load := _largest_decode(server, computed, tuple(slos), confidence=asked.confidence):
             yield Side(server, load)
 
 
@@ -266,7 +266,7 @@ def _prefill_side(
 ) -> Side | None:
     """One prefill server: prompts that ask for one token, and whose cache has to leave again."""
     workload = replace(demand.workload, output_len=1)
-    load = largest_load(deployment, workload, (replace(ttft, limit_ms=left_ms),), pessimistic=asked.pessimistic)
+    load = largest_load(deployment, workload, (replace(ttft, limit_ms=left_ms),), confidence=asked.confidence)
     if load is None:
         return None
     most = 1 / transfer.time_s if transfer.time_s else inf
@@ -274,17 +274,18 @@ def _prefill_side(
 
 
 def _largest_decode(
-    server: Deployment, workload: Workload, slos: tuple[Slo, ...], *, pessimistic: bool
+    server: Deployment, workload: Workload, slos: tuple[Slo, ...], *, confidence: float
 ) -> ServedLoad | None:
     """The largest rate of one decode server under ``slos``, by bisection over replays."""
-    bounds = server.interval("output_throughput") or (1.0, 1.0)
     places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * _ranks(server))
 
     def steady_rate(batch: float) -> float:
         """Requests per second of a full batch of decode steps."""
         return _ranks(server) * batch / (workload.output_len * _step_s(server, workload, batch))
 
-    ceiling = steady_rate(max(places / _ranks(server), 1)) * bounds[0 if pessimistic else 1]
+    most = max(places / _ranks(server), 1)
+    doubt = doubt_at(server, workload, round(most))
+    ceiling = steady_rate(most) * doubt.upper("output_throughput", 1 - confidence)
 
     def probe(rate: float) -> ServedLoad:
         sent = at_load(server, workload, slos, "rate", rate)
@@ -292,20 +293,21 @@ def _largest_decode(
         readings = []
         for slo in slos:
             predicted_ms = statistic_ms(slo, served)
-            readings.append(Reading(slo, predicted_ms, predicted_ms * margin(server, slo, pessimistic=pessimistic)))
+            readings.append(Reading(slo, predicted_ms, predicted_ms * doubt.upper(slo.key, confidence)))
         return ServedLoad("rate", rate, sent, tuple(readings), 1.0, rate <= ceiling * (1 + TOLERANCE), served)
 
     least = IDLE / (workload.output_len * _step_s(server, workload, 1))
-    guess = min(_decode_guess(server, workload, slos, places, pessimistic), ceiling)
+    guess = min(_decode_guess(server, workload, slos, places, confidence), ceiling)
     return bisected(probe, guess, min(least, ceiling), ceiling)
 
 
 def _decode_guess(
-    server: Deployment, workload: Workload, slos: tuple[Slo, ...], places: float, pessimistic: bool
+    server: Deployment, workload: Workload, slos: tuple[Slo, ...], places: float, confidence: float
 ) -> float:
     """Where to begin: the rate of the largest batch whose steps keep the limit of TPOT."""
+    doubt = doubt_at(server, workload, 1)
     limit_s = min(
-        (slo.limit_ms * MS / margin(server, slo, pessimistic=pessimistic) for slo in slos if slo.metric == "tpot"),
+        (slo.limit_ms * MS / doubt.upper(slo.key, confidence) for slo in slos if slo.metric == "tpot"),
         default=inf,
     )
     low, high = 1, max(ceil(places / _ranks(server)), 1)

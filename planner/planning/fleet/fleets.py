@@ -1,7 +1,7 @@
 """Fleets: the cheapest servers of each type of GPU alone, and of a mix, with what they cost and draw.
 
-Cost spans from the cheapest offer with as many servers as the optimistic end of the prediction needs, to the dearest
-offer with as many as the pessimistic end needs. Power is that of the boards of everything that is rented.
+Cost spans from the cheapest offer to the dearest. The ladder says what other confidences in the targets would take.
+Power is that of the boards of everything that is rented.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from math import ceil, inf
 from planner import progress
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
+from planner.planning import defaults
 from planner.planning.capacity import ServedLoad
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
 from planner.planning.fleet.demand import Demand, together
-from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, most_carried, server_kinds
+from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 
 
@@ -55,6 +56,15 @@ class Rented:
         """Board power."""
         watts = power_w(self.profile)
         return watts * self.gpus * self.profile.parts if watts else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """What the targets take at one confidence."""
+
+    confidence: float
+    gpus: int | None  #: that are paid for; None: no number of them keeps the targets
+    usd_per_h: Span | None
 
 
 @dataclass(frozen=True)
@@ -100,12 +110,19 @@ class Fleet:
     @cached_property
     def usd_per_h(self) -> Span | None:
         """What it rents for; None where a price is not known."""
-        high = _usd(self.rented)
-        if high is None:
-            return None
-        progress.say(f"the better end for {' and '.join(kind.profile.id for kind in self.kinds)}")
-        low = _usd(_solved(self.asked, self.kinds, "gpus", _optimistic(self.asked, self.pools))[1])
-        return Span(min(low.low, high.low) if low else high.low, high.mid, high.high)
+        return _usd(self.rented)
+
+    @cached_property
+    def ladder(self) -> tuple[Rung, ...]:
+        """What servers of the same kinds take at other confidences."""
+        return tuple(self._rung(confidence) for confidence in defaults.LADDER)
+
+    def _rung(self, confidence: float) -> Rung:
+        if confidence == self.asked.confidence or not self.asked.slos:
+            return Rung(confidence, self.gpus, _usd(self.rented))
+        progress.say(f"{confidence:.0%} confidence on {' and '.join(kind.profile.id for kind in self.kinds)}")
+        _, rented = _solved(self.asked, self.kinds, "gpus", _rates(self.asked, self.pools, confidence))
+        return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
 
     @property
     def kinds(self) -> tuple[ServerKind, ...]:
@@ -248,28 +265,30 @@ def _solved(
     return mix, rented
 
 
-def _optimistic(asked: FleetRequest, pools: Sequence[Pool]) -> list[tuple[float, ...]]:
-    """Capacities of the kinds in use for the classes that they serve, at the other end of the interval.
+def _rates(asked: FleetRequest, pools: Sequence[Pool], confidence: float) -> list[tuple[float, ...]]:
+    """Capacities of the kinds in use for the classes that they serve, at another confidence.
 
-    Of a single pool nothing but the number of servers follows from it, so that number is searched.
+    Of a single pool nothing but the number of servers follows from it, so with less confidence that number is searched.
     """
-    if len(pools) == 1 and asked.slos:
-        return [(asked.loads[0] / _fewest(asked, pools[0]),)]
+    if len(pools) == 1 and asked.slos and confidence < asked.confidence:
+        return [(asked.loads[0] / _fewest(asked, pools[0], confidence),)]
     found: dict[EngineConfig, list[float]] = {}
     for pool in pools:
         capacity = found.setdefault(pool.kind.deployment.config, [0.0] * len(asked.demands))
-        most = most_carried(asked, pool.kind.deployment, pool.demand)
-        capacity[asked.demands.index(pool.demand)] = max(most, pool.load.value)
+        most = rate_at(asked, pool.kind.deployment, pool.demand, confidence)
+        # bisection stops a little short: more confidence never carries more
+        bound = max if confidence < asked.confidence else min
+        capacity[asked.demands.index(pool.demand)] = bound(most, pool.load.value)
     return [tuple(capacity) for capacity in found.values()]
 
 
-def _fewest(asked: FleetRequest, pool: Pool) -> int:
-    """Servers that carry the class of a pool at the optimistic end; never more than the pool has."""
+def _fewest(asked: FleetRequest, pool: Pool, confidence: float) -> int:
+    """Servers that carry the class of a pool with less ``confidence``; never more than the pool has."""
     (load,) = asked.loads
     too_few, enough = 0, pool.servers
     while enough - too_few > 1:
         servers = (too_few + enough) // 2
-        if carries(asked, pool.kind.deployment, pool.demand, load / servers):
+        if carries(asked, pool.kind.deployment, pool.demand, load / servers, confidence):
             enough = servers
         else:
             too_few = servers

@@ -39,7 +39,7 @@ class FleetRequest:
     slos: tuple[Slo, ...]
     headroom: float = 0.2  #: share of the load that is carried on top of it
     n_plus: int = 1  #: spare servers of each kind
-    pessimistic: bool = True  #: which end of the interval keeps the targets
+    confidence: float = defaults.CONFIDENCE  #: with which the targets are kept
     objective: Objective = "usd"
     rented_by: RentedBy = "gpu"
     prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, over the profile's own
@@ -77,7 +77,7 @@ class FleetRequest:
             args=self.args,
             range_ratio=demand.range_ratio,
             longest_len=demand.longest_len,
-            targets=Targets(self.slos, "rate", None, pessimistic=self.pessimistic),
+            targets=Targets(self.slos, "rate", None, confidence=self.confidence),
         )
 
 
@@ -146,7 +146,7 @@ def server_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]
 def _kind(asked: FleetRequest, candidate: Candidate, known: Mapping[Demand, ServedLoad | None]) -> ServerKind:
     deployment = candidate.deployment
     loads = (
-        known[demand] if demand in known else carried(asked, deployment, demand, pessimistic=asked.pessimistic)
+        known[demand] if demand in known else carried(asked, deployment, demand, confidence=asked.confidence)
         for demand in asked.demands
     )
     return ServerKind(candidate, tuple(loads))
@@ -189,29 +189,29 @@ def resized(request: Request, engine: Candidate, size: int, **changes: Any) -> D
     return deployed(request, model, profile, args, config.version)
 
 
-def carried(asked: FleetRequest, deployment: Deployment, demand: Demand, *, pessimistic: bool) -> ServedLoad | None:
+def carried(asked: FleetRequest, deployment: Deployment, demand: Demand, *, confidence: float) -> ServedLoad | None:
     """The largest load of one class on one server; None where it cannot keep the targets, or not hold a request."""
     longest = demand.longest_len
     if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
         return None
-    return largest_load(deployment, demand.workload, asked.slos, pessimistic=pessimistic, requests=demand.requests)
+    return largest_load(deployment, demand.workload, asked.slos, confidence=confidence, requests=demand.requests)
 
 
-def most_carried(asked: FleetRequest, deployment: Deployment, demand: Demand) -> float:
-    """Requests per second of one class that one server carries at the optimistic end; 0 where it carries none."""
+def rate_at(asked: FleetRequest, deployment: Deployment, demand: Demand, confidence: float) -> float:
+    """Requests per second of one class that one server carries with ``confidence``; 0 where it carries none."""
     if not asked.slos:
-        return steady_rate(deployment, demand.workload, pessimistic=False)  # what the replay would be sent
-    load = carried(asked, deployment, demand, pessimistic=False)
+        return steady_rate(deployment, demand.workload, confidence=confidence)  # what the replay would be sent
+    load = carried(asked, deployment, demand, confidence=confidence)
     return load.value if load else 0.0
 
 
-def carries(asked: FleetRequest, deployment: Deployment, demand: Demand, rate: float) -> bool:
-    """Whether one server carries ``rate`` requests per second of a class at the optimistic end."""
-    if rate > steady_rate(deployment, demand.workload, pessimistic=False):
+def carries(asked: FleetRequest, deployment: Deployment, demand: Demand, rate: float, confidence: float) -> bool:
+    """Whether one server carries ``rate`` requests per second of a class with ``confidence``."""
+    if rate > steady_rate(deployment, demand.workload, confidence=confidence):
         return False
     sent = at_load(deployment, demand.workload, asked.slos, "rate", rate)
     requests = paced(demand.requests, sent)
-    return measure(deployment, sent, asked.slos, pessimistic=False, requests=requests, whole=False).meets
+    return measure(deployment, sent, asked.slos, confidence=confidence, requests=requests, whole=False).meets
 
 
 def servers_for(load: float, capacity: float) -> int:

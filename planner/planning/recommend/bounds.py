@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import floor, inf
 
-from planner.planning.capacity import ServedLoad, at_load, margin, measure, paced, steady_rate
+from planner.planning.capacity import ServedLoad, at_load, measure, paced, steady_rate
 from planner.planning.deployment import Deployment
 from planner.planning.recommend.request import Request, Targets
+from planner.planning.uncertainty import least_upper
 from planner.timing import Batch
 from planner.units import MS
 from planner.workload import Requests, Slo, Workload
@@ -34,7 +35,7 @@ def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedL
     """The targets beside requests that have the server for themselves: the longest ones, or all where those fail."""
 
     def sent(workload: Workload, requests: Requests | None = None) -> ServedLoad:
-        return measure(deployment, workload, targets.slos, pessimistic=targets.pessimistic, requests=requests)
+        return measure(deployment, workload, targets.slos, confidence=targets.confidence, requests=requests)
 
     workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1)
     if targets.requests is None:
@@ -59,7 +60,7 @@ def broken_in_pipeline(deployment: Deployment, request: Request, targets: Target
     tpot_s = deployment.timer.step_s(Batch(1, input_len)) if output_len > 1 else 0.0
     least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (output_len - 1) * tpot_s}
     for slo in targets.slos:
-        expected_s = least_s.get(slo.metric, 0.0) * margin(deployment, slo, pessimistic=targets.pessimistic)
+        expected_s = least_s.get(slo.metric, 0.0) * least_upper(deployment, slo.key, targets.confidence)
         if expected_s > slo.limit_ms * MS:
             return slo
     return None
@@ -67,14 +68,13 @@ def broken_in_pipeline(deployment: Deployment, request: Request, targets: Target
 
 def rate_bound(deployment: Deployment, request: Request, targets: Targets) -> float:
     """Requests per second that one server never exceeds while it keeps the targets."""
-    pessimistic = targets.pessimistic
-    bound = steady_rate(deployment, request.workload, pessimistic=pessimistic)
+    bound = steady_rate(deployment, request.workload, confidence=targets.confidence)
     fixed = request.range_ratio == 0 and targets.requests is None
     if not fixed or request.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
         return bound
     for slo in targets.slos:
         if slo.metric == "tpot":
-            limit_s = slo.limit_ms * MS / margin(deployment, slo, pessimistic=pessimistic)
+            limit_s = slo.limit_ms * MS / least_upper(deployment, slo.key, targets.confidence)
             keeping = 1.0 if slo.percentile is None else slo.percentile / 100  # the share of requests that must
             step_tok = deployment.tokens_per_step
             if step_tok > 1:  # a row of steps makes at most one token more than on average

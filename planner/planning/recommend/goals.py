@@ -56,7 +56,7 @@ def predicted(deployment: Deployment, workload: Workload, served: Replay | None 
     ``served`` is the replay of ``workload``, where it is at hand.
     """
     prediction = simulate_serve(deployment, workload, served=served, percentiles=defaults.PERCENTILES)
-    rates = deployment.with_intervals(compared_rates(deployment, prediction))
+    rates = prediction.with_intervals(compared_rates(deployment, prediction))
     return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion
@@ -15,7 +16,8 @@ from planner.planning.capacity import By, ServedLoad
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import PlannedTrace
-from planner.planning.predict import Estimate
+from planner.planning.predict import Estimate, estimated_uncertainty
+from planner.planning.uncertainty import Uncertainty
 from planner.timing import Calibration
 from planner.units import MS
 from planner.workload import Requests, Slo, Workload
@@ -29,7 +31,7 @@ class Targets:
     by: By = "rate"
     value: float | None = None  #: requests per second, or in flight; None: as many as one server carries
     requests: Requests | None = None  #: of a trace, at its own pace; ``value`` is then its rate
-    pessimistic: bool = True  #: which end of the interval has to keep the limits
+    confidence: float = defaults.CONFIDENCE  #: with which the limits are kept
     trace: PlannedTrace | None = None  #: where the requests are from
     burstiness: float = 1.0  #: of the trace, for a benchmark that cannot send it
 
@@ -82,6 +84,12 @@ class Request:
         """The concurrency that every engine is compared at; None where it is searched."""
         latency = defaults.LATENCY_CONCURRENCY if self.goal == "min-latency" else None
         return self.args.max_num_seqs or self.max_concurrency or latency
+
+    def doubt_about(self, candidate: Candidate) -> Uncertainty:
+        """How far measurements may lie from the figures of a candidate, by its closed form."""
+        concurrency = ceil(candidate.estimate.concurrency / candidate.config.data_parallel_size)
+        lengths = self.input_len, self.output_len
+        return estimated_uncertainty(candidate.deployment, *lengths, concurrency, self.prefix_len)
 
     @property
     def coarse(self) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from planner.planning.capacity import THROUGHPUT, Reading, ServedLoad, largest_load, margin
+from planner.planning.capacity import THROUGHPUT, Reading, ServedLoad, largest_load
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedTarget, Service
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.request import Candidate, Request, Targets
+from planner.planning.recommend.request import Candidate, Request
 from planner.simulator import statistic_ms
 from planner.workload import Workload, targets_in_words
 
@@ -44,7 +44,7 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
         packages = ceil(packages)
     price = price_of(profile, request.prices)
     return Service(
-        interval="pessimistic" if targets.pessimistic else "optimistic",
+        confidence=targets.confidence,
         targets=tuple(map(_target, load.readings)),
         request_rate=whole if targets.by == "rate" else None,
         max_concurrency=round(whole) if targets.by == "concurrency" else None,
@@ -84,7 +84,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
         request.workload,
         targets.slos,
         by=targets.by,
-        pessimistic=targets.pessimistic,
+        confidence=targets.confidence,
         requests=targets.requests,
     )
     if found is None or found.value < candidate.load.value:  # bisection stops a little below the edge
@@ -105,7 +105,6 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     """Why this plan: what it keeps, with how many GPUs, what the others need."""
     targets, load = request.targets, winner.load
     assert targets is not None and load is not None  # noqa: S101
-    end = "pessimistic" if targets.pessimistic else "optimistic"
     unit = load_words(targets.by)
     if targets.value is None:
         size = _gpus(winner.config.num_gpus)
@@ -118,28 +117,29 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     for reading in load.readings:
         name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
         yield (
-            f"{name} {reading.predicted_ms:,.0f} ms predicted, {reading.expected_ms:,.0f} ms at the {end} end of its "
-            f"90 % interval, against {reading.slo.limit_ms:,.4g} ms"
+            f"{name} {reading.predicted_ms:,.0f} ms predicted, below {reading.expected_ms:,.0f} ms with "
+            f"{targets.confidence:.0%} confidence, against {reading.slo.limit_ms:,.4g} ms"
         )
     share = load.good_share
-    yield f"goodput {load.goodput_per_s * winner.servers:,.4g} requests/s: {share:.1%} meet every target at that end"
+    goodput = load.goodput_per_s * winner.servers
+    yield f"goodput {goodput:,.4g} requests/s: {share:.1%} meet every target with that confidence"
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
     if targets.by == "concurrency":
         yield f"the first {load.value:,.0f} requests, which start together, are not held against the targets"
-        yield from _with_the_burst(winner.deployment, targets, load)
+        yield from _with_the_burst(load)
         if not request.range_ratio and targets.requests is None:
             yield "requests of equal lengths end together, and so start together: --random-range-ratio 0.5 spreads them"
 
 
-def _with_the_burst(deployment: Deployment, targets: Targets, load: ServedLoad) -> Iterator[str]:
+def _with_the_burst(load: ServedLoad) -> Iterator[str]:
     """Targets that are broken where the opening burst counts, as it does in a benchmark."""
     for reading in load.readings:
         counted_ms = statistic_ms(reading.slo, load.replay)
-        expected_ms = counted_ms * margin(deployment, reading.slo, pessimistic=targets.pessimistic)
+        expected_ms = counted_ms * reading.expected_ms / reading.predicted_ms if reading.predicted_ms else 0.0
         if reading.met and expected_ms > reading.slo.limit_ms:
             name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
-            yield f"with them, as a benchmark counts, {name} is {counted_ms:,.0f} ms, at that end {expected_ms:,.0f} ms"
+            yield f"with them, as a benchmark counts, {name} is {counted_ms:,.0f} ms, up to {expected_ms:,.0f} ms"
 
 
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:

@@ -26,6 +26,7 @@ from planner.planning.capacity import (
     ServedLoad,
     at_load,
     closed_form_load,
+    confirmed,
     largest_load,
     measure,
     most_in_flight,
@@ -44,6 +45,8 @@ from planner.planning.recommend.candidates import (
 )
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
 from planner.planning.recommend.service import largest
+
+MOST_MORE = 3  #: times as many servers, at most, as first order finds
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ class _Search:
             most = float(most_in_flight(deployment))
         else:
             most = rate_bound(deployment, self.request, targets)
-        guess = closed_form_load(deployment, workload, targets.slos, targets.by, pessimistic=targets.pessimistic)
+        guess = closed_form_load(deployment, workload, targets.slos, targets.by, confidence=targets.confidence)
         return RankedEngine(resolved, args, deployment, most, guess)
 
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
@@ -258,11 +261,11 @@ class _Search:
         if self.found:
             challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
             workload = at_load(engine.deployment, request.workload, targets.slos, "rate", challenge)
-            load = measure(engine.deployment, workload, targets.slos, pessimistic=targets.pessimistic, whole=False)
+            load = measure(engine.deployment, workload, targets.slos, confidence=targets.confidence, whole=False)
             if not load.meets:
                 return None, load
         carried = largest_load(
-            engine.deployment, request.workload, targets.slos, by=targets.by, pessimistic=targets.pessimistic
+            engine.deployment, request.workload, targets.slos, by=targets.by, confidence=targets.confidence
         )
         return (self._candidate(engine, carried, 1), None) if carried else (None, None)
 
@@ -291,6 +294,7 @@ class _Search:
             return cost, _excess(load)
 
         candidates = sorted(self.found, key=order)
+        candidates[:1] = [self._confirmed(candidate) for candidate in candidates[:1]]
         seen: set[tuple[str, int, str]] = set()
         for candidate in candidates:
             key = (candidate.resolved.resolved, candidate.config.tensor_parallel_size, candidate.config.kv_cache_dtype)
@@ -300,6 +304,21 @@ class _Search:
             seen.add(key)
         closest = None if candidates else self._closest()
         return Ranking(self.profile, self.version, tuple(candidates), tuple(self.rejected), closest)
+
+    def _confirmed(self, candidate: Candidate) -> Candidate:
+        """The same engine with as little load, or as many servers, as the queue of a slower one asks for."""
+        targets, deployment, load = self.targets, candidate.deployment, candidate.load
+        assert load is not None  # noqa: S101
+        if targets.by != "rate" or not targets.slos:
+            return candidate
+        if targets.value is None:
+            kept = confirmed(deployment, self.request.workload, targets.slos, load, confidence=targets.confidence)
+            return replace(candidate, load=kept)
+        for servers in range(candidate.servers, MOST_MORE * candidate.servers + 1):
+            share = share_of(deployment, self.request, targets, servers, exactly=True)
+            if share.meets:
+                return replace(candidate, load=share, servers=servers)
+        return candidate
 
     def _closest(self) -> Candidate | None:
         """Of the engines that break a target with one request alone, the one that breaks it least."""
@@ -319,11 +338,17 @@ class _Search:
 
 
 def share_of(
-    deployment: Deployment, request: Request, targets: Targets, servers: int, *, whole: bool = True
+    deployment: Deployment,
+    request: Request,
+    targets: Targets,
+    servers: int,
+    *,
+    whole: bool = True,
+    exactly: bool = False,
 ) -> ServedLoad:
     """What one of ``servers`` has to carry, beside the targets. Of a trace, every ``servers``-th request.
 
-    ``whole`` as for ``measure``.
+    ``whole`` and ``exactly`` as for ``measure``.
     """
     assert targets.value is not None  # noqa: S101
     requests = targets.requests
@@ -336,7 +361,10 @@ def share_of(
         sent = at_load(deployment, request.workload, targets.slos, targets.by, value)
         if request.num_prompts:
             sent = replace(sent, num_prompts=request.num_prompts)
-    return measure(deployment, sent, targets.slos, pessimistic=targets.pessimistic, requests=requests, whole=whole)
+    return measure(
+        deployment, sent, targets.slos,
+        confidence=targets.confidence, requests=requests, whole=whole, exactly=exactly,
+    )  # fmt: skip
 
 
 def fewest_servers(

@@ -1,0 +1,327 @@
+"""How far measurements may lie from a prediction.
+
+::
+
+    log measured = log predicted + what is not known of the efficiencies + noise
+
+The first part is the distribution of the efficiencies (``planner.timing.Belief``), carried through the steps of the
+replay to first order: a figure is a weighted sum of step times. Where requests come at their own pace the queue reacts,
+so the direction in which the engine as a whole is slower or faster is replayed at both ends instead (sigma points:
+Julier and Uhlmann, "Unscented filtering and nonlinear estimation", Proceedings of the IEEE 92(3), 2004). The noise, and
+how many of the resulting standard deviations hold which share of the measurements, are those of published runs that the
+fit did not see (split conformal prediction: Lei et al., JASA 113(523), 2018).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import exp, inf, isfinite, log, sqrt
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.simulator import Client, Replay, StepSum, Timeline
+from planner.timing import LEVELS, PARAMETERS, Batch, Scatter, Spread, load_calibration, step_gradients
+from planner.workload import Requests, Workload
+
+if TYPE_CHECKING:
+    from planner.planning.deployment import Deployment
+
+Floats = NDArray[np.float64]
+LEVEL = 0.9  #: of the intervals that are printed
+#: Figures that scale with the output throughput, and those that are its inverse.
+RATES = frozenset(
+    {
+        "output_throughput", "total_token_throughput", "request_throughput", "requests_per_second",
+        "tokens_per_second", "output_throughput_per_gpu", "output_throughput_per_user",
+    }
+)  # fmt: skip
+TIMES = frozenset({"duration", "elapsed_time"})
+#: Whose uncertainty a percentile takes: runs were published with means, medians and 99th percentiles.
+STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
+#: Requests of a longer load whose steps stand for all.
+MOST_REQUESTS = 20_000
+LEAST_FACTOR = 0.01  #: between a prediction and a measurement: below even odds nothing better is certain
+_NORMAL = NormalDist()
+_DEVIATIONS = np.array([0.0, *(_NORMAL.inv_cdf((1 + level) / 2) for level in LEVELS)])
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a result: ``throughput``, ``latency`` (of a batch) or one of a request's latencies, by statistic."""
+
+    of: str
+    statistic: str = "mean"
+    inverse: bool = False  #: a throughput where the steps give the time
+
+    @classmethod
+    def of_key(cls, key: str) -> Figure | None:
+        """The figure under ``key`` in a result; None for what is no prediction."""
+        if key in RATES or key in TIMES:
+            return cls("throughput", inverse=key in RATES)
+        if key in ("avg_latency", "avg_latency_s"):
+            return cls("latency")
+        statistic, _, metric = key.partition("_")
+        of = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "tpot", "e2el_ms": "e2el"}.get(metric)
+        if of is None:
+            return None
+        percentile = statistic.removeprefix("p")
+        if statistic not in STATISTICS and percentile.replace(".", "", 1).isdigit():
+            return cls(of, "p99" if float(percentile) > 75 else "median")
+        return cls(of, STATISTICS[statistic]) if statistic in STATISTICS else None
+
+
+class Uncertainty(ABC):
+    """That of the figures of one load on one engine."""
+
+    def __init__(self, deployment: Deployment, *, lonely: bool, open_loop: bool) -> None:
+        """``lonely``: one request at a time. ``open_loop``: requests come at their own pace."""
+        self.deployment, self.lonely, self.open_loop = deployment, lonely, open_loop
+        self._sds: dict[Figure, tuple[float, float]] = {}
+
+    def factors(self, key: str, level: float = LEVEL) -> tuple[float, float] | None:
+        """Factors around the figure ``key`` between which the share ``level`` of measurements lies."""
+        figure = Figure.of_key(key)
+        scatter = self.scatter(figure)
+        if figure is None or scatter is None:
+            return None
+        below, above = self._sd(figure)
+        reach = _reach(scatter, level)
+        return exp(-reach * below), exp(reach * above)
+
+    def deviations(self, key: str) -> tuple[float, float]:
+        """Standard deviations of the logarithm of the figure ``key``, downwards and upwards, without noise."""
+        figure = Figure.of_key(key)
+        return self._found_sd(figure, 0.0) if figure else (0.0, 0.0)
+
+    def beside(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
+        found: dict[str, Any] = {}
+        for key, value in figures.items():
+            found[key] = value
+            bounds = self.factors(key) if isinstance(value, float) else None
+            if bounds:
+                found[f"{key}_lo"], found[f"{key}_hi"] = value * bounds[0], value * bounds[1]
+        return found
+
+    def upper(self, key: str, probability: float) -> float:
+        """The factor on the figure ``key`` that a measurement stays below with ``probability``; 1 where unknown."""
+        level = 2 * probability - 1
+        bounds = self.factors(key, abs(level))
+        return 1.0 if bounds is None else bounds[level > 0]
+
+    def probability(self, key: str, limit_over_predicted: float) -> float:
+        """That a measurement of ``key`` is at most so many times the prediction; 0 or 1 where nothing is known."""
+        figure = Figure.of_key(key)
+        scatter = self.scatter(figure)
+        if figure is None or scatter is None:
+            return float(limit_over_predicted >= 1)
+        below, above = self._sd(figure)
+        away = log(limit_over_predicted) if limit_over_predicted > 0 else -inf
+        sd = above if away > 0 else below
+        return _probability(scatter, away / sd) if sd else float(away >= 0)
+
+    def spread(self, key: str) -> Spread:
+        """What the figure ``key`` hangs on, to compare it with that of another engine."""
+        figure = Figure.of_key(key)
+        if figure is None:
+            raise ValueError(f"{key} is no prediction")
+        return self.deployment.known.spread(self._gradient(figure))
+
+    def scatter(self, figure: Figure | None) -> Scatter | None:
+        """How far measurements of such a figure lie from predictions."""
+        if figure is None:
+            return None
+        scatters = (self.deployment.calibration or load_calibration()).scatters
+        return scatter_of(scatters, figure, lonely=self.lonely, open_loop=self.open_loop)
+
+    def _sd(self, figure: Figure) -> tuple[float, float]:
+        """Standard deviations of the logarithm of the figure, downwards and upwards."""
+        if figure not in self._sds:
+            scatter = self.scatter(figure)
+            self._sds[figure] = self._found_sd(figure, scatter.noise if scatter else 0.0)
+        return self._sds[figure]
+
+    def _found_sd(self, figure: Figure, noise: float) -> tuple[float, float]:
+        sd = sqrt(self._variance(figure) + noise**2)
+        return sd, sd
+
+    def _variance(self, figure: Figure) -> float:
+        return float(self.deployment.known.variance(self._gradient(figure)[None])[0])
+
+    @abstractmethod
+    def _gradient(self, figure: Figure) -> Floats:
+        """Derivative of the logarithm of the figure by those of the efficiencies, (parameters,)."""
+
+
+class UncertaintyOfReplay(Uncertainty):
+    """From the steps of a replay, and from two more where the queue reacts."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        workload: Workload,
+        served: Replay,
+        requests: Requests | None = None,
+        *,
+        offline: bool = False,
+        queue_reacts: bool = True,
+    ) -> None:
+        """``served`` is the replay of ``workload`` or ``requests``, with its steps where they are at hand.
+
+        Without ``queue_reacts`` everything is to first order, as in a search.
+        """
+        own_pace = workload.max_concurrency is None and isfinite(workload.request_rate)
+        super().__init__(
+            deployment, lonely=not offline and workload.max_concurrency == 1, open_loop=not offline and own_pace
+        )
+        self.workload, self.requests, self.offline = workload, requests, offline
+        self._replays = self.open_loop and queue_reacts
+        self._served = served
+
+    def _found_sd(self, figure: Figure, noise: float) -> tuple[float, float]:
+        if not self._replays:
+            return super()._found_sd(figure, noise)
+        along = float(self._gradient(figure) @ self._slower)
+        rest = max(self._variance(figure) - along**2, 0.0) + noise**2
+        now = _value(figure, self._served)
+        moves = [log(_value(figure, served) / now) for served in self._moved]
+        falls, rises = max(0.0, *(-move for move in moves)), max(0.0, *moves)
+        return sqrt(falls**2 + rest), sqrt(rises**2 + rest)
+
+    def _gradient(self, figure: Figure) -> Floats:
+        steps = self._steps_of(figure)
+        if steps is None:
+            return np.zeros(len(PARAMETERS))
+        seconds, derivative = self._step_gradients
+        total_s, slope = float(steps.weights @ seconds) + steps.fixed_s, steps.weights @ derivative
+        for name, times in steps.delays.items():
+            delay_s = times * getattr(self._client, name)
+            total_s += delay_s
+            slope[PARAMETERS.index(name)] += delay_s
+        return _relative(slope, -total_s if figure.inverse else total_s)
+
+    def _steps_of(self, figure: Figure) -> StepSum | None:
+        if figure.of == "latency":
+            return self._timeline.every_step()
+        if figure.of == "throughput":
+            return self._timeline.duration(self._client)
+        return self._timeline.latency(figure.of, (figure.statistic,)).get(figure.statistic)
+
+    @cached_property
+    def _timeline(self) -> Timeline:
+        if self._served.step_runs:
+            return Timeline(self._served)
+        fewer = replace(self.workload, num_prompts=min(self.workload.num_prompts, MOST_REQUESTS))
+        requests = self.requests and self.requests.first(MOST_REQUESTS)
+        return Timeline(self.deployment.replay(fewer, requests, offline=self.offline, keep_steps=True))
+
+    @cached_property
+    def _client(self) -> Client:
+        return Client() if self.offline else self.deployment.client
+
+    @cached_property
+    def _step_gradients(self) -> tuple[Floats, Floats]:
+        return step_gradients(self.deployment.timer, self._timeline.batches)
+
+    @cached_property
+    def _slower(self) -> Floats:
+        """One standard deviation of the time of all steps: how the efficiencies move together with it."""
+        seconds, derivative = self._step_gradients
+        weights = self._timeline.every_step().weights
+        gradient = _relative(weights @ derivative, float(weights @ seconds))
+        moved: Floats = self.deployment.known.covariance @ gradient
+        sd = sqrt(max(float(gradient @ moved), 0.0))
+        return moved / sd if sd else moved
+
+    @cached_property
+    def _moved(self) -> tuple[Replay, Replay]:
+        """The load on an engine that is slower, and on one that is faster, by one standard deviation."""
+        slower, faster = (self.deployment.with_efficiencies_moved(sign * self._slower) for sign in (1, -1))
+        return slower.replay(self.workload, self.requests), faster.replay(self.workload, self.requests)
+
+
+class UncertaintyOfSteps(Uncertainty):
+    """From sums of the steps of a closed form: of ``batches``, weighted by figure."""
+
+    def __init__(
+        self, deployment: Deployment, batches: Sequence[Batch], sums: Mapping[str, Floats], *, lonely: bool = False
+    ) -> None:
+        """``sums``: for ``ttft``, ``tpot``, ``e2el`` and ``throughput`` (its time), the weights of the batches."""
+        super().__init__(deployment, lonely=lonely, open_loop=False)
+        self._sums = sums
+        self._seconds, self._derivative = step_gradients(deployment.timer, batches)
+
+    def _gradient(self, figure: Figure) -> Floats:
+        weights = self._sums[figure.of]
+        total_s = float(weights @ self._seconds)
+        return _relative(weights @ self._derivative, -total_s if figure.inverse else total_s)
+
+
+def _relative(slope: Floats, total: float) -> Floats:
+    return slope / total if total else np.zeros_like(slope)
+
+
+def _value(figure: Figure, served: Replay) -> float:
+    """The figure of a replay, as far as two replays are compared by it."""
+    if figure.of in ("throughput", "latency"):
+        return 1 / served.duration_s if figure.inverse else served.duration_s
+    values_s = getattr(served, f"{figure.of}_s")
+    if not len(values_s):
+        return 1.0
+    at = {"mean": None, "median": 50, "p99": 99}[figure.statistic]
+    return max(float(values_s.mean() if at is None else np.percentile(values_s, at)), 1e-9)
+
+
+def least_upper(deployment: Deployment, key: str, probability: float, *, open_loop: bool = False) -> float:
+    """What ``Uncertainty.upper`` is at least, whatever the load: what the noise alone asks for."""
+    figure = Figure.of_key(key)
+    scatters = (deployment.calibration or load_calibration()).scatters
+    lonely = figure and scatter_of(scatters, figure, lonely=True)
+    found = [figure and scatter_of(scatters, figure, open_loop=open_loop), lonely]
+    if probability <= 0.5:
+        return LEAST_FACTOR
+    return min((exp(_reach(one, 2 * probability - 1) * one.noise) for one in found if one), default=1.0)
+
+
+def scatter_of(
+    scatters: Mapping[str, Scatter], figure: Figure, *, lonely: bool = False, open_loop: bool = False
+) -> Scatter | None:
+    """The entry of a file of fits for a figure; a request alone has no tail, and random arrivals scatter more."""
+    if figure.of in ("throughput", "latency"):
+        return scatters.get({"throughput": "output_throughput", "latency": "avg_latency_s"}[figure.of])
+    name = f"{'mean' if lonely else figure.statistic}_{figure.of}_ms"
+    found = scatters.get(f"poisson_{name}") if open_loop and figure.of == "ttft" else None
+    return found or scatters.get(name)
+
+
+def quantile_factor(scatter: Scatter, deviation: float, probability: float) -> float:
+    """The factor that a measurement stays below; ``deviation``: of the figure's logarithm, without noise."""
+    level = 2 * probability - 1
+    reach = _reach(scatter, abs(level)) * (1 if level > 0 else -1)
+    return exp(reach * sqrt(deviation**2 + scatter.noise**2))
+
+
+def _reach(scatter: Scatter, level: float) -> float:
+    """Standard deviations within which the share ``level`` of measurements lies."""
+    deviations = _NORMAL.inv_cdf((1 + min(level, 0.9999)) / 2)
+    return float(deviations * np.interp(deviations, _DEVIATIONS, _ratios(scatter)))
+
+
+def _ratios(scatter: Scatter) -> Floats:
+    """Reach over that of a normal distribution, at each of ``_DEVIATIONS``."""
+    ratios = np.array(scatter.reach) / _DEVIATIONS[1:]
+    return np.concatenate([ratios[:1], ratios])
+
+
+def _probability(scatter: Scatter, deviations: float) -> float:
+    """That a measurement lies below so many predicted standard deviations."""
+    grid = np.linspace(0.0, 5.0, 501)
+    reach = grid * np.interp(grid, _DEVIATIONS, _ratios(scatter))
+    normal = float(np.interp(abs(deviations), np.maximum.accumulate(reach), grid))
+    return _NORMAL.cdf(normal if deviations > 0 else -normal)
