@@ -43,7 +43,9 @@ from .report.page import page as page
 # the page of planner ui
 from .playground.page import Asked as Asked
 from .playground.page import Played as Played
+from .playground.page import Probed as Probed
 from .playground.page import front_page as front_page
+from .playground.page import ladder as ladder
 from .playground.page import live_answer as live_answer
 from .playground.page import refused as refused
 from .playground.page import script as script

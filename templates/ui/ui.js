@@ -48,13 +48,22 @@ async function search() {
     show(answer, await said.text());
     document.title = query.get("model") + " on " + query.getAll("gpu").join(", ") + ": planner";
     status.textContent = answer.querySelector("#verdict").textContent;
+    ladder();
   } catch (error) {
     if (error.name !== "AbortError") status.textContent = "the planner does not answer: is it still running?";
   }
 }
 
+async function ladder() {
+  const place = answer.querySelector("#ladder");
+  if (!place) return;
+  const said = await fetch(place.dataset.src, { signal: searching ? searching.signal : null }).catch(() => null);
+  if (said && said.status === 200 && answer.contains(place)) place.innerHTML = await said.text();
+}
+
 function changed(event) {
   arrange();
+ladder();
   history.replaceState(null, "", "/?" + asked());
   clearTimeout(quiet);
   const field = event.target;
@@ -94,3 +103,4 @@ for (const field of form.querySelectorAll("[data-slider]")) {
 form.addEventListener("input", changed);
 form.addEventListener("submit", event => { event.preventDefault(); clearTimeout(quiet); search(); });
 arrange();
+ladder();

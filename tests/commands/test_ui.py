@@ -214,6 +214,33 @@ def test_targets_are_told_kept_or_broken_in_words(server: Server) -> None:
     assert ">target</text>" in broken and ">target</text>" not in server.get("/live", {**PLAN, "of": key}).text
 
 
+def test_more_confidence_never_costs_less(server: Server) -> None:
+    asked = {**PLAN, "by": "rate", "rate": 40, "ttft": 300, "tpot": 12}
+    assert "/ladder?" in server.get("/answer", asked).text
+    rows = re.findall(r"<tr>(.*?)</tr>", server.get("/ladder", asked).text)[1:]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert [row[0] for row in cells] == ["50%", "80%", "95%"]
+    gpus = [int(row[4].replace(",", "")) for row in cells if row[4] != "-"]
+    assert gpus == sorted(gpus)
+    words = ("--gpus", "1", "--request-rate", "40", "--ttft", "300", "--tpot", "12", "--confidence", "0.95")
+    lengths = ("--input-len", "256", "--output-len", "64", "--format", "json")
+    plans = json.loads(run("recommend", MODEL, "--gpu", GPU, *words, *lengths).out)["plans"]
+    assert cells[2][4] == ("-" if not plans else str(plans[0]["service"]["total_gpus"]))
+
+
+def test_a_target_is_kept_with_a_probability(server: Server) -> None:
+    """It falls as the target does, and what is asked for decides the word."""
+    key = key_of(server.get("/answer", PLAN).text)
+    chances = []
+    for tpot in (200, 14, 9, 6, 4, 1):
+        text = server.get("/live", {**PLAN, "tpot": tpot, "of": key}).text
+        found = re.search(r'<li class="(\w+)">.*kept with (\d+)% probability \(80%', text)
+        assert found
+        chances.append(int(found[2]))
+        assert found[1] == ("kept" if chances[-1] >= 80 else "open" if chances[-1] >= 50 else "broken")
+    assert chances == sorted(chances, reverse=True) and chances[0] > 99 and chances[-1] < 1
+
+
 def test_every_state_is_an_address() -> None:
     query = {
         "model": [MODEL],

@@ -111,6 +111,7 @@ def make_app(*, token: str = "") -> Starlette:
         Route("/", pages.front),
         Route("/answer", pages.answer),
         Route("/live", pages.live),
+        Route("/ladder", pages.ladder),
         Route("/scripts.zip", pages.scripts),
         Route("/style.css", pages.style),
         Route("/ui.js", pages.script),
@@ -126,7 +127,8 @@ class Pages:
     """The page and its parts."""
 
     def __init__(self) -> None:
-        self.memory, self.places = Memory(), asyncio.Semaphore(SEARCHES)
+        self.memory = Memory()
+        self.places, self.aside = asyncio.Semaphore(SEARCHES), asyncio.Semaphore(1)
 
     async def front(self, request: Request) -> Response:
         """The page with its answer."""
@@ -142,6 +144,13 @@ class Pages:
     async def live(self, request: Request) -> Response:
         """The plan of an earlier search, at the load that is asked for now; 404 where a search has to find another."""
         return await self._html(request, self._live)
+
+    async def ladder(self, request: Request) -> Response:
+        """What other confidences cost: several searches, which keep no other waiting."""
+        async with self.aside:
+            if await request.is_disconnected():
+                return Response(status_code=204)
+            return await self._html(request, self._ladder)
 
     async def scripts(self, request: Request) -> Response:
         """The scripts of a search."""
@@ -188,7 +197,15 @@ class Pages:
 
         try:
             asked = read_asked(query)
-            return HTMLResponse(whole_answer(self.memory.search(asked), f"/scripts.zip?{address(asked)}"))
+            return HTMLResponse(whole_answer(self.memory.search(asked), address(asked)))
+        except PlannerError as error:
+            return HTMLResponse(refused(error.cause, error.hint))
+
+    def _ladder(self, query: dict[str, list[str]]) -> Response:
+        from planner.output import ladder, refused
+
+        try:
+            return HTMLResponse(ladder(self.memory.ladder(read_asked(query))))
         except PlannerError as error:
             return HTMLResponse(refused(error.cause, error.hint))
 
@@ -198,10 +215,10 @@ class Pages:
         before = self.memory.remembered(query.get("of", [""])[-1])
         try:
             played = moved(before, read_asked(query)) if before else None
-            point = replayed(played) if played else None
+            probed = replayed(played) if played else None
         except PlannerError:
             return Response(status_code=404)
-        return HTMLResponse(live_answer(played, point)) if played and point else Response(status_code=404)
+        return HTMLResponse(live_answer(played, probed)) if played and probed else Response(status_code=404)
 
 
 def _query(request: Request) -> dict[str, list[str]]:

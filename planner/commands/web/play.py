@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
 
 from planner.commands.inputs import find_gpus
+from planner.commands.load import LEAST_CONFIDENCE, MOST_CONFIDENCE
 from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 
 if TYPE_CHECKING:
-    from planner.output import Asked, Played
-    from planner.planning import LoadPoint
+    from planner.output import Asked, Played, Probed
     from planner.workload import Workload
 
 #: Field of ``Asked`` -> type, least, most.
@@ -37,6 +37,7 @@ NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "ttft": (float, 1, 60_000),
     "tpot": (float, 1, 1000),
     "e2el": (float, 1, 600_000),
+    "confidence": (float, LEAST_CONFIDENCE, MOST_CONFIDENCE),
 }
 WORDS = {"goal": get_args(defaults.Goal), "by": ("flight", "rate"), "percentile": ("50", "90", "99", "mean")}
 MOST_GPUS = 8  #: of one question
@@ -108,6 +109,10 @@ class Memory:
                 self._found.popitem(last=False)
         return found
 
+    def ladder(self, asked: Asked) -> list[Played]:
+        """The same question at other confidences, the lowest first."""
+        return [self.search(replace(asked, confidence=level)) for level in defaults.LADDER]
+
     def remembered(self, key: str) -> Played | None:
         """The search of that name, if it is still known."""
         return self._found.get(key)
@@ -120,7 +125,9 @@ def _searched(asked: Asked, key: str) -> Played:
 
     began_s = monotonic()
     load: dict[str, Any] = {"request_rate": asked.rate} if asked.by == "rate" else {"max_concurrency": asked.flight}
-    targets: dict[str, Any] = {**asked.targets, "percentile": asked.percentile} if asked.targets else {}
+    targets: dict[str, Any] = (
+        {**asked.targets, "percentile": asked.percentile, "confidence": asked.confidence} if asked.targets else {}
+    )
     promised = bool(targets) or asked.by == "rate"
     found = recommend_plans(
         asked.model,
@@ -134,33 +141,39 @@ def _searched(asked: Asked, key: str) -> Played:
     )
     plan = found.best
     sweep = sweep_loads(plan, fits_for(None)) if plan else Sweep()
-    return Played(asked, key, found, plan, sweep, monotonic() - began_s)
+    played = Played(asked, key, found, plan, sweep, None, 0.0)
+    return replace(played, own=replayed(played), seconds=monotonic() - began_s)
 
 
 def moved(played: Played, asked: Asked) -> Played | None:
-    """The same search with another load and other targets; None where something else differs, and has to be found."""
+    """The same search with another load, other targets and another confidence; None where something else differs."""
     same = ("model", "gpu", "gpus", "by", "input_len", "output_len", "percentile")
     if any(getattr(played.asked, name) != getattr(asked, name) for name in same):
         return None
     return replace(played, asked=asked)
 
 
-def replayed(played: Played) -> LoadPoint | None:
+def replayed(played: Played) -> Probed | None:
     """One replay of the best plan's server at the load that is asked for; None without a plan."""
+    from planner.output import Probed
     from planner.planning import LoadPoint, simulate_serve
 
-    plan = played.plan
+    plan, asked = played.plan, played.asked
     if plan is None:
         return None
     ranking = next(one for one, made in zip(played.found.rankings, played.found.plans, strict=True) if made is plan)
     deployment = ranking.candidates[played.found.pick - 1].deployment
-    sent, load = _sent(played.asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
+    sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
     answer = simulate_serve(deployment, sent, percentiles=(50, 90, 99))
-    users = answer.result["output_throughput"] / (sent.max_concurrency or 1)
-    rates = {"output_throughput_per_gpu": answer.result["output_throughput"] / plan.num_gpus}
+    rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
     if sent.max_concurrency:
-        rates["output_throughput_per_user"] = users
-    return LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True)
+        rates["output_throughput_per_user"] = answer.figures["output_throughput"] / sent.max_concurrency
+    statistic = {"mean": "mean", "50": "median"}.get(asked.percentile, f"p{asked.percentile}")
+    chances = {}
+    for name, limit_ms in asked.targets.items():
+        key = f"{statistic}_{name}_ms"
+        chances[name] = answer.uncertainty.probability(key, limit_ms / max(answer.figures[key], 1e-9))
+    return Probed(LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True), chances)
 
 
 def _sent(asked: Asked, sent: Workload, servers: int) -> tuple[Workload, float]:

@@ -29,7 +29,7 @@ from planner.output.report.page import (
     table_of,
 )
 from planner.output.tables.recommendation import Recommendation, layout_in_words
-from planner.planning import LoadPoint, Plan, PlanFile, Sweep
+from planner.planning import LoadPoint, Plan, PlanFile, Sweep, defaults
 
 PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
 NOWHERE = Path()  #: plans of the page lie in no folder
@@ -52,11 +52,20 @@ class Asked:
     tpot: float | None = None
     e2el: float | None = None
     percentile: str = "99"
+    confidence: float = defaults.CONFIDENCE  #: with which the targets are kept
 
     @property
     def targets(self) -> dict[str, float]:
         """The targets that are set, in ms."""
         return {name: value for name in PROMISE if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
+class Probed:
+    """One replay of a plan's server."""
+
+    point: LoadPoint
+    chances: Mapping[str, float]  #: of each target that is set: the probability that it is kept
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class Played:
     found: Recommendation
     plan: Plan | None
     sweep: Sweep
+    own: Probed | None  #: at the load of the search
     seconds: float
 
 
@@ -99,8 +109,26 @@ def refused(cause: str, hint: str) -> str:
     return environment("ui").get_template("refused.html.j2").render({"cause": cause, "hint": hint})
 
 
-def whole_answer(played: Played, scripts: str) -> str:
-    """The answer of a search; ``scripts`` is the address of its zip file."""
+def ladder(found: Sequence[Played]) -> str:
+    """What each confidence takes, from the least to the most."""
+    headings = ("confidence", "GPU", "setting", "servers", "GPUs", "USD/h")
+    rows = [(f"{one.asked.confidence:.0%}", *_rung(one.plan)) for one in found]
+    context = {"ladder": table_of(headings, rows)}
+    return environment("ui").get_template("ladder.html.j2").render(context)
+
+
+def _rung(plan: Plan | None) -> tuple[str, ...]:
+    if plan is None:
+        return "no plan keeps the targets so surely", "-", "-", "-", "-"
+    service = plan.service
+    servers, gpus = (service.replicas, service.total_gpus) if service else (1, plan.num_gpus)
+    usd = service.usd_per_hour if service else None
+    setting = f"{layout_in_words(plan)}, {plan.weight_dtype}, batch {plan.max_num_seqs:,}"
+    return plan.gpu, setting, f"{servers:,}", f"{gpus:,}", "-" if usd is None else f"{usd:,.2f}"
+
+
+def whole_answer(played: Played, query: str) -> str:
+    """The answer of a search; ``query`` is the address that asks it."""
     found, plan = played.found.to_dict(), played.plan
     folders = _folders(played)
     context = {
@@ -111,22 +139,23 @@ def whole_answer(played: Played, scripts: str) -> str:
         "closest": [line for one in found.get("closest", ()) for line in _closest(one)],
         "pareto": picture(pareto_chart(folders, [played.sweep])) if plan else None,
         "memory": picture(memory_chart([plan])) if plan else None,
-        "ladder": _ladder(found, plan),
+        "ladder": f"/ladder?{query}" if plan and played.asked.targets else "",
         "rejected": table_of(("GPU", "model", "setting", "reason"), [rejected_cells(row) for row in found["rejected"]]),
         "plans": _plans(played),
         "command": command_text(plan) if plan else "",
         "typed": played.found.command,
         "notes": [*played.found.notes, *played.sweep.notes],
-        "scripts": scripts,
+        "scripts": f"/scripts.zip?{query}",
     }
     return environment("ui").get_template("answer.html.j2").render(context)
 
 
-def live_answer(played: Played, point: LoadPoint | None) -> str:
-    """The plan at the load of ``point``, or at its own; the curve has a mark there."""
+def live_answer(played: Played, moved: Probed | None) -> str:
+    """The plan at the load of ``moved``, or at its own; the curve has a mark there."""
     plan = played.plan
     if plan is None:
         return ""
+    point, probed = (moved.point if moved else None), moved or played.own
     figures: Mapping[str, Any] = point.figures if point else plan.predicted
     sweep = played.sweep
     if point:
@@ -136,7 +165,7 @@ def live_answer(played: Played, point: LoadPoint | None) -> str:
     context = {
         "headline": _headline(plan, figures, played.asked),
         "figures": [figure_of(figures, *names) for names in FIGURES],
-        "kept": list(_kept(figures, played.asked)),
+        "kept": list(_kept(figures, played.asked, probed.chances if probed else {})),
         "why": plan.why[:3] if point is None else (),
         "latency": picture(latency_chart(entry, sweep, played.asked.targets)),
         "missing": sweep.missing,
@@ -159,37 +188,20 @@ def _headline(plan: Plan, figures: Mapping[str, Any], asked: Asked) -> str:
     )
 
 
-def _kept(figures: Mapping[str, Any], asked: Asked) -> Iterator[tuple[str, str, str]]:
-    """Each target: a word for it, what is expected, and whether it is kept; in words, never by colour alone."""
+def _kept(figures: Mapping[str, Any], asked: Asked, chances: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
+    """Each target: what it is, what is expected, and whether it is kept; in words, never by colour alone."""
     statistic = "mean" if asked.percentile == "mean" else f"p{asked.percentile}"
-    for name, limit_ms in asked.targets.items():
-        key = f"{statistic}_{name}_ms"
-        expected, end = figures.get(key), figures.get(f"{key}_hi")
-        if not isinstance(expected, int | float):
-            continue
-        far = float(end) if isinstance(end, int | float) else float(expected)
-        word = "kept" if far <= limit_ms else "open" if expected <= limit_ms else "broken"
-        reach = f", {number(far)} at the worse end" if far != expected else ""
-        yield f"{statistic} {name.upper()} at most {limit_ms:,.4g} ms", f"{number(expected)} ms{reach}", word
+    for name, chance in chances.items():
+        what = f"{statistic} {name.upper()} at most {asked.targets[name]:,.4g} ms"
+        expected = f"{number(figures.get(f'{statistic}_{name}_ms'))} ms predicted, kept with {chance:.0%} probability"
+        word = "kept" if chance >= asked.confidence else "open" if chance >= 0.5 else "broken"
+        yield what, f"{expected} ({asked.confidence:.0%} is asked for)", word
 
 
 def _closest(point: Mapping[str, Any]) -> Iterator[str]:
     """What comes nearest to targets that nothing meets."""
     setting = ", ".join(f"{key} {value}" for key, value in point.items() if isinstance(value, int | float | str))
     yield f"nearest: {setting}"
-
-
-def _ladder(found: Mapping[str, Any], plan: Plan | None) -> dict[str, Any] | None:
-    """What other confidences cost, where the search says so."""
-    service = plan.service if plan else None
-    rungs = found.get("ladder") or (getattr(service, "ladder", None) if service else None)
-    if not rungs:
-        return None
-    rows = [one if isinstance(one, Mapping) else one.model_dump(mode="json") for one in rungs]
-    headings = tuple(dict.fromkeys(key for row in rows for key in row))
-    cells = [tuple(number(row.get(key)) if isinstance(row.get(key), int | float) else str(row.get(key) or "-")
-                   for key in headings) for row in rows]  # fmt: skip
-    return table_of(tuple(heading.replace("_", " ") for heading in headings), cells)
 
 
 def _plans(played: Played) -> dict[str, Any] | None:
