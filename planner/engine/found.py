@@ -58,6 +58,8 @@ def split_command(words: Sequence[str]) -> tuple[VllmCommand | None, list[str]]:
 def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
     """The vLLM command that begins at ``at``, and how many words name it."""
     name, following = words[at].rsplit("/", 1)[-1], " ".join(words[at + 1 : at + 3])
+    if name not in ("-m", "vllm") and not name.endswith(".py"):
+        return None, 0
     if words[at] == "-m" and tuple(words[at + 1 : at + 2]) == (API_SERVER,):
         return "serve", 2
     for command in get_args(VllmCommand):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_BRANCHES = 32  #: ways through a script that are followed
 MOST_TURNS = 256  #: of a loop
-MOST_STATEMENTS = 20_000  #: that are followed, those of loops and functions each time
+MOST_STATEMENTS = 10_000  #: that are followed, those of loops and functions each time
 MOST_CHARACTERS = 2**17  #: of a variable, all words of an array together; Linux passes no longer word on
 
 _VARIABLE = re.compile(r"\$(?:(\w+|#)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
@@ -134,18 +134,37 @@ class _World:
             for name in (ours.keys() | theirs.keys()) - unread
         )
 
+    def built_in(self, words: Sequence[str]) -> bool:
+        """Do what a command of the shell itself does to a way; whether it is one, or none that starts anything."""
+        match words:
+            case ["exit" | "return", *_]:
+                self.ended = True
+            case ["export", *names]:
+                self.exported |= set(names)
+            case ["shift", *counts] if "@" in self.arrays:
+                self.pass_words(self.arrays["@"][int(counts[0]) if counts and counts[0].isdecimal() else 1 :])
+            case ["set", "--", *passed]:
+                self.pass_words(passed)
+            case _:
+                return words[0] in _INERT
+        return True
+
     def pass_words(self, words: Sequence[str]) -> None:
         """Let ``$1``, ``$2``, ``$@`` and ``$#`` be these words; ``$0`` stays."""
-        for name in [name for name in self.scalars if name.isdigit() and name != "0"]:
-            del self.scalars[name]
-        self.scalars |= {"#": str(len(words))} | {str(place): word for place, word in enumerate(words, 1)}
         self.arrays["@"] = _small(list(words))
+
+    def passed(self, name: str) -> str | None:
+        """``$1`` and the like, or ``$#``; None for other names, and where the script does not say."""
+        words = self.arrays.get("@")
+        if words is None or name == "0" or not (name == "#" or name.isdecimal()):
+            return None
+        place = len(words) if name == "#" else int(name)
+        return str(place) if name == "#" else "".join(words[place - 1 : place])
 
     def back_in(self, caller: _World) -> _World:
         """This way behind the end of a function, where its words and its local variables are the caller's again."""
-        passed = {"@", "#"} | {name for name in self.scalars.keys() | caller.scalars.keys() if name.isdigit()}
         for ours, theirs in ((self.scalars, caller.scalars), (self.arrays, caller.arrays)):
-            for name in self.local | passed:
+            for name in self.local | {"@"}:
                 if name in theirs:
                     ours[name] = theirs[name]  # type: ignore[assignment]
                 else:
@@ -279,30 +298,25 @@ class _Script:
     def _command(self, node: Node, world: _World) -> list[_World]:
         """One command: a function of the script, a shell with a text of its own, or words to look into."""
         before = [child for child in node.children if child.type == "variable_assignment"]
-        own = world.copy()
+        own = world.copy() if before else world
         for child in before:
             self._assign(child, own)
         assigned = [f"{_text(c.named_children[0])}={own.scalars.get(_text(c.named_children[0]), '')}" for c in before]
         parts = [c for c in node.named_children if c.type != "variable_assignment" and not c.type.endswith("_redirect")]
         words = [word for part in parts for word in self._expand(part, world)]
-        if words and words[0] in ("exit", "return"):
-            world.ended = True
-        elif words and (body := self.functions.get(words[0])) is not None:
+        body = self.functions.get(words[0]) if words else None
+        if body is not None:
             return self._call(words, body, world)
-        elif found := found_in([*assigned, *words], self._exported(world)):
+        if not words or world.built_in(words):
+            return [world]
+        if found := found_in([*assigned, *words], self._exported(world)):
             world.found.append(found)
-        elif words and words[0] == "export":
-            world.exported |= set(words[1:])
-        elif words[:1] == ["shift"] and "@" in world.arrays:
-            world.pass_words(world.arrays["@"][int(words[1]) if words[1:] and words[1].isdecimal() else 1 :])
-        elif words[:2] == ["set", "--"]:
-            world.pass_words(words[2:])
-        else:
-            for place, word in enumerate(words):
-                if " " in word and ("vllm" in word or "benchmark_" in word) and word not in self.texts:
-                    inner = world.copy()  # as in: bash -c TEXT NAME WORD ...
-                    inner.pass_words(words[place + 2 :])
-                    return [one.back_in(world) for one in self.run(word, [inner])]
+            return [world]
+        for place, word in enumerate(words):
+            if " " in word and ("vllm" in word or "benchmark_" in word) and word not in self.texts:
+                inner = world.copy()  # as in: bash -c TEXT NAME WORD ...
+                inner.pass_words(words[place + 2 :])
+                return [one.back_in(world) for one in self.run(word, [inner])]
         return [world]
 
     def _call(self, words: list[str], body: Node, world: _World) -> list[_World]:
@@ -509,10 +523,12 @@ class _Script:
         yield _Piece(_unescaped(source[at:-1]))
 
     def _value(self, written: str, world: _World) -> str:
-        """What ``$NAME`` or ``${NAME:-DEFAULT}`` stands for; the text itself where the script does not say."""
+        """What ``$NAME``, ``$1`` or ``${NAME:-DEFAULT}`` stands for; the text itself where the script does not say."""
 
         def stands_for(match: re.Match[str]) -> str:
             name = match[1] or match[2]
+            if (passed := world.passed(name)) is not None:
+                return passed
             if name in world.arrays:
                 words = world.arrays[name]
                 return " ".join(words) if "[" in match[0] else (words[0] if words else "")

@@ -38,6 +38,19 @@ TRACES = (
     + "".join(f"2026-05-01 10:{n // 60:02}:{n % 60:02}.5,{n + 5},{n % 9 + 1}\n" for n in range(90)),
     "".join(json.dumps({"timestamp": n * 400, "input_length": 90 + n, "output_length": 30}) + "\n" for n in range(50)),
 )
+#: Statements of launch scripts, and what they stand in.
+SHELL = (
+    "X=1", "Y+=('WORD' \"$X\")", "X=$X$X", "Y+=(\"${Y[@]}\")", "set -- a \"$@\" 'WORD'", "shift 2", "shift WORD",
+    "f vllm serve m", "\"$@\" --port 1", "local X=WORD Y", "export X", "return", "exit 1", "break", "f | f && f || f",
+    "docker run --entrypoint \"$1\" img \"${@:2}\"", "bash -c 'vllm serve \"$1\" WORD' bash m", "X=WORD vllm serve $Z",
+    "echo ${#Y[@]} ${Y[@]:1:2}", "vllm bench latency --model m --input-len $X", "vllm bench serve --model WORD &",
+)  # fmt: skip
+AROUND = (
+    "f() { BODY; }", "g() { BODY; f $X; }", "while true; do BODY; done", "while [[ $1 != -- ]]; do BODY; shift; done",
+    "until f; do BODY; done", "for X in 1 2 3 WORD; do BODY; done", "for ((i=0;i<9;i++)); do BODY; done",
+    "if [[ -n $X ]]; then BODY; else BODY; fi", "if ((X > 1)); then BODY; elif f; then BODY; fi",
+    "case $X in a) BODY;; *) f;; esac", "(BODY)", "BODY; BODY",
+)  # fmt: skip
 DEPLOYED = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
 
 
@@ -275,6 +288,34 @@ def trace(random: Random, shop: Shop, work: Path) -> Case:
     return Case(words, json=True, own=own)
 
 
+# --- scripts -----------------------------------------------------------------------------------------------------
+
+
+def _statement(random: Random, depth: int = 3) -> str:
+    """A statement with others in it."""
+    if not depth or random.random() < 0.3:
+        return random.choice(SHELL).replace("WORD", random.choice(HOSTILE).replace("'", "").replace("\n", " "))
+    whole = random.choice(AROUND).replace("WORD", "w")
+    while "BODY" in whole:
+        whole = whole.replace("BODY", _statement(random, depth - 1).removesuffix("&"), 1)
+    return whole
+
+
+def scripts(random: Random, shop: Shop, work: Path) -> Case:
+    """Somebody's launch script: a plan's own with other statements in it, or made of them; some are damaged."""
+    own = random.choice(("launch.sh", "benchmark.sh", ""))
+    lines = shop.plans["one"][own].decode().splitlines() if own else [f'vllm serve {MODEL} -tp $X $Y "$@"']
+    for _ in range(random.choice((1, 3, 8))):
+        lines.insert(random.randrange(len(lines) + 1) if not own else len(lines), _statement(random))
+    text = "\n".join(lines)
+    if random.random() < 0.3:
+        text = token_text(random, text) if random.random() < 0.5 else damaged(random, text)
+    made: set[Path] = set()
+    _put(made, work / "s.sh", as_bytes(random, text) if random.random() < 0.1 else text.encode("utf-8", "replace"))
+    words = ["check", "s.sh", "--gpu", random.choice(GPUS), *random.choice(([], ["--format", "json"]))]
+    return Case(words, json="json" in words, own=made)
+
+
 # --- the hub -----------------------------------------------------------------------------------------------------
 
 
@@ -393,5 +434,5 @@ def physics(random: Random, shop: Shop, work: Path) -> Case:
 
 KINDS: dict[str, Callable[[Random, Shop, Path], Case]] = {
     "config": config, "profile": profile, "plan": plan, "calibration": calibration, "runs": runs, "trace": trace,
-    "hub": hub, "options": options, "templates": templates, "physics": physics,
+    "scripts": scripts, "hub": hub, "options": options, "templates": templates, "physics": physics,
 }  # fmt: skip
