@@ -180,13 +180,14 @@ def test_the_page_shows_what_the_command_recommends(server: Server) -> None:
 
 
 def test_a_slider_is_answered_in_time_and_as_predict_says(server: Server) -> None:
-    """One replay of the plan that stands there. The limit is for two cores; the median of five is what is held."""
+    """One replay of the plan that stands there: at most 300 ms of CPU, which server and client share here. What a
+    browser waits for is measured in tests/browser."""
     key = key_of(server.get("/answer", PLAN).text)
     taken = []
     for flight in (9, 12, 16, 24, 31):
-        began = time.perf_counter()
+        began = time.process_time()
         answer = server.get("/live", {**PLAN, "flight": flight, "of": key})
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
         assert answer.status == 200 and f"at {flight} in flight" in answer.text
     assert sorted(taken)[2] < 0.3
     plan = json.loads(server.get("/api/recommend", {"model": MODEL, "gpu": GPU, "gpus": 1, "max_concurrency": 8,

@@ -43,7 +43,7 @@ WORDS = {"goal": get_args(defaults.Goal), "by": ("flight", "rate"), "percentile"
 MOST_GPUS = 8  #: of one question
 MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
 REMEMBERED = 24  #: searches
-LIVE_PROMPTS = 200  #: of a replay while a slider moves: enough for a mean, and for a p90
+LIVE_PROMPTS = 100  #: of a replay while a slider moves: enough for a mean, and about for a p90
 
 
 def read_asked(query: Mapping[str, list[str]]) -> Asked:
