@@ -1,4 +1,4 @@
-"""Take the pictures of docs/report.md and docs/page.md anew: ``make pictures``. Needs Chromium.
+"""Take the pictures of docs/ anew: ``make pictures``. Needs Chromium, but for the chart of docs/uncertainty.md.
 
 A report on the GPUs that ``planner recommend`` takes by default, and the page of ``planner ui``, each in three windows.
 """
@@ -16,11 +16,19 @@ from pathlib import Path
 from PIL import Image
 
 from planner.commands.main import main
+from planner.engine import EngineArgs, default_version
+from planner.hardware import load_profile
+from planner.model import resolve_model
+from planner.output.charts.draw import svg
+from planner.output.charts.figure import Chart, LinePanel, Series, Table
+from planner.planning import resolve_deployment, simulate_serve
+from planner.workload import Workload
 
 IMAGES = Path(__file__).resolve().parent / "images"
 DOTS = 1.5  #: to the pixel
 DARK = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")
 PLAYED = "model=meta-llama/Llama-3.3-70B-Instruct&gpu=h200-sxm&gpu=mi300x&by=rate&rate=6&ttft=2000&tpot=60"
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  #: of what full batches serve
 COLORS = 200  #: of a PNG with a palette, which is a third of the size
 
 
@@ -69,7 +77,37 @@ def playing() -> Iterator[str]:
         process.wait(20)
 
 
+def band(gpu: str, place: int) -> Series:
+    """The mean TTFT of one server of an 8B model at shares of what it carries, with the 90 % interval."""
+    model, profile = resolve_model("meta-llama/Llama-3.1-8B-Instruct").model, load_profile(gpu)
+    deployment = resolve_deployment(model, profile, EngineArgs(max_model_len=4096), default_version(profile))
+    full = Workload(1024, 256, 256, max_concurrency=256)
+    most = simulate_serve(deployment, full).figures["request_throughput"]
+    lines: list[tuple[float, ...]] = []
+    for share in SHARES:
+        found = simulate_serve(deployment, Workload(1024, 256, 600, request_rate=share * most)).result
+        lines.append((share, *(found[f"mean_ttft_ms{end}"] for end in ("", "_lo", "_hi"))))
+    x, y, lo, hi = zip(*lines, strict=True)
+    return Series(gpu, x, y, color=place, marker="os"[place], lo=lo, hi=hi)
+
+
+def uncertainty() -> Chart:
+    """Intervals near the end of what a server carries, and far from what was measured."""
+    panel = LinePanel(
+        "request rate, share of what full batches serve",
+        "mean TTFT, ms, with its 90 % interval",
+        tuple(band(gpu, place) for place, gpu in enumerate(("h100-sxm", "l40s"))),
+        y_log=True,
+    )
+    title = "Llama-3.1-8B, 1,024 tokens in, 256 out"
+    said = "The band widens where the queue reacts, and on a GPU that no run was measured on."
+    return Chart("uncertainty", title, said, (panel,), Table((), ()))
+
+
 if __name__ == "__main__":
+    (IMAGES / "uncertainty.svg").write_text(svg(uncertainty()), encoding="utf-8")
+    if sys.argv[1:] == ["charts"]:
+        sys.exit()
     with playing() as page:
         save(take(page, 1280, 1180), "page-light.png")
         save(take(page, 1280, 1180, *DARK), "page-dark.png")
