@@ -91,13 +91,18 @@ def context_of(request: Request, model: Model) -> int:
 def engines(
     request: Request, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, rejected: list[Rejected]
 ) -> Iterator[EngineArgs]:
-    """Tensor-parallel sizes x KV dtypes, with what the recipes advise: what the goals choose from."""
-    sizes = tensor_parallel_sizes(request, resolved.model, profile)
-    if not sizes:
+    """TP, with and without EP, x KV dtypes, with what the recipes advise: what the goals choose from."""
+    found = list(tensor_layouts(request, resolved.model, profile, version))
+    if not found:
         rejected.append(Rejected(profile.id, resolved.resolved, None, None, "no tensor-parallel size is legal"))
-    for size in sizes:
+    for layout in found:
         for kv_cache_dtype in kv_cache_dtypes(request, resolved.model, profile):
-            args = replace(request.args, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
+            args = replace(
+                request.args,
+                tensor_parallel_size=layout.tensor_parallel_size,
+                enable_expert_parallel=layout.enable_expert_parallel,
+                kv_cache_dtype=kv_cache_dtype,
+            )
             yield launched(request, resolved.model, profile, args, version)
 
 
@@ -109,12 +114,29 @@ def launched(
     return replace(args, max_model_len=args.max_model_len or context_of(request, model))
 
 
-def tensor_parallel_sizes(request: Request, model: Model, profile: GpuProfile) -> list[int]:
-    """Powers of two that are legal inside one node of the newest version; older ones refuse in their own words."""
+def tensor_parallel_sizes(
+    request: Request, model: Model, profile: GpuProfile, *, enable_expert_parallel: bool = False
+) -> list[int]:
+    """Powers of two that are legal inside one node of the newest version; older ones refuse in their own words.
+
+    Whole experts on each rank (EP) may be legal at sizes that cut their blocks.
+    """
     legal = legal_tensor_parallel_sizes(
-        model, profile, allow_unvalidated=request.args.allow_unvalidated, fp8_blocks="refined"
+        model,
+        profile,
+        enable_expert_parallel=enable_expert_parallel,
+        allow_unvalidated=request.args.allow_unvalidated,
+        fp8_blocks="refined",
     )
     return [size for size in legal if size <= node_size(request, profile) and size & (size - 1) == 0]
+
+
+def tensor_layouts(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
+    """TP; of an MoE also TP with whole experts on each rank (EP)."""
+    yield from (Layout(size) for size in tensor_parallel_sizes(request, model, profile))
+    if model.is_moe and version.release >= DATA_PARALLEL_SINCE:
+        sizes = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=True)
+        yield from (Layout(size, enable_expert_parallel=True) for size in sizes if size > 1)
 
 
 def layouts(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
@@ -126,10 +148,7 @@ def layouts(request: Request, model: Model, profile: GpuProfile, version: Engine
     """
     sizes, node = tensor_parallel_sizes(request, model, profile), node_size(request, profile)
     whole_experts = model.is_moe and version.release >= DATA_PARALLEL_SINCE
-    for size in sizes:
-        yield Layout(size)
-        if whole_experts and size > 1:
-            yield Layout(size, enable_expert_parallel=True)
+    yield from tensor_layouts(request, model, profile, version)
     for copies in _powers_of_two(node):
         if whole_experts and uses_latent_attention(model) and profile.partition is None:
             least = node if request.coarse else 1
