@@ -32,11 +32,12 @@ DATA_PARALLEL_SINCE = (0, 9)
 def checkpoints(
     asked: ResolvedModel, profile: GpuProfile, rejected: list[Rejected] | None = None
 ) -> Iterator[ResolvedModel]:
-    """The model asked for and, where that is not quantised, the quantised checkpoints that this GPU runs."""
+    """The model asked for and the checkpoints made of it that this GPU runs; of a derived one there are none."""
     yield asked
-    if asked.model.quantization.method or asked.source == "path":
+    if asked.source == "path":
         return
-    seen: set[tuple[str, str | None]] = set()
+    own = asked.model.quantization
+    seen = {(own.weight_dtype, own.kv_cache_dtype)}
     for checkpoint in quantized_checkpoints(asked.resolved):
         reason = _not_trusted(checkpoint, asked) or _not_for(checkpoint, profile)
         key = (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
