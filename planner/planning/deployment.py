@@ -149,10 +149,11 @@ class Deployment:
         Raises InputError where not one such request fits.
         """
         config = self.config
+        whole_blocks_tok = -(-total_len // config.block_size) * config.block_size  # what such a request takes
         return SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            kv_cache_tokens=int(self.requests_served(total_len) * total_len),
+            kv_cache_tokens=int(self.requests_served(total_len) * whole_blocks_tok),
             block_size=config.block_size,
             enable_chunked_prefill=config.enable_chunked_prefill,
             enable_prefix_caching=config.enable_prefix_caching,
