@@ -17,7 +17,7 @@ from .calibration import CalibrationOutcome as CalibrationOutcome
 from .calibration import calibrate as calibrate
 from .calibration import figures_of as figures_of
 from .calibration import mean_error as mean_error
-from .local_factors import MEANINGS as MEANINGS
+from .own_runs import MEANINGS as MEANINGS
 
 # the plans of a folder, what was measured of them, and why it missed
 from .causes import ComparedLine as ComparedLine

@@ -1,4 +1,4 @@
-"""Fit local factors to a user's own runs, and judge whether they predict better than what we ship.
+"""What a user's own runs teach of their machine, and whether it predicts better than what we ship.
 
 The runs that the calibration file keeps count too: a second calibration adds to the first. A new run replaces a kept
 one of the same name. The file is written by ``CalibrationOutcome.save``; call it only where ``kept``.
@@ -22,10 +22,8 @@ from planner.errors import InputError
 from planner.evidence.bench_result import EXACT
 from planner.evidence.effects import load_structure
 from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
-from planner.evidence.fitting import EfficiencyFit, FitProblem
 from planner.evidence.folder import MeasuredPlan
-from planner.evidence.local_factors import MEANINGS, Factor, factors_of, problem_of, solve
-from planner.evidence.observe import observe
+from planner.evidence.own_runs import MEANINGS, Factor, OwnFit, effects_of, fit_own
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, runs_of
 from planner.evidence.sources import Sources
 from planner.hardware import load_profile
@@ -34,10 +32,6 @@ from planner.model import resolve_model
 from planner.planning import SHIPPED, Local, launched_args, read_local, read_start, save
 from planner.timing import Effect, LocalFits, base_digest, load_calibration
 
-#: Fits, each with replays at the speed that the fit before found: speed changes who waits for whom.
-ROUNDS = 4
-#: The fit has settled when no factor (its logarithm) moves by more than this between two rounds.
-SETTLED = 0.01
 #: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
 #: Measured and predicted speeds that differ by a larger factor have different units, such as s and ms. A machine that
@@ -96,9 +90,9 @@ def calibrate(
     if not runs:
         raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
     memory = tuple(fit for folder in sources.folders for fit in _memory(folder))
-    fitted, problem, refused = _fit(runs)
-    factors = tuple(factors_of(fitted, earlier.effects))
-    if not any(factor.determined for factor in factors) and not _column_determined(fitted):
+    fits, refused = _fit(runs)
+    factors = tuple(factor for fit in fits for factor in fit.factors(earlier.effects))
+    if not any(fit.is_determined for fit in fits):
         names = "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
         raise InputError(
             f"the runs determine none of the factors ({names}): nothing was changed",
@@ -106,12 +100,12 @@ def calibrate(
         )
     failed = {run.run_id for run, _ in refused}
     used = [run for run in runs if run.run_id not in failed]
-    left_out = _left_out(used, problem)
+    left_out = _left_out(used, fits)
     day = today or datetime.datetime.now(datetime.UTC).date()
     efficiency = LocalFits(
         base=base_digest(),
         fitted_on=f"{len(used)} run{'' if len(used) == 1 else 's'}, {day}",
-        effects=fitted.effects(),
+        effects=effects_of(fits),
         runs=tuple(run.record() for run in runs),
     )
     usable = there if there.efficiency and not there.is_stale else SHIPPED
@@ -127,7 +121,7 @@ def calibrate(
         refused=(*unusable, *refused),
         memory=memory,
         efficiency=efficiency,
-        notes=(*remarks, *_notes(used, _without(kept, new), factors, left_out)),
+        notes=(*remarks, *_notes(used, _others(kept, new), factors, left_out)),
     )
     shipped = answer.before if usable is SHIPPED else tuple(evaluate(used))
     return replace(answer, reason=_reason(shipped, answer))
@@ -189,53 +183,44 @@ def _refuse_implausible(one: Evaluated) -> None:
             )
 
 
-def _without(runs: Iterable[MeasuredRun], replaced: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+def _others(runs: Iterable[MeasuredRun], replaced: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     names = {run.run_id for run in replaced}
     return [run for run in runs if run.run_id not in names]
 
 
-def _fit(runs: Sequence[MeasuredRun]) -> tuple[EfficiencyFit, FitProblem, list[tuple[MeasuredRun, str]]]:
-    """Fit the factors, replay with them, and fit again until they settle."""
-    base, local = load_calibration(), SHIPPED
-    last = None
-    for _ in range(ROUNDS):
-        observed, refused = observe(runs, local)
-        if not observed:
-            why = refused[0][1] if refused else "no run has a metric that a fit uses"
-            raise InputError(f"nothing to calibrate on: {why}", hint=_SEE_EVALUATE)
-        silent = {run.run_id for run in runs} - {one.run_id for one in observed} - {run.run_id for run, _ in refused}
-        refused += [(run, "it has no metric that a fit uses") for run in runs if run.run_id in silent]
-        problem = problem_of(observed, base)
-        fitted = solve(problem, np.ones(len(observed), dtype=bool))
-        local = _local(fitted.effects())
-        if last is not None and np.abs(fitted.factors - last).max() < SETTLED:
-            break
-        last = fitted.factors
-    return fitted, problem, refused
+def _fit(runs: Sequence[MeasuredRun]) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:
+    """What the runs teach, and those that teach nothing with the reason. Raises InputError where all are such."""
+    fits, refused = fit_own(runs, load_calibration())
+    if not fits:
+        why = refused[0][1] if refused else "no run has a metric that a fit uses"
+        raise InputError(f"nothing to calibrate on: {why}", hint=_SEE_EVALUATE)
+    spoken = {one.run_id for fit in fits.values() for one in fit.design.observed} | {run.run_id for run, _ in refused}
+    silent = [(run, "it has no metric that a fit uses") for run in runs if run.run_id not in spoken]
+    return list(fits.values()), [*refused, *silent]
 
 
 def _local(effects: Iterable[Effect]) -> Local:
     return Local(Path("calibration"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=tuple(effects)))
 
 
-def _column_determined(fitted: EfficiencyFit) -> bool:
-    """Whether the runs determine a sum of factors, though none of the factors alone."""
-    return bool((fitted.sd < 0.9 * fitted.design.sd).any())
-
-
-def _left_out(runs: Sequence[MeasuredRun], problem: FitProblem) -> tuple[Evaluated, ...]:
+def _left_out(runs: Sequence[MeasuredRun], fits: Iterable[OwnFit]) -> tuple[Evaluated, ...]:
     """Each run as a fit to the others predicts it."""
     if len(runs) < LEAST_LEFT_OUT:
         return ()
     folds = min(len(runs), MOST_FOLDS)
-    fold = np.arange(len(runs)) % folds
+    fold = {run.run_id: place % folds for place, run in enumerate(runs)}
     found: dict[str, Evaluated] = {}
     for number in range(folds):
-        local = _local(solve(problem, fold != number).effects())
-        found |= {
-            runs[place].run_id: evaluate_run(runs[place], local) for place in np.flatnonzero(fold == number).tolist()
-        }
+        local = _local(effects_of(one for fit in fits for one in _without(fit, fold, number)))
+        found |= {run.run_id: evaluate_run(run, local) for run in runs if fold[run.run_id] == number}
     return tuple(found[run.run_id] for run in runs)
+
+
+def _without(fit: OwnFit, fold: Mapping[str, int], number: int) -> Iterator[OwnFit]:
+    """The same without the runs of a fold; nothing where no run is left."""
+    used = np.array([fold[one.run_id] != number for one in fit.design.observed])
+    if used.any():
+        yield OwnFit.of(fit.problem, used)
 
 
 def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:

@@ -49,7 +49,7 @@ def learn_deviations(terms: Terms, structure: Structure, rounds: int = 3) -> Str
 class _Evidence:
     """The linear model around ``fitted``."""
 
-    def __init__(self, problem: FitProblem, fitted: EfficiencyFit, structure: Structure) -> None:
+    def __init__(self, problem: FitProblem[Design], fitted: EfficiencyFit[Design], structure: Structure) -> None:
         self.problem, self.structure = problem, structure
         terms, design, rows = problem.terms, problem.design, problem.rows
         predicted, derivative = terms.log_metrics(design.log_values(fitted.factors))

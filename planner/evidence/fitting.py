@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +33,39 @@ LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
 NEGLIGIBLE = 0.004
 
 
-@dataclass(frozen=True)
-class EfficiencyFit:
-    """Fitted factors: their logarithms, and standard deviations of these."""
+class Columns(Protocol):
+    """What a fit determines: logarithms of factors, each of which is drawn towards ``mean``."""
 
-    design: Design
-    factors: Floats
+    mean: Floats
     sd: Floats
-    cost: float
 
-    def effects(self) -> tuple[Effect, ...]:
+    def log_values(self, factors: Floats) -> Floats:
+        """Logarithm of every efficiency of every run, (runs, parameters)."""
+        ...
+
+    def jacobian(self, derivative: Floats, metric_run: NDArray[np.int64]) -> Floats:
+        """Derivative of every metric by every factor, from those by the efficiencies of its run."""
+        ...
+
+
+ColumnsT = TypeVar("ColumnsT", bound=Columns)
+
+
+@dataclass(frozen=True)
+class EfficiencyFit(Generic[ColumnsT]):
+    """Fitted factors: their logarithms, and the covariance of these; empty where it was not asked for."""
+
+    design: ColumnsT
+    factors: Floats
+    cost: float
+    covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @property
+    def sd(self) -> Floats:
+        """Standard deviations of the logarithms; zeros without their covariance."""
+        return np.sqrt(np.diag(self.covariance)) if self.covariance.size else np.zeros_like(self.factors)
+
+    def effects(self: EfficiencyFit[Design]) -> tuple[Effect, ...]:
         """The factors that differ from 1, as a file holds them."""
         found = []
         for column, log_factor, sd in zip(self.design.columns, self.factors.tolist(), self.sd.tolist(), strict=True):
@@ -62,16 +86,16 @@ def fit_efficiencies(
     base: Sequence[Effect] = (),
     *,
     iterations: int = 40,
-) -> EfficiencyFit:
+) -> EfficiencyFit[Design]:
     """Fit the factors of ``structure``, by default ours, to ``observed``, starting from the fit ``base``."""
     problem = FitProblem(Terms(observed), Design(observed, structure, base))
     return problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), iterations=iterations)
 
 
-class FitProblem:
+class FitProblem(Generic[ColumnsT]):
     """Runs and factors: a fit to all of the runs, or to some."""
 
-    def __init__(self, terms: Terms, design: Design, sigma: Mapping[str, float] | None = None) -> None:
+    def __init__(self, terms: Terms, design: ColumnsT, sigma: Mapping[str, float] | None = None) -> None:
         """``sigma``: scatter of each kind of metric (``scatter_of``), by default ours."""
         self.terms, self.design = terms, design
         known = load_structure().sigma if sigma is None else sigma
@@ -82,7 +106,7 @@ class FitProblem:
 
     def solve(
         self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 40, uncertain: bool = True
-    ) -> EfficiencyFit:
+    ) -> EfficiencyFit[ColumnsT]:
         """Fit to the metrics that are ``used`` and have a sigma."""
         rows = self.rows[used[self.rows]]
         state = _State(self, rows, self.design.mean.copy() if start is None else start)
@@ -90,20 +114,20 @@ class FitProblem:
             before = state.cost
             if not state.improve() or before - state.cost < 2e-5 * state.cost:
                 break
-        sd = state.uncertainty() if uncertain else np.zeros_like(self.design.sd)
-        return EfficiencyFit(self.design, state.factors, sd, state.cost)
+        covariance = state.covariance() if uncertain else np.zeros((0, 0))
+        return EfficiencyFit(self.design, state.factors, state.cost, covariance)
 
     def shares(self, rows: NDArray[np.int64]) -> Floats:
         """How many share the weight of each metric of ``rows``: those of its run and kind, times its source's crowd."""
         terms = self.terms
         runs = terms.metric_run[rows].tolist()
-        kinds = [(run, _of_prefill(terms.metric_names[row])) for run, row in zip(runs, rows.tolist(), strict=True)]
+        kinds = [(run, of_prefill(terms.metric_names[row])) for run, row in zip(runs, rows.tolist(), strict=True)]
         metrics = Counter(kinds)
         crowd = Counter(terms.observed[run].source for run in set(runs))
         most = load_structure().source_runs
         return np.array([metrics[kind] * max(1.0, crowd[terms.observed[kind[0]].source] / most) for kind in kinds])
 
-    def errors(self, fitted: EfficiencyFit) -> Floats:
+    def errors(self, fitted: EfficiencyFit[ColumnsT]) -> Floats:
         """log(predicted / measured) of every metric."""
         predicted, _ = self.terms.log_metrics(self.design.log_values(fitted.factors))
         return predicted - self.terms.log_measured
@@ -111,17 +135,18 @@ class FitProblem:
 
 def scatter_of(one: Observed, metric: str) -> str:
     """The entry of ``sigma`` in ``structure.toml`` for a metric of a run: queues of random arrivals scatter more."""
-    return f"poisson_{metric}" if one.arrival == "poisson" and _of_prefill(metric) else metric
+    return f"poisson_{metric}" if one.arrival == "poisson" and of_prefill(metric) else metric
 
 
-def _of_prefill(metric: str) -> bool:
+def of_prefill(metric: str) -> bool:
+    """Whether a metric is mostly of prefill and waiting, not of decode."""
     return "ttft" in metric
 
 
-class _State:
+class _State(Generic[ColumnsT]):
     """The current point of the iteration."""
 
-    def __init__(self, problem: FitProblem, rows: NDArray[np.int64], factors: Floats) -> None:
+    def __init__(self, problem: FitProblem[ColumnsT], rows: NDArray[np.int64], factors: Floats) -> None:
         self.problem, self.rows = problem, rows
         self.runs = problem.terms.metric_run[rows]
         self.weight: Floats = problem.shares(rows) ** -0.5
@@ -161,7 +186,8 @@ class _State:
             self.damping = max(10 * self.damping, 1e-2)
         return False
 
-    def uncertainty(self) -> Floats:
-        """Standard deviation of each factor's logarithm, from the curvature at the optimum."""
+    def covariance(self) -> Floats:
+        """Of the logarithms of the factors, from the curvature at the optimum."""
         block, _ = self._normal()
-        return np.sqrt(np.diag(cho_solve(cho_factor(block), np.eye(len(block)))))
+        found: Floats = cho_solve(cho_factor(block), np.eye(len(block)))
+        return found

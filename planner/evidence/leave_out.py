@@ -35,7 +35,7 @@ from planner.timing import LEVELS, Belief, Calibration, Scatter, load_calibratio
 class LeaveOut:
     """The normal equations of ``problem`` where ``fitted``, the fit to all runs, has its optimum."""
 
-    def __init__(self, problem: FitProblem, fitted: EfficiencyFit) -> None:
+    def __init__(self, problem: FitProblem[Design], fitted: EfficiencyFit[Design]) -> None:
         self.problem, self.factors = problem, fitted.factors
         terms, design = problem.terms, problem.design
         predicted, derivative = terms.log_metrics(design.log_values(fitted.factors))
@@ -60,7 +60,7 @@ class LeaveOut:
         step: Floats = moved @ np.linalg.solve(inner, self._left[rows])
         return self.factors + np.clip(step, -LARGEST_STEP, LARGEST_STEP)  # beyond, nothing is linear
 
-    def refit(self) -> EfficiencyFit:
+    def refit(self) -> EfficiencyFit[Design]:
         """The fit to all runs."""
         everything = np.ones(self.problem.terms.num_metrics, dtype=bool)
         return self.problem.solve(everything, self.factors, iterations=5)
@@ -72,10 +72,10 @@ class LeaveOut:
             found[key].append(run)
         return found.values()
 
-    def fit_without(self, runs: Sequence[int]) -> EfficiencyFit:
+    def fit_without(self, runs: Sequence[int]) -> EfficiencyFit[Design]:
         """The fit that does not see ``runs``."""
         factors = self.factors_without(self._rows_of(runs))
-        return EfficiencyFit(self.problem.design, factors, np.zeros_like(factors), float("nan"))
+        return EfficiencyFit(self.problem.design, factors, float("nan"))
 
     def belief_without(self, runs: Sequence[int]) -> Belief:
         """What that fit leaves known of the factors."""

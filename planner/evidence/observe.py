@@ -15,9 +15,9 @@ from planner.evidence.evaluation import Case, case_of, resent
 from planner.evidence.runs import MeasuredRun
 from planner.hardware import GpuProfile
 from planner.model import Model
-from planner.planning import SHIPPED, Deployment, Local
+from planner.planning import Deployment
 from planner.simulator import Client, Replay, StepSum, Timeline, replay
-from planner.timing import Batch
+from planner.timing import Batch, Calibration
 from planner.units import MS
 from planner.workload import Workload
 
@@ -59,15 +59,15 @@ NEGLIGIBLE = 1e-9
 
 
 def observe(
-    runs: Iterable[MeasuredRun], local: Local = SHIPPED, *, processes: int = 1
+    runs: Iterable[MeasuredRun], calibration: Calibration | None = None, *, processes: int = 1
 ) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:
     """The runs to fit to, and those that cannot be replayed with the reason. Suspect runs are left out.
 
-    ``local``: the fits to replay with.
+    ``calibration``: the fits to replay with, by default ours.
     """
     sound = [run for run in runs if not run.suspect]
     seen = resent(sound)
-    tasks = [(run, local, run.run_id in seen) for run in sound]
+    tasks = [(run, calibration, run.run_id in seen) for run in sound]
     if processes == 1:
         results = [_observe_one(task) for task in tasks]
     else:
@@ -78,13 +78,14 @@ def observe(
     return [one for _, one in pairs if isinstance(one, Observed) and one.metrics], refused
 
 
-def _observe_one(task: tuple[MeasuredRun, Local, bool]) -> Observed | str:
+def _observe_one(task: tuple[MeasuredRun, Calibration | None, bool]) -> Observed | str:
     """One run, or why it cannot be replayed."""
-    run, local, is_resent = task
+    run, calibration, is_resent = task
     if run.unread:
         return run.unread
     try:
-        return observe_case(case_of(run, local, resent=is_resent))
+        case = case_of(run, resent=is_resent)
+        return observe_case(replace(case, deployment=replace(case.deployment, calibration=calibration)))
     except PlannerError as error:
         return error.cause
 

@@ -11,7 +11,8 @@ deviation of its line. So the uncertainty of a figure, to first order the deviat
     log figure = g' log efficiencies                               g: its derivatives
 
 is small near what was measured and grows with the distance, and two figures that hang on the same factors err
-together. Such models are called random effects, or kriging (Rasmussen and Williams, "Gaussian Processes for Machine
+together. What a user's own runs taught are more columns of sign -1, which engines on the GPU of these runs alone have.
+Such models are called random effects, or kriging (Rasmussen and Williams, "Gaussian Processes for Machine
 Learning", 2006, chapter 2).
 """
 
@@ -104,6 +105,20 @@ class Known:
 
 
 @dataclass(frozen=True, eq=False)
+class Taught:
+    """What a user's own runs on one GPU taught: columns of sign -1, for engines on that GPU."""
+
+    gpu: str
+    rows: Mapping[Key, Sequence[float]]  #: as long for each factor
+
+    def rows_of(self, covariates: Mapping[str, str], keys: Sequence[Key]) -> Floats:
+        """Of the factors of an engine, (factors, columns)."""
+        none = [0.0] * len(next(iter(self.rows.values()), ()))
+        held = self.rows if covariates["gpu"] == self.gpu else {}
+        return np.array([held.get(key, none) for key in keys], dtype=np.float64).reshape(len(keys), len(none))
+
+
+@dataclass(frozen=True, eq=False)
 class Belief:
     """The distribution of all factors."""
 
@@ -111,6 +126,7 @@ class Belief:
     keys: tuple[Key, ...] = ()  #: factors with a row
     rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))  #: U, (factors, columns)
     signs: Floats = field(default_factory=lambda: np.zeros(0))  #: (columns,)
+    taught: tuple[Taught, ...] = ()
     _found: dict[object, Known] = field(default_factory=dict, repr=False)  #: searches ask for the same engines again
 
     @cached_property
@@ -127,12 +143,18 @@ class Belief:
     def _of(self, covariates: Mapping[str, str]) -> Known:
         pairs = [(key, line.sd) for line in self.lines if (key := line.key(covariates))]
         keys = tuple(key for key, _ in pairs)
-        return Known(keys, np.array([sd for _, sd in pairs]), _powers(keys), self._rows(keys), self.signs)
+        rows = np.hstack([self._rows(keys), *(taught.rows_of(covariates, keys) for taught in self.taught)])
+        signs = np.concatenate([self.signs, np.full(rows.shape[1] - len(self.signs), -1.0)])
+        return Known(keys, np.array([sd for _, sd in pairs]), _powers(keys), rows, signs)
 
     def with_columns(self, columns: Floats, sign: float) -> Belief:
         """The same with ``columns``, (factors, new columns), of one sign more."""
         rows = np.hstack([self.rows, columns])
         return Belief(self.lines, self.keys, rows, np.concatenate([self.signs, np.full(columns.shape[1], sign)]))
+
+    def with_taught(self, taught: Iterable[Taught]) -> Belief:
+        """The same with what a user's own runs taught."""
+        return Belief(self.lines, self.keys, self.rows, self.signs, tuple(taught))
 
     def _rows(self, keys: Sequence[Key]) -> Floats:
         found = np.zeros((len(keys), len(self.signs)))

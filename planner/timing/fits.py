@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ class Effect(FitRecord):
     factor: float = Field(gt=0)
     sd: float = Field(ge=0)  #: of its logarithm
     rows: int = Field(default=0, ge=0)  #: measured runs with these covariates
+    gpu: str = ""  #: of the user's own runs that taught it: engines on that GPU have it; empty: all
+    known: tuple[float, ...] = ()  #: what these runs taught: a row of ``belief.Taught``
     origin: str = Field(default=SHIPPED, exclude=True)  #: the file it was read from, where that is not ours
 
 
@@ -103,12 +106,31 @@ class Calibration(FitRecord):
 
     def known(self, covariates: Mapping[str, str]) -> Known:
         """How far the efficiencies of an engine are known."""
+        return self.whole_belief.of(covariates)
+
+    @cached_property
+    def whole_belief(self) -> Belief:
+        """What is known of all factors, with what the user's own runs taught."""
         belief: Belief = self.belief or shipped_belief()
-        return belief.of(covariates)
+        own = [effect for effect in self.effects if effect.known]
+        if not own:
+            return belief
+        from planner.timing.belief import Taught
+
+        rows: dict[str, dict[Any, tuple[float, ...]]] = defaultdict(dict)
+        for effect in own:
+            rows[effect.gpu][effect.target, tuple(sorted(effect.when.items()))] = effect.known
+        return belief.with_taught(Taught(gpu, of_gpu) for gpu, of_gpu in rows.items())
+
+    def with_own(self, effects: Iterable[Effect], origin: str) -> Calibration:
+        """These fits with a user's own ``effects`` on top; ``origin`` is the file that holds them."""
+        own = (effect.model_copy(update={"origin": origin}) for effect in effects)
+        fields = {name: getattr(self, name) for name in Calibration.model_fields}  # a copy would keep what is cached
+        return Calibration.model_construct(**fields | {"name": origin, "effects": (*self.effects, *own)})
 
     def _matching(self, covariates: Mapping[str, str]) -> Iterable[Effect]:
-        held = covariates.items()
-        return (effect for effect in self.effects if effect.when.items() <= held)
+        held, gpus = covariates.items(), ("", covariates["gpu"])
+        return (effect for effect in self.effects if effect.gpu in gpus and effect.when.items() <= held)
 
 
 @lru_cache(maxsize=1)
@@ -193,8 +215,13 @@ def base_digest() -> str:
 
 
 def parse_local(content: Any, where: str) -> LocalFits:
-    """What a file holds under ``efficiency``. Raises InputError naming the field that is wrong."""
+    """What a file holds under ``efficiency``. Raises InputError naming the field that is wrong.
+
+    What was fitted on top of other fits than those shipped now means nothing, whatever its form: its runs count.
+    """
     hint = "write it with planner calibrate"
+    if isinstance(content, dict) and content.get("base") != base_digest():
+        content = {name: value for name, value in content.items() if name in ("base", "fitted_on", "runs")}
     try:
         local = LocalFits.model_validate(content)
     except ValidationError as error:
@@ -209,10 +236,4 @@ def parse_local(content: Any, where: str) -> LocalFits:
 
 def over_shipped(local: LocalFits, origin: str) -> Calibration:
     """Our fits with those of ``local`` on top; ``origin`` is the file that holds these."""
-    base = load_calibration()
-    own = (effect.model_copy(update={"origin": origin}) for effect in local.effects)
-    changes = {
-        "name": origin,
-        "effects": (*base.effects, *own),
-    }
-    return base.model_copy(update=changes)
+    return load_calibration().with_own(local.effects, origin)

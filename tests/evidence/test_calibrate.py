@@ -18,6 +18,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import run
 from hypothesis import given, settings
@@ -27,12 +28,14 @@ from script_plans import plan as a_plan
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
 from planner.evidence.evaluation import case_of, evaluate, predict
+from planner.evidence.own_runs import effects_of, fit_own
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
 from planner.memory.overheads import Interval
+from planner.planning.calibration import SHIPPED as SHIPPED_FITS
 from planner.planning.calibration import Local, local_for, read_local, save
 from planner.planning.plan import PlanFile, PlannedWorkload, read_plan
-from planner.timing.fits import Effect, LocalFits, base_digest
+from planner.timing.fits import Effect, LocalFits, base_digest, load_calibration
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 BASE = MeasuredRun(
@@ -142,6 +145,88 @@ def test_a_prediction_moves_towards_what_was_measured(truth: float, concurrency:
     assert min(before, one.metrics["mean_tpot_ms"]) * 0.98 <= after <= max(before, one.metrics["mean_tpot_ms"]) * 1.02
 
 
+# --- the interval --------------------------------------------------------------------------------------------------
+
+
+def widths(runs: list[MeasuredRun], own: tuple[MeasuredRun, ...] = ()) -> dict[tuple[str, str], float]:
+    """log(highest / lowest) of every figure of ``runs``, after ``own`` runs were learnt from."""
+    local = SHIPPED_FITS
+    if own:
+        fits, _ = fit_own(own, load_calibration())
+        local = Local(
+            Path("own"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=effects_of(fits.values()))
+        )
+    return {
+        (one.run.run_id, name): log(figure.hi / figure.lo)
+        for one in evaluate(runs, local)
+        for name, figure in one.figures.items()
+        if figure.hi and figure.lo
+    }
+
+
+def test_one_run_at_the_prediction_narrows_and_moves_nothing(tmp_path: Path) -> None:
+    agrees = measured(machine(), *SEEN[1], noise=0)
+    unseen = [measured(machine(), *load, noise=0) for load in UNSEEN]
+    before, after = widths(unseen), widths(unseen, (agrees,))
+    assert all(after[figure] < before[figure] * 1.0001 for figure in before)
+    # TPOT under another load is known from one run nearly as well as runs of one setting repeat
+    assert all(after[one.run_id, "mean_tpot_ms"] < 0.75 * before[one.run_id, "mean_tpot_ms"] for one in unseen)
+    answer = learn(tmp_path, agrees)
+    assert all(f.predicted == pytest.approx(f.measured, rel=1e-3) for f in answer.after[0].figures.values())
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.sampled_from([1, 4, 24, 96]), st.sampled_from([128, 900, 4000]), st.sampled_from([1, 2]), st.floats(0.7, 1.5))
+def test_a_run_never_makes_the_efficiencies_less_known(concurrency: int, input_len: int, tp: int, truth: float) -> None:
+    """Of whatever sum of them, of the engine that ran and of others on the GPU."""
+    one = measured(machine(slowdown=truth), concurrency, input_len, 80, noise=0, tensor_parallel_size=tp)
+    shipped, fits = load_calibration(), fit_own([one], load_calibration())[0].values()
+    own = shipped.with_own(effects_of(fits), "own")
+    others = (one, replace(one, tensor_parallel_size=4), replace(one, model="Qwen/Qwen3-30B-A3B"))
+    for covariates in (case_of(other).deployment.covariates for other in others):
+        learnt = shipped.known(covariates).covariance - own.known(covariates).covariance
+        assert np.linalg.eigvalsh(learnt).min() > -1e-6
+    covariates = case_of(one).deployment.covariates
+    assert np.trace(own.known(covariates).covariance) < np.trace(shipped.known(covariates).covariance)
+
+
+def test_the_same_load_twice_says_less_than_two_loads() -> None:
+    first, second = measured(machine(), *SEEN[0], noise=0), measured(machine(), 64, 4000, 100, noise=0)
+    unseen = [measured(machine(), 32, 3000, 64, noise=0)]
+    one, two = widths(unseen, (first,)), widths(unseen, (first, second))
+    again = widths(unseen, (first, replace(first, run_id="again")))
+    for name in ("mean_tpot_ms", "mean_ttft_ms", "output_throughput"):
+        figure = unseen[0].run_id, name
+        assert two[figure] < again[figure] <= one[figure] * 1.0001
+
+
+def test_the_order_of_runs_does_not_matter() -> None:
+    slow = machine(slowdown=1.3, frontend_s=1.5)
+    runs = [measured(slow, *load) for load in SEEN]
+    first, last = (fit_own(order, load_calibration())[0]["h100-sxm"] for order in (runs, runs[::-1]))
+    assert set(first.design.keys) == set(last.design.keys)
+    again = [last.design.keys.index(key) for key in first.design.keys]
+    assert first.means == pytest.approx(last.means[again], abs=2e-4)
+    learnt = last.learnt[again]
+    assert first.learnt @ first.learnt.T == pytest.approx(learnt @ learnt.T, abs=2e-4)
+
+
+def test_the_posterior_is_that_of_kriging() -> None:
+    """By the formula in the space of measurements, S - S J' (J S J' + N)^-1 J S (Rasmussen and Williams, eq. 2.26)."""
+    runs = [measured(machine(), *load, noise=0) for load in SEEN[:2]]
+    fit = fit_own(runs, load_calibration())[0]["h100-sxm"]
+    problem, design = fit.problem, fit.design
+    rows = problem.rows
+    run_of = problem.terms.metric_run[rows]
+    _, derivative = problem.terms.log_metrics(design.start)
+    jacobian = np.einsum("mp,mfp->mf", derivative[rows], design.powers[run_of])
+    noise = np.diag(problem.sigma[rows] ** 2 * problem.shares(rows))
+    gain = design.prior @ jacobian.T @ np.linalg.inv(jacobian @ design.prior @ jacobian.T + noise)
+    assert design.prior - fit.learnt @ fit.learnt.T == pytest.approx(
+        design.prior - gain @ jacobian @ design.prior, abs=2e-3
+    )
+
+
 # --- the file ------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +321,17 @@ def test_a_run_survives_the_file(tmp_path: Path) -> None:
     save((), fits, path)
     found = read_local(path).efficiency
     assert found == fits and runs_of(found.runs, "here") == [one]
+
+
+def test_a_file_of_an_older_form_is_read_for_its_runs(tmp_path: Path) -> None:
+    """Files of earlier versions held pooled spreads too, which mean nothing now."""
+    run("calibrate", table(tmp_path / "runs.csv", *(measured(machine(slowdown=1.4), *load) for load in SEEN[:3])))
+    text = kept().read_text().replace(base_digest(), "0123456789ab")
+    kept().write_text(text + '\n[[efficiency.spreads]]\nmetric = "mean_tpot_ms"\nlow = 0.9\nhigh = 1.1\n')
+    assert local_for(None).is_stale
+    assert run("calibrate").status == 0 and not local_for(None).is_stale
+    efficiency = local_for(None).efficiency
+    assert efficiency is not None and len(efficiency.runs) == 3
 
 
 def test_factors_on_other_fits_than_ours_are_not_used(tmp_path: Path) -> None:
