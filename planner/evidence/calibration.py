@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import log
+from math import exp, log
 from pathlib import Path
 from statistics import mean
 
@@ -29,7 +29,7 @@ from planner.evidence.sources import Sources
 from planner.hardware import load_profile
 from planner.memory import Basis, FittedConstant, shipped
 from planner.model import resolve_model
-from planner.planning import SHIPPED, Local, launched_args, read_local, read_start, save
+from planner.planning import LEVEL, SHIPPED, Local, launched_args, read_local, read_start, save
 from planner.timing import Effect, LocalFits, base_digest, load_calibration
 
 #: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
@@ -251,18 +251,41 @@ def mean_error(evaluated: Iterable[Evaluated]) -> float:
     return mean(mean(errors) for errors in by_run.values() if errors)
 
 
+def mean_width(evaluated: Iterable[Evaluated]) -> float:
+    """Geometric mean of highest / lowest of the 90 % intervals of all figures that have one."""
+    return exp(mean(_widths(evaluated) or [0.0]))
+
+
+def _widths(evaluated: Iterable[Evaluated]) -> list[float]:
+    return [log(f.hi / f.lo) for f in figures_of(evaluated) if f.lo and f.hi]
+
+
+def _score(evaluated: Sequence[Evaluated]) -> float:
+    """Mean interval score of the logarithms (Gneiting and Raftery, JASA 102, 2007), less is better.
+
+    The width, and 2 / (1 - 0.9) times how far a measurement lies outside. Figures without an interval, of metrics that
+    no fit uses, count by their error.
+    """
+    missed = [max(log(f.lo / f.measured), log(f.measured / f.hi), 0.0) for f in figures_of(evaluated) if f.lo and f.hi]
+    if not missed:
+        return mean_error(evaluated)
+    return mean(_widths(evaluated)) + 2 / (1 - LEVEL) * mean(missed)
+
+
 def _reason(shipped: Sequence[Evaluated], answer: CalibrationOutcome) -> str | None:
-    """Why nothing is kept; None where the calibration is better."""
-    before, after = mean_error(shipped), mean_error(answer.after)
-    if after >= before:
-        return f"the error is {after:.1%} with the factors and {before:.1%} without: there is nothing to learn"
-    unseen = mean_error(answer.left_out) if answer.left_out else None
-    if unseen is not None and unseen >= before:
-        return (
-            f"for runs that the fit did not see the error is {unseen:.1%} with the factors and {before:.1%} without: "
-            "what one run teaches does not hold for the others"
-        )
-    return None
+    """Why nothing is kept; None where intervals are better: narrower, and around more of what was measured.
+
+    Judged by runs that the fit did not see, where there are enough.
+    """
+    before, after = _score(shipped), _score(answer.left_out or answer.after)
+    if after < before:
+        return None
+    if not answer.left_out:
+        return f"the interval score is {after:.3f} with what was learnt and {before:.3f} without: less is better"
+    return (
+        f"for runs that the fit did not see the interval score is {after:.3f} with what was learnt and {before:.3f} "
+        "without (less is better): what one run teaches does not hold for the others"
+    )
 
 
 def _notes(

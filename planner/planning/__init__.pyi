@@ -92,3 +92,6 @@ from .check import check_line as check_line
 from .check import client_request as client_request
 from .check import launched_args as launched_args
 from .check import redeploy as redeploy
+
+# intervals
+from .uncertainty import LEVEL as LEVEL

@@ -3,7 +3,6 @@ from .belief import Key as Key
 from .belief import Known as Known
 from .belief import Line as Line
 from .belief import Spread as Spread
-from .belief import Taught as Taught
 from .covariates import covariates_of as covariates_of
 from .drafts import SpeculativeStep as SpeculativeStep
 from .drafts import speculative_step as speculative_step

@@ -114,7 +114,7 @@ class Taught:
     def rows_of(self, covariates: Mapping[str, str], keys: Sequence[Key]) -> Floats:
         """Of the factors of an engine, (factors, columns)."""
         none = [0.0] * len(next(iter(self.rows.values()), ()))
-        held = self.rows if covariates["gpu"] == self.gpu else {}
+        held = self.rows if covariates.get("gpu") == self.gpu else {}
         return np.array([held.get(key, none) for key in keys], dtype=np.float64).reshape(len(keys), len(none))
 
 

@@ -129,7 +129,7 @@ class Calibration(FitRecord):
         return Calibration.model_construct(**fields | {"name": origin, "effects": (*self.effects, *own)})
 
     def _matching(self, covariates: Mapping[str, str]) -> Iterable[Effect]:
-        held, gpus = covariates.items(), ("", covariates["gpu"])
+        held, gpus = covariates.items(), ("", covariates.get("gpu"))
         return (effect for effect in self.effects if effect.gpu in gpus and effect.when.items() <= held)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.evidence import MEANINGS, CalibrationOutcome, figures_of, mean_error, statistics
+from planner.evidence import MEANINGS, CalibrationOutcome, figures_of, mean_error, mean_width, statistics
 from planner.output.render import Column, rows_of, table_text, wrapped
 from planner.output.result import Result
 
@@ -59,6 +59,11 @@ class CalibrationAnswer(Result):
                 "before": mean_error(answer.before),
                 "after": mean_error(answer.after),
                 "left_out": mean_error(answer.left_out) if answer.left_out else None,
+            },
+            "width": {
+                "before": mean_width(answer.before),
+                "after": mean_width(answer.after),
+                "left_out": mean_width(answer.left_out) if answer.left_out else None,
             },
             "memory": list(dict.fromkeys(fit.name for fit in answer.memory)),
             "refused": [{"run_id": run.run_id, "reason": why} for run, why in answer.refused],
@@ -127,6 +132,8 @@ def _verdict(answer: CalibrationOutcome) -> str:
     learned = f"error {mean_error(answer.before):.1%} before, {mean_error(answer.after):.1%} after"
     if answer.left_out:
         learned += f", {mean_error(answer.left_out):.1%} for each run when it is left out"
+    before, after = mean_width(answer.before), mean_width(answer.after)
+    learned += f"; 90 % intervals a factor of {before:.2f} wide before, {after:.2f} after"
     return f"kept in {answer.path}: {len(answer.runs)} run{'' if len(answer.runs) == 1 else 's'}, {learned}"
 
 
