@@ -34,6 +34,8 @@ from .sweep import LoadPoint as LoadPoint
 from .sweep import Sweep as Sweep
 from .sweep import sweep_loads as sweep_loads
 
+from .odds import percent as percent
+
 # What does it cost?
 from .cost import Span as Span
 from .cost import span_figures as span_figures

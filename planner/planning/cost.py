@@ -44,10 +44,6 @@ class Span:
         """Each of the three, ``factor`` times."""
         return Span(self.low * factor, self.mid * factor, self.high * factor)
 
-    def overlaps(self, other: Span) -> bool:
-        """Whether both may be the same."""
-        return self.low <= other.high and other.low <= self.high
-
 
 def span_figures(key: str, span: Span | None) -> dict[str, float | None]:
     """A figure as JSON has it: under ``key``, ``KEY_lo`` and ``KEY_hi``; None each where it is not known."""

@@ -133,6 +133,11 @@ class Uncertainty(ABC):
             raise ValueError(f"{key} is no prediction")
         return self.deployment.known.spread(self._gradient(figure))
 
+    def noise(self, key: str) -> float:
+        """Standard deviation of the logarithm of one measurement of the figure ``key``; 0 where it is not known."""
+        scatter = self.scatter(Figure.of_key(key))
+        return scatter.noise if scatter else 0.0
+
     def scatter(self, figure: Figure | None) -> Scatter | None:
         """How far measurements of such a figure lie from predictions."""
         if figure is None:

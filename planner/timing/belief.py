@@ -70,6 +70,10 @@ class Spread:
         """Of the logarithm."""
         return max(self.covariance(self), 0.0)
 
+    def times(self, power: float) -> Spread:
+        """Of the figure taken to ``power``."""
+        return Spread({key: power * loading for key, loading in self.own.items()}, power * self.known, self.signs)
+
     def difference_sd(self, other: Spread) -> float:
         """Standard deviation of the logarithm of the ratio of two figures: what both hang on cancels."""
         return sqrt(max(self.variance + other.variance - 2 * self.covariance(other), 0.0))

@@ -18,8 +18,8 @@ from planner.model.resolve import resolve_model
 from planner.planning.compare.comparison import Comparison, compare_hardware, describe_order, flips, standings
 from planner.planning.compare.point import ComparedPoint, dealt
 from planner.planning.compare.setup import Question, RefusedGpu, Setup, find_setups
-from planner.planning.cost import Span
 from planner.planning.deployment import resolve_deployment
+from planner.planning.odds import Forecast
 from planner.planning.predict import simulate_serve
 from planner.workload.requests import Workload
 
@@ -200,41 +200,40 @@ def test_what_arrives_faster_than_it_is_served_queues_without_end() -> None:
 # -------------------------------------------------------------------------------------------------- who leads
 
 
-def stub(gpu: str, load: float, low: float, mid: float, high: float, keeps_up: bool = True) -> ComparedPoint:
-    return cast("ComparedPoint", SimpleNamespace(gpu=gpu, load=load, span=Span(low, mid, high), keeps_up=keeps_up))
+def stub(gpu: str, load: float, value: float, noise: float = 0.0) -> ComparedPoint:
+    return cast("ComparedPoint", SimpleNamespace(gpu=gpu, load=load, forecast=Forecast(value, noise=noise)))
 
 
 def _at(p: Any) -> float:
     return float(p.load)
 
 
-def _figure(p: Any) -> Span:
-    return cast("Span", p.span)
+def _figure(p: Any) -> Forecast:
+    return cast("Forecast", p.forecast)
 
 
 CROSSING = [
-    stub("a", 8, 9, 10, 11), stub("b", 8, 4, 5, 6),
-    stub("a", 32, 18, 20, 22), stub("b", 32, 15, 19, 23),
-    stub("a", 128, 28, 30, 32), stub("b", 128, 55, 60, 65),
+    stub("a", 8, 10, 0.1), stub("b", 8, 5, 0.1),
+    stub("a", 32, 20, 0.1), stub("b", 32, 19, 0.1),
+    stub("a", 128, 30, 0.1), stub("b", 128, 60, 0.1),
 ]  # fmt: skip
 
 
 def test_where_the_order_flips() -> None:
     (flip,) = flips(CROSSING, _at, _figure)
     assert (flip.before, flip.after, flip.until, flip.since) == ("a", "b", 32, 128)
-    assert not flip.certain  # 18-22 and 15-23 overlap
+    # ln (20 / 19) = 0.0513 over sqrt(2) x 0.1 = 0.363 deviations; ln 2 = 0.693 over it are 4.9
+    assert flip.probabilities == (pytest.approx(0.6416, abs=1e-4), pytest.approx(1.0, abs=1e-5))
+    assert not flip.certain
 
 
-def test_the_order_in_words_says_where_it_is_not_certain() -> None:
+def test_the_order_in_words_says_how_likely_it_is() -> None:
     words = describe_order("concurrency", standings(CROSSING, _at, _figure))
-    assert words == (
-        "a up to concurrency 32, b from 128 on; "
-        "not certain at concurrency 32: the intervals of first and second overlap"
-    )
+    assert words == "a up to concurrency 32 (64% to over 99%), b from 128 on (over 99%)"
 
 
 def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
-    close = [stub("a", 1, 90, 100, 110), stub("b", 1, 90, 100.5, 110), stub("a", 2, 1, 2, 3), stub("b", 2, 4, 5, 6)]
+    close = [stub("a", 1, 100, 0.1), stub("b", 1, 100.5, 0.1), stub("a", 2, 2), stub("b", 2, 5)]
     assert standings(close, _at, _figure)[0].tied
     tied = [standing for standing in standings(close, _at, _figure) if standing.tied]
     assert describe_order("concurrency", tied) == "b and a alike lead"
@@ -242,8 +241,23 @@ def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
 
 
 def test_who_does_not_keep_up_has_no_place() -> None:
-    points = [stub("a", 1, 1, 1, 1), stub("b", 1, 9, 9, 9, keeps_up=False)]
-    assert standings(points, _at, _figure)[0].order == ("a",)
+    rates = Workload(1024, 1024, 1, request_rate=30.0)  # an H100 serves about 6 of these in a second
+    comparison = compare_hardware(question(), [load_profile("l4"), load_profile("h100")], [rates])
+    assert not list(comparison.orders())
+    assert all(point.forecast(point.tok_per_s_per_gpu) is None for point in comparison.points)
+
+
+def test_what_two_settings_share_cancels() -> None:
+    """One GPU with TP 1 and with TP 2: the variance of the ratio is less than the sum of both."""
+    workload = Workload(1024, 1024, 1, max_concurrency=64)
+    one, other = (
+        compare_hardware(question(share=2, sizes=(size,)), [load_profile("h100-sxm")], [workload]).points[0]
+        for size in (1, 2)
+    )
+    first, second = (p.forecast(p.tok_per_s) for p in (one, other))
+    assert first and second and first.spread and second.spread
+    alone = first.spread.variance + second.spread.variance
+    assert first.spread.difference_sd(second.spread) ** 2 < 0.7 * alone
 
 
 @given(
@@ -252,7 +266,7 @@ def test_who_does_not_keep_up_has_no_place() -> None:
     )
 )
 def test_a_flip_joins_two_places_with_opposite_order(drawn: list[tuple[str, int, float]]) -> None:
-    points = [stub(gpu, load, value, value, value) for gpu, load, value in drawn]
+    points = [stub(gpu, load, value) for gpu, load, value in drawn]
     value = {(gpu, load): figure for gpu, load, figure in drawn}
     for flip in flips(points, _at, _figure):
         assert value[flip.before, int(flip.until)] > value[flip.after, int(flip.until)]

@@ -16,6 +16,7 @@ from planner.planning import (
     Comparison,
     Flip,
     Order,
+    percent,
 )
 from planner.units import MS
 from planner.workload import Workload
@@ -137,8 +138,11 @@ def _others(order: Order) -> Iterator[Flip]:
 
 
 def _flip_words(flip: Flip, axis: str) -> str:
-    sure = "" if flip.certain else " (not certain)"
-    return f"{flip.before} is ahead of {flip.after} up to {axis} {flip.until:,g}, behind from {flip.since:,g} on{sure}"
+    before, since = map(percent, flip.probabilities)
+    return (
+        f"{flip.before} is ahead of {flip.after} up to {axis} {flip.until:,g} ({before}), "
+        f"behind from {flip.since:,g} on ({since})"
+    )
 
 
 def _order_object(order: Order) -> dict[str, Any]:
@@ -148,10 +152,25 @@ def _order_object(order: Order) -> dict[str, Any]:
         "fixed": order.axis.fixed,
         "words": f"{order.metric}: {order.words}",
         "standings": [
-            {"at": s.at, "order": list(s.order), "certain": s.certain, "tied": s.tied} for s in order.standings
+            {
+                "at": s.at,
+                "order": list(s.order),
+                "probability": s.probability if len(s.order) > 1 else None,
+                "certain": s.certain,
+                "tied": s.tied,
+            }
+            for s in order.standings
         ],
         "flips": [
-            {"ahead_until": f.before, "ahead_since": f.after, "until": f.until, "since": f.since, "certain": f.certain}
+            {
+                "ahead_until": f.before,
+                "ahead_since": f.after,
+                "until": f.until,
+                "since": f.since,
+                "probability_until": f.probabilities[0],
+                "probability_since": f.probabilities[1],
+                "certain": f.certain,
+            }
             for f in order.flips
         ],
     }
@@ -162,6 +181,8 @@ def _remarks(comparison: Comparison, profiles: Sequence[GpuProfile], prices: Map
     yield from price_notes([profile for profile in profiles if profile.id in taking_part], prices)
     if comparison.points:
         yield "in brackets the 90 % interval, for USD with the range of prices; joules assume boards at their TDP"
+        if len(taking_part) > 1:
+            yield "behind who leads the probability that measurements have that order too, at typical prices"
     yield from _idle_remarks(comparison)
     shared = [p.id for p in profiles if p.id in taking_part and p.partition and not p.partition.isolated_bandwidth]
     if shared:

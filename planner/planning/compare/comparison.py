@@ -1,6 +1,6 @@
 """GPUs side by side on equal hardware: who leads, and where the order flips as concurrency, rate or length grow.
 
-Figures of two GPUs whose intervals overlap may lie in either order: such an order is not certain.
+An order comes with the probability that measurements have it too: what two GPUs hang on alike cancels.
 """
 
 from __future__ import annotations
@@ -16,30 +16,36 @@ from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
 from planner.planning.compare.point import ComparedPoint, best_point, measure_point
 from planner.planning.compare.setup import Question, RefusedGpu, count_gpus, find_setups, find_share
-from planner.planning.cost import Span, price_of
+from planner.planning.cost import price_of
+from planner.planning.odds import CERTAIN, Forecast, percent
 from planner.workload import Workload
 
 #: Figures closer than this share of the larger one are called equal: no prediction tells them apart.
 EQUAL = 0.01
 
-Figure = Callable[[ComparedPoint], Span | None]
-#: What points are ordered by, largest first: heading -> figure.
+Figure = Callable[[ComparedPoint], Forecast | None]
+#: What points are ordered by, largest first: heading -> figure; None for who does not keep up.
 METRICS: Mapping[str, Figure] = {
-    "tokens/s per user": lambda point: point.tok_per_s_per_user,
-    "tokens/s per GPU": lambda point: point.tok_per_s_per_gpu,
-    "tokens per USD": lambda point: point.tok_per_usd,
-    "tokens per joule": lambda point: point.tok_per_joule,
+    "tokens/s per user": lambda point: point.forecast(point.tok_per_s_per_user, per_user=True),
+    "tokens/s per GPU": lambda point: point.forecast(point.tok_per_s_per_gpu),
+    "tokens per USD": lambda point: point.forecast(point.tok_per_usd),
+    "tokens per joule": lambda point: point.forecast(point.tok_per_joule),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The GPUs at one place of an axis, the best first, and whether the first is certain to be before the second."""
+    """The GPUs at one place of an axis, the best first."""
 
     at: float
     order: tuple[str, ...]
-    certain: bool
+    probability: float  #: that measurements of the first and the second lie in this order; 1 where one is alone
     tied: bool  #: first and second are equal
+
+    @property
+    def certain(self) -> bool:
+        """Whether the order holds with ``CERTAIN``."""
+        return self.probability >= CERTAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +56,66 @@ class Flip:
     after: str  #: ahead at ``since``
     until: float
     since: float
-    certain: bool  #: whether the intervals are apart on both sides
+    probabilities: tuple[float, float]  #: of ``before`` ahead at ``until``, and of ``after`` ahead at ``since``
+
+    @property
+    def certain(self) -> bool:
+        """Whether both sides hold with ``CERTAIN``."""
+        return min(self.probabilities) >= CERTAIN
 
 
 def standings(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> list[Standing]:
-    """The order at each place of the axis ``at``, ascending. Who lacks the figure or does not keep up is left out."""
+    """The order at each place of the axis ``at``, ascending. Who lacks the figure is left out."""
     found = []
     for value, group in groupby(sorted(points, key=at), key=at):
-        spans = {point.gpu: span for point in group if point.keeps_up and (span := figure(point))}
-        order = tuple(sorted(spans, key=lambda gpu: -spans[gpu].mid))
-        if order:
-            first, second = spans[order[0]], spans[order[min(1, len(order) - 1)]]
-            alone = len(order) == 1
-            found.append(
-                Standing(value, order, alone or not first.overlaps(second), not alone and _equal(first, second))
-            )
+        forecasts = {point.gpu: forecast for point in group if (forecast := figure(point))}
+        order = tuple(sorted(forecasts, key=lambda gpu: -forecasts[gpu].value))
+        if len(order) > 1:
+            first, second = forecasts[order[0]], forecasts[order[1]]
+            found.append(Standing(value, order, first.beats(second), _equal(first, second)))
+        elif order:
+            found.append(Standing(value, order, 1.0, tied=False))
     return found
 
 
 def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> Iterator[Flip]:
     """Every pair of GPUs that changes places between two neighbouring values of the axis, in its order."""
-    by_place: dict[float, dict[str, Span]] = {}
+    by_place: dict[float, dict[str, Forecast]] = {}
     for point in sorted(points, key=at):
-        if point.keeps_up and (span := figure(point)):
-            by_place.setdefault(at(point), {})[point.gpu] = span
+        if forecast := figure(point):
+            by_place.setdefault(at(point), {})[point.gpu] = forecast
     for one, other in combinations(dict.fromkeys(point.gpu for point in points), 2):
-        ahead: tuple[float, bool, bool] | None = None  # where, whether ``one`` led there, and for certain
-        for value, spans in by_place.items():
-            if one not in spans or other not in spans or _equal(spans[one], spans[other]):
+        ahead: tuple[float, float] | None = None  # where, and the odds that ``one`` leads there
+        for value, found in by_place.items():
+            if one not in found or other not in found or _equal(found[one], found[other]):
                 continue
-            leads, certain = spans[one].mid > spans[other].mid, not spans[one].overlaps(spans[other])
-            if ahead and ahead[1] != leads:
-                names = (other, one) if leads else (one, other)
-                yield Flip(*names, ahead[0], value, ahead[2] and certain)
-            ahead = value, leads, certain
+            odds = found[one].beats(found[other])
+            if ahead and (ahead[1] > 0.5) != (odds > 0.5):
+                names = (other, one) if odds > 0.5 else (one, other)
+                yield Flip(*names, ahead[0], value, (_either(ahead[1]), _either(odds)))
+            ahead = value, odds
+
+
+def _either(odds: float) -> float:
+    return max(odds, 1 - odds)
 
 
 def describe_order(axis: str, found: Sequence[Standing]) -> str:
-    """Who leads where, in one line: ``b200 up to concurrency 32, mi355x from 64 on``."""
+    """Who leads where, and how likely, in one line: ``b200 up to concurrency 32 (62%), mi355x from 64 on (93%)``."""
     runs = [(leader, list(group)) for leader, group in groupby(found, key=_leader)]
     if len(runs) == 1:
         where = f" at every {axis}" if len(found) > 1 else ""
-        words = f"{runs[0][0]} {'lead' if found[0].tied else 'leads'}{where}"
-    else:
-        words = ", ".join(
-            _run_in_words(leader, group, index, len(runs), axis) for index, (leader, group) in enumerate(runs)
-        )
-    open_at = [f"{s.at:,g}" for s in found if not s.certain and not s.tied]
-    if not open_at:
-        return words
-    places = "anywhere" if len(open_at) == len(found) else f"at {axis} {', '.join(open_at)}"
-    return f"{words}; not certain {places}: the intervals of first and second overlap"
+        return f"{runs[0][0]} {'lead' if found[0].tied else 'leads'}{where}{_odds_in_words(found)}"
+    return ", ".join(_run_in_words(leader, group, index, len(runs), axis) for index, (leader, group) in enumerate(runs))
+
+
+def _odds_in_words(group: Sequence[Standing]) -> str:
+    """The probability that the first is ahead of the second, from the least to the most."""
+    odds = sorted(standing.probability for standing in group if len(standing.order) > 1)
+    if not odds or group[0].tied:
+        return ""
+    least, most = percent(odds[0]), percent(odds[-1])
+    return f" ({least})" if least == most else f" ({least} to {most})"
 
 
 def _leader(standing: Standing) -> str:
@@ -109,15 +124,16 @@ def _leader(standing: Standing) -> str:
 
 def _run_in_words(leader: str, group: Sequence[Standing], index: int, runs: int, axis: str) -> str:
     first, last = f"{group[0].at:,g}", f"{group[-1].at:,g}"
+    odds = _odds_in_words(group)
     if index == 0:
-        return f"{leader} up to {axis} {last}"
+        return f"{leader} up to {axis} {last}{odds}"
     if index == runs - 1:
-        return f"{leader} from {first} on"
-    return f"{leader} at {first}" if first == last else f"{leader} from {first} to {last}"
+        return f"{leader} from {first} on{odds}"
+    return f"{leader} at {first}{odds}" if first == last else f"{leader} from {first} to {last}{odds}"
 
 
-def _equal(one: Span, other: Span) -> bool:
-    return abs(one.mid - other.mid) <= EQUAL * max(one.mid, other.mid)
+def _equal(one: Forecast, other: Forecast) -> bool:
+    return abs(one.value - other.value) <= EQUAL * max(one.value, other.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from planner.planning.compare.limits import find_limit
 from planner.planning.compare.setup import Setup
 from planner.planning.cost import Price, Span, power_w, span_figures, tok_per_joule, tok_per_usd, usd_per_million_tok
 from planner.planning.deployment import Deployment
+from planner.planning.odds import Forecast
 from planner.planning.predict import Prediction, estimate, simulate_serve
 from planner.workload import Workload
 
@@ -104,6 +105,17 @@ class ComparedPoint:
     def tok_per_joule(self) -> Span | None:
         """Output tokens for one joule at board power; None where the power is not known."""
         return tok_per_joule(self.power_w, self.tok_per_s) if self.power_w else None
+
+    def forecast(self, span: Span | None, *, per_user: bool = False) -> Forecast | None:
+        """The middle of ``span``, a rate, as uncertain as the tokens per second of the busiest server.
+
+        ``per_user``: of an open loop a request's rate is uncertain as its mean E2EL is. Prices are taken at their
+        middle: which offer one takes is no matter of chance.
+        """
+        if span is None or not self.keeps_up:
+            return None
+        key = "mean_e2el_ms" if per_user and self.workload.max_concurrency is None else "output_throughput"
+        return Forecast.of(span.mid, self.predictions[0].uncertainty, key, -1.0 if key == "mean_e2el_ms" else 1.0)
 
     def latency_ms(self, key: str) -> Span | None:
         """Such as ``mean_ttft_ms``; None where a queue grows without end."""

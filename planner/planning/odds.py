@@ -1,0 +1,55 @@
+"""The odds that one figure is larger than another, by what is not known of both.
+
+::
+
+    log (measured a / measured b)  ~  normal(log (a / b),  var(a) + var(b) - 2 cov(a, b) + noise of each)
+
+Errors of efficiencies that both figures hang on cancel: they are in the covariance. Noise is each measurement's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot, log
+from statistics import NormalDist
+
+from planner.planning.uncertainty import Uncertainty
+from planner.timing import Spread
+
+CERTAIN = 0.95  #: of an order: the 90 % interval of the ratio does not hold 1
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A figure, what its logarithm hangs on, and the noise of a measurement."""
+
+    value: float
+    spread: Spread | None = None  #: None: nothing is known of it
+    noise: float = 0.0  #: standard deviation of the logarithm
+    power: float = 1.0  #: of the uncertain figure in ``value``: -1 for its inverse, 2 for its square
+
+    @classmethod
+    def of(cls, value: float, doubt: Uncertainty, key: str, power: float = 1.0) -> Forecast:
+        """``value`` is as uncertain as the figure ``key`` of a result, taken to ``power``."""
+        return cls(value, doubt.spread(key), doubt.noise(key), power)
+
+    def beats(self, other: Forecast) -> float:
+        """Probability that a measurement of this is larger than one of ``other``."""
+        ratio, sd = log(self.value / other.value), self._difference_sd(other)
+        if not sd:
+            return 0.5 if not ratio else float(ratio > 0)
+        return NormalDist().cdf(ratio / sd)
+
+    def _difference_sd(self, other: Forecast) -> float:
+        """Standard deviation of the logarithm of the ratio."""
+        noise = hypot(self.power * self.noise, other.power * other.noise)
+        if self.spread is None or other.spread is None:
+            return noise
+        return hypot(self.spread.times(self.power).difference_sd(other.spread.times(other.power)), noise)
+
+
+def percent(probability: float) -> str:
+    """``93%``; nothing that is not known is told to be certain."""
+    if probability > 0.99:
+        return "over 99%"
+    return "under 1%" if probability < 0.01 else f"{probability:.0%}"
