@@ -56,6 +56,7 @@ from .recommend.request import Targets as Targets
 from .recommend.request import Candidate as Candidate
 from .recommend.request import Rejected as Rejected
 from .recommend.request import Ranking as Ranking
+from .recommend.goals import Merit as Merit
 from .recommend.assemble import rank as rank
 from .recommend.assemble import assemble as assemble
 from .recommend.assemble import plans_best_first as plans_best_first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite
+from math import inf, isfinite, log
 from typing import Any, Literal
 
 from planner.engine import (
@@ -42,7 +42,8 @@ from planner.planning.predict import (
     simulate_serve,
     simulate_throughput,
 )
-from planner.planning.recommend.assemble import rank, recipe_of, standing
+from planner.planning.recommend.assemble import rank, recipe_of
+from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.workload import Slo, Workload
 
@@ -147,9 +148,9 @@ class Served:
         """Variables that the recipes set, and those of the settings."""
         return {**recipe_of(self.deployment).env, **self.config.env}
 
-    def score(self, goal: Goal) -> float:
-        """Larger is better; the goals are those of ``planner.recommend``."""
-        return standing({**self.result, **compared_rates(self.deployment, self.prediction)}, goal)
+    def merit(self, merit: Merit) -> float:
+        """The logarithm of how well it serves a goal; larger is better."""
+        return merit.of({**self.result, **compared_rates(self.deployment, self.prediction)})
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,9 @@ class LineVerdict:
 
     def better(self) -> Iterator[Served]:
         """The plans that are worth a change, best first."""
+        merit = Merit.among(self.ranking.candidates if self.ranking else (), self.goal)
         for plan in (self.recommended, self.recommended_same_model):
-            if plan and (not self.served or plan.score(self.goal) > WORTH_IT * self.served.score(self.goal)):
+            if plan and (not self.served or plan.merit(merit) > log(WORTH_IT) + self.served.merit(merit)):
                 yield plan
 
     def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:

@@ -679,8 +679,8 @@ def test_what_does_not_fit_is_answered_with_no_and_a_plan_that_does() -> None:
 
 def test_where_no_load_is_asked_for_a_line_that_does_not_start_gets_what_recommend_gives() -> None:
     """Batch and all: it is chosen with as many requests as show it, not with a handful."""
-    said = answer("--gpu", "b200", "--", "vllm", "serve", LLAMA, "--max-model-len", "400000", status=1)
-    (best, *_) = json.loads(run("recommend", LLAMA, "--gpu", "b200", "--format", "json").out)["plans"]
+    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-model-len", "400000", status=1)
+    (best, *_) = json.loads(run("recommend", LLAMA, "--gpu", "h100", "--format", "json").out)["plans"]
     assert said["load"] == best["workload"]
     found = said["better"][0]["delivers"]
     assert found["num_gpus"] == best["num_gpus"]

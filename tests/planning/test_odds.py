@@ -9,6 +9,7 @@ from planner.planning.odds import Forecast, percent
 from planner.timing import Spread
 
 _SCALES = st.floats(0.0, 2.0)
+_POWERS = st.sampled_from([-1.0, 1.0, 2.0])
 
 
 def spread(own: dict[str, float], known: float = 0.0, sign: float = -1.0) -> Spread:
@@ -19,11 +20,13 @@ def spread(own: dict[str, float], known: float = 0.0, sign: float = -1.0) -> Spr
 @st.composite
 def forecasts(draw: st.DrawFn) -> Forecast:
     own = {name: draw(_SCALES) for name in "ab"}
-    return Forecast(draw(st.floats(0.1, 100)), spread(own), draw(st.floats(0.01, 1)), draw(st.sampled_from([-1.0, 1.0, 2.0])))
+    return Forecast(
+        draw(st.floats(0.1, 100)), spread(own), draw(st.floats(0.01, 1)), draw(st.sampled_from([-1.0, 1.0, 2.0]))
+    )
 
 
 def test_by_hand() -> None:
-    """ln 1.1 = 0.0953. Both hang on factor a alike, which cancels; 0.3 and 0.4 of their own make 0.5: 0.191 deviations."""
+    """ln 1.1 = 0.0953. Both hang on a alike, which cancels; 0.3 and 0.4 of their own make 0.5: 0.191 deviations."""
     one, other = Forecast(110.0, spread({"a": 1.0, "b": 0.3})), Forecast(100.0, spread({"a": 1.0, "c": 0.4}))
     assert one.beats(other) == pytest.approx(0.5756, abs=1e-4)  # of a table of the normal distribution: 0.19 -> 0.5753
 
@@ -36,7 +39,7 @@ def test_noise_is_each_measurement_s_own() -> None:
 
 
 def test_what_runs_taught_narrows() -> None:
-    """A factor with variance 1 of which runs took 0.75: a deviation of 0.5 for one that hangs on it, 0 for the other."""
+    """A factor with variance 1, of which runs took 0.75: a deviation of 0.5."""
     found = Forecast(2.0, spread({"a": 1.0}, known=0.75**0.5)).beats(Forecast(1.0, spread({})))
     assert found == pytest.approx(0.9172, abs=1e-4)  # ln 2 / 0.5 = 1.386
 

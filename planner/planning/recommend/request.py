@@ -123,6 +123,7 @@ class Rejected:
     weight_dtype: str | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    probability_behind: float | None = None  #: that the best serves the goal better; None where that is not the reason
 
     @classmethod
     def of(cls, candidate: Candidate, reason: str) -> Rejected:
