@@ -93,6 +93,26 @@ class PlannedTrace(_Record):
     busiest_rate: float  #: of the stretch that was planned for
 
 
+class PlannedRung(_Record):
+    """What servers of the plan's kind carry, or what the load takes of them, at one confidence."""
+
+    confidence: float
+    largest_load: float  #: of one server; 0: it keeps the targets under none
+    total_gpus: int | None  #: None: no number of servers keeps them
+
+
+class PlannedRun(_Record):
+    """The benchmark that narrows the decision most, and what is expected after it."""
+
+    script: Literal["benchmark.sh", "measure_next.sh"]
+    workload: PlannedWorkload
+    bench_argv: tuple[str, ...] = ()
+    duration_s: float
+    figure: str  #: of its result, that tells most
+    deviation_factor: float  #: on the standard deviation of what binds
+    expected: PlannedRung
+
+
 class Service(_Record):
     """Targets, the load of all servers together that they are kept under, and how many servers that takes."""
 
@@ -112,6 +132,8 @@ class Service(_Record):
     bound_by: str = ""  #: what a larger load breaks
     output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
     usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
+    ladder: tuple[PlannedRung, ...] = ()  #: of the best plan; empty for others, and where many GPUs are compared
+    measure_next: PlannedRun | None = None  #: None: nothing hangs on it, or no run tells enough
 
     @property
     def load(self) -> float | None:

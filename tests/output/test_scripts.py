@@ -24,7 +24,7 @@ from planner.output.scripts.emission import Emission, container_name, gfx_target
 from planner.output.scripts.files import ALL_FILES, write_folder
 from planner.output.scripts.quoting import argv, cell, comment, fenced, text
 from planner.output.scripts.render import render_scripts
-from planner.planning.plan import Plan, PlanFile
+from planner.planning.plan import Plan, PlanFile, PlannedRun, PlannedRung, Service
 from planner.resources import data_dir
 
 TEMPLATES = sorted((data_dir("templates") / "vllm").rglob("*.j2"))
@@ -344,3 +344,25 @@ def test_a_plan_keeps_its_name_when_a_later_planner_knows_more_fields() -> None:
     written = made.model_dump(exclude_defaults=True)
     assert Plan(**written).digest == Plan(**made.model_dump()).digest == made.digest
     assert plan(max_num_seqs=65).digest != made.digest
+
+
+def test_another_run_to_measure_has_a_script_of_its_own(tmp_path: Path) -> None:
+    """benchmark.sh at another load: its command, its number of requests and its result; nothing else differs."""
+    made = GOLDEN["mi355x"].file.plan
+    sent = made.workload.model_copy(update={"max_concurrency": 7, "num_prompts": 210})
+    rung = PlannedRung(confidence=0.8, largest_load=2.0, total_gpus=1)
+    run = PlannedRun(
+        script="measure_next.sh", workload=sent, bench_argv=("vllm", "bench", "serve", "--max-concurrency", "7"),
+        duration_s=600.0, figure="mean_tpot_ms", deviation_factor=0.7, expected=rung,
+    )  # fmt: skip
+    service = Service(
+        targets=(), max_concurrency=64, replicas=1, total_gpus=1, packages=1.0, goodput=1.0, measure_next=run
+    )
+    files = render_scripts(emission(made.model_copy(update={"service": service})))
+    check_scripts([files["measure_next.sh"]], tmp_path)
+    script = files["measure_next.sh"]
+    assert "num_prompts=210" in script and command_in(script, "send vllm")[:6] == ["send", *run.bench_argv]
+    assert f"results/{result_name(made).removesuffix('.json')}-c7.json" in script
+    assert "`./measure_next.sh`" in files["RUNBOOK.md"]
+    assert "measure_next.sh" in ALL_FILES
+    assert "measure_next.sh" not in render_scripts(GOLDEN["mi355x"])

@@ -15,9 +15,11 @@ from memory_cases import fitted, model, version
 from planner.engine.settings import EngineArgs
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
+from planner.memory import Interval
 from planner.model.quantization import as_quantized
 from planner.planning.deployment import resolve_deployment
 from planner.planning.fit.answer import fit_model, sweep_settings
+from planner.planning.fit.check import Condition
 from planner.planning.fit.explain import explain
 from planner.planning.fit.result import FitResult
 
@@ -59,7 +61,8 @@ def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
     assert full.min_tensor_parallel_size == 2
     assert "max seq len (131072)" in full.reason
     short = fit_model(fp8, gpu, EngineArgs(max_model_len=8192), version(newest))
-    assert short.verdict == "too close to call"
+    assert short.verdict == "too close to call" and 0.05 < short.deployment.checked.probability_fits < 0.95
+    assert short.verdict_words.startswith("too close to call: starts with ")
     assert 0 < short.largest_max_model_len < 131_072
 
 
@@ -311,3 +314,19 @@ def test_products_of_projections_stand_beside_the_weights() -> None:
     flags = ("-tp", "8", "--engine-version", "0.7.3", "--max-model-len", "65536")
     answer = run("fit", "deepseek-ai/DeepSeek-R1", "--gpu", "h200", *flags).out
     assert "products of projections        4.47 GiB on each GPU" in answer
+
+
+@pytest.mark.parametrize(
+    ("low", "mid", "high", "probability"),
+    [
+        (-1.0, 0.0, 1.0, 0.5),
+        (0.0, 2.0, 3.0, 0.95),  # nothing lacks at the low end of a 90 % interval: 5 % are below it
+        (-3.0, -2.0, 0.0, 0.05),
+        (-2.0, 2.0, 5.0, 0.7946),  # 2 of 4 to the end, which is 1.645 deviations away: 0.8224 deviations
+        (3.0, 3.0, 3.0, 1.0),
+        (-3.0, -3.0, -3.0, 0.0),
+    ],
+)
+def test_the_probability_that_it_starts(low: float, mid: float, high: float, probability: float) -> None:
+    condition = Condition("no cache blocks", Interval(mid, low, high), "")
+    assert condition.probability == pytest.approx(probability, abs=1e-4)

@@ -107,6 +107,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "container": container_name(plan),
         "port": PORT,
         "build_script": built_by,
+        "measures_next": other_run(plan) != {},
         "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
         "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
         "bench_argv": _client_argv(plan, plan.bench_argv),
@@ -175,6 +176,25 @@ def warm_up_argv(plan: Plan, bench_argv: Sequence[str] = (), servers: int = 1) -
     }.items():
         words = with_option(words, flag, value)
     return words
+
+
+def other_run(plan: Plan) -> dict[str, Any]:
+    """What ``measure_next.sh`` says otherwise than ``benchmark.sh``; nothing where that is the run to make."""
+    run = plan.service and plan.service.measure_next
+    if not run or run.script != "measure_next.sh":
+        return {}
+    name = result_name(plan).replace(".json", f"-c{run.workload.max_concurrency}.json")
+    sent = plan.model_copy(update={"workload": run.workload})
+    return {
+        "plan": sent,
+        "bench_argv": _client_argv(plan, run.bench_argv),
+        "load": describe_load(sent),
+        "result_name": name,
+        "result_path": f"results/{name}",
+        "partial_name": f".partial-{name}",
+        "predicted_lines": (),
+        "predicted_text": "",
+    }
 
 
 def describe_load(plan: Plan) -> str:

@@ -10,7 +10,7 @@ import jinja2
 
 from planner.errors import InputError
 from planner.output.scripts import quoting
-from planner.output.scripts.emission import Emission, template_names
+from planner.output.scripts.emission import Emission, other_run, template_names
 from planner.resources import data_dir
 from planner.secrets import is_secret
 
@@ -28,6 +28,8 @@ def render_scripts(emission: Emission) -> dict[str, str]:
     scripts = (*partition, "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "RUNBOOK.md")
     files = {"plan.json": emission.file.to_json()}
     files |= {name: render_template(f"{name}.j2", names, folders) for name in scripts}
+    if other := other_run(emission.file.plan):
+        files["measure_next.sh"] = render_template("benchmark.sh.j2", {**names, **other}, folders)
     refuse_tokens(files)
     return files
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from planner.engine import FlagProblem, has_both_engines
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
 from planner.output.result import Result
-from planner.planning import FitResult, LineVerdict, PlannedWorkload, Served
+from planner.planning import FitResult, LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Workload
 
@@ -225,7 +225,8 @@ def _verdict(answer: LineVerdict) -> str:
         return "vLLM refuses these settings"
     fit = answer.fit
     memory = fit.verdict if fit else "too close to call"
-    words = {"fits": "starts", "does not fit": "does not fit", "too close to call": "may or may not start"}
+    odds = f"starts with {percent(fit.deployment.checked.probability_fits)} probability" if fit else "may not start"
+    words = {"fits": "starts", "does not fit": "does not fit", "too close to call": odds}
     if answer.line.refused:
         return f"vLLM refuses an option; without it: {words[memory]}"
     return words[memory]

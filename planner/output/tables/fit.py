@@ -145,6 +145,7 @@ def _refused_object(answer: RefusedFit, resolved: ResolvedModel) -> dict[str, An
     return {
         "fits": False,
         "verdict": "does not fit",
+        "probability_fits": 0.0,
         "reason": answer.error.cause,
         "error": answer.error.cause,
         "hint": answer.error.hint,
@@ -167,7 +168,7 @@ def _row(answer: GpuFit) -> dict[str, Any]:
 def _headline(result: FitResult, resolved: ResolvedModel) -> str:
     config = result.config
     where = f"{config.num_gpus} x {result.gpu_id}" if config.num_gpus > 1 else result.gpu_id
-    return f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict}"
+    return f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict_words}"
 
 
 def _lines(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) -> Iterator[str]:

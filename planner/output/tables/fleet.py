@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
-from planner.output.tables.shared import calibration_note, price_notes, price_rows, with_interval
+from planner.output.tables.shared import calibration_note, load_of_run, minutes, price_notes, price_rows, with_interval
 from planner.planning import Disaggregated, Fleet, Fleets, NotDivided, Pool, Rung, span_figures
 from planner.units import GB, MB, MS
 from planner.workload import targets_in_words
@@ -71,6 +72,7 @@ class FleetAnswer(Result):
             "targets": [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in asked.slos],
             "confidence": asked.confidence,
             "ladder": [_rung(rung) for rung in fleets.best.ladder] if fleets.best and asked.slos else [],
+            "measure_next": _measure_next(fleets.best) if fleets.best else None,
             "headroom": asked.headroom,
             "n_plus": asked.n_plus,
             "minimised": fleets.objective,
@@ -113,6 +115,23 @@ class FleetAnswer(Result):
 def _rung(rung: Rung) -> dict[str, Any]:
     usd = rung.usd_per_h
     return {"confidence": rung.confidence, "gpus": rung.gpus, "usd_per_hour": usd.mid if usd else None}
+
+
+def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
+    if fleet.measure_next is None:
+        return None
+    run, then = fleet.measure_next
+    sent = run.workload
+    return {
+        "gpu": fleet.pools[0].kind.profile.id,
+        "max_concurrency": sent.max_concurrency,
+        "request_rate": sent.request_rate if isfinite(sent.request_rate) else None,
+        "num_prompts": sent.num_prompts,
+        "duration_s": run.duration_s,
+        "figure": run.figure,
+        "deviation_factor": run.factor,
+        "expected": _rung(then),
+    }
 
 
 def _question(fleets: Fleets) -> str:
@@ -249,6 +268,16 @@ def ladder_words(fleet: Fleet) -> str:
     return ", ".join(rungs) + " confidence"
 
 
+def _measure_next_words(fleet: Fleet) -> Iterator[str]:
+    if fleet.measure_next:
+        run, then = fleet.measure_next
+        load = load_of_run(run.workload.max_concurrency, run.workload.request_rate)
+        yield (
+            f"measure next: one run of vllm bench serve on one of these servers at {load} ({minutes(run.duration_s)}) "
+            f"is expected to take the fleet from {fleet.gpus:,} to {then.gpus:,} GPUs"
+        )
+
+
 def _verdict(plan: Disaggregated) -> str:
     rates = f"{plan.disaggregated_rate:,.3g} against {plan.aggregated_rate:,.3g} requests/s on {plan.aggregated_gpus}"
     if plan.wins:
@@ -271,6 +300,7 @@ def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> I
         if asked.slos:
             kept = f"targets are kept with {asked.confidence:.0%} confidence"
             yield f"{kept}; on the same GPUs {ladder_words(fleets.best)}"
+            yield from _measure_next_words(fleets.best)
         yield "USD range from the lowest price to the highest; kW assume boards at their TDP"
     if fleets.best and not fleets.best.proven:
         yield "the search stopped early: a cheaper mix may exist"

@@ -11,12 +11,13 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.output.render import Column, command_lines, rows_of, wrapped
 from planner.output.result import Result
-from planner.output.tables.shared import local_argv
+from planner.output.tables.shared import load_of_run, local_argv, minutes
 from planner.output.workflows.documents import said_of
 from planner.planning import (
     Candidate,
     Merit,
     Plan,
+    PlannedRung,
     Ranking,
     Rejected,
     Request,
@@ -241,13 +242,18 @@ def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]], prices: Mapping[st
 
 
 def predicted_lines(plan: Plan) -> Iterator[str]:
-    """The predicted figures in a script's header."""
-    figures = plan.predicted
-    total, each = figures["output_throughput"], figures["output_throughput_per_gpu"]
-    yield f"output throughput  {total:,.0f} tokens/s ({each:,.0f} per GPU)"
+    """The predicted figures in a script's header, with their 90 % intervals."""
+
+    def ranged(key: str, form: str) -> str:
+        value, low, high = (plan.predicted.get(name) for name in (key, f"{key}_lo", f"{key}_hi"))
+        return f"{value:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None and high is not None else "")
+
+    yield f"output throughput  {ranged('output_throughput', ',.0f')} tokens/s"
+    yield f"per GPU            {ranged('output_throughput_per_gpu', ',.0f')} tokens/s"
     for name in ("ttft", "tpot", "itl", "e2el"):
-        mean, p99 = figures[f"mean_{name}_ms"], figures[f"p99_{name}_ms"]
-        yield f"{name.upper():<5}              {mean:,.1f} ms mean, {p99:,.1f} ms p99"
+        mean, p99 = (ranged(f"{statistic}_{name}_ms", ",.1f") for statistic in ("mean", "p99"))
+        yield f"{name.upper():<5}              {mean} ms mean, {p99} ms p99"
+    yield "in brackets        the 90 % interval"
     if plan.service:
         yield from _service_lines(plan.service)
     if plan.calibration != SHIPPED:
@@ -257,10 +263,11 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
 def _service_lines(service: Service) -> Iterator[str]:
     for target in service.targets:
         yield (
-            f"target             {target.metric} {target.limit_ms:,.4g}: {target.expected_ms:,.4g} at the "
-            f"{service.interval} end of its interval"
+            f"target             {target.metric} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
+            f"{target.expected_ms:,.4g} with {service.confidence:.0%} confidence"
         )
     yield f"load               {service.load:,.4g} {service.load_unit} over {service.replicas} such servers"
+    yield from _ladder_lines(service)
 
 
 def _workload(request: Request) -> dict[str, Any]:
@@ -351,11 +358,38 @@ def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> It
         tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
         most = f"{service.largest_load:,.4g} {service.load_unit}"
         yield f"one server carries {most} under the targets{tokens}{node}{then}"
+    yield from _ladder_lines(service)
     price = price_of(profile, prices)
     if price and service.usd_per_hour is not None:
         gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
         each = price.usd_per_h.mid * profile.parts
         yield f"{service.usd_per_hour:,.2f} USD/h for {gpus}: {each:,.2f} per whole GPU ({price.origin})"
+
+
+def _ladder_lines(service: Service) -> Iterator[str]:
+    """What other confidences take, and the measurement that is worth most."""
+    per_server = service.replicas == 1 and len({rung.total_gpus for rung in service.ladder}) == 1
+    if service.ladder:
+        rungs = [f"{_rung_words(rung, service, per_server)} at {rung.confidence:.0%}" for rung in service.ladder]
+        yield f"{'one server carries ' if per_server else ''}{', '.join(rungs)} confidence"
+    run = service.measure_next
+    now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
+    if run is None or now is None:
+        return
+    load = load_of_run(run.workload.max_concurrency, run.workload.request_rate)
+    per_server = run.expected.total_gpus == now.total_gpus
+    before, after = (_rung_words(rung, service, per_server) for rung in (now, run.expected))
+    what = "raise what one server carries" if per_server else "take the plan"
+    yield (
+        f"measure next: one run of {run.script} at {load} ({minutes(run.duration_s)}) is expected to {what} from "
+        f"{before} to {after} at {service.confidence:.0%} confidence"
+    )
+
+
+def _rung_words(rung: PlannedRung, service: Service, per_server: bool) -> str:
+    if per_server:
+        return f"{rung.largest_load:,.3g} {service.load_unit}"
+    return f"{rung.total_gpus:,} GPU{'s' if rung.total_gpus != 1 else ''}" if rung.total_gpus else "no number of GPUs"
 
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:

@@ -63,3 +63,14 @@ def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> 
         yield f"no price is known for {', '.join(dict.fromkeys(unknown))}: give one with --price GPU=USD"
     if free:
         yield f"{', '.join(free)}: with a price of zero there are no figures per dollar"
+
+
+def minutes(duration_s: float) -> str:
+    """``about 10 minutes``."""
+    whole = max(round(duration_s / 60), 1)
+    return f"about {whole:,} minute{'s' if whole > 1 else ''}"
+
+
+def load_of_run(max_concurrency: int | None, request_rate: float | None) -> str:
+    """``concurrency 64``, or ``3.5 requests/s``."""
+    return f"concurrency {max_concurrency:,}" if max_concurrency else f"{request_rate:,.3g} requests/s"

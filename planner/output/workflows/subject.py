@@ -49,6 +49,7 @@ from planner.planning import (
     defaults,
     estimate,
     fit_model,
+    percent,
     rank,
     recipe_of,
     resolve_deployment,
@@ -507,8 +508,9 @@ def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
     elif found.plan.predicted["mean_ttft_ms"] > LONG_TTFT_S * 1e3:
         seconds = found.plan.predicted["mean_ttft_ms"] / 1e3
         yield f"the load is more than one server carries: most of the predicted TTFT of {seconds:,.0f} s is waiting"
-    if found.deployment.checked.verdict == "too close to call":
-        yield "memory is too close to call: it may or may not start"
+    checked = found.deployment.checked
+    if checked.verdict == "too close to call":
+        yield f"memory is too close to call: it starts with {percent(checked.probability_fits)} probability"
     compilation = found.printed.read().others.get("--compilation-config", "") if found.printed else ""
     issues = known_issues(found.config, env, found.resolved.model, found.profile, compilation=compilation)
     yield from map(str, issues)

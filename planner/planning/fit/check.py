@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from statistics import NormalDist
 from typing import Literal
 
 from planner.memory import Interval, MemoryBudget, StageBudget
 from planner.units import GIB
 
 Verdict = Literal["fits", "does not fit", "too close to call"]
+#: Standard deviations from the best estimate of an overhead to either end of its interval, taken as one of 90 %.
+ENDS = NormalDist().inv_cdf(0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,13 @@ class Condition:
         if self.margin.low >= 0:
             return "fits"
         return "does not fit" if self.margin.high < 0 else "too close to call"
+
+    @property
+    def probability(self) -> float:
+        """That nothing lacks: each side of the margin is half a normal distribution of its own width."""
+        mid = self.margin.mid
+        width = mid - self.margin.low if mid >= 0 else self.margin.high - mid
+        return NormalDist().cdf(ENDS * mid / width) if width else float(mid >= 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +58,11 @@ class Checked:
         if "does not fit" in verdicts:
             return "does not fit"
         return "too close to call" if "too close to call" in verdicts else "fits"
+
+    @property
+    def probability_fits(self) -> float:
+        """That it starts: of the least likely condition, since all hang on the same overheads."""
+        return min((condition.probability for condition in self.conditions), default=1.0)
 
 
 def check_memory(budget: MemoryBudget, loading_bytes: int = 0) -> Checked:

@@ -12,6 +12,7 @@ from planner.engine import EngineConfig
 from planner.memory import SHIPPED, Interval, MemoryBudget, StageBudget, host_kv_tokens
 from planner.planning.deployment import Deployment
 from planner.planning.fit.check import Condition, Verdict
+from planner.planning.odds import percent
 
 Setting = str | int | float | bool
 
@@ -94,6 +95,12 @@ class FitResult:
     def verdict(self) -> Verdict:
         """The worst verdict of all conditions."""
         return self.deployment.checked.verdict
+
+    @property
+    def verdict_words(self) -> str:
+        """The verdict; where it is too close to call, with the probability that it starts."""
+        odds = f": starts with {percent(self.deployment.checked.probability_fits)} probability"
+        return self.verdict + (odds if self.verdict == "too close to call" else "")
 
     @property
     def budget(self) -> MemoryBudget:
@@ -232,6 +239,7 @@ class FitResult:
             "schema_version": 1,
             "fits": self.fits,
             "verdict": self.verdict,
+            "probability_fits": round(self.deployment.checked.probability_fits, 3),
             "reason": self.reason,
             "margin_bytes": round(margin.mid),
             "margin_bytes_lo": round(margin.low),

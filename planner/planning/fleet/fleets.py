@@ -21,6 +21,7 @@ from planner.planning.defaults import Objective
 from planner.planning.fleet.demand import Demand, together
 from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
+from planner.planning.next_run import NextRun, next_run
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,26 @@ class Fleet:
         progress.say(f"{confidence:.0%} confidence on {' and '.join(kind.profile.id for kind in self.kinds)}")
         _, rented = _solved(self.asked, self.kinds, "gpus", _rates(self.asked, self.pools, confidence))
         return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
+
+    @cached_property
+    def measure_next(self) -> tuple[NextRun, Rung] | None:
+        """The run that is worth most, and what is expected after it; None where nothing hangs on it.
+
+        Of a fleet with one pool: of several, each would have to be measured.
+        """
+        now = self._rung(self.asked.confidence)
+        if len(self.pools) > 1 or not self.asked.slos or self.ladder[0].gpus == now.gpus:
+            return None
+        (pool,), confidence = self.pools, self.asked.confidence
+        run = next_run(pool.kind.deployment, pool.load, pool.demand.requests)
+        if run is None:
+            return None
+        deployment, demand = pool.kind.deployment, pool.demand
+        first = rate_at(self.asked, deployment, demand, confidence)
+        gained = rate_at(self.asked, deployment, demand, run.confidence(confidence)) / first if first else 0.0
+        _, rented = _solved(self.asked, self.kinds, "gpus", [(pool.load.value * max(gained, 1.0),)])
+        then = Rung(confidence, sum(part.gpus for part in rented), _usd(rented))
+        return (run, then) if now.gpus and then.gpus and then.gpus < now.gpus else None
 
     @property
     def kinds(self) -> tuple[ServerKind, ...]:

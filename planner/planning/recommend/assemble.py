@@ -60,10 +60,13 @@ def assemble(
     profile = deployment.profile
     model = served_name(candidate.resolved)
     figures = candidate.figures if workload is None else None
-    service = service_of(request, candidate) if workload is None else None
+    service = service_of(request, candidate, best=candidate is ranking.best) if workload is None else None
     if workload is None:
         workload = sent_to_one(request, candidate)
     image = image or image_for(profile, config.version)
+    if service and (run := service.measure_next):
+        run = run.model_copy(update={"bench_argv": _bench_argv(run.workload.sent, model, deployment, image)})
+        service = service.model_copy(update={"measure_next": run})
     recipe = recipe_of(deployment)
     # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
     host = "0.0.0.0" if image.name else "127.0.0.1"  # noqa: S104
@@ -95,15 +98,7 @@ def assemble(
         env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
         docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
-        bench_argv=tuple(
-            bench_serve_argv(
-                workload,
-                model,
-                options_version(config.version, profile.platform, image.name),
-                percentiles=defaults.PERCENTILES,
-                platform=profile.platform,
-            )
-        ),
+        bench_argv=_bench_argv(workload, model, deployment, image),
         workload=PlannedWorkload.of(workload),
         service=service,
         predicted=figures or predicted(deployment, workload, _replayed(request, candidate, workload)),
@@ -112,6 +107,13 @@ def assemble(
         why=tuple(_why(request, ranking, candidate, recipe)),
         warnings=tuple(_warnings(request, candidate, image.note, recipe)),
     )
+
+
+def _bench_argv(workload: Workload, model: str, deployment: Deployment, image: Image) -> tuple[str, ...]:
+    platform = deployment.profile.platform
+    version = options_version(deployment.config.version, platform, image.name)
+    words = bench_serve_argv(workload, model, version, percentiles=defaults.PERCENTILES, platform=platform)
+    return tuple(words)
 
 
 def _replayed(request: Request, candidate: Candidate, workload: Workload) -> Replay | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
-from planner.planning.capacity import THROUGHPUT, Reading, ServedLoad, largest_load
+from planner.planning import defaults
+from planner.planning.capacity import ROUNDING, THROUGHPUT, Reading, ServedLoad, largest_load
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
-from planner.planning.plan import Plan, PlannedTarget, Service
+from planner.planning.next_run import next_run
+from planner.planning.plan import Plan, PlannedRun, PlannedRung, PlannedTarget, PlannedWorkload, Service
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.request import Candidate, Request
+from planner.planning.recommend.request import Candidate, Request, Targets
 from planner.simulator import statistic_ms
 from planner.workload import Workload, targets_in_words
 
@@ -30,8 +32,8 @@ def sent_to_one(request: Request, candidate: Candidate) -> Workload:
     return replace(sent, num_prompts=request.num_prompts) if request.num_prompts else sent
 
 
-def service_of(request: Request, candidate: Candidate) -> Service | None:
-    """Servers, load and cost of ``candidate``; None without targets."""
+def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service | None:
+    """Servers, load and cost of ``candidate``, of the best plan with its ladder; None without targets."""
     load, targets = candidate.load, request.targets
     if load is None or targets is None:
         return None
@@ -43,6 +45,8 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
     if targets.value is not None:  # nobody rents a part of a GPU
         packages = ceil(packages)
     price = price_of(profile, request.prices)
+    kept = _kept(request, candidate, most) if best and most and targets.slos else 0.0
+    ladder = _ladder(request, candidate, most, kept) if most and kept else ()
     return Service(
         confidence=targets.confidence,
         targets=tuple(map(_target, load.readings)),
@@ -59,7 +63,75 @@ def service_of(request: Request, candidate: Candidate) -> Service | None:
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
         usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
+        ladder=ladder,
+        measure_next=_next_run(request, candidate, most, kept, ladder) if most else None,
     )
+
+
+def _kept(request: Request, candidate: Candidate, most: ServedLoad) -> float:
+    """Share of what a server carries to first order that is left where the queue of a slower one is replayed too."""
+    targets = request.targets
+    assert targets is not None  # noqa: S101
+    if targets.value is None:
+        first = _largest_load(request, candidate, targets.confidence)
+        return min(most.value / first.value, 1.0) if first else 1.0
+    if targets.value / most.value > candidate.servers - 1:
+        return 1.0
+    return targets.value / (candidate.servers - 0.5) / most.value  # between too few servers and enough
+
+
+def _ladder(request: Request, candidate: Candidate, most: ServedLoad, kept: float) -> tuple[PlannedRung, ...]:
+    """The same servers at each confidence of ``LADDER``, and at the one that is asked for."""
+    assert request.targets is not None  # noqa: S101
+    confidences = sorted({*defaults.LADDER, request.targets.confidence})
+    return tuple(_rung(request, candidate, most, kept, confidence) for confidence in confidences)
+
+
+def _rung(request: Request, candidate: Candidate, most: ServedLoad, kept: float, confidence: float) -> PlannedRung:
+    """More confidence never carries more, and never takes fewer servers."""
+    targets = request.targets
+    assert targets is not None  # noqa: S101
+    carried, servers = most.value, candidate.servers
+    if confidence != targets.confidence:
+        bound = max if confidence < targets.confidence else min
+        found = _largest_load(request, candidate, confidence)
+        carried = bound(found.value * kept if found else 0.0, most.value)
+        if targets.value is not None and carried:
+            fewest, asked = ceil(targets.value / carried - ROUNDING), candidate.servers
+            servers = min(fewest, asked) if confidence < targets.confidence else max(fewest, asked)
+    gpus = servers * candidate.config.num_gpus if carried else None
+    return PlannedRung(confidence=confidence, largest_load=carried, total_gpus=gpus)
+
+
+def _next_run(
+    request: Request, candidate: Candidate, most: ServedLoad, kept: float, ladder: Sequence[PlannedRung]
+) -> PlannedRun | None:
+    """The run that is worth most, where even odds would take less than the confidence that is asked for."""
+    targets, load = request.targets, candidate.load
+    assert targets is not None and load is not None  # noqa: S101
+    now = next((rung for rung in ladder if rung.confidence == targets.confidence), None)
+    if now is None or _worth(targets, ladder[0]) <= _worth(targets, now):
+        return None
+    run = next_run(candidate.deployment, replace(load, bound_by=most.bound_by), targets.requests)
+    if run is None:
+        return None
+    then = _rung(request, candidate, most, kept, run.confidence(targets.confidence))
+    if _worth(targets, then) <= _worth(targets, now):
+        return None
+    sent = sent_to_one(request, candidate) if run.own else run.workload
+    return PlannedRun(
+        script="benchmark.sh" if run.own else "measure_next.sh",
+        workload=PlannedWorkload.of(sent),
+        duration_s=run.duration_s,
+        figure=run.figure,
+        deviation_factor=run.factor,
+        expected=PlannedRung(confidence=targets.confidence, largest_load=then.largest_load, total_gpus=then.total_gpus),
+    )
+
+
+def _worth(targets: Targets, rung: PlannedRung) -> float:
+    """Larger is better: fewer GPUs for the load, or without one more load on a server."""
+    return rung.largest_load if targets.value is None else -(rung.total_gpus or inf)
 
 
 def _target(reading: Reading) -> PlannedTarget:
@@ -79,17 +151,23 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
         return candidate.load
     if request.coarse or candidate.load is None:
         return None
-    found = largest_load(
+    found = _largest_load(request, candidate, targets.confidence)
+    if found is None or found.value < candidate.load.value:  # bisection stops a little below the edge
+        return replace(candidate.load, bound_by=found.bound_by if found else "")
+    return found
+
+
+def _largest_load(request: Request, candidate: Candidate, confidence: float) -> ServedLoad | None:
+    targets = request.targets
+    assert targets is not None  # noqa: S101
+    return largest_load(
         candidate.deployment,
         request.workload,
         targets.slos,
         by=targets.by,
-        confidence=targets.confidence,
+        confidence=confidence,
         requests=targets.requests,
     )
-    if found is None or found.value < candidate.load.value:  # bisection stops a little below the edge
-        return replace(candidate.load, bound_by=found.bound_by if found else "")
-    return found
 
 
 def cost(plan: Plan) -> tuple[bool, float]:

@@ -1,0 +1,95 @@
+"""Which single run of a benchmark narrows a decision most, and what it is expected to be worth.
+
+A run tells the logarithm of a figure up to its noise. What is then left of the variance of another one, the figure that
+binds (conditional normal distribution)::
+
+    var(binds | run) = var(binds) - cov(run, binds)^2 / (var(run) + noise(run)^2)
+
+A target is kept with confidence c where its limit is z(c) deviations away. With a deviation that is smaller by a factor
+f that room is f z(c) of today's deviations, which is today's room at the confidence Phi(f z(c)): what is expected after
+the run is what that confidence takes today. It is an expectation: a run also moves the middle, one way or the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+
+from planner.planning.capacity import THROUGHPUT, ServedLoad, at_load, doubt_at, most_in_flight
+from planner.planning.deployment import Deployment
+from planner.planning.predict import estimate
+from planner.planning.uncertainty import Uncertainty, UncertaintyOfReplay
+from planner.timing import Spread
+from planner.workload import Requests, Workload
+
+#: Figures of a run, without the throughput where that is the rate at which requests are sent.
+LATENCIES = ("mean_tpot_ms", "mean_ttft_ms")
+FIGURES = (*LATENCIES, "output_throughput")
+SAME = 1.02  #: a run of the plan's own benchmark is taken where no other leaves a deviation smaller by this
+WORTH = 0.98  #: factor on the deviation above which a run tells too little
+
+
+@dataclass(frozen=True, slots=True)
+class NextRun:
+    """One run of ``vllm bench serve``."""
+
+    workload: Workload
+    own: bool  #: the plan's own benchmark
+    duration_s: float
+    figure: str  #: of its result, that tells most
+    factor: float  #: on the standard deviation of what binds
+
+    def confidence(self, asked: float) -> float:
+        """At which today's answer is the one that is expected with ``asked`` after the run."""
+        normal = NormalDist()
+        return normal.cdf(normal.inv_cdf(asked) * self.factor)
+
+
+def next_run(deployment: Deployment, load: ServedLoad, requests: Requests | None = None) -> NextRun | None:
+    """The run that narrows most what binds ``load``: at its own load, one at a time or with full batches.
+
+    ``requests`` of a trace, where the load is that. None where no run tells enough.
+    """
+    served = UncertaintyOfReplay(deployment, load.workload, load.replay, requests, queue_reacts=False)
+    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    key = "output_throughput" if worst is None or load.bound_by == THROUGHPUT else worst.slo.key
+    binds, noise = served.spread(key), served.noise(key)
+    before = sqrt(binds.variance + noise**2)
+    found = (
+        [
+            NextRun(
+                workload,
+                own,
+                duration_s,
+                figure,
+                sqrt(left(binds, doubt.spread(figure), doubt.noise(figure)) + noise**2) / before,
+            )
+            for workload, own, duration_s, figures, doubt in _runs(deployment, load, served)
+            for figure in figures
+        ]
+        if before
+        else []
+    )
+    best = min(found, key=lambda run: run.factor * (1.0 if run.own else SAME), default=None)
+    return best if best and best.factor < WORTH else None
+
+
+def left(binds: Spread, run: Spread, noise: float) -> float:
+    """Variance of the logarithm of one figure once another was measured with ``noise``."""
+    told = run.variance + noise**2
+    return max(binds.variance - (binds.covariance(run) ** 2 / told if told else 0.0), 0.0)
+
+
+def _runs(
+    deployment: Deployment, load: ServedLoad, served: Uncertainty
+) -> Iterator[tuple[Workload, bool, float, tuple[str, ...], Uncertainty]]:
+    """Each run, whether it is the plan's own, its seconds, its figures, and the doubt about these."""
+    yield load.workload, True, load.replay.duration_s, LATENCIES if load.by == "rate" else FIGURES, served
+    for concurrency in dict.fromkeys((1, most_in_flight(deployment))):
+        sent = at_load(deployment, load.workload, (), "concurrency", concurrency)
+        ranks = deployment.config.data_parallel_size
+        each = estimate(deployment, sent.input_len, sent.output_len, -(-concurrency // ranks), sent.prefix_len)
+        duration_s = sent.num_prompts / concurrency * each.e2el_s
+        yield sent, False, duration_s, FIGURES, doubt_at(deployment, sent, concurrency)

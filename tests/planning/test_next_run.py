@@ -1,0 +1,106 @@
+"""The run that narrows a decision most: the conditional variance by hand, and what must hold of any run."""
+
+from functools import cache
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.hardware import load_profile
+from planner.model import resolve_model
+from planner.planning.capacity import largest_load
+from planner.planning.next_run import NextRun, left, next_run
+from planner.planning.plan import Plan
+from planner.planning.recommend.assemble import assemble, rank
+from planner.planning.recommend.request import Request, Targets
+from planner.timing import Spread
+from planner.workload import Slo, Workload
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+SLOS = (Slo("ttft", 1000.0), Slo("tpot", 20.0))
+
+
+def spread(**own: float) -> Spread:
+    return Spread({(name, ()): value for name, value in own.items()}, np.zeros(0), np.zeros(0))
+
+
+def run(factor: float) -> NextRun:
+    return NextRun(Workload(1, 1, 1), own=True, duration_s=60.0, figure="mean_tpot_ms", factor=factor)
+
+
+def test_what_is_left_by_hand() -> None:
+    """Variance 0.3^2 + 0.4^2 = 0.25. A run hangs on the first part alone, and has noise 0.4: its variance is
+    0.09 + 0.16 = 0.25, the covariance 0.09, so 0.09^2 / 0.25 = 0.0324 go."""
+    assert left(spread(a=0.3, b=0.4), spread(a=0.3), 0.4) == pytest.approx(0.25 - 0.0324)
+
+
+def test_a_run_without_noise_of_the_same_figure_leaves_nothing() -> None:
+    assert left(spread(a=0.3, b=0.4), spread(a=0.3, b=0.4), 0.0) == pytest.approx(0.0)
+
+
+def test_a_run_of_something_else_tells_nothing() -> None:
+    assert left(spread(a=0.3), spread(b=0.4), 0.1) == pytest.approx(0.09)
+    assert left(spread(a=0.3), spread(), 0.0) == pytest.approx(0.09)
+
+
+_LOADING = st.floats(-2, 2)
+
+
+@given(_LOADING, _LOADING, _LOADING, _LOADING, st.floats(0, 2))
+def test_a_measurement_never_widens(a: float, b: float, c: float, d: float, noise: float) -> None:
+    binds = spread(a=a, b=b)
+    assert 0 <= left(binds, spread(a=c, b=d), noise) <= binds.variance + 1e-12
+
+
+def test_the_confidence_of_today_that_a_run_is_worth() -> None:
+    """z(0.8) = 0.8416; half the deviation leaves 0.4208, which is the normal distribution at 66.3 %."""
+    assert run(0.5).confidence(0.8) == pytest.approx(0.6631, abs=1e-4)
+    assert run(1.0).confidence(0.8) == pytest.approx(0.8)
+    assert run(0.0).confidence(0.8) == 0.5
+
+
+@cache
+def plan(value: float | None, gpu: str = "mi300x") -> Plan:
+    targets = Targets(SLOS, "rate", value)
+    request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", 1024, 1024, targets=targets)
+    (ranking,) = rank(request)
+    assert ranking.best
+    return assemble(request, ranking, ranking.best)
+
+
+def test_the_ladder_costs_more_with_more_confidence_and_a_run_lies_on_it() -> None:
+    service = plan(60.0).service
+    assert service and [rung.confidence for rung in service.ladder] == [0.5, 0.8, 0.95]
+    gpus = [rung.total_gpus or 0 for rung in service.ladder]
+    loads = [rung.largest_load for rung in service.ladder]
+    assert gpus == sorted(gpus) and loads == sorted(loads, reverse=True)
+    assert gpus[1] == service.total_gpus and loads[1] == service.largest_load
+    if service.measure_next:
+        assert gpus[0] <= (service.measure_next.expected.total_gpus or 0) < gpus[1]
+
+
+def test_without_a_load_the_ladder_is_what_one_server_carries() -> None:
+    service = plan(None).service
+    assert service and service.measure_next
+    half, asked, most = (rung.largest_load for rung in service.ladder)
+    assert half > asked > most and asked == service.largest_load
+    assert asked < service.measure_next.expected.largest_load <= half
+    assert service.measure_next.deviation_factor < 1
+
+
+def test_a_run_says_more_of_a_gpu_that_was_hardly_measured() -> None:
+    """The posterior of an H100 with an 8B hangs on hundreds of runs, that of an L40S on few."""
+    factors = []
+    for gpu in ("h100-sxm", "l40s"):
+        request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", 1024, 1024)
+        (ranking,) = rank(request)
+        assert ranking.best
+        deployment = ranking.best.deployment
+        load = largest_load(deployment, request.workload, (Slo("tpot", 100.0),))
+        assert load
+        found = next_run(deployment, load)
+        factors.append(found.factor if found else 1.0)
+    assert factors[1] < factors[0] <= 1.0
+    assert sqrt(1 - factors[1] ** 2) > 0.1
