@@ -28,7 +28,7 @@ from script_plans import plan as a_plan
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
 from planner.evidence.evaluation import case_of, evaluate, predict
-from planner.evidence.own_runs import effects_of, fit_own
+from planner.evidence.own_runs import OF_ITS_LOAD, effects_of, fit_own
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
 from planner.memory.overheads import Interval
@@ -169,8 +169,8 @@ def test_one_run_at_the_prediction_narrows_and_moves_nothing(tmp_path: Path) -> 
     unseen = [measured(machine(), *load, noise=0) for load in UNSEEN]
     before, after = widths(unseen), widths(unseen, (agrees,))
     assert all(after[figure] < before[figure] * 1.0001 for figure in before)
-    # TPOT under another load is known from one run nearly as well as runs of one setting repeat
-    assert all(after[one.run_id, "mean_tpot_ms"] < 0.75 * before[one.run_id, "mean_tpot_ms"] for one in unseen)
+    # one run takes 60 % of what it teaches away from the variance under other loads: at best to a factor 0.63
+    assert all(after[one.run_id, "mean_tpot_ms"] < 0.85 * before[one.run_id, "mean_tpot_ms"] for one in unseen)
     answer = learn(tmp_path, agrees)
     assert all(f.predicted == pytest.approx(f.measured, rel=1e-3) for f in answer.after[0].figures.values())
 
@@ -212,7 +212,10 @@ def test_the_order_of_runs_does_not_matter() -> None:
 
 
 def test_the_posterior_is_that_of_kriging() -> None:
-    """By the formula in the space of measurements, S - S J' (J S J' + N)^-1 J S (Rasmussen and Williams, eq. 2.26)."""
+    """By the formula in the space of measurements, S - S J' (J S J' + N)^-1 J S (Rasmussen and Williams, eq. 2.26).
+
+    Of what is taken away, the part that holds under other loads.
+    """
     runs = [measured(machine(), *load, noise=0) for load in SEEN[:2]]
     fit = fit_own(runs, load_calibration())[0]["h100-sxm"]
     problem, design = fit.problem, fit.design
@@ -222,9 +225,9 @@ def test_the_posterior_is_that_of_kriging() -> None:
     jacobian = np.einsum("mp,mfp->mf", derivative[rows], design.powers[run_of])
     noise = np.diag(problem.sigma[rows] ** 2 * problem.shares(rows))
     gain = design.prior @ jacobian.T @ np.linalg.inv(jacobian @ design.prior @ jacobian.T + noise)
-    assert design.prior - fit.learnt @ fit.learnt.T == pytest.approx(
-        design.prior - gain @ jacobian @ design.prior, abs=2e-3
-    )
+    expected = (1 - OF_ITS_LOAD) * gain @ jacobian @ design.prior
+    assert fit.learnt @ fit.learnt.T == pytest.approx(expected, abs=2e-3)
+    assert np.abs(expected).max() > 0.02  # there is something to compare
 
 
 # --- the file ------------------------------------------------------------------------------------------------------
