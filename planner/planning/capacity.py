@@ -115,15 +115,15 @@ def measure(
     targets ignore them. ``exactly``: the queue of an engine that is slower is replayed too. Raises InputError where a
     request never fits the KV cache.
     """
-    hopeless, open_loop = None, workload.max_concurrency is None
-    if not whole and open_loop:
-        least = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
-        limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in least.items()}
-        hopeless = hopeless_at(limits_s, workload.num_prompts if requests is None else len(requests.arrival_s))
-    keep = workload.num_prompts <= MOST_REQUESTS
-    served = deployment.replay(workload, requests, keep_steps=keep, hopeless=hopeless)
-    doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=exactly)
-    margins = {slo: doubt.upper(slo.key, confidence) for slo in slos}
+    hopeless, sent = None, workload.num_prompts if requests is None else len(requests.arrival_s)
+    margins: dict[Slo, float] = {}
+    if not whole and workload.max_concurrency is None:
+        margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
+        hopeless = hopeless_at({slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}, sent)
+    served = deployment.replay(workload, requests, keep_steps=sent <= MOST_REQUESTS, hopeless=hopeless)
+    if not margins or len(served.sent_s) == sent:  # what ended early breaks a target by the least margin already
+        doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=exactly)
+        margins = {slo: doubt.upper(slo.key, confidence) for slo in slos}
     burst, readings = workload.max_concurrency or 0, []
     for slo, factor in margins.items():
         predicted_ms = statistic_ms(slo, served, after=burst if burst < len(served.sent_s) else 0)

@@ -306,10 +306,13 @@ class _Search:
         return Ranking(self.profile, self.version, tuple(candidates), tuple(self.rejected), closest)
 
     def _confirmed(self, candidate: Candidate) -> Candidate:
-        """The same engine with as little load, or as many servers, as the queue of a slower one asks for."""
+        """The same engine with as little load, or as many servers, as the queue of a slower one asks for.
+
+        With many types of GPUs it is left at first order.
+        """
         targets, deployment, load = self.targets, candidate.deployment, candidate.load
         assert load is not None  # noqa: S101
-        if targets.by != "rate" or not targets.slos:
+        if targets.by != "rate" or not targets.slos or self.request.coarse:
             return candidate
         if targets.value is None:
             kept = confirmed(deployment, self.request.workload, targets.slos, load, confidence=targets.confidence)
