@@ -131,7 +131,9 @@ class Belief:
     rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))  #: U, (factors, columns)
     signs: Floats = field(default_factory=lambda: np.zeros(0))  #: (columns,)
     taught: tuple[Taught, ...] = ()
-    _found: dict[object, Known] = field(default_factory=dict, repr=False)  #: searches ask for the same engines again
+    _found: dict[object, Known] = field(
+        default_factory=dict, init=False, repr=False
+    )  #: searches ask for the same engines again
 
     @cached_property
     def _row(self) -> dict[Key, int]:
