@@ -48,7 +48,7 @@ DETERMINED = 0.9
 LEAST_KNOWN = 1e-3
 #: Share of what a run teaches that holds for its own load alone: so much of the variance that it takes away stays. By
 #: the interval score of other loads of published runs, on half of the groups of ``benchmarks/own_runs.py``, among 0,
-#: 0.15, 0.3, 0.4 and 0.5.
+#: 0.15, 0.3, 0.4 and 0.5: no one of them is the best for all, from 0.15 (TTFT after three runs) to 0.5 (TPOT).
 OF_ITS_LOAD = 0.4
 #: Logarithms and loadings below this are not worth a line.
 NEGLIGIBLE = 1e-4
