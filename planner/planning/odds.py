@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import hypot, log
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-from planner.planning.uncertainty import Uncertainty
-from planner.timing import Spread
+if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
+    from planner.planning.uncertainty import Uncertainty
+    from planner.timing import Spread
 
 CERTAIN = 0.95  #: of an order: the 90 % interval of the ratio does not hold 1
 

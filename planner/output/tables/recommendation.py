@@ -157,7 +157,8 @@ class Recommendation(Result):
     def _object(self) -> dict[str, Any]:
         request, rankings = self.request, self.rankings
         others = [plan for plan, _ in self._pairs[len(self._made) :]]
-        plans = self._best_first(self._made) + self._best_first(others)
+        first = self._best_first(self._made)[:1]  # what is printed and written
+        plans = first + self._best_first(plan for plan in (*self._made, *others) if plan not in first)
         return {
             "goal": request.goal,
             "workload": _workload(request),
