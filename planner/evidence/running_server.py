@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import ceil, inf, isfinite, log
+from math import ceil, inf, log
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Never
@@ -36,6 +36,7 @@ MOST_ANSWER_BYTES = 8 * 2**20  #: of one answer; the metrics of eight engines ta
 ANSWER_S = 10.0  #: for one answer, from the name to its last byte
 WINDOW_S = 5.0  #: between the two looks at the counters
 KEY = "VLLM_API_KEY"  #: environment variable with the key of the server, where it wants one
+MOST_COUNTED = 1e15  #: tokens or seconds: no server counts so far, and sums of more lose their last digit
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -203,7 +204,7 @@ def _samples(text: str) -> Samples:
             value = float(match["value"])
         except ValueError:
             continue
-        if not isfinite(value):
+        if not abs(value) <= MOST_COUNTED:  # not a number either
             continue
         found.values[match["name"]] += value
         if match["name"] == "vllm:num_requests_running":
