@@ -172,6 +172,8 @@ def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
     logs, where, note = entry["logs"], entry.get("where", {}), entry.get("note", "")
     if not all(isinstance(text, str) for text in (note, *logs)) or not isinstance(where, dict):
         raise TypeError(f"{name}: logs and note are texts, where is a table")
+    if not all(isinstance(value, str | int | float) for value in where.values()):
+        raise TypeError(f"{name}: where has values that are no texts or numbers")
     size = where.get("tensor_parallel_size", 1)
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"{name}: tensor_parallel_size {size!r} is no number of GPUs")

@@ -178,7 +178,7 @@ def test_json_without_end_is_bad_input(text: str) -> None:
 @pytest.mark.parametrize(
     "line",
     ["note = 3", 'value = "1"', "value = true", "high = inf", "logs = [1]", 'where = "h100"', 'unit = "parsec"',
-     'where = { tensor_parallel_size = "2" }', "where = { tensor_parallel_size = 0 }"],
+     'where = { tensor_parallel_size = "2" }', "where = { tensor_parallel_size = 0 }", "where = { gpu = {} }"],
 )  # fmt: skip
 def test_a_calibration_with_odd_values_is_bad_input(line: str, tmp_path: Path) -> None:
     fields = {
