@@ -24,8 +24,8 @@ import numpy as np
 
 from planner.evidence.effects import load_structure
 from planner.evidence.fitting import EfficiencyFit, scatter_of
-from planner.evidence.leave_out import LEFT_OUT, LeaveOut, Miss, leave_out, replayed_misses, scatters
-from planner.evidence.observe import Observed, observe
+from planner.evidence.leave_out import LEFT_OUT, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
+from planner.evidence.observe import Observed
 from planner.evidence.posterior import posterior
 from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
 from planner.timing.fits import COVARIANCE, LEVELS, Calibration, FitLine, to_text
@@ -172,8 +172,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     every = {run.run_id: run for run in read_runs(arguments.runs)}
-    observed, refused = observe(every.values(), processes=PROCESSES)
-    without = leave_out(observed)
+    without, refused = leave_out_of(every.values(), processes=PROCESSES)
     misses = {
         name: replayed_misses(without, every.values(), LEFT_OUT[name], processes=PROCESSES, uncertain=name in COVERED)
         for name in SECTIONS
@@ -193,7 +192,7 @@ def report(
     runs: dict[str, MeasuredRun],
 ) -> Iterator[str]:
     """The page that ``--record`` writes."""
-    observed = without.problem.terms.observed
+    observed = without.observed
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     yield "# Accuracy on runs that the fit did not see"
     yield ""
@@ -249,7 +248,7 @@ def parameters(without: LeaveOut) -> Iterator[str]:
 
 def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path) -> None:
     """Fit to everything, with what that leaves known of the factors, and the scatters of ``misses``."""
-    observed = without.problem.terms.observed
+    observed = without.observed
     runs = {run.run_id: run for run in read_runs(source)}
     known = posterior(without.problem.design, without.covariance, LEAST_WRITTEN)
     errors: dict[str, list[float]] = defaultdict(list)

@@ -25,8 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.evidence.leave_out import LEFT_OUT, Miss, leave_out, replayed_misses
-from planner.evidence.observe import Observed, observe
+from planner.evidence.leave_out import LEFT_OUT, Miss, leave_out_of, replayed_misses
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.planning.defaults import CONFIDENCE
 from planner.planning.uncertainty import quantile_factor
@@ -76,14 +75,14 @@ class Decision:
         return max(0.0, 1 - self.chosen.tok_per_s_per_gpu / self.best.tok_per_s_per_gpu) if self.chosen else 1.0
 
 
-def options(observed: Sequence[Observed], runs: dict[str, MeasuredRun]) -> list[Option]:
+def options(runs: dict[str, MeasuredRun]) -> list[Option]:
     """The runs with a TPOT and a throughput, each predicted by a fit that did not see its group."""
-    without = leave_out(observed)
+    without, _ = leave_out_of((run for run in runs.values() if run.bench in ("serve", "throughput")), processes=2)
     misses = replayed_misses(without, runs.values(), LEFT_OUT["combination"], processes=2, uncertain=True)
     found: dict[int, dict[str, Miss]] = defaultdict(dict)
     for miss in misses:
         found[miss.run][miss.metric] = miss
-    made = (_option(runs[observed[number].run_id], of_run) for number, of_run in found.items())
+    made = (_option(runs[without.observed[number].run_id], of_run) for number, of_run in found.items())
     return [option for option in made if option]
 
 
@@ -171,8 +170,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE.md")
     arguments = parser.parse_args()
     runs = {run.run_id: run for run in read_runs(arguments.runs)}
-    observed, _ = observe(run for run in runs.values() if run.bench == "serve" or run.bench == "throughput")
-    choices = grouped(options(observed, runs))
+    choices = grouped(options(runs))
     text = "\n".join(
         (
             "# Decisions\n",

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from planner.evidence.evaluation import case_of, figures_in_columns, simulate
-from planner.evidence.leave_out import LeaveOut, held_out, leave_out
-from planner.evidence.observe import observe
+from planner.evidence.leave_out import LeaveOut, held_out, leave_out_of
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration
@@ -32,10 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, metavar="FILE")
     record = parser.parse_args().record
-    observed, _ = observe(read_runs(data_dir("hardware") / "calibration" / "runs.csv"), processes=2)
-    without = leave_out(observed)
+    without, _ = leave_out_of(read_runs(data_dir("hardware") / "calibration" / "runs.csv"), processes=2)
     lines = ["# The documents' tables, predicted without them", ""]
-    lines += [f"`benchmarks/documents.py`; a fit to {len(observed)} runs less those of the line's group."]
+    lines += [f"`benchmarks/documents.py`; a fit to {len(without.observed)} runs less those of the line's group."]
     for title, name in TABLES.items():
         lines += ["", f"## {title}", "", *table(without, read_runs(DATA / name))]
     print("\n".join(lines))
@@ -48,8 +45,7 @@ def table(without: LeaveOut, runs: list[MeasuredRun]) -> Iterator[str]:
     yield "| run | load | metric | measured | predicted | low | high | error | inside |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for run in runs:
-        case = case_of(run)
-        case = replace(case, deployment=replace(case.deployment, calibration=unseen(without, run)))
+        case = case_of(run).with_fits(unseen(without, run))
         load = f"{run.input_len:g}/{run.output_len:g} x {run.batch_size or run.max_concurrency or run.num_prompts}"
         prediction = simulate(case)
         for metric, predicted in figures_in_columns(case, prediction).items():
@@ -65,8 +61,7 @@ def table(without: LeaveOut, runs: list[MeasuredRun]) -> Iterator[str]:
 
 def unseen(without: LeaveOut, run: MeasuredRun) -> Calibration:
     """The fit that saw no run of the group of ``run``."""
-    observed = without.problem.terms.observed
-    members = [number for number, one in enumerate(observed) if one.group == run.group]
+    members = [number for number, one in enumerate(without.observed) if one.group == run.group]
     return held_out(without, members) if members else load_calibration()
 
 

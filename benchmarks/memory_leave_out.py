@@ -252,7 +252,7 @@ def of_peak(name: str, peak_bytes: float, budget: MemoryBudget) -> float | None:
 
 
 def as_log(row: Row) -> StartupLog:
-    """A row as if its log had been read."""
+    """A row as if its log had been read, without the memory, which the row's GPU already has."""
 
     def gib(column: str) -> float | None:
         value = number(row, column)
@@ -262,7 +262,6 @@ def as_log(row: Row) -> StartupLog:
         version=row["vllm_version"],
         model=row["hub_id"],
         settings={},
-        memory_bytes=None,  # the row's GPU already has it
         weights_bytes=gib("model_load_gib"),
         activation_bytes=gib("activation_peak_gib"),
         non_torch_bytes=gib("non_torch_gib"),
@@ -270,14 +269,7 @@ def as_log(row: Row) -> StartupLog:
         graph_bytes=gib("cuda_graph_gib"),
         graph_estimate_bytes=gib("cuda_graph_estimated_gib"),
         kv_cache_bytes=gib("available_kv_cache_gib"),
-        kv_cache_tokens=None,
         num_gpu_blocks=int(number(row, "gpu_blocks") or 0) or None,
-        max_concurrency=None,
-        block_size=None,
-        refusal=None,
-        given_cache=False,
-        ranks=1,
-        notes=(),
         digest=row["log_id"][:8],
     )
 

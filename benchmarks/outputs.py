@@ -887,9 +887,9 @@ def _run_step(step: tuple[str, ...], place: Place) -> str:
             opened = os.open(place.root / name, flags | (os.O_CREAT | os.O_TRUNC if number else 0), 0o600)
             os.dup2(opened, number)
             os.close(opened)
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
         settings = os.environ["MPLCONFIGDIR"]
         os.environ.clear()
         os.environ.update(place.environment() | {"MPLCONFIGDIR": settings})

@@ -21,7 +21,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import exp, log
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,8 +30,8 @@ from statistics import mean, median
 from planner.errors import PlannerError
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
 from planner.evidence.fitting import scatter_of
-from planner.evidence.leave_out import LeaveOut, held_out, leave_out
-from planner.evidence.observe import Observed, observe
+from planner.evidence.leave_out import LeaveOut, held_out, leave_out_of
+from planner.evidence.observe import Observed
 from planner.evidence.own_runs import effects_of, fit_own
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.timing.fits import Calibration
@@ -72,7 +72,7 @@ class Groups:
         """Those of one group."""
         members = self.members[name]
         order = random.Random(f"{SEED} {name}").sample(members, len(members))
-        observed = self.without.problem.terms.observed
+        observed = self.without.observed
         base = held_out(self.without, members)
         own = [self.runs[observed[number].run_id] for number in order[: max(OWN_RUNS)]]
         asked = order[max(OWN_RUNS) :][:MOST_PREDICTED]
@@ -87,8 +87,7 @@ class Groups:
 
     def _of(self, name: str, one: Observed, fits: Calibration, count: int) -> Iterator[Miss]:
         run = self.runs[one.run_id]
-        case = case_of(run, resent=run.run_id in self.resent)
-        case = replace(case, deployment=replace(case.deployment, calibration=fits))
+        case = case_of(run, resent=run.run_id in self.resent).with_fits(fits)
         try:
             prediction = simulate(case)
         except PlannerError:
@@ -159,8 +158,8 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, help="every figure, as JSON")
     asked = parser.parse_args()
     runs = {run.run_id: run for run in read_runs(asked.runs)}
-    observed, _ = observe(runs.values(), processes=2)
-    without, members = leave_out(observed), groups_of(observed)
+    without, _ = leave_out_of(runs.values(), processes=2)
+    members = groups_of(without.observed)
     _ = without.belief
     names = random.Random(SEED).sample(sorted(members), min(asked.groups, len(members)))
     groups = Groups(without, runs, resent(runs.values()), members)

@@ -47,7 +47,7 @@ def add_command(app: typer.Typer, name: str, declared: Command) -> None:
 
     signature = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     signature += [_as_typer(parameter) for parameter in parameters]
-    answer.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
+    vars(answer)["__signature__"] = inspect.Signature(signature, return_annotation=int)
     answer.__annotations__ = {one.name: one.annotation for one in signature}
     settings = declared.settings and {"context_settings": dict(declared.settings)}
     app.command(name, help=declared.help, cls=GroupedHelp, **settings or {})(answer)

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(_as_typed(error.cause, words), error.exit_status, hint=error.hint)
     except ParserError as error:
         return complain(_cause(error), 2, hint=_usage_hint(error))
-    except Exception:
+    except Exception:  # whatever else escapes is a bug: a person gets its trace, a script its exit status
         traceback.print_exc()
         return complain("this is a bug in planner", BUG, hint="please report it with the command and the trace above")
     return status

@@ -366,8 +366,8 @@ def _words(
                 yield from (flag_of(name), word)
         elif isinstance(value, bool):
             yield flag_of(name) if value else flag_of(f"no_{name}")
-        elif name == "speculative_config":
-            yield from (flag_of(name), engine_args({name: value}).speculative_config.text)  # type: ignore[union-attr]
+        elif name == "speculative_config" and (drafts := engine_args({name: value}).speculative_config):
+            yield from (flag_of(name), drafts.text)
         else:
             yield flag_of(name)
             yield ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -170,7 +170,7 @@ class EngineArgs:
     block_size: int | None = _row(None, "Tokens of a KV block.", **_COUNT)
     enforce_eager: bool = _row(False, "No CUDA/HIP graphs.")
     max_cudagraph_capture_size: int | None = _row(None, "Largest batch with a graph.", **_COUNT)
-    speculative_config: SpeculativeConfig | None = _row(None, "How tokens are drafted.", **_JSON)  # noqa: RUF009
+    speculative_config: SpeculativeConfig | None = _row(None, "How tokens are drafted.", **_JSON)
     enable_lora: bool = _row(False, "Make room for LoRA adapters.")
     max_loras: int | None = _row(None, "Adapters in one batch. Default: 1.", **_COUNT)
     max_lora_rank: int | None = _row(None, "Largest rank. Default: 16.", **_COUNT)

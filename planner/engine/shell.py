@@ -13,10 +13,10 @@ each branch is followed. A value that only a run has, such as ``$(nproc)``, stay
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from planner.engine.found import CLIENTS, OFFLINE, Found, found_in
 from planner.errors import InputError
@@ -163,13 +163,21 @@ class _World:
 
     def back_in(self, caller: _World) -> _World:
         """This way behind the end of a function, where its words and its local variables are the caller's again."""
-        for ours, theirs in ((self.scalars, caller.scalars), (self.arrays, caller.arrays)):
-            for name in self.local | {"@"}:
-                if name in theirs:
-                    ours[name] = theirs[name]  # type: ignore[assignment]
-                else:
-                    ours.pop(name, None)
+        names = self.local | {"@"}
+        _put_back(self.scalars, caller.scalars, names)
+        _put_back(self.arrays, caller.arrays, names)
         return replace(self, local=set(caller.local), ended=False)
+
+
+V = TypeVar("V")
+
+
+def _put_back(ours: dict[str, V], theirs: Mapping[str, V], names: Iterable[str]) -> None:
+    """Let each of ``names`` be theirs again, or unset."""
+    for name in names:
+        ours.pop(name, None)
+        if name in theirs:
+            ours[name] = theirs[name]
 
 
 def _launches(world: _World) -> Iterator[Launch]:

@@ -33,6 +33,7 @@ from planner.planning import (
     simulate_throughput,
 )
 from planner.resources import data_dir
+from planner.timing import Calibration
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Workload
 
@@ -74,6 +75,10 @@ class Case:
     run: MeasuredRun
     deployment: Deployment
     workload: Workload
+
+    def with_fits(self, calibration: Calibration | None) -> Case:
+        """The same, predicted with other efficiencies; None: ours."""
+        return replace(self, deployment=replace(self.deployment, calibration=calibration))
 
 
 @dataclass(frozen=True, slots=True)

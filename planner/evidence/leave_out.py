@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import log
 from multiprocessing import get_context
@@ -25,7 +25,7 @@ from scipy.linalg import cho_factor, cho_solve
 from planner.evidence.effects import Design, StructureLine
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
 from planner.evidence.fitting import LARGEST_STEP, EfficiencyFit, FitProblem, scatter_of
-from planner.evidence.observe import Floats, Observed
+from planner.evidence.observe import Floats, Observed, observe
 from planner.evidence.posterior import posterior, unlearnt
 from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
@@ -51,6 +51,11 @@ class LeaveOut:
         step = -cho_solve(self._factor, weighted.T @ self._left + drawn)  # what the iteration stopped short of
         step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
         self.factors, self._left = self.factors + step, self._left + self._jacobian @ step
+
+    @property
+    def observed(self) -> Sequence[Observed]:
+        """The runs that it is fitted to."""
+        return self.problem.terms.observed
 
     def factors_without(self, rows: NDArray[np.int64]) -> Floats:
         """Factors of the fit that does not see ``rows``, places in ``self.rows``."""
@@ -138,6 +143,12 @@ def cross_validate(
     return leave_out(observed, structure).errors([left_out(one) for one in observed])
 
 
+def leave_out_of(runs: Iterable[MeasuredRun], *, processes: int = 1) -> tuple[LeaveOut, list[tuple[MeasuredRun, str]]]:
+    """The fit to ``runs``, and those that cannot be replayed with the reason; ``processes`` replay them."""
+    observed, refused = observe(runs, processes=processes)
+    return leave_out(observed), refused
+
+
 def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] | None = None) -> LeaveOut:
     """The fit to all runs, and from it those without some of them."""
     problem = FitProblem(Terms(observed), Design(observed, structure))
@@ -175,10 +186,10 @@ def replayed_misses(
     ``runs`` holds at least those that were observed. With several ``processes`` the groups are dealt out among them.
     Unless ``uncertain``, deviations are zero.
     """
-    runs, terms = list(runs), without.problem.terms
+    runs = list(runs)
     _ = without.belief if uncertain else None  # once, before there are several processes
     replayer = _Replayer(without, {run.run_id: run for run in runs}, resent(runs), uncertain)
-    members = list(without.members([left_out(one) for one in terms.observed]))
+    members = list(without.members([left_out(one) for one in without.observed]))
     if processes == 1:
         return sorted(replayer.misses(members), key=_place)
     fork = get_context("fork")  # what a process needs is there already
@@ -205,12 +216,11 @@ class _Replayer:
         return [miss for numbers in members for miss in self._of_group(numbers)]
 
     def _of_group(self, numbers: list[int]) -> Iterator[Miss]:
-        observed = self.without.problem.terms.observed
+        observed = self.without.observed
         calibration = held_out(self.without, numbers, uncertain=self.uncertain)
         for number in numbers:
             run = self.runs[observed[number].run_id]
-            case = case_of(run, resent=run.run_id in self.resent)
-            case = replace(case, deployment=replace(case.deployment, calibration=calibration))
+            case = case_of(run, resent=run.run_id in self.resent).with_fits(calibration)
             prediction = simulate(case)
             predicted = figures_in_columns(case, prediction)
             for metric in observed[number].metrics:

@@ -84,8 +84,7 @@ def _observe_one(task: tuple[MeasuredRun, Calibration | None, bool]) -> Observed
     if run.unread:
         return run.unread
     try:
-        case = case_of(run, resent=is_resent)
-        return observe_case(replace(case, deployment=replace(case.deployment, calibration=calibration)))
+        return observe_case(case_of(run, resent=is_resent).with_fits(calibration))
     except PlannerError as error:
         return error.cause
 

@@ -13,15 +13,17 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from math import ceil, inf, log
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Never
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from planner.engine import EngineArgs
 from planner.errors import InputError, PlannerError
@@ -36,6 +38,7 @@ MOST_ANSWER_BYTES = 8 * 2**20  #: of one answer; the metrics of eight engines ta
 ANSWER_S = 10.0  #: for one answer, from the name to its last byte
 WINDOW_S = 5.0  #: between the two looks at the counters
 KEY = "VLLM_API_KEY"  #: environment variable with the key of the server, where it wants one
+ROOT_HINT = "give the address of vllm serve, without a path"  #: where something else answers
 MOST_COUNTED = 1e15  #: tokens or seconds: no server counts so far, and sums of more lose their last digit
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -103,7 +106,7 @@ def look_at_server(url: str, *, window_s: float = WINDOW_S) -> SeenServer:
     listed = _json(root, "/v1/models").get("data")
     models = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     if not version or not models:
-        raise InputError(f"{root} does not answer as vLLM does", hint="give the address of vllm serve, without a path")
+        raise InputError(f"{root} does not answer as vLLM does", hint=ROOT_HINT)
     base = next((one for one in models if not one.get("parent")), models[0])  # adapters have a parent
     before, began_s = _samples(_get(root, "/metrics")), monotonic()
     sleep(window_s)
@@ -217,11 +220,6 @@ def _samples(text: str) -> Samples:
 # --- asking --------------------------------------------------------------------------------------------------------
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
 def _checked(url: str) -> str:
     """The address without a path. Raises InputError for anything but one of http or https."""
     try:
@@ -229,7 +227,7 @@ def _checked(url: str) -> str:
         port = parts.port
     except ValueError as error:
         raise InputError(f"--url {url[:200]!r}: {error}", hint="write it as http://HOST:PORT") from error
-    odd = any(char.isspace() or not char.isprintable() for char in parts.hostname or " ")  # http.client takes none
+    odd = any(char.isspace() or not char.isprintable() for char in parts.hostname or " ")  # nor does http.client
     if parts.scheme not in ("http", "https") or odd or not parts.hostname or parts.username is not None:
         raise InputError(
             f"--url {parts.scheme}://{(parts.hostname or '')[:200]} is no address of a server",
@@ -244,50 +242,42 @@ def _json(root: str, path: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{root}{path} is not JSON", hint="give the address of vllm serve, without a path") from error
+        raise InputError(f"{root}{path} is not JSON", hint=ROOT_HINT) from error
     return found if isinstance(found, Mapping) else {}
 
 
 def _get(root: str, path: str) -> str:
     """An answer, in a thread of its own: only so the time is over for a server that sends a byte now and then."""
-    outcome: list[Callable[[], str]] = []
+    answer: Future[str] = Future()
 
     def ask() -> None:
         try:
-            text = b"".join(_chunks(root, path)).decode("utf-8", "replace")
-            outcome.append(lambda: text)
+            answer.set_result(b"".join(_chunks(root, path)).decode("utf-8", "replace"))
         except BaseException as error:
-            outcome.append(_raiser(error))
+            answer.set_exception(error)
 
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
-    if not outcome:
-        _refuse(root, path, f"no answer within {ANSWER_S:g} s")
+    Thread(target=ask, daemon=True).start()
     try:
-        return outcome[0]()
-    except HTTPError as error:
-        hint = f"set {KEY} to its key" if error.code in (401, 403) else "give the address of vllm serve, without a path"
-        raise InputError(f"{root}{path} answers {error.code}", hint=hint) from error
-    except (OSError, URLError, ValueError) as error:
-        cause = getattr(error, "reason", None) or error
-        _refuse(root, path, str(getattr(cause, "strerror", None) or cause))
-
-
-def _raiser(error: BaseException) -> Callable[[], str]:
-    def again() -> str:
-        raise error
-
-    return again
+        return answer.result(ANSWER_S)
+    except TimeoutError:
+        _refuse(root, path, f"no answer within {ANSWER_S:g} s")
+    except (OSError, HTTPException, ValueError) as error:
+        _refuse(root, path, getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
 def _chunks(root: str, path: str) -> Iterator[bytes]:
+    """What the server itself answers: no proxy is asked, and no redirect is followed."""
     headers = {"Accept-Encoding": "identity"}
     if key := os.environ.get(KEY):
         headers["Authorization"] = f"Bearer {key}"
-    opener = build_opener(ProxyHandler({}), _NoRedirect())
+    scheme, _, host = root.partition("://")
     left = MOST_ANSWER_BYTES
-    with opener.open(Request(root + path, headers=headers), timeout=ANSWER_S) as answer:  # noqa: S310 - checked above
+    with closing((HTTPSConnection if scheme == "https" else HTTPConnection)(host, timeout=ANSWER_S)) as connection:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        if answer.status != HTTPStatus.OK:
+            wanted = f"set {KEY} to its key" if answer.status in (401, 403) else ROOT_HINT
+            raise InputError(f"{root}{path} answers {answer.status}", hint=wanted)
         while chunk := answer.read1(2**16):
             left -= len(chunk)
             if left < 0:

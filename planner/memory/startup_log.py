@@ -126,22 +126,22 @@ class StartupLog:
     version: str | None
     model: str | None
     settings: Mapping[str, int | float | bool | str]  #: by vLLM's names, those that it printed
-    memory_bytes: float | None  #: total that the driver reported
-    weights_bytes: float | None  #: of the heaviest rank
-    activation_bytes: float | None
-    non_torch_bytes: float | None
-    consumed_bytes: float | None  #: weights and non-torch memory as one figure (0.27 on)
-    graph_bytes: float | None
-    graph_estimate_bytes: float | None
-    kv_cache_bytes: float | None  #: of the rank with the least: it binds
-    kv_cache_tokens: int | None
-    num_gpu_blocks: int | None
-    max_concurrency: float | None
-    block_size: int | None
-    refusal: str | None  #: vLLM's own words, where it did not start
-    given_cache: bool  #: the size of the cache was asked for, not what was left
-    ranks: int  #: that printed anything
-    notes: tuple[str, ...]
+    memory_bytes: float | None = None  #: total that the driver reported
+    weights_bytes: float | None = None  #: of the heaviest rank
+    activation_bytes: float | None = None
+    non_torch_bytes: float | None = None
+    consumed_bytes: float | None = None  #: weights and non-torch memory as one figure (0.27 on)
+    graph_bytes: float | None = None
+    graph_estimate_bytes: float | None = None
+    kv_cache_bytes: float | None = None  #: of the rank with the least: it binds
+    kv_cache_tokens: int | None = None
+    num_gpu_blocks: int | None = None
+    max_concurrency: float | None = None
+    block_size: int | None = None
+    refusal: str | None = None  #: vLLM's own words, where it did not start
+    given_cache: bool = False  #: the size of the cache was asked for, not what was left
+    ranks: int = 1  #: that printed anything
+    notes: tuple[str, ...] = ()
     digest: str = ""  #: first eight hexadecimal digits of the text's SHA-256
 
 
@@ -249,7 +249,6 @@ def _startup_log(
         max_concurrency=least("concurrency", 1),
         block_size=count("block_size"),
         refusal=refusal,
-        given_cache=False,
         ranks=ranks,
         notes=tuple(_disagreements(values)),
     )

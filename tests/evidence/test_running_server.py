@@ -1,6 +1,7 @@
 """``planner check --url``: a server on loopback that answers as vLLM does, and servers that do not."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -209,6 +210,24 @@ def test_other_servers_are_refused(answer: Callable[[str], tuple[int, bytes]], w
     with serving(answer, headers=where) as url, pytest.raises(InputError) as refused:
         look_at_server(url, window_s=0)
     assert words in refused.value.cause and refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b""]
+)
+def test_what_does_not_speak_http_is_refused(greeting: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            taken, _ = listening.accept()
+            with taken:
+                taken.recv(2**16)
+                taken.sendall(greeting)
+
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        cause, hint = error_of(run("check", "--url", url, "--gpu", "h100"))
+    assert cause.startswith(f"{url}/version") and "serve" in hint
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

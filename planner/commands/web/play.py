@@ -132,7 +132,7 @@ def _searched(asked: Asked, key: str) -> Played:
     found = recommend_plans(
         asked.model,
         asked.gpu,
-        goal=None if promised else asked.goal,  # type: ignore[arg-type]
+        goal=None if promised else asked.goal,
         gpus=asked.gpus,
         input_len=asked.input_len,
         output_len=asked.output_len,

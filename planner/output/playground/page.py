@@ -42,7 +42,7 @@ class Asked:
     model: str
     gpu: tuple[str, ...]
     gpus: int = 8  #: of a node
-    goal: str = "balanced"
+    goal: defaults.Goal = defaults.GOAL
     by: str = "flight"  #: or ``rate``: how the load is given
     flight: int = 32  #: requests in flight
     rate: float = 2.0  #: requests per second
