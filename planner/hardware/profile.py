@@ -16,7 +16,8 @@ from planner.errors import InputError
 from planner.units import FACTORS, to_base
 
 Kind = Literal["spec", "measured", "derived"]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+#: No figure of a GPU lies outside, in any unit: the rest is a slip, which would make times without an end.
+_Positive = Annotated[float, Field(ge=1e-6, le=1e18, allow_inf_nan=False, strict=True)]
 
 
 class _Facts(BaseModel):

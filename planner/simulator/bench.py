@@ -216,15 +216,22 @@ def good_requests(replay: Replay, targets_ms: Mapping[str, float]) -> int:
 def _peaks(replay: Replay) -> tuple[float, int]:
     """Most output tokens, and most requests in flight, in one of the seconds since the first request."""
     origin_s = replay.sent_s.min()
-    seconds = int(np.ceil(replay.end_s.max() - origin_s)) + 2
     emitted_s, tokens = replay.token_runs.emissions()
-    times_s = np.concatenate([replay.first_token_s, emitted_s]) - origin_s
-    counts = np.concatenate([np.ones(len(replay.first_token_s)), tokens])
-    per_second = np.bincount(times_s.astype(np.int64), weights=counts, minlength=seconds)
-    starts = np.bincount((replay.sent_s - origin_s).astype(np.int64), minlength=seconds)
-    ends = np.bincount((replay.end_s - origin_s).astype(np.int64) + 1, minlength=seconds)
-    in_flight = np.cumsum(starts[:seconds] - ends[:seconds])
-    return float(per_second.max()), int(in_flight.max())
+    per_second = _by_second(
+        np.concatenate([replay.first_token_s, emitted_s]) - origin_s,
+        np.concatenate([np.ones(len(replay.first_token_s)), tokens]),
+    )
+    entering = np.ones(len(replay.sent_s))
+    changes = _by_second(
+        np.concatenate([replay.sent_s - origin_s, replay.end_s - origin_s + 1]), np.concatenate([entering, -entering])
+    )
+    return float(per_second.max()), int(np.cumsum(changes).max())
+
+
+def _by_second(times_s: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums of ``counts`` in each whole second in which there are any, in their order."""
+    _, second = np.unique(times_s.astype(np.int64), return_inverse=True)
+    return np.bincount(second, weights=counts).astype(np.float64)
 
 
 def throughput_result(replay: Replay, *, model_id: str = "") -> BenchResult:

@@ -371,7 +371,9 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     [
         ('unit = "TB/s"', 'unit = "TB"', "memory.bandwidth: unit 'TB' is not one of B/s, GB/s, TB/s"),
         ('value = 1.3, unit = "TB/s", ', "value = 1.3, ", "memory.bandwidth.unit: Field required"),
-        ("value = 250", "value = -250", "compute.bf16.value: Input should be greater than 0"),
+        ("value = 250", "value = -250", "compute.bf16.value: Input should be greater than or equal to 0.000001"),
+        ("value = 1.3", "value = 1e-308", "memory.bandwidth.value: Input should be greater than or equal to 0.000001"),
+        ("value = 250", "value = 1e300", "compute.bf16.value: Input should be less than or equal to 1"),
         ("value = 250", "value = nan", "compute.bf16.value: Input should be a finite number"),
         ("value = 250", 'value = "250"', "compute.bf16.value: Input should be a valid number"),
         ('source = "me"', 'source = "hearsay"', "sources not listed: hearsay"),
