@@ -25,6 +25,7 @@ from planner.commands.options import (
     LOAD,
     Calibration,
     EngineVersion,
+    Explain,
     RandomInputLen,
     RandomOutputLen,
     Refresh,
@@ -113,6 +114,7 @@ def check_command(
     goal: Goal = "balanced",
     gpus: Gpus | None = None,
     calibration: Calibration = None,
+    explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
@@ -168,8 +170,7 @@ def check_command(
     judge = _Judge(profile, version, as_model, asked, fits_for(calibration), revision, refresh, timeout, plan)
     judged = tuple((launch.when, judge.verdict(launch)) for launch in _launches(text, profile, variables))
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
-    answer = CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)))
-    return replace(answer, seen=seen) if seen else answer
+    return replace(CheckAnswer.of(judged, tuple(dict.fromkeys(remarks))), seen=seen, explain=explain)
 
 
 def _watched(url: str | None, seconds: float | None) -> SeenServer | None:

@@ -24,6 +24,7 @@ from planner.commands.options import (
     Burstiness,
     Calibration,
     EngineVersion,
+    Explain,
     GpusOrDefault,
     ModelOrDefault,
     Price,
@@ -115,6 +116,7 @@ def compare_gpus(
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
+    explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
@@ -158,7 +160,7 @@ def compare_gpus(
         local.calibration,
     )
     comparison = compare_hardware(question, profiles, workloads, prices)
-    return ComparisonAnswer(comparison, profiles, prices, (*remarks, *local.notes), resolved.notes)
+    return ComparisonAnswer(comparison, profiles, prices, (*remarks, *local.notes), resolved.notes, explain)
 
 
 def _workloads(

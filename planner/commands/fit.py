@@ -107,7 +107,7 @@ def list_fits(
     refused = [answer for answer in answers if isinstance(answer, RefusedFit)]
     if len(refused) == len(answers):
         raise refused[0].error
-    return FitTable(answers, resolved, arithmetic=explain, remarks=remarks)
+    return FitTable(answers, resolved, explain=explain, remarks=remarks)
 
 
 def sweep_fit(
@@ -139,7 +139,7 @@ def sweep_fit(
         version = version_for(engine_version, profile)
         dtypes = _precisions(resolved)
         answers += sweep_settings(resolved.model, profile, args, version, weight_dtypes=dtypes, basis=basis)
-    return FitTable(tuple(answers), resolved, sweep=True, arithmetic=explain, remarks=remarks)
+    return FitTable(tuple(answers), resolved, sweep=True, explain=explain, remarks=remarks)
 
 
 @command("fit", help="Does it fit, and how many tokens does its KV cache hold?", extends=check_fit, engine=MEMORY)

@@ -26,6 +26,7 @@ from planner.commands.options import (
     Confidence,
     E2el,
     EngineVersion,
+    Explain,
     GpusOrDefault,
     ModelOrDefault,
     PathName,
@@ -144,6 +145,7 @@ def size_fleet(
     kv_transfer_gb_per_s: KvTransfer = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
+    explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
@@ -210,7 +212,7 @@ def size_fleet(
     )
     fleets = plan_fleets(asked)
     divided = _divided(fleets, transfer_bytes_per_s) if disaggregated else ()
-    return FleetAnswer(fleets, divided, (*remarks, *local.notes), (*notes, *resolved.notes))
+    return FleetAnswer(fleets, divided, (*remarks, *local.notes), (*notes, *resolved.notes), explain)
 
 
 def _demands(

@@ -81,7 +81,7 @@ Refresh = Annotated[bool, Option(help="Ask the hub even if the answer is known l
 Timeout = Annotated[
     float, Option(min=0, metavar="S", help="Seconds for all that the hub is asked about a model. Default: 30.")
 ]
-Explain = Annotated[bool, Option(help="Show the arithmetic.")]
+Explain = Annotated[bool, Option(help="Say everything: all reasons, the whole tables, the arithmetic.")]
 Price = Annotated[
     "Mapping[str, float] | Sequence[str]",
     Option(kind=list[str], metavar="GPU=USD", help="USD per GPU and hour, instead of the profile's. Repeatable."),

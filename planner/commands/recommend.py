@@ -21,6 +21,7 @@ from planner.commands.options import (
     Confidence,
     E2el,
     EngineVersion,
+    Explain,
     Force,
     GpusOrDefault,
     Itl,
@@ -106,6 +107,7 @@ def recommend_plans(
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
     pick: Pick = 1,
+    explain: Explain = False,
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
@@ -129,7 +131,9 @@ def recommend_plans(
     Raises InputError for flags that contradict each other, a trace that cannot be read, a request longer than the
     model's context and a ``pick`` that there is not, and what ``load_model`` and ``load_gpu`` raise.
     """
-    given = _checked({name: value for name, value in locals().items() if name not in ("model", "gpu", "engine")})
+    given = _checked(
+        {name: value for name, value in locals().items() if name not in ("model", "gpu", "engine", "explain")}
+    )
     _refuse_searched(engine)
     args = engine_args(engine, own=keywords(recommend_plans))
     profiles, remarks = find_gpus(defaults.GPUS if gpu is None else gpu)
@@ -188,7 +192,7 @@ def recommend_plans(
     taken = _defaults_taken(stated, load)
     command = shlex.join(_words(resolved, model is None, profiles, gpu is None, {**given, **engine}))
     remarks = (*remarks, *local.notes, *load.notes)
-    return Recommendation(request, rankings, plans, pick, taken, command, remarks=remarks)
+    return Recommendation(request, rankings, plans, pick, taken, command, remarks=remarks, explain=explain)
 
 
 def script_files(recommendation: Recommendation) -> dict[str, str]:

@@ -23,7 +23,8 @@ from planner.errors import InputError
 from planner.resources import write_then_rename
 
 SCHEMA_VERSION = 1
-WIDTH = 120  #: columns of text where there is no terminal
+WIDTH = 100  #: columns of text where there is no terminal
+SPACE = "\N{NO-BREAK SPACE}"  #: between a number and its unit, where ``wrapped`` breaks no line
 NARROWEST = 16  #: columns that wrapped text keeps
 
 _LIVE = re.compile(r"([\\|\[\]<])")  #: begins a link, HTML or another cell in Markdown
@@ -40,6 +41,7 @@ class Column:
     form: str | Callable[[float], str] = ""  #: format of a number, such as ``,.2f``, or what writes it
     wraps: bool = False  #: text that may wrap in a table
     aside: bool = False  #: only in CSV and Markdown, where width does not matter
+    spare: bool = False  #: goes where a table would be wider than the screen, the last one first
     of: Callable[[Any], Any] | None = None  #: takes the value from a record, see ``rows_of``
 
     @property
@@ -95,17 +97,29 @@ def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def table_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """A table that fits the terminal: text wraps; where that is not enough, each row becomes a list."""
+    """A table that fits the terminal: spare columns go, text wraps; else each row becomes a list."""
+    columns = _without_spares(rows, columns)
     cells = [[column.cell(row.get(column.key)) for column in columns] for row in rows]
     limit = terminal_width()
     for index, column in enumerate(columns):
-        excess = _width(columns, cells) - (limit or WIDTH)
+        excess = _width(columns, cells) - screen_width()
         if column.wraps and excess > 0:
             width = max(_widest(line[index] for line in cells) - excess, NARROWEST, len(column.title))
             cells = [[*line[:index], _folded(line[index], width), *line[index + 1 :]] for line in cells]
     if limit and _width(columns, cells) > limit:
         return "\n".join(_list_lines(columns, cells))
     return _tabulated(columns, cells, "simple", rows)
+
+
+def _without_spares(rows: Sequence[Row], columns: Sequence[Column]) -> Sequence[Column]:
+    """The columns of which the table fits the screen, as far as leaving out spare ones can do that."""
+    kept = list(columns)
+    while _width(kept, [[column.cell(row.get(column.key)) for column in kept] for row in rows]) > screen_width():
+        spares = [column for column in kept if column.spare]
+        if not spares:
+            break
+        kept.remove(spares[-1])
+    return kept
 
 
 def pair_lines(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width: int = 30) -> Iterator[str]:
@@ -129,22 +143,32 @@ def command_parts(environment: Mapping[str, str], words: Sequence[str]) -> list[
 def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
     """A command after ``$``, broken between options into lines that a shell reads as one."""
     parts = command_parts(environment, words)
-    line, width = f"  $ {parts[0]}", (terminal_width() or WIDTH) - len(" \\")
+    line, width = f"  $ {parts[0]}", screen_width() - len(" \\")
     for part in parts[1:]:
         if len(line) + 1 + len(part) > width:
             yield f"{line} \\"
-            line = f"      {part}"
+            *cut, line = _cut_in_quotes(f"      {part}", width)
+            yield from cut
         else:
             line += f" {part}"
     yield line
 
 
+def _cut_in_quotes(line: str, width: int) -> Iterator[str]:
+    """A line with a long quoted word in pieces, behind commas: a shell joins what begins in the first column."""
+    while len(line) > width and line.endswith("'") and (end := line.rfind(",", line.index("'") + 2, width) + 1):
+        yield f"{line[:end]}'\\"
+        line = f"'{line[end:]}"
+    yield line
+
+
 def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
     """``text`` wrapped to the terminal's width, words whole."""
-    return textwrap.fill(
-        text, terminal_width() or WIDTH, initial_indent=first, subsequent_indent=rest,
+    filled = textwrap.fill(
+        text, screen_width(), initial_indent=first, subsequent_indent=rest,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+    return filled.replace(SPACE, " ")
 
 
 def note(text: str) -> None:
@@ -161,6 +185,11 @@ def print_notes(remarks: Iterable[str]) -> None:
 def terminal_width() -> int:
     """Columns of the terminal (or ``COLUMNS``); 0 where there is none."""
     return shutil.get_terminal_size((0, 0)).columns
+
+
+def screen_width() -> int:
+    """Columns that text is made for: those of the terminal, or ``WIDTH``."""
+    return terminal_width() or WIDTH
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -21,6 +21,7 @@ class Result(ABC):
     """
 
     remarks: tuple[str, ...] = ()  #: notes on the question, such as which GPUs ``local`` found
+    explain: bool = False  #: say everything (``--explain``), not what fits one screen
 
     @property
     def ok(self) -> bool:
@@ -31,6 +32,11 @@ class Result(ABC):
     def notes(self) -> tuple[str, ...]:
         """What to know before relying on the answer. The command writes it to stderr."""
         return tuple(dict.fromkeys((*self.remarks, *self._notes())))
+
+    @property
+    def shown_notes(self) -> tuple[str, ...]:
+        """Those that are printed below the text."""
+        return self.notes if self.explain else tuple(dict.fromkeys((*self.remarks, *self._brief_notes())))
 
     def to_dict(self) -> Any:
         """What the command prints with ``--format json``: an object, or a list of objects. The schema only grows."""
@@ -52,7 +58,7 @@ class Result(ABC):
         if output == "json":
             return self.to_json()
         if output == "table":
-            return "".join(f"{line}\n" for line in self._lines())
+            return "".join(f"{line}\n" for line in (self._lines() if self.explain else self._brief_lines()))
         return rows_text(self._rows(), output, self._columns())
 
     def __str__(self) -> str:
@@ -83,6 +89,10 @@ class Result(ABC):
         """The text for a terminal; an entry may have several lines."""
         yield rows_text(self._rows(), "table", self._columns()).removesuffix("\n")
 
+    def _brief_lines(self) -> Iterable[str]:
+        """What of the text fits one screen, the verdict first."""
+        return self._lines()
+
     def _title(self) -> str:
         """One line above the table of a notebook."""
         return ""
@@ -94,6 +104,10 @@ class Result(ABC):
     def _notes(self) -> Iterable[str]:
         """Notes on the answer itself."""
         return ()
+
+    def _brief_notes(self) -> Iterable[str]:
+        """Those of them that stand below one screen."""
+        return self._notes()
 
 
 class MetricRows(Result):
@@ -124,4 +138,4 @@ def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def print_result(result: Result, output: str) -> None:
     """Print the answer on stdout and its notes on stderr; with JSON, only the notes that the object lacks."""
     print(result.to_text(output), end="")
-    print_notes(result.remarks if output == "json" else result.notes)
+    print_notes({"json": result.remarks, "table": result.shown_notes}.get(output, result.notes))

@@ -65,6 +65,7 @@ from .recommend.assemble import order_words as order_words
 from .recommend.assemble import recipe_of as recipe_of
 from .recommend.service import closest_lines as closest_lines
 from .recommend.service import closest_point as closest_point
+from .recommend.service import what_binds as what_binds
 
 # Which GPU?
 from .compare.setup import Question as Question
@@ -86,6 +87,14 @@ from .fleet.fleets import plan_fleets as plan_fleets
 from .fleet.disaggregated import Disaggregated as Disaggregated
 from .fleet.disaggregated import NotDivided as NotDivided
 from .fleet.disaggregated import disaggregate as disaggregate
+
+# Is the answer in proportion?
+from .sanity import Doubt as Doubt
+from .sanity import doubt_about_refusal as doubt_about_refusal
+from .sanity import doubts_about_comparison as doubts_about_comparison
+from .sanity import doubts_about_fleets as doubts_about_fleets
+from .sanity import doubts_about_plan as doubts_about_plan
+from .sanity import kept_limits as kept_limits
 
 # Somebody's own line
 from .check import LineRequest as LineRequest

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from planner.engine import FlagProblem, has_both_engines
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
 from planner.output.result import Result
+from planner.output.tables.shared import MORE, items, listed
 from planner.planning import FitResult, LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Workload
@@ -27,6 +28,8 @@ COLUMNS = (
     Column("mean_tpot_ms", "TPOT ms", ",.1f"),
     Column("mean_e2el_ms", "E2EL ms", ",.0f"),
 )
+#: On one screen.
+BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,6 +41,7 @@ class CheckAnswer(Result):
     #: Where a script has several ways through it: the conditions of each, and what is said about it; else empty
     branches: tuple[tuple[tuple[str, ...], LineVerdict], ...] = ()
     seen: SeenServer | None = None  #: the running server whose load it is
+    explain: bool = False
 
     @classmethod
     def of(cls, judged: Sequence[tuple[tuple[str, ...], LineVerdict]], remarks: tuple[str, ...] = ()) -> CheckAnswer:
@@ -113,6 +117,38 @@ class CheckAnswer(Result):
         if self.seen:
             yield from _seen_lines(self.seen, self.record)
 
+    def _brief_lines(self) -> Iterator[str]:
+        """The verdict; of several ways through a script one line each, and the first that does not start whole."""
+        ways = self.branches or (((), self.record),)
+        starting = sum(record.starts for _, record in ways)
+        _, shown = next((way for way in ways if not way[1].starts), ways[0])
+        if len(ways) > 1:
+            where = f"{starting} of {len(ways)} ways through the script start"
+            yield wrapped(f"{shown.resolved.resolved} on {shown.profile.id}: {where}")
+            for when, record in ways[:BRIEF_WAYS]:
+                yield from items("-" if record.starts else "x", [f"{_condition(when)}: {_verdict(record)}"])
+            if len(ways) > BRIEF_WAYS:
+                yield f"  and {len(ways) - BRIEF_WAYS} more"
+            yield ""
+        yield wrapped(_headline(shown))
+        for problem in sorted(shown.line.problems, key=lambda one: not one.fatal)[:BRIEF_PROBLEMS]:
+            yield from items("x" if problem.fatal else "!", [str(problem)])
+        if len(shown.line.problems) > BRIEF_PROBLEMS:
+            yield f"  and {len(shown.line.problems) - BRIEF_PROBLEMS} more remarks on options"
+        yield from list(_start_lines(shown))[:BRIEF_START]
+        if _has_speed(shown):
+            yield ""
+            yield from _brief_speed(shown, len(ways))
+        if self.seen:
+            yield from _seen_lines(self.seen, self.record)
+
+    def _brief_notes(self) -> Iterator[str]:
+        line = self.record.line
+        yield from _about_drafts(self.record)
+        fits = [f"calibration: {used}"] if (used := _calibration(self.record)) else []
+        unknown = [f"not simulated: {', '.join(line.not_simulated)}"] if line.not_simulated else []
+        yield "; ".join([*unknown, *fits, MORE])
+
     def _title(self) -> str:
         return _headline(self.record)
 
@@ -121,6 +157,10 @@ class CheckAnswer(Result):
             yield from _notes(record)
 
 
+BRIEF_WAYS = 8
+BRIEF_PROBLEMS = 3
+BRIEF_START = 8
+BRIEF_CHANGES = 8
 _MOST_OF_A_CONDITION = 70  #: characters that are shown
 
 
@@ -272,6 +312,27 @@ def _load_lines(answer: LineVerdict) -> Iterator[str]:
         yield from command_lines(plan.env, plan.command)
 
 
+def _brief_speed(answer: LineVerdict, ways: int) -> Iterator[str]:
+    """What the line delivers, and the one plan that is best: what it changes, and its command."""
+    if answer.offline:
+        yield from _offline_lines(answer, answer.offline.result)
+        return
+    plans = list(_plan_rows(answer))[:1]
+    rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
+    if answer.workload:
+        yield wrapped(f"{_load_words(answer.workload)}:")
+    if rows:
+        yield table_text(rows, BRIEF)
+    if not plans:
+        yield f"no plan is better for {answer.goal} on these GPUs" if rows else "no plan fits on this GPU"
+        return
+    plan = next(iter(answer.better()))
+    changes = [f"{name}: {own} -> {other}" for name, (own, other) in answer.changes(plan).items()]
+    yield from items("-", [f"better for {answer.goal}: {listed(changes, BRIEF_CHANGES)}"])
+    if ways == 1:
+        yield from command_lines(plan.env, plan.command)
+
+
 def _load_words(load: Workload) -> str:
     requests = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"
     varied = f", varied by {load.range_ratio:.0%}" if load.range_ratio else ""
@@ -288,6 +349,12 @@ def _calibration(answer: LineVerdict) -> str | None:
     return answer.served.deployment.calibrated_by if answer.served else None
 
 
+def _about_drafts(answer: LineVerdict) -> Iterator[str]:
+    drafts = answer.line.args.speculative_config
+    if drafts and not drafts.acceptance_rates:
+        yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
+
+
 def _notes(answer: LineVerdict) -> Iterator[str]:
     if used := _calibration(answer):
         yield f"calibration: {used}"
@@ -296,9 +363,7 @@ def _notes(answer: LineVerdict) -> Iterator[str]:
         yield answer.version.note
     if answer.line.not_simulated:
         yield f"not simulated: {', '.join(answer.line.not_simulated)}"
-    drafts = answer.line.args.speculative_config
-    if drafts and not drafts.acceptance_rates:
-        yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
+    yield from _about_drafts(answer)
     if answer.fit:
         if answer.fit.config.defaults_taken:
             yield f"defaults: {', '.join(answer.fit.config.defaults_taken)}"

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from planner.hardware import GpuProfile
-from planner.output.render import Column, table_text, wrapped
+from planner.output.render import Column, command_lines, table_text, wrapped
 from planner.output.result import Result
-from planner.output.tables.shared import calibration_note, price_notes, price_rows, with_interval
+from planner.output.tables.shared import (
+    MORE,
+    calibration_note,
+    card,
+    doubt_object,
+    engine_note,
+    items,
+    listed,
+    price_notes,
+    price_rows,
+    rate_in_words,
+    with_interval,
+)
 from planner.planning import (
     ComparedPoint,
     Comparison,
+    Doubt,
     Flip,
     Order,
+    doubts_about_comparison,
     percent,
 )
 from planner.units import MS
@@ -31,6 +46,18 @@ TABLE = (
     Column("tpot", "TPOT ms, p99"),
     Column("bound_by", "limited by", wraps=True),
 )
+#: On one screen: all loads in one table.
+BRIEF = (
+    Column("load"),
+    *TABLE[:3],
+    Column("usd_per_million_output_tokens", "USD/1M", ",.2f"),
+    Column("output_tokens_per_joule", "tok/J", ",.2f", spare=True),
+    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
+)
+BRIEF_ROWS = 18
+BRIEF_REASONS = 3
+BRIEF_DOUBTS = 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,11 +69,17 @@ class ComparisonAnswer(Result):
     prices: Mapping[str, float]  #: given prices: profile id to USD per GPU and hour
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model
+    explain: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether any GPU holds the model."""
         return bool(self.record.points)
+
+    @cached_property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """GPUs whose answers are out of proportion."""
+        return tuple(doubts_about_comparison(self.record))
 
     def _object(self) -> dict[str, Any]:
         comparison = self.record
@@ -55,6 +88,7 @@ class ComparisonAnswer(Result):
             "per": comparison.question.per,
             "share": comparison.share,
             "rows": self._rows(),
+            "doubts": [doubt_object(doubt) for doubt in self.doubts],
             "orders": [_order_object(order) for order in comparison.orders()],
             "prices": price_rows(self.profiles, self.prices),
             "refused": [{"gpu": refused.gpu, "reason": refused.reason} for refused in comparison.refused],
@@ -68,7 +102,30 @@ class ComparisonAnswer(Result):
         return [Column(key) for key in (rows[0] if rows else ("gpu",))]
 
     def _lines(self) -> Iterator[str]:
-        return _table_lines(self.record)
+        yield wrapped(_verdict(self.record))
+        yield from items("!", map(str, self.doubts))
+        yield ""
+        yield from _table_lines(self.record)
+
+    def _brief_lines(self) -> Iterator[str]:
+        comparison = self.record
+        yield wrapped(_verdict(comparison))
+        yield from items("!", map(str, self.doubts[:BRIEF_DOUBTS]))
+        if not comparison.points:
+            yield from items("x", (f"{refused.gpu}: {refused.reason}" for refused in comparison.refused[:BRIEF_ROWS]))
+            return
+        lengths = dict.fromkeys(_lengths(workload) for workload in comparison.workloads)
+        same = f"{next(iter(lengths))}, " if len(lengths) == 1 else ""
+        yield f"\n{same}{_hardware_words(comparison)}; mean latencies, figures per {_unit(comparison)}:\n"
+        points, left_out = _first_of_each_load(comparison)
+        yield table_text([_brief_row(comparison, point) for point in points], BRIEF)
+        if left_out:
+            yield f"and {left_out} more rows"
+        for line in list(_order_lines(list(comparison.orders())))[:BRIEF_REASONS]:
+            yield from items("-", [line])
+        yield from items("-", [f"what binds: {_binding(comparison.points)}"])
+        leader = max(comparison.points, key=lambda point: point.tok_per_s_per_gpu.mid)
+        yield from command_lines({}, ["planner", "recommend", comparison.question.model.id, "--gpu", leader.gpu])
 
     def _title(self) -> str:
         return f"{self.record.question.model.id}, on {_hardware_words(self.record)}"
@@ -76,6 +133,14 @@ class ComparisonAnswer(Result):
     def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
         rows = [{"load": _load_words(point.workload), **_table_row(point)} for point in self.record.points]
         return rows, (Column("load"), *TABLE)
+
+    def _brief_notes(self) -> Iterator[str]:
+        points, refused = self.record.points, [one.gpu for one in self.record.refused]
+        if refused and points:
+            yield f"left out: {listed(refused, BRIEF_REASONS)}"
+        fits = calibration_note((point.gpu, point.setup.deployment.calibrated_by) for point in points)
+        versions = engine_note(str(point.setup.deployment.config.version) for point in points)
+        yield "; ".join([*versions, *fits, "in brackets the 90 % interval" if points else "", MORE]).removeprefix("; ")
 
     def _notes(self) -> Iterator[str]:
         used = ((point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points)
@@ -85,8 +150,61 @@ class ComparisonAnswer(Result):
         yield from self.said
 
 
+def _verdict(comparison: Comparison) -> str:
+    """Who is fastest and who is cheapest, in a sentence; of one GPU alone what it delivers."""
+    model, points = comparison.question.model.id, comparison.points
+    if not points:
+        return f"No GPU holds {model}: {_hardware_words(comparison)}"
+    first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(list(comparison.orders()))}
+    if not first:
+        best = max(points, key=lambda point: point.tok_per_s_per_gpu.mid)
+        span = best.tok_per_s_per_gpu
+        rate = rate_in_words(span.mid, span.low, span.high, "tokens/s per GPU")
+        return f"{card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
+    words = [f"Most {metric} of {model}: {first[metric]}" for metric in ("tokens/s per GPU",) if metric in first]
+    words += [f"most {metric}: {first[metric]}" for metric in ("tokens per USD",) if metric in first]
+    return "; ".join(words or [f"{metric}: {said}" for metric, said in first.items()])
+
+
+def _first_of_each_load(comparison: Comparison) -> tuple[list[ComparedPoint], int]:
+    """As many rows as fit one screen, of each load the fastest; in their own order. And how many are left out."""
+    points, loads = comparison.points, comparison.workloads
+    chosen: set[int] = set()
+    for load in loads[:BRIEF_ROWS]:
+        of_load = sorted((p for p in points if p.workload == load), key=lambda point: -point.tok_per_s_per_gpu.mid)
+        chosen |= {id(point) for point in of_load[: max(BRIEF_ROWS // len(loads), 1)]}
+    shown = [point for load in loads for point in points if point.workload == load and id(point) in chosen]
+    return shown, len(points) - len(shown)
+
+
+def _brief_row(comparison: Comparison, point: ComparedPoint) -> dict[str, Any]:
+    workload, dollars = point.workload, point.usd_per_million_tok
+    load = f"{point.load:,g} {'in flight' if workload.max_concurrency is not None else '/s'}"
+    if len({(w.input_len, w.output_len) for w in comparison.workloads}) > 1:
+        load = f"{workload.input_len:,}/{workload.output_len:,} {load}"
+    return {
+        **_table_row(point),
+        "load": load,
+        "usd_per_million_output_tokens": dollars.mid if dollars else None,
+    }
+
+
+def _binding(points: Sequence[ComparedPoint]) -> str:
+    """What limits which GPUs: each cause once."""
+    by_cause: dict[str, dict[str, None]] = {}
+    for point in points:
+        cause = point.bound_by
+        name, _, share = cause.rpartition(" ")
+        by_cause.setdefault(name if share.endswith("%") else cause, {})[point.gpu] = None
+    gpus = list(dict.fromkeys(point.gpu for point in points))
+    words = [
+        cause if len(of) == len(gpus) else f"{cause} on {listed(list(of), BRIEF_REASONS)}"
+        for cause, of in sorted(by_cause.items(), key=lambda pair: -len(pair[1]))
+    ]
+    return "; ".join(words[: BRIEF_REASONS + 1])
+
+
 def _table_lines(comparison: Comparison) -> Iterator[str]:
-    per_gpu = comparison.question.per == "gpu"
     for workload in comparison.workloads:
         points = [point for point in comparison.points if point.workload == workload]
         if not points:
@@ -96,7 +214,7 @@ def _table_lines(comparison: Comparison) -> Iterator[str]:
         yield ""
     orders = list(comparison.orders())
     for fixed, group in groupby(orders, key=lambda order: order.axis.fixed):
-        yield f"{fixed}, figures per {'GPU' if per_gpu else 'whole GPU'}:"
+        yield f"{fixed}, figures per {_unit(comparison)}:"
         for line in _order_lines(list(group)):
             yield wrapped(line, first="  ", rest="    ")
 
@@ -198,8 +316,12 @@ def _idle_remarks(comparison: Comparison) -> Iterator[str]:
         yield f"{gpu}: {idle} of {num_gpus} GPUs {verb}: each server takes {size}"
 
 
+def _lengths(workload: Workload) -> str:
+    return f"{workload.input_len:,} in / {workload.output_len:,} out"
+
+
 def _load_words(workload: Workload) -> str:
-    lengths = f"{workload.input_len:,} in / {workload.output_len:,} out"
+    lengths = _lengths(workload)
     if workload.max_concurrency is not None:
         return f"{lengths}, {workload.max_concurrency:,} request{'s' if workload.max_concurrency > 1 else ''} in flight"
     return f"{lengths}, {workload.request_rate:g} requests/s"
@@ -209,6 +331,10 @@ def _hardware_words(comparison: Comparison) -> str:
     what = {"package": "whole GPU", "gpu": "GPU", "node": "node"}[comparison.question.per]
     count = 1 if comparison.question.per == "node" else comparison.share
     return f"{count} {what}{'s' if count > 1 else ''} of each"
+
+
+def _unit(comparison: Comparison) -> str:
+    return "GPU" if comparison.question.per == "gpu" else "whole GPU"
 
 
 def _pair(mean: float | None, p99: float | None, factor: float, form: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import PlannerError
@@ -12,6 +12,7 @@ from planner.memory import SHIPPED, Interval
 from planner.model import ResolvedModel
 from planner.output.render import Column, pair_lines, rows_of, table_text, wrapped
 from planner.output.result import Result
+from planner.output.tables.shared import MORE, engine_note, listed
 from planner.planning import ArithmeticLine, FitResult, LogLine, Verdict, explain
 from planner.units import GIB, format_bytes, format_gb
 
@@ -30,6 +31,13 @@ COLUMNS = (
     Column("engine_version", "vllm", of=lambda fit: str(fit.config.version)),
     Column("reason", aside=True),
 )
+#: On one screen: columns that go first, of a sweep and of several GPUs.
+SPARE = {
+    True: ("min_tensor_parallel_size", "engine_version"),
+    False: ("kv_cache_dtype", "max_model_len", "engine_version"),
+}
+BRIEF_ROWS = 24
+BRIEF_NAMES = 4
 LOG_COLUMNS = (
     Column("line"), Column("unit"), Column("predicted"), Column("interval"), Column("logged"), Column("inside"),
 )  # fmt: skip
@@ -59,7 +67,7 @@ class FitAnswer(Result):
 
     record: FitResult  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
     resolved: ResolvedModel
-    arithmetic: bool = False  #: show each step of the calculation (``--explain``)
+    explain: bool = False  #: show each step of the calculation (``--explain``)
     remarks: tuple[str, ...] = ()
 
     @property
@@ -75,7 +83,7 @@ class FitAnswer(Result):
         return self.record.verdict
 
     def _object(self) -> dict[str, Any]:
-        return _object(self.record, self.resolved, arithmetic=self.arithmetic)
+        return _object(self.record, self.resolved, arithmetic=self.explain)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [_row(self.record)]
@@ -84,7 +92,7 @@ class FitAnswer(Result):
         return COLUMNS
 
     def _lines(self) -> Iterator[str]:
-        return _lines(self.record, self.resolved, arithmetic=self.arithmetic)
+        return _lines(self.record, self.resolved, arithmetic=self.explain)
 
     def _title(self) -> str:
         return _headline(self.record, self.resolved)
@@ -104,8 +112,8 @@ class FitTable(Result):
     answers: tuple[GpuFit, ...]
     resolved: ResolvedModel
     sweep: bool = False  #: over settings, which need not all fit
-    arithmetic: bool = False
     remarks: tuple[str, ...] = ()
+    explain: bool = False
 
     @property
     def ok(self) -> bool:
@@ -113,7 +121,7 @@ class FitTable(Result):
         return self.sweep or all(answer.fits for answer in self.answers)
 
     def _object(self) -> list[dict[str, Any]]:
-        return [_object(answer, self.resolved, arithmetic=self.arithmetic) for answer in self.answers]
+        return [_object(answer, self.resolved, arithmetic=self.explain) for answer in self.answers]
 
     def _rows(self) -> list[dict[str, Any]]:
         return [_row(answer) for answer in self.answers]
@@ -123,6 +131,46 @@ class FitTable(Result):
 
     def _title(self) -> str:
         return self.resolved.resolved
+
+    def _verdict(self) -> str:
+        """Where it fits, in a sentence."""
+        fitting = [answer for answer in self.answers if not isinstance(answer, RefusedFit) and answer.fits]
+        model, among = self.resolved.resolved, len(self.answers)
+        what = "settings" if self.sweep else "GPUs"
+        if not fitting:
+            sizes = [a.min_tensor_parallel_size for a in self.answers if not isinstance(a, RefusedFit)]
+            least = min((size for size in sizes if size), default=None)
+            then = f"; the least is --tensor-parallel-size {least}" if least and not self.sweep else ""
+            return f"{model} fits on none of {among} {what}{then}"
+        names = [answer.gpu_id for answer in fitting]
+        most = max(fitting, key=lambda answer: answer.max_concurrency)
+        where = "" if self.sweep else f": {listed(names, BRIEF_NAMES)}"
+        return (
+            f"{model} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among} {what}{where}; most requests at "
+            f"once ({most.max_concurrency:,.2f} of {most.config.max_model_len:,} tokens) on {_setting(most)}"
+        )
+
+    def _lines(self) -> Iterator[str]:
+        yield wrapped(self._verdict()) + "\n"
+        yield from super()._lines()
+
+    def _brief_lines(self) -> Iterator[str]:
+        yield wrapped(self._verdict()) + "\n"
+        shown: Sequence[GpuFit] = self.answers
+        if len(shown) > BRIEF_ROWS:  # those that fit first, and of these the ones that hold most
+            shown = sorted(shown, key=_emptiest)[:BRIEF_ROWS]
+        columns = [replace(c, spare=c.key in SPARE[self.sweep]) for c in COLUMNS if not c.aside]
+        yield table_text([_row(answer) for answer in shown], columns)
+        if len(shown) < len(self.answers):
+            yield f"and {len(self.answers) - len(shown)} more"
+
+    def _brief_notes(self) -> Iterable[str]:
+        refused = [answer.profile.id for answer in self.answers if isinstance(answer, RefusedFit)]
+        yield from self.resolved.notes
+        if refused:
+            yield f"vLLM refuses these settings on {listed(refused, BRIEF_NAMES)}"
+        versions = (str(a.config.version) for a in self.answers if not isinstance(a, RefusedFit))
+        yield "; ".join([*engine_note(versions), MORE])
 
     def _notes(self) -> Iterable[str]:
         refused = (f"{a.profile.id}: {a.error.cause}" for a in self.answers if isinstance(a, RefusedFit))
@@ -163,6 +211,16 @@ def _row(answer: GpuFit) -> dict[str, Any]:
     if isinstance(answer, RefusedFit):
         return {"gpu": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
     return rows_of((answer,), COLUMNS)[0]
+
+
+def _emptiest(answer: GpuFit) -> float:
+    return 0.0 if isinstance(answer, RefusedFit) else -answer.max_concurrency - answer.fits
+
+
+def _setting(fit: FitResult) -> str:
+    config = fit.config
+    size = f" TP {config.tensor_parallel_size}" if config.tensor_parallel_size > 1 else ""
+    return f"{fit.gpu_id}{size}, {config.weight_dtype}"
 
 
 def _headline(result: FitResult, resolved: ResolvedModel) -> str:

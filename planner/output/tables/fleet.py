@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from typing import Any
 
-from planner.output.render import Column, table_text, wrapped
+from planner.output.render import SPACE, Column, command_lines, table_text, wrapped
 from planner.output.result import Result
-from planner.output.tables.shared import calibration_note, load_of_run, minutes, price_notes, price_rows, with_interval
-from planner.planning import Disaggregated, Fleet, Fleets, NotDivided, Pool, Rung, span_figures
+from planner.output.tables.shared import (
+    MORE,
+    calibration_note,
+    card,
+    doubt_object,
+    engine_note,
+    items,
+    listed,
+    load_of_run,
+    minutes,
+    price_notes,
+    price_rows,
+    with_interval,
+)
+from planner.planning import (
+    Disaggregated,
+    Doubt,
+    Fleet,
+    Fleets,
+    NotDivided,
+    Pool,
+    Rung,
+    doubts_about_fleets,
+    span_figures,
+)
 from planner.units import GB, MB, MS
 from planner.workload import targets_in_words
 
@@ -35,6 +59,15 @@ DISAGGREGATED = (
     Column("tpot_ms", "TPOT ms", ",.1f"),
     Column("verdict", "on equal GPUs", wraps=True),
 )
+BRIEF = (
+    *COLUMNS[:5],
+    Column("usd_per_million_output_tokens", "USD/1M", ",.2f", spare=True),
+    Column("kw", "kW", ",.1f", spare=True),
+    *COLUMNS[7:],
+)
+BRIEF_FLEETS = 8
+BRIEF_REFUSED = 3
+BRIEF_DOUBTS = 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,11 +78,17 @@ class FleetAnswer(Result):
     divided: tuple[Disaggregated | NotDivided, ...] = ()  #: fleets with prefill and decode on servers of their own
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
+    explain: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether there is a fleet."""
-        return self.record.best is not None
+        """Whether there is a fleet, and the central prediction does not refute it."""
+        return self.record.best is not None and not any(doubt.refutes for doubt in self.doubts)
+
+    @cached_property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What is out of proportion in the best fleet."""
+        return tuple(doubts_about_fleets(self.record))
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
@@ -73,6 +112,7 @@ class FleetAnswer(Result):
             "confidence": asked.confidence,
             "ladder": [_rung(rung) for rung in fleets.best.ladder] if fleets.best and asked.slos else [],
             "measure_next": _measure_next(fleets.best) if fleets.best else None,
+            "doubts": [doubt_object(doubt) for doubt in self.doubts],
             "headroom": asked.headroom,
             "n_plus": asked.n_plus,
             "minimised": fleets.objective,
@@ -90,7 +130,40 @@ class FleetAnswer(Result):
         rows = self._rows()
         return [Column(key) for key in (rows[0] if rows else ("gpu",)) if key != "pools"]
 
+    def _brief_lines(self) -> Iterator[str]:
+        fleets, best = self.record, self.record.best
+        yield wrapped(_verdict_of(fleets))
+        yield from items("!", map(str, self.doubts[:BRIEF_DOUBTS]))
+        for refused in fleets.refused[: BRIEF_REFUSED if best is None else 0]:
+            yield from items("x", [f"{refused.profile.id}: {refused.reason}"])
+        if best is None:
+            return
+        yield "\n" + table_text([_brief_row(fleet) for fleet in self.fleets[:BRIEF_FLEETS]], BRIEF)
+        if len(self.fleets) > BRIEF_FLEETS:
+            yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
+        yield from items("-", _reasons(fleets, best))
+        split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
+        yield from items("-", (f"prefill apart on {plan.profile.id}: {_verdict(plan)}" for plan in split[:2]))
+        yield from command_lines({}, _next_command(best))
+
+    def _brief_notes(self) -> Iterator[str]:
+        pools = [pool for fleet in self.fleets for pool in fleet.pools]
+        refused = [one.profile.id for one in self.record.refused]
+        if refused and pools:
+            yield f"left out: {listed(refused, BRIEF_REFUSED)}"
+        taking_part = {pool.kind.profile.id: pool.kind.profile for pool in pools}
+        unpriced = [
+            row["gpu"] for row in price_rows(taking_part.values(), self.record.asked.prices) if not row["origin"]
+        ]
+        if unpriced:
+            yield f"no price is known for {listed(unpriced, BRIEF_REFUSED)}: give one with --price GPU=USD"
+        fits = calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
+        versions = engine_note(str(pool.kind.deployment.config.version) for pool in pools)
+        yield "; ".join([*versions, *fits, MORE])
+
     def _lines(self) -> Iterator[str]:
+        yield wrapped(_verdict_of(self.record))
+        yield from items("!", map(str, self.doubts))
         yield wrapped(_question(self.record)) + "\n"
         rows = [_table_row(fleet) for fleet in self.fleets]
         yield table_text(rows, COLUMNS) if rows else "no fleet: no GPU carries this load"
@@ -141,6 +214,56 @@ def _question(fleets: Fleets) -> str:
     )
     kept = f", {targets_in_words(asked.slos)}" if asked.slos else ", no latency target"
     return f"{loads}{kept}; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
+
+
+def _verdict_of(fleets: Fleets) -> str:
+    """The best fleet in a sentence."""
+    asked, best = fleets.asked, fleets.best
+    loads = f"{sum(demand.request_rate for demand in asked.demands):,.4g}{SPACE}requests/s"
+    loads += f" in {len(asked.demands)} classes" if len(asked.demands) > 1 else ""
+    kept = targets_in_words(asked.slos) if asked.slos else "no latency target"
+    if best is None:
+        where = listed([card(profile.id) for profile in asked.gpus], BRIEF_REFUSED)
+        return f"No fleet carries {loads} of {asked.model.resolved} with {kept}: {where}"
+    models = listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
+    gpus = " + ".join(f"{rented.gpus:,} x {card(rented.profile.id)}" for rented in best.rented)
+    price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
+    return f"Serve {models} on {gpus}: {loads} with {kept}{price}"
+
+
+def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
+    """Why this fleet, what binds, and what more certainty costs."""
+    asked, pool = fleets.asked, best.busiest
+    spare = sum(count for _, count in best.spares)
+    spares = f" and {spare} spare" if spare else ""
+    yield (
+        f"{best.servers - spare:,} server{'s' if best.servers - spare != 1 else ''}{spares}: one {_engine_words(pool)} "
+        f"carries {pool.load.value:,.3g} requests/s; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
+    )
+    if others := fleets.fleets[1:]:
+        usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
+        yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
+    yield f"what binds: {pool.load.bound_by or pool.load.binding}"
+    if asked.slos:
+        yield f"targets are kept with {asked.confidence:.0%} confidence; GPUs: {ladder_words(best)}"
+        yield from _measure_next_words(best)
+
+
+def _next_command(best: Fleet) -> list[str]:
+    """What plans one server of the busiest pool, and writes its scripts."""
+    asked, pool = best.asked, best.busiest
+    demand, kind = pool.demand, pool.kind
+    words = ["planner", "recommend", asked.model.requested, "--gpu", kind.profile.id]
+    words += ["--request-rate", f"{demand.request_rate:g}", "--random-input-len", str(demand.input_len)]
+    words += ["--random-output-len", str(demand.output_len)]
+    for slo in asked.slos:
+        words += [f"--{slo.metric}", f"{slo.limit_ms:g}"]
+    return [*words, "-o", "plans"]
+
+
+def _brief_row(fleet: Fleet) -> dict[str, Any]:
+    dollars = fleet.usd_per_million_tok
+    return {**_table_row(fleet), "usd_per_million_output_tokens": dollars.mid if dollars else None}
 
 
 def _table_row(fleet: Fleet) -> dict[str, Any]:

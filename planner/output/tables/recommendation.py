@@ -9,12 +9,26 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.output.render import Column, command_lines, rows_of, wrapped
+from planner.output.render import SPACE, Column, command_lines, rows_of, table_text, wrapped
 from planner.output.result import Result
-from planner.output.tables.shared import load_of_run, local_argv, minutes
+from planner.output.tables.shared import (
+    MORE,
+    calibration_note,
+    card,
+    doubt_object,
+    engine_note,
+    items,
+    listed,
+    load_of_run,
+    local_argv,
+    minutes,
+    rate_in_words,
+    seconds,
+)
 from planner.output.workflows.documents import said_of
 from planner.planning import (
     Candidate,
+    Doubt,
     Merit,
     Plan,
     PlannedRung,
@@ -25,13 +39,18 @@ from planner.planning import (
     assemble,
     closest_lines,
     closest_point,
+    doubt_about_refusal,
+    doubts_about_plan,
+    kept_limits,
     order_words,
     percent,
     plans_best_first,
     price_of,
+    what_binds,
 )
 from planner.timing import SHIPPED
-from planner.units import MS
+from planner.units import GIB, MS
+from planner.workload import targets_in_words
 
 
 def _predicted(key: str) -> Callable[[Plan], Any]:
@@ -78,6 +97,30 @@ TARGET_COLUMNS = (
     Column("goodput", "goodput", ",.4g", aside=True, of=_service("goodput")),
     *_LATENCIES,
 )
+#: On one screen: the best plan of each GPU.
+BRIEF_COLUMNS = (
+    Column("gpu"),
+    Column("num_gpus", "gpus"),
+    Column("layout", of=lambda plan: layout_in_words(plan)),
+    Column("weight_dtype", "weights"),
+    Column("kv_cache_dtype", "kv cache", spare=True),
+    Column("max_num_seqs", "batch", ",", spare=True),
+    *COLUMNS[7:9],
+    *_LATENCIES[:2],
+    Column("mean_e2el_ms", "E2EL ms", ",.0f", spare=True, of=_predicted("mean_e2el_ms")),
+)
+BRIEF_TARGET_COLUMNS = (
+    Column("gpu"),
+    *TARGET_COLUMNS[1:4],
+    *BRIEF_COLUMNS[2:6],
+    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of=_service("output_throughput_per_gpu")),
+    *_LATENCIES[:2],
+    Column("largest_load", "most/server", ",.3g", spare=True, of=_service("largest_load")),
+)
+BRIEF_GPUS = 8  #: rows of the brief table
+BRIEF_REASONS = 3
+BRIEF_WARNINGS = 2
+BRIEF_REFUSED = 3  #: GPUs without a plan whose reasons are told
 LISTED = 3  #: plans of each GPU in the JSON
 SHOWN_GPUS = 8  #: with more GPUs only the best plan is explained
 SHOWN_REJECTED = 3  #: models for each GPU in the text; JSON has all
@@ -95,11 +138,23 @@ class Recommendation(Result):
     command: str  #: the equivalent command line
     wrote: bool = False  #: whether the scripts are written already
     remarks: tuple[str, ...] = ()
+    explain: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether there is a plan for at least one GPU."""
-        return any(plan is not None for plan in self.plans)
+        """Whether there is a plan for at least one GPU, and the central prediction does not refute the best."""
+        return bool(self._made) and not any(doubt.refutes for doubt in self.doubts)
+
+    @cached_property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What is out of proportion in the best plan, or in the refusal of each GPU."""
+        best, targets = self.best, self.request.targets
+        if best:
+            return tuple(doubts_about_plan(self.request, self._candidates[id(best)], best))
+        if targets is None:
+            return ()
+        found = (doubt_about_refusal(ranking, targets.confidence) for ranking in self.rankings)
+        return tuple(doubt for doubt in found if doubt)
 
     @property
     def best(self) -> Plan | None:
@@ -111,7 +166,7 @@ class Recommendation(Result):
         from planner.output.charts import draw
         from planner.output.report.figures import memory_chart
 
-        if not self.ok:
+        if not self._made:
             raise InputError("nothing to draw: no GPU has a plan", hint="print the answer: it says why")
         return draw.svg(memory_chart(self._made))
 
@@ -164,7 +219,8 @@ class Recommendation(Result):
             "workload": _workload(request),
             "targets": _targets(request),
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
-            "order": order_words(self._made, request.goal) if self.ok else None,
+            "order": order_words(self._made, request.goal) if self._made else None,
+            "doubts": [doubt_object(doubt) for doubt in self.doubts],
             "plans": [plan.model_dump(mode="json") for plan in plans],
             "probability_behind": self._behind(plans),
             "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
@@ -179,8 +235,50 @@ class Recommendation(Result):
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.request.targets else COLUMNS
 
+    def _verdict(self) -> str:
+        """The answer in a sentence."""
+        best, targets, model = self.best, self.request.targets, self.request.model.resolved
+        if best:
+            return plan_in_words(best)
+        where = listed([card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
+        if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
+            return f"No plan keeps {targets_in_words(targets.slos)}: {model} on {where}"
+        return f"No setting of {model} fits on {where}, {self.request.gpus_per_node} GPUs to the node"
+
+    def _brief_lines(self) -> Iterator[str]:
+        yield wrapped(self._verdict())
+        yield from items("!", map(str, self.doubts))
+        best, pairs = self.best, self._in_order()
+        if best:
+            made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
+            columns = BRIEF_TARGET_COLUMNS if self.request.targets else BRIEF_COLUMNS
+            yield "\n" + table_text(rows_of(made, columns), columns)
+            ranking = next(ranking for ranking, plan in pairs if plan is best)
+            ahead = self._odds_words() if len(made) > 1 else ""
+            yield from _brief_plan_lines(self.request, ranking, self._candidates[id(best)], best, ahead)
+        without = [ranking for ranking, plan in pairs if plan is None]
+        for ranking in without[: 1 if best else BRIEF_REFUSED]:
+            yield from items("x", [f"no plan on {card(ranking.profile.id)}: {_why_none(ranking)}"])
+        if len(without) > (1 if best else BRIEF_REFUSED):
+            yield from items("x", [f"{len(without)} GPUs in all have no plan"])
+        if best:
+            yield from command_lines(best.env, local_argv(best))
+
+    def _brief_notes(self) -> Iterator[str]:
+        if taken := self._taken():
+            yield f"defaults taken: {taken}"
+        fits = calibration_note((plan.gpu, plan.calibration) for plan in self._made)
+        scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
+        yield "; ".join([*engine_note(plan.engine_version for plan in self._made), *fits, *scripts, MORE])
+
+    def _taken(self) -> str:
+        return ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
+
     def _lines(self) -> Iterator[str]:
-        if self.ok:
+        yield wrapped(self._verdict())
+        yield from items("!", map(str, self.doubts))
+        yield ""
+        if self._made:
             yield from super()._lines()
         if self._are_many and self.best:
             yield from _best_lines(self.rankings, self.plans, self.best, self.request.prices)
@@ -203,15 +301,90 @@ class Recommendation(Result):
         return f"{self.request.model.resolved}, {self.request.goal}"
 
     def _notes(self) -> Iterator[str]:
-        if self.ok:
+        if self._made:
             yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
         if len(self._made) > 1:
             yield f"order: {order_words(self._made, self.request.goal)}{self._odds_words()}"
-        taken = ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
-        if taken:
+        if taken := self._taken():
             yield f"defaults taken: {taken}"
-        if not self.wrote and self.ok:
+        if not self.wrote and self._made:
             yield f"write the scripts with: {self.command} -o plans"
+
+
+def plan_in_words(plan: Plan) -> str:
+    """The plan in a sentence: what to serve on what, and what that delivers."""
+    service, figures = plan.service, plan.predicted
+    layout = layout_in_words(plan)
+    if service is None:
+        value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
+        rate = rate_in_words(value, low, high, "requests/s")
+        latencies = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {figures['mean_tpot_ms']:,.3g}{SPACE}ms"
+        size, delivers = plan.num_gpus, f"{rate}, {latencies}"
+    else:
+        size, load = service.total_gpus, service.load
+        if service.replicas > 1:
+            layout = f"{service.replicas:,} servers of {layout}"
+        kept = [_target_in_words(target.metric, target.predicted_ms) for target in service.targets]
+        price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
+        delivers = ", ".join([f"{load:,.4g} {service.load_unit}", *kept, *price])
+    return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}, {layout}: {delivers}"
+
+
+def _target_in_words(metric: str, value_ms: float) -> str:
+    """``p99 TTFT 0.65 s`` of ``p99_ttft_ms``."""
+    statistic, name, _ = metric.split("_")
+    value = seconds(value_ms) if name in ("ttft", "e2el") else f"{value_ms:,.3g}{SPACE}ms"
+    return f"{statistic} {name.upper()} {value}"
+
+
+def _why_none(ranking: Ranking) -> str:
+    """Why a GPU has no plan, and which targets its closest plan would keep."""
+    closest = ranking.closest
+    if closest is None or closest.load is None:
+        return next((rejected.reason for rejected in _rejected_of_each(ranking)), "nothing fits")
+    broken = [
+        f"{reading.slo} ({reading.predicted_ms:,.3g} ms predicted, up to {reading.expected_ms:,.3g} ms)"
+        for reading in closest.load.readings
+        if not reading.met
+    ]
+    return (
+        f"one request at a time on {closest.config.num_gpus} GPUs breaks {' and '.join(broken)}; "
+        f"{kept_limits(closest.load.readings)} would be kept"
+    )
+
+
+def _brief_plan_lines(
+    request: Request, ranking: Ranking, candidate: Candidate, plan: Plan, ahead: str
+) -> Iterator[str]:
+    """Three reasons, what binds, what it costs to be surer, and the warnings that touch the answers of the model."""
+    yield from items("-", _brief_reasons(ranking, plan, ahead))
+    yield from items("-", [f"what binds: {what_binds(request, candidate)}"])
+    if plan.service:
+        yield from items("-", _ladder_lines(plan.service))
+    general = candidate.resolved.notes
+    urgent = [warning for warning in plan.warnings if warning not in general]
+    yield from items("!", urgent[:BRIEF_WARNINGS])
+
+
+def _brief_reasons(ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
+    if plan.service is None:
+        yield plan.why[0] + ahead
+        lost = next((one for one in ranking.rejected if one.probability_behind is not None), None)
+    else:
+        if carried := next(_carried_most(plan), None):
+            yield carried
+        lost = next((one for one in ranking.rejected if " against " in one.reason), None)
+    if lost:
+        words = _describe(lost).removeprefix(f"{plan.model} ")
+        if plan.service is None:  # the first reason has the figure that it stands against
+            figure, _, behind = lost.reason.partition(" against ")
+            words = words.replace(lost.reason, f"{figure}, {behind.rpartition(', ')[2]}")
+        yield f"next best: {words}"
+    memory = plan.memory
+    yield (
+        f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each GPU; "
+        f"{memory['kv_cache_tokens']:,} KV tokens fit beside them"
+    )
 
 
 def _best_lines(
@@ -238,7 +411,7 @@ def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]], prices: Mapping[st
         else:
             yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
             if ranking.closest:
-                yield from _items("!", closest_lines(ranking.closest))
+                yield from items("!", closest_lines(ranking.closest))
             yield from _rejected_lines(ranking)
 
 
@@ -328,9 +501,9 @@ def layout_in_words(plan: Plan) -> str:
 
 def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> Iterator[str]:
     yield f"{ranking.profile.name}: {_servers(plan)}, {plan.model}"
-    yield from _items("-", [*plan.why, *_carried(plan, ranking.profile, prices)])
-    yield from _items("!", plan.warnings)
-    yield from _items("i", _published(ranking))
+    yield from items("-", [*plan.why, *_carried(plan, ranking.profile, prices)])
+    yield from items("!", plan.warnings)
+    yield from items("i", _published(ranking))
     yield from _rejected_lines(ranking)
     yield from command_lines(plan.env, local_argv(plan))
 
@@ -352,19 +525,25 @@ def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> It
     service = plan.service
     if service is None:
         return
-    if service.largest_load is not None and service.node_load is not None:
-        then = f"; limited by {service.bound_by}" if service.bound_by else ""
-        node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
-        rate = service.output_throughput_per_gpu
-        tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
-        most = f"{service.largest_load:,.4g} {service.load_unit}"
-        yield f"one server carries {most} under the targets{tokens}{node}{then}"
+    yield from _carried_most(plan)
     yield from _ladder_lines(service)
     price = price_of(profile, prices)
     if price and service.usd_per_hour is not None:
         gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
         each = price.usd_per_h.mid * profile.parts
         yield f"{service.usd_per_hour:,.2f} USD/h for {gpus}: {each:,.2f} per whole GPU ({price.origin})"
+
+
+def _carried_most(plan: Plan) -> Iterator[str]:
+    """The largest load of one server and of a node, where it was looked for."""
+    service = plan.service
+    if service and service.largest_load is not None and service.node_load is not None:
+        then = f"; limited by {service.bound_by}" if service.bound_by else ""
+        node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
+        rate = service.output_throughput_per_gpu
+        tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
+        most = f"{service.largest_load:,.4g} {service.load_unit}"
+        yield f"one server carries {most} under the targets{tokens}{node}{then}"
 
 
 def _ladder_lines(service: Service) -> Iterator[str]:
@@ -395,6 +574,17 @@ def _rung_words(rung: PlannedRung, service: Service, per_server: bool) -> str:
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:
     """A line for each other model: first those that fit and are slower, then those that do not fit or cannot run."""
+    best = _rejected_of_each(ranking)
+    shown = best[:SHOWN_REJECTED]
+    yield from items("x", map(_describe, shown))
+    if not shown and ranking.rejected:  # all of the winner's own checkpoint
+        yield from items("x", [f"{len(ranking.rejected)} other settings of this model; --format json lists them"])
+    elif len(ranking.rejected) > len(shown):
+        yield from items("x", [f"and {len(ranking.rejected) - len(shown)} more; --format json lists them"])
+
+
+def _rejected_of_each(ranking: Ranking) -> list[Rejected]:
+    """The best setting of each other model."""
     fitting = {
         (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
     }
@@ -407,12 +597,7 @@ def _rejected_lines(ranking: Ranking) -> Iterator[str]:
     for rejected in sorted(ranking.rejected, key=order):
         if rejected.model != winner:
             best.setdefault(rejected.model, rejected)
-    shown = list(best.values())[:SHOWN_REJECTED]
-    yield from _items("x", map(_describe, shown))
-    if not shown and ranking.rejected:  # all of the winner's own checkpoint
-        yield from _items("x", [f"{len(ranking.rejected)} other settings of this model; --format json lists them"])
-    elif len(ranking.rejected) > len(shown):
-        yield from _items("x", [f"and {len(ranking.rejected) - len(shown)} more; --format json lists them"])
+    return list(best.values())
 
 
 def _describe(rejected: Rejected) -> str:
@@ -422,11 +607,6 @@ def _describe(rejected: Rejected) -> str:
     size += " EP" if rejected.enable_expert_parallel else ""
     cache = f" with a KV cache of {rejected.kv_cache_dtype}" if rejected.kv_cache_dtype not in (None, "auto") else ""
     return f"{rejected.model}{size}{cache}: {rejected.reason}"
-
-
-def _items(mark: str, items: Iterable[str]) -> Iterator[str]:
-    for item in items:
-        yield wrapped(item, first=f"  {mark} ", rest="    ")
 
 
 def _plain(value: Any) -> str:

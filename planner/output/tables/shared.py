@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from planner.hardware import GpuProfile
-from planner.planning import Plan, Span, price_of, span_figures
+from planner.output.render import SPACE, wrapped
+from planner.planning import price_of, span_figures
+from planner.units import MS
+
+if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
+    from planner.planning import Doubt, Plan, Span
 
 
 def local_argv(plan: Plan) -> list[str]:
@@ -15,6 +20,49 @@ def local_argv(plan: Plan) -> list[str]:
     if "--host" in words[:-1]:
         words[words.index("--host") + 1] = "127.0.0.1"
     return words
+
+
+MORE = "--explain says the rest"
+
+
+def engine_note(versions: Iterable[str]) -> Iterator[str]:
+    """The vLLM that is planned for; nothing where there is no plan."""
+    if known := list(dict.fromkeys(versions)):
+        yield f"vLLM {', '.join(known)}"
+
+
+def card(gpu: str) -> str:
+    """A profile's id as people write the name: ``H200``, ``MI300X-CPX``."""
+    return gpu.removesuffix("-sxm").upper()
+
+
+def seconds(duration_ms: float) -> str:
+    """A latency in seconds: ``0.26 s``, ``12 s``."""
+    duration_s = duration_ms * MS
+    return f"{duration_s:.2g}{SPACE}s" if duration_s < 10 else f"{duration_s:,.0f}{SPACE}s"
+
+
+def rate_in_words(value: float, low: float, high: float, unit: str) -> str:
+    """A figure with its interval, all with as many digits: ``1.70 requests/s (1.20 to 2.41)``."""
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f}{SPACE}{unit} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def listed(words: Sequence[str], most: int) -> str:
+    """The first of them, and how many more there are."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def items(mark: str, texts: Iterable[str]) -> Iterator[str]:
+    """Lines that begin with a mark: ``-`` a reason, ``!`` a warning, ``x`` what lost or is refused, ``i`` a fact."""
+    for text in texts:
+        yield wrapped(text, first=f"  {mark} ", rest="    ")
+
+
+def doubt_object(doubt: Doubt) -> dict[str, Any]:
+    """A doubt as JSON has it."""
+    return {"kind": doubt.kind, "gpu": doubt.gpu, "said": doubt.said, "change": doubt.change}
 
 
 def with_interval(span: Span, form: str) -> str:

@@ -36,6 +36,12 @@ def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight
     return f"{cause} {share:.0%}"
 
 
+def limit_in_words(limit: str) -> str:
+    """What ``find_limit`` says, for a sentence: ``weights bandwidth, 61% of the engine's time``."""
+    cause, _, share = limit.rpartition(" ")
+    return f"{cause}, {share} of the engine's time" if share.endswith("%") else limit
+
+
 def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     """Seconds of one step by cause, which add up to its time."""
     kinds = {operator.name: operator.kind for operator in step_operators(deployment.model, deployment.config)}

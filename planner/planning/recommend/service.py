@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.planning import defaults
 from planner.planning.capacity import ROUNDING, THROUGHPUT, Reading, ServedLoad, largest_load
+from planner.planning.compare.limits import find_limit, limit_in_words
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
 from planner.planning.next_run import next_run
@@ -218,6 +219,16 @@ def _with_the_burst(load: ServedLoad) -> Iterator[str]:
         if reading.met and expected_ms > reading.slo.limit_ms:
             name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
             yield f"with them, as a benchmark counts, {name} is {counted_ms:,.0f} ms, up to {expected_ms:,.0f} ms"
+
+
+def what_binds(request: Request, candidate: Candidate) -> str:
+    """What keeps one server from serving more: the target, or without targets the part of a step that takes most."""
+    if candidate.load:
+        return what_limits(candidate.deployment, candidate.load)
+    sent = sent_to_one(request, candidate)
+    served = candidate.deployment.replay(sent)
+    flying = sent.max_concurrency or served.mean_in_flight
+    return limit_in_words(find_limit(candidate.deployment, served, sent.max_total_len, flying))
 
 
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:
