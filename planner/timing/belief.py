@@ -33,6 +33,8 @@ from planner.timing.efficiencies import PARAMETERS, targets
 Floats = NDArray[np.float64]
 #: A factor: its target, and the covariates for which it holds.
 Key = tuple[str, tuple[tuple[str, str], ...]]
+#: Covariates that most engines do not have: a factor with one of them is of those that have it.
+SPECIAL = ("partition", "nodes")
 INDEX = {name: i for i, name in enumerate(PARAMETERS)}
 
 
@@ -47,7 +49,8 @@ class Line:
 
     def key(self, covariates: Mapping[str, str]) -> Key | None:
         """The factor of an engine, if it has one. A covariate that is not known is a value of its own."""
-        if not self.where.items() <= covariates.items() or ("partition" in self.scope and not covariates["partition"]):
+        lacks = any(name in self.scope and not covariates.get(name) for name in SPECIAL)
+        if lacks or not self.where.items() <= covariates.items():
             return None
         return self.target, tuple(sorted((name, covariates.get(name, "")) for name in self.scope))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from planner.engine import EngineConfig, features_of, graph_batches
 from planner.hardware import GpuProfile
 from planner.model import Attention, CompressedAttention, LatentAttention, Model, StateMixer
+from planner.timing.links import joined_nodes
 
 #: Architectures that vLLM serves with the kernels of another one: they differ in their peaks only.
 SAME_KERNELS = {"sm_103": "sm_100"}
@@ -16,9 +17,10 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     """What the efficiencies of an engine may depend on, as words.
 
     ``machine`` stands for what differs between two with the same GPUs, ``gpu`` is the whole GPU of a partition,
-    ``partition`` its mode or empty, ``release`` the major and minor version of vLLM, ``kind`` dense or moe, and
-    ``shape`` one architecture at one size, whoever trained it.
+    ``partition`` its mode or empty, ``nodes`` how many a network joins or empty, ``release`` the major and minor version
+    of vLLM, ``kind`` dense or moe, and ``shape`` one architecture at one size, whoever trained it.
     """
+    nodes = joined_nodes(model, profile, config)
     return {
         "machine": "",  # the user's own
         "gpu": profile.whole,
@@ -26,6 +28,7 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
         "architecture": SAME_KERNELS.get(profile.architecture, profile.architecture),
         "platform": profile.platform,
         "links": profile.interconnect.kind,
+        "nodes": str(nodes) if nodes > 1 else "",
         "generation": engine_generation(config, profile),
         "release": ".".join(map(str, config.version.release[:2])),
         "weights": config.weight_dtype,

@@ -9,7 +9,9 @@
 The topology decides the bus bandwidth. Behind an NVSwitch every rank reaches its full bandwidth whatever n is. In
 an xGMI mesh each pair of GPUs has one link, so n ranks use n - 1 links each: a TP 2 pair gets one link of seven
 (RCCL measures 48 GB/s for a pair and 310-330 GB/s for eight MI300X, of 64 and 448). PCIe is shared by all. Between
-nodes each GPU has its share of the network adapters.
+nodes a ring runs once over each rank of a node, through that rank's network adapter, so the adapters add up: eight of
+50 GB/s carry a bus of 400 GB/s (RCCL measures 330-350 GB/s over two nodes of eight MI300X, NCCL 96 GB/s where a node
+of eight A100 has four adapters of 25). One rank of each node has one adapter.
 
 Ranks are numbered as vLLM numbers them (``initialize_model_parallel`` of ``distributed/parallel_state.py``): those of
 a TP group are neighbours, then come the pipeline stages, then the DP ranks; nodes are filled in this order.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil, log2
 
 from planner.engine import EngineConfig, Layout, features_of
 from planner.errors import IllegalPlanError, InputError
@@ -100,6 +103,15 @@ def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Ite
         yield Collective("pipeline all-gather", pp - 1, TOKENS, gathered_bytes, tp, tp)
 
 
+def joined_nodes(model: Model, profile: GpuProfile, config: EngineConfig) -> int:
+    """Nodes over whose network one engine exchanges anything; 1 where links join all its GPUs.
+
+    DP ranks of a model without experts exchange nothing.
+    """
+    ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    return -(-ranks * (config.data_parallel_size if model.is_moe else 1) // _joined(profile))
+
+
 def _joined(profile: GpuProfile) -> int:
     """GPUs that reach each other without the network: those of a node, or of the nodes that links join (NVL72)."""
     return max(profile.gpus_per_node, profile.interconnect.domain_gpus)
@@ -112,13 +124,7 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
     """
     links, span = profile.interconnect, span or ranks
     if span > _joined(profile):
-        if links.network_bandwidth is None:
-            raise InputError(
-                f"the layout needs more than one node of {_joined(profile)} GPUs, and the network bandwidth of "
-                f"{profile.name} is not in its profile",
-                hint="use at most the GPUs of one node, or a profile of your own with interconnect.network_bandwidth",
-            )
-        return links.network_bandwidth.base
+        return _network_bytes_per_s(profile, ranks, span)
     if span > links.domain_gpus > 1:
         return constant("beyond_links")
     if links.kind == "xgmi-mesh" and links.link_bandwidth:
@@ -131,6 +137,20 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
     )
 
 
+def _network_bytes_per_s(profile: GpuProfile, ranks: int, span: int) -> float:
+    """The same between nodes: the adapters of all ranks of a node together, at most what links inside it carry."""
+    network = profile.interconnect.network_bandwidth
+    if network is None:
+        raise InputError(
+            f"the layout needs more than one node of {_joined(profile)} GPUs, and the network bandwidth of "
+            f"{profile.name} is not in its profile",
+            hint="state what one GPU has of it with --network-gb-per-s, such as 50 for an adapter of 400 Gbit/s for "
+            "each GPU; or use at most the GPUs of one node",
+        )
+    of_a_node = max(ranks * _joined(profile) // span, 1)
+    return min(of_a_node * network.base, bus_bytes_per_s(profile, of_a_node) if of_a_node > 1 else network.base)
+
+
 def latency_factor(profile: GpuProfile, ranks: int) -> float:
     """Latency of a collective over ``ranks``, over that of two ranks."""
     growth = constant_of("latency_growth", profile.interconnect.kind)
@@ -141,12 +161,14 @@ def collective_term(collective: Collective, profile: GpuProfile) -> Term:
     """``collective`` on ``profile``. Raises PlannerError where its links are missing or not known."""
     bytes_per_s = bus_bytes_per_s(profile, collective.ranks, collective.span)
     latencies = collective.count * latency_factor(profile, collective.ranks)
+    nodes = -(-collective.span // _joined(profile))
+    share = "link_share" if nodes == 1 else "network_share"
     costs = [
         Cost(Part.FIXED, Per.STEP, latencies, times="collective_s"),
-        Cost(Part.MEMORY, Per.UNIT, collective.bytes_per_unit / bytes_per_s, over="link_share"),
+        Cost(Part.MEMORY, Per.UNIT, collective.bytes_per_unit / bytes_per_s, over=share),
     ]
-    if collective.span > _joined(profile):
-        costs.append(Cost(Part.FIXED, Per.STEP, collective.count * constant("network_latency")))
+    if nodes > 1:  # a tree over the nodes
+        costs.append(Cost(Part.FIXED, Per.STEP, collective.count * ceil(log2(nodes)), times="network_s"))
     return Term(
         collective.name, collective.count, collective.load, tuple(costs),
         bytes_per_unit=collective.bytes_per_unit, path="link",
