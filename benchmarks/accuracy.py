@@ -257,6 +257,7 @@ def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path)
     calibration = Calibration(
         name="published runs",
         fitted_on=f"{len(observed)} published runs of vLLM (runs.csv), {datetime.date.today()}",
+        runs_over_nodes=sum(bool(one.covariates["nodes"]) for one in observed),
         median_error={metric: round(float(np.median(found)), 4) for metric, found in errors.items()},
         effects=without.refit().effects(),
         lines=tuple(FitLine.model_validate(asdict(line)) for line in known.lines),

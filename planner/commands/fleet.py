@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack, get_args
 
@@ -14,6 +13,7 @@ from planner.commands.inputs import (
     asked_version,
     assignments,
     check_count,
+    checked_rate,
     find_gpus,
     fits_for,
     load_model,
@@ -29,6 +29,7 @@ from planner.commands.options import (
     Explain,
     GpusOrDefault,
     ModelOrDefault,
+    NetworkGbPerS,
     PathName,
     Percentile,
     Price,
@@ -143,6 +144,7 @@ def size_fleet(
     price: Price = (),
     disaggregated: Disaggregate = False,
     kv_transfer_gb_per_s: KvTransfer = None,
+    network_gb_per_s: NetworkGbPerS = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
     explain: Explain = False,
@@ -181,7 +183,7 @@ def size_fleet(
         request_rate, input_len, output_len, random_range_ratio, workload, tuple(classes),
         Path(trace) if trace is not None else None,
     )  # fmt: skip
-    profiles, remarks = find_gpus(gpu)
+    profiles, remarks = find_gpus(gpu, network_gb_per_s)
     prices, stocks = parse_prices(assignments(price), profiles), _stocks(assignments(stock), profiles)
     transfer_bytes_per_s = _transfer(kv_transfer_gb_per_s, disaggregated)
     resolved = load_model(model, revision=revision, refresh=refresh, timeout=timeout)
@@ -280,14 +282,11 @@ def _transfer(gb_per_s: float | None, disaggregated: bool) -> float | None:
     """Bytes per second."""
     from planner.units import GB
 
-    if gb_per_s is None:
+    rate = checked_rate("kv_transfer_gb_per_s", gb_per_s)
+    if rate is None:
         return None
-    rate: float = typed("kv_transfer_gb_per_s", gb_per_s, float)
-    flag = flag_of("kv_transfer_gb_per_s")
-    if not (isfinite(rate) and rate > 0):
-        raise InputError(f"{flag} {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
     if not disaggregated:
-        raise InputError(f"{flag} has nothing to go with", hint="add --disaggregated")
+        raise InputError(f"{flag_of('kv_transfer_gb_per_s')} has nothing to go with", hint="add --disaggregated")
     return rate * GB
 
 

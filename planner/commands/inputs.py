@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from numbers import Integral, Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
@@ -65,29 +66,32 @@ def load_gpu(gpu: GpuName) -> GpuProfile:
     return find_gpu(gpu)[0]
 
 
-def find_gpu(gpu: GpuName) -> tuple[GpuProfile, tuple[str, ...]]:
-    """The profile, and of ``local`` a remark on which GPUs were found."""
+def find_gpu(gpu: GpuName, network_gb_per_s: float | None = None) -> tuple[GpuProfile, tuple[str, ...]]:
+    """The profile, with the network that is stated, and of ``local`` a remark on which GPUs were found."""
     from planner.hardware import GpuProfile, load_profile, local_profile
 
+    network = checked_rate("network_gb_per_s", network_gb_per_s)
     if isinstance(gpu, GpuProfile):
-        return gpu, ()
+        return gpu.with_network(network), ()
     if str(gpu).strip().lower() != "local":
-        return load_profile(str(gpu)), ()
+        return load_profile(str(gpu)).with_network(network), ()
     found = local_profile()
-    return found.profile, (found.note,)
+    return found.profile.with_network(network), (found.note,)
 
 
-def find_gpus(gpus: GpuName | Iterable[GpuName]) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
-    """The profiles in their order, each once, with remarks; ``all`` is every profile."""
+def find_gpus(
+    gpus: GpuName | Iterable[GpuName], network_gb_per_s: float | None = None
+) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
+    """The profiles in their order, each once, with the network that is stated, and remarks; ``all`` is every one."""
     from planner.hardware import GpuProfile, load_all
 
     names: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
     if any(isinstance(name, str) and name.lower() == "all" for name in names):
-        return load_all(), ()
+        names = load_all()
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:
-        profile, said = find_gpu(name)
+        profile, said = find_gpu(name, network_gb_per_s)
         profiles.setdefault(profile.id, profile)
         remarks += said
     if not profiles:
@@ -143,6 +147,16 @@ def draft_of(args: EngineArgs) -> Model | None:
 
     drafts = args.speculative_config
     return resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
+
+
+def checked_rate(name: str, gb_per_s: float | None) -> float | None:
+    """GB/s of one GPU; None is fine. Raises InputError, naming the flag, for what is no rate."""
+    if gb_per_s is None:
+        return None
+    rate: float = typed(name, gb_per_s, float)
+    if not (isfinite(rate) and rate > 0):
+        raise InputError(f"{flag_of(name)} {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
+    return rate
 
 
 def check_count(name: str, value: int | None, *, least: int = 1, most: int | None = None) -> None:

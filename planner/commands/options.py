@@ -61,6 +61,15 @@ GpusOrDefault = Annotated[
         help=f"Profile id, alias or file; 'all'; or 'local'. Repeatable. Default: {' '.join(defaults.GPUS)}.",
     ),
 ]
+NetworkGbPerS = Annotated[
+    float | None,
+    Option(
+        "--network-gb-per-s",
+        metavar="GB/S",
+        help="What one GPU has of the network between nodes: 50 for an adapter of 400 Gbit/s for each GPU. "
+        "Default: the profile's.",
+    ),
+]
 WeightDtype = Annotated[
     str | None, Option(help="Plan the usual checkpoint of this precision: fp8, mxfp4, int4-awq, ...")
 ]

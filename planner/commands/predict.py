@@ -22,6 +22,7 @@ from planner.commands.options import (
     InputLen,
     MaxConcurrency,
     Model,
+    NetworkGbPerS,
     NumPrompts,
     OutputLen,
     PrefixCacheHitRate,
@@ -90,6 +91,7 @@ class _Case:
 
     model: ModelName
     gpu: GpuName
+    network: float | None
     weight_dtype: str | None
     engine_version: str | None
     calibration: PathName | None
@@ -116,6 +118,7 @@ def predict_serve(
     prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
     metric_percentiles: Percentiles = (99,),
     goodput: Goodput = None,
+    network_gb_per_s: NetworkGbPerS = None,
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
@@ -147,7 +150,9 @@ def predict_serve(
         prefix_len=random_prefix_len,
         prefix_cache_hit_rate=prefix_cache_hit_rate,
     )
-    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine)
+    case = _Case(
+        model, gpu, network_gb_per_s, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine
+    )
     asked = {
         "percentiles": tuple(typed("metric_percentiles", one, float) for one in metric_percentiles),
         "goodput": _targets_ms(goodput or {}),
@@ -166,6 +171,7 @@ def predict_throughput(
     seed: Seed = 0,
     random_prefix_len: PrefixLen = 0,
     prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
+    network_gb_per_s: NetworkGbPerS = None,
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
@@ -184,7 +190,9 @@ def predict_throughput(
         prefix_len=random_prefix_len,
         prefix_cache_hit_rate=prefix_cache_hit_rate,
     )
-    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine)
+    case = _Case(
+        model, gpu, network_gb_per_s, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine
+    )
     return _predict("throughput", workload, case, explain=explain)
 
 
@@ -196,6 +204,7 @@ def predict_latency(
     input_len: InputLen = 32,
     output_len: OutputLen = 128,
     batch_size: BatchSize = 8,
+    network_gb_per_s: NetworkGbPerS = None,
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
@@ -207,7 +216,9 @@ def predict_latency(
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench latency`` would measure: seconds of one batch from start to end. See ``predict_serve``."""
     workload = workload_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)
-    case = _Case(model, gpu, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine)
+    case = _Case(
+        model, gpu, network_gb_per_s, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine
+    )
     return _predict("latency", workload, case, explain=explain)
 
 
@@ -225,7 +236,7 @@ def _predict(
 
     known = {name for function in (predict_serve, predict_latency) for name in keywords(function)}
     args = engine_args(case.engine, own=known)
-    profile, remarks = find_gpu(case.gpu)  # before the model: a mistyped GPU should not wait for the hub
+    profile, remarks = find_gpu(case.gpu, case.network)  # before the model: a mistyped GPU should not wait for the hub
     resolved = load_model(
         case.model,
         weight_dtype=case.weight_dtype,

@@ -26,6 +26,7 @@ from planner.commands.options import (
     GpusOrDefault,
     Itl,
     MaxConcurrency,
+    NetworkGbPerS,
     PathName,
     Percentile,
     PrefixLen,
@@ -71,6 +72,12 @@ Served = Annotated[
 ]
 Goal = Annotated[defaults.Goal, Option(default=defaults.GOAL, help="What the best plan is best at.")]
 GpusPerNode = Annotated[int, Option("--gpus", min=1, default=defaults.GPUS_PER_NODE, help="GPUs of one node.")]
+Nodes = Annotated[
+    int,
+    Option(
+        min=1, max=defaults.MOST_NODES, help="Nodes that one server may fill. Default: 1, more for what does not fit."
+    ),
+]
 Trace = Annotated[
     PathName,
     Option(kind=Path, metavar="FILE", panel=LOAD, help="Recorded arrivals and lengths, CSV or JSON lines."),
@@ -86,6 +93,8 @@ def recommend_plans(
     *,
     goal: Goal | None = None,
     gpus: GpusPerNode | None = None,
+    nodes: Nodes | None = None,
+    network_gb_per_s: NetworkGbPerS = None,
     input_len: RandomInputLen | None = None,
     output_len: RandomOutputLen | None = None,
     random_range_ratio: RangeRatio | None = None,
@@ -136,7 +145,7 @@ def recommend_plans(
     )
     _refuse_searched(engine)
     args = engine_args(engine, own=keywords(recommend_plans))
-    profiles, remarks = find_gpus(defaults.GPUS if gpu is None else gpu)
+    profiles, remarks = find_gpus(defaults.GPUS if gpu is None else gpu, network_gb_per_s)
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
     flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "confidence": checked_confidence(confidence)}
     load = asked_load(LoadFlags(**flags))
@@ -173,6 +182,7 @@ def recommend_plans(
         max_concurrency=None if load.targets else sent.max_concurrency,
         num_prompts=given.get("num_prompts"),
         gpus_per_node=given.get("gpus", defaults.GPUS_PER_NODE),
+        nodes=given.get("nodes"),
         version=asked_version(engine_version),
         basis=basis_for(local, args),
         calibration=local.calibration,
@@ -277,8 +287,8 @@ def _directory(name: str | None, force: bool) -> Path | None:
     return directory
 
 
-COUNTS = ("gpus", "input_len", "output_len", "max_concurrency", "num_prompts", "pick")
-NUMBERS = ("request_rate", "burstiness", "random_range_ratio", *LATENCIES)
+COUNTS = ("gpus", "nodes", "input_len", "output_len", "max_concurrency", "num_prompts", "pick")
+NUMBERS = ("request_rate", "network_gb_per_s", "burstiness", "random_range_ratio", *LATENCIES)
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:

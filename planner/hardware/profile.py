@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from planner.errors import InputError
 from planner.units import FACTORS, to_base
 
+STATED = "stated"  #: the source of what a command was told
 Kind = Literal["spec", "measured", "derived"]
 #: No figure of a GPU lies outside, in any unit: the rest is a slip, which would make times without an end.
 _Positive = Annotated[float, Field(ge=1e-6, le=1e18, allow_inf_nan=False, strict=True)]
@@ -283,6 +284,27 @@ class GpuProfile(_Facts):
             have = ", ".join(k for k, v in self.compute if v)
             raise InputError(f"{self.name} has no {dtype} matrix units", hint=f"use one of: {have}")
         return peak.base
+
+    @property
+    def joined_gpus(self) -> int:
+        """GPUs that reach each other without the network: those of a node, or of nodes that links join (NVL72)."""
+        return max(self.gpus_per_node, self.interconnect.domain_gpus)
+
+    def with_network(self, gb_per_s: float | None) -> GpuProfile:
+        """The same with a network to other nodes of which each GPU has ``gb_per_s``; None: as it is."""
+        if gb_per_s is None:
+            return self
+        network = Quantity(value=gb_per_s, unit="GB/s", source=STATED, kind="spec", note="--network-gb-per-s")
+        links = self.interconnect.model_copy(update={"network_bandwidth": network})
+        title = Source(title="Stated for this plan", retrieved=datetime.date.today())
+        return self.model_copy(update={"interconnect": links, "sources": {**self.sources, STATED: title}})
+
+    def with_node(self, gpus: int) -> GpuProfile:
+        """The same in nodes of ``gpus``, which the links of a node join; links beyond it (NVL72) stay as they are."""
+        links = self.interconnect
+        if links.domain_gpus <= self.gpus_per_node:
+            links = links.model_copy(update={"domain_gpus": min(links.domain_gpus, gpus)})
+        return self.model_copy(update={"gpus_per_node": gpus, "interconnect": links})
 
     def figures(self) -> Iterator[tuple[str, Quantity | PartitionRule | AllReduceCurve]]:
         """Every number and rule with its path in the file, such as ``memory.bandwidth``."""

@@ -452,7 +452,9 @@ def launched_args(plan: Plan) -> EngineArgs:
 
 def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     """The engine that ``serve_argv`` launches. Raises PlannerError where its model or GPU is not known here."""
-    profile, model = load_profile(plan.gpu), resolve_model(plan.model).model
+    profile, model = load_profile(plan.gpu).with_network(plan.network_gb_per_s), resolve_model(plan.model).model
+    if plan.nodes > 1:
+        profile = profile.with_node(plan.gpus_per_node)
     version = parse_version(plan.engine_version)
     line = read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
     version = replace(version, engine=asked_by(line, model, profile, version))

@@ -32,6 +32,7 @@ PERCENTILES = (50, 90, 99)  #: of latencies, in a plan and in its benchmark
 LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
 LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
 MOST_LOADS = 64  #: of one comparison; nobody reads more
+MOST_NODES = 8  #: of one server
 MOST_CLASSES = 16  #: of one fleet
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
 

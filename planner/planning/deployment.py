@@ -34,6 +34,7 @@ from planner.timing import (
     load_calibration,
     speculative_step,
 )
+from planner.units import GB
 from planner.workload import Requests, Workload
 
 if TYPE_CHECKING:
@@ -105,6 +106,18 @@ class Deployment:
         speed = self.calibration.origin(self.covariates) if self.calibration else SHIPPED
         own = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
         return ", ".join(name for name in own if name != SHIPPED) or SHIPPED
+
+    @property
+    def network_remark(self) -> str:
+        """What to know of an engine over several nodes: its network, and how much was measured; empty on one node."""
+        nodes, network = self.covariates["nodes"], self.profile.interconnect.network_bandwidth
+        if not nodes or network is None:
+            return ""
+        runs = (self.calibration or load_calibration()).runs_over_nodes
+        return (
+            f"over {nodes} nodes, each GPU with {network.base / GB:g} GB/s of the network ({network.note}): only "
+            f"{runs} runs over several nodes are behind the efficiencies, so the intervals are wide"
+        )
 
     @cached_property
     def known(self) -> Known:

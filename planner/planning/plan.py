@@ -170,6 +170,7 @@ class Plan(_Record):
     async_scheduling: bool
     engine_version: str
     gpus_per_node: int = 1  #: logical GPUs of the node that was planned for
+    network_gb_per_s: float | None = None  #: of one GPU, between the nodes of a server; None: it is on one node
     platform: Literal["rocm", "cuda", "cpu"]
     image: str  #: empty: no container, the server is the vLLM that is installed on the machine
     image_source: str
@@ -188,6 +189,11 @@ class Plan(_Record):
     calibration: str = "shipped"  #: whose fits predicted: ours, or the files of the user's own that had a say
     why: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that one server fills."""
+        return -(-self.num_gpus // self.gpus_per_node)
 
     @property
     def digest(self) -> str:

@@ -17,8 +17,8 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     """What the efficiencies of an engine may depend on, as words.
 
     ``machine`` stands for what differs between two with the same GPUs, ``gpu`` is the whole GPU of a partition,
-    ``partition`` its mode or empty, ``nodes`` how many a network joins or empty, ``release`` the major and minor version
-    of vLLM, ``kind`` dense or moe, and ``shape`` one architecture at one size, whoever trained it.
+    ``partition`` its mode or empty, ``nodes`` how many a network joins or empty, ``release`` the major and minor
+    version of vLLM, ``kind`` dense or moe, and ``shape`` one architecture at one size, whoever trained it.
     """
     nodes = joined_nodes(model, profile, config)
     return {

@@ -71,6 +71,7 @@ class Calibration(FitRecord):
 
     name: str
     fitted_on: str  #: which runs, and when
+    runs_over_nodes: int = Field(default=0, ge=0)  #: of these runs, those whose engine exchanged over a network
     median_error: dict[str, float] = Field(default_factory=dict)  #: by metric, of runs that the fit did not see
     effects: tuple[Effect, ...] = ()
     lines: tuple[FitLine, ...] = ()

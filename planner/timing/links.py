@@ -91,10 +91,10 @@ def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Ite
     token_bytes = 2 * hidden_bytes
     # a hop leaves the node unless the first rank of the one stage and the last rank of the other share it
     firsts = range(0, (pp - 1) * tp, tp)
-    between_nodes = sum(first // _joined(profile) != (first + 2 * tp - 1) // _joined(profile) for first in firsts)
+    between_nodes = sum(first // profile.joined_gpus != (first + 2 * tp - 1) // profile.joined_gpus for first in firsts)
     for name, hops, span in (
         ("pipeline hop", pp - 1 - between_nodes, 2),
-        ("pipeline hop between nodes", between_nodes, _joined(profile) + 1),
+        ("pipeline hop between nodes", between_nodes, profile.joined_gpus + 1),
     ):
         if hops:
             yield Collective(name, hops, TOKENS, hops * token_bytes / tp, 2, span)
@@ -109,12 +109,7 @@ def joined_nodes(model: Model, profile: GpuProfile, config: EngineConfig) -> int
     DP ranks of a model without experts exchange nothing.
     """
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-    return -(-ranks * (config.data_parallel_size if model.is_moe else 1) // _joined(profile))
-
-
-def _joined(profile: GpuProfile) -> int:
-    """GPUs that reach each other without the network: those of a node, or of the nodes that links join (NVL72)."""
-    return max(profile.gpus_per_node, profile.interconnect.domain_gpus)
+    return -(-ranks * (config.data_parallel_size if model.is_moe else 1) // profile.joined_gpus)
 
 
 def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) -> float:
@@ -123,7 +118,7 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
     Raises InputError where the network between nodes is not known, IllegalPlanError where there are no links.
     """
     links, span = profile.interconnect, span or ranks
-    if span > _joined(profile):
+    if span > profile.joined_gpus:
         return _network_bytes_per_s(profile, ranks, span)
     if span > links.domain_gpus > 1:
         return constant("beyond_links")
@@ -142,12 +137,12 @@ def _network_bytes_per_s(profile: GpuProfile, ranks: int, span: int) -> float:
     network = profile.interconnect.network_bandwidth
     if network is None:
         raise InputError(
-            f"the layout needs more than one node of {_joined(profile)} GPUs, and the network bandwidth of "
+            f"the layout needs more than one node of {profile.joined_gpus} GPUs, and the network bandwidth of "
             f"{profile.name} is not in its profile",
             hint="state what one GPU has of it with --network-gb-per-s, such as 50 for an adapter of 400 Gbit/s for "
             "each GPU; or use at most the GPUs of one node",
         )
-    of_a_node = max(ranks * _joined(profile) // span, 1)
+    of_a_node = max(ranks * profile.joined_gpus // span, 1)
     return min(of_a_node * network.base, bus_bytes_per_s(profile, of_a_node) if of_a_node > 1 else network.base)
 
 
@@ -161,7 +156,7 @@ def collective_term(collective: Collective, profile: GpuProfile) -> Term:
     """``collective`` on ``profile``. Raises PlannerError where its links are missing or not known."""
     bytes_per_s = bus_bytes_per_s(profile, collective.ranks, collective.span)
     latencies = collective.count * latency_factor(profile, collective.ranks)
-    nodes = -(-collective.span // _joined(profile))
+    nodes = -(-collective.span // profile.joined_gpus)
     share = "link_share" if nodes == 1 else "network_share"
     costs = [
         Cost(Part.FIXED, Per.STEP, latencies, times="collective_s"),

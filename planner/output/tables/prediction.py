@@ -241,6 +241,8 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     if computed := deployment.profile.emulated.get(config.weight_dtype):
         name = deployment.profile.name
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
+    if remark := deployment.network_remark:
+        yield remark
     if drafts := config.speculative_config:
         yield (
             f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "

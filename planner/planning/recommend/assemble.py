@@ -9,6 +9,7 @@ from typing import Any
 from planner import progress
 from planner.engine import (
     Image,
+    Layout,
     Recipe,
     bench_serve_argv,
     default_version,
@@ -28,11 +29,12 @@ from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedWorkload
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.goals import Merit, figure, odds_words, predicted, rank_by_goal
+from planner.planning.recommend.nodes import rank_over_nodes
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
 from planner.planning.recommend.target_search import rank_by_targets
 from planner.simulator import Replay
-from planner.units import GIB
+from planner.units import GB, GIB
 from planner.workload import Workload
 
 
@@ -40,7 +42,8 @@ def rank(request: Request) -> list[Ranking]:
     """The candidates of each GPU, in the order of the request: by the goal, or the cheapest that keep the targets."""
     search = rank_by_targets if request.targets else rank_by_goal
     gpus = progress.each(request.gpus, lambda profile: profile.id)
-    return [search(request, profile, request.version or default_version(profile)) for profile in gpus]
+    versions = ((profile, request.version or default_version(profile)) for profile in gpus)
+    return [rank_over_nodes(search, request, profile, version) for profile, version in versions]
 
 
 def assemble(
@@ -92,6 +95,7 @@ def assemble(
         async_scheduling=config.async_scheduling,
         engine_version=str(config.version),
         gpus_per_node=node_size(request, profile),
+        network_gb_per_s=_network(deployment),
         platform=profile.platform,
         image=image.name,
         image_source=image.source,
@@ -105,8 +109,14 @@ def assemble(
         memory=memory(deployment, workload.total_len),
         calibration=deployment.calibrated_by,
         why=tuple(_why(request, ranking, candidate, recipe)),
-        warnings=tuple(_warnings(request, candidate, image.note, recipe)),
+        warnings=tuple(filter(None, (deployment.network_remark, *_warnings(request, candidate, image.note, recipe)))),
     )
+
+
+def _network(deployment: Deployment) -> float | None:
+    """GB/s that one GPU has of the network between the nodes of the engine; None on one node."""
+    network = deployment.profile.interconnect.network_bandwidth
+    return network.base / GB if network and deployment.covariates["nodes"] else None
 
 
 def _bench_argv(workload: Workload, model: str, deployment: Deployment, image: Image) -> tuple[str, ...]:
@@ -218,20 +228,25 @@ def _why_goal(request: Request, ranking: Ranking, winner: Candidate) -> Iterator
     among = "the best" if place == 1 else f"number {place}, behind {figure(best, goal)},"
     merit = Merit.among(ranking.candidates, goal)
     yield f"{goal}: {figure(winner, goal)}, {among} of {len(ranking.candidates)} settings that fit"
-    for size, best in sorted(_best_by_size(ranking, winner).items()):
-        if size != config.tensor_parallel_size:
+    for sizes, best in sorted(_best_by_size(ranking, winner).items()):
+        if sizes != _sizes(winner):
             behind = odds_words(merit.odds(request, winner, best))
-            yield f"--tensor-parallel-size {size} instead: {figure(best, goal)}, {behind}"
+            yield f"{Layout(*sizes).flags or '--tensor-parallel-size 1'} instead: {figure(best, goal)}, {behind}"
     yield f"--max-num-seqs {config.max_num_seqs}: {_why_batch(request, winner)}"
 
 
-def _best_by_size(ranking: Ranking, winner: Candidate) -> dict[int, Candidate]:
-    """The best candidate of each tensor-parallel size with the winner's checkpoint; ranking is best first."""
-    best: dict[int, Candidate] = {}
+def _best_by_size(ranking: Ranking, winner: Candidate) -> dict[tuple[int, int, int], Candidate]:
+    """The best candidate of each TP, PP and DP size with the winner's checkpoint; ranking is best first."""
+    best: dict[tuple[int, int, int], Candidate] = {}
     for candidate in ranking.candidates:
         if candidate.resolved.resolved == winner.resolved.resolved:
-            best.setdefault(candidate.config.tensor_parallel_size, candidate)
+            best.setdefault(_sizes(candidate), candidate)
     return best
+
+
+def _sizes(candidate: Candidate) -> tuple[int, int, int]:
+    config = candidate.config
+    return config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
 
 
 def _why_batch(request: Request, winner: Candidate) -> str:

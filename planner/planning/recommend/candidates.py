@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from itertools import count
 
 from planner.engine import (
@@ -92,18 +92,16 @@ def context_of(request: Request, model: Model) -> int:
 def engines(
     request: Request, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, rejected: list[Rejected]
 ) -> Iterator[EngineArgs]:
-    """TP, with and without EP, x KV dtypes, with what the recipes advise: what the goals choose from."""
-    found = list(tensor_layouts(request, resolved.model, profile, version))
+    """TP, with and without EP, x KV dtypes, with what the recipes advise: what the goals choose from.
+
+    Over several nodes PP and DP too.
+    """
+    found = list(wherever(tensor_layouts, request, resolved.model, profile, version))
     if not found:
         rejected.append(Rejected(profile.id, resolved.resolved, None, None, "no tensor-parallel size is legal"))
     for layout in found:
         for kv_cache_dtype in kv_cache_dtypes(request, resolved.model, profile):
-            args = replace(
-                request.args,
-                tensor_parallel_size=layout.tensor_parallel_size,
-                enable_expert_parallel=layout.enable_expert_parallel,
-                kv_cache_dtype=kv_cache_dtype,
-            )
+            args = replace(request.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
             yield launched(request, resolved.model, profile, args, version)
 
 
@@ -135,9 +133,14 @@ def tensor_parallel_sizes(
 def tensor_layouts(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
     """TP; of an MoE also TP with whole experts on each rank (EP)."""
     yield from (Layout(size) for size in tensor_parallel_sizes(request, model, profile))
-    if model.is_moe and version.release >= DATA_PARALLEL_SINCE:
+    if whole_experts(model, version):
         sizes = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=True)
         yield from (Layout(size, enable_expert_parallel=True) for size in sizes if size > 1)
+
+
+def whole_experts(model: Model, version: EngineVersion) -> bool:
+    """Whether ranks may hold whole experts (EP)."""
+    return model.is_moe and version.release >= DATA_PARALLEL_SINCE
 
 
 def layouts(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
@@ -148,14 +151,55 @@ def layouts(request: Request, model: Model, profile: GpuProfile, version: Engine
     cannot be cut for.
     """
     sizes, node = tensor_parallel_sizes(request, model, profile), node_size(request, profile)
-    whole_experts = model.is_moe and version.release >= DATA_PARALLEL_SINCE
     yield from tensor_layouts(request, model, profile, version)
     for copies in _powers_of_two(node):
-        if whole_experts and uses_latent_attention(model) and profile.partition is None:
+        if whole_experts(model, version) and uses_latent_attention(model) and profile.partition is None:
             least = node if request.coarse else 1
             yield from (Layout(s, 1, copies, True) for s in sizes if least <= s * copies <= node)
         if profile.partition is None:
             yield from (Layout(s, copies) for s in sizes if s * copies <= node and s * copies not in sizes)
+
+
+def wherever(
+    inside: Callable[[Request, Model, GpuProfile, EngineVersion], Iterator[Layout]],
+    request: Request,
+    model: Model,
+    profile: GpuProfile,
+    version: EngineVersion,
+) -> Iterator[Layout]:
+    """Layouts ``inside`` one node, and those over as many nodes as the request says."""
+    for nodes in request.over:
+        more = layouts_over(request, model, profile, version, nodes) if nodes > 1 else None
+        yield from more or inside(request, model, profile, version)
+
+
+def layouts_over(
+    request: Request, model: Model, profile: GpuProfile, version: EngineVersion, nodes: int
+) -> Iterator[Layout]:
+    """Layouts that fill ``nodes`` nodes, with whole experts on each rank (EP) too where there are any.
+
+    ::
+
+        TP inside a node, stages over them     one hop of each token from node to node
+        TP over all nodes                      two sums in each layer cross the network
+        attention by DP, experts by EP         tokens cross it to their experts and back, in each layer
+
+    Ranks fill nodes in the order of TP, PP, DP, so that a TP group whose size divides that of a node stays inside.
+    """
+    node = node_size(request, profile)
+    for experts in (False, True) if whole_experts(model, version) else (False,):
+        inside = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=experts)
+        if fitting := [size for size in inside if node % size == 0]:
+            yield Layout(fitting[-1], nodes * node // fitting[-1], 1, experts)
+        most = nodes * node
+        legal = legal_tensor_parallel_sizes(
+            model, profile, enable_expert_parallel=experts, fp8_blocks="refined", most=most,
+            allow_unvalidated=request.args.allow_unvalidated,
+        )  # fmt: skip
+        if most in legal:
+            yield Layout(most, 1, 1, experts)
+        if experts:
+            yield from (Layout(size, 1, most // size, True) for size in inside if node % size == 0)
 
 
 def _powers_of_two(most: int) -> Iterator[int]:

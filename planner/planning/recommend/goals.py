@@ -196,7 +196,8 @@ def _runners_up(request: Request, candidates: Sequence[Candidate]) -> Iterator[R
 
 def _engine(candidate: Candidate) -> tuple[Any, ...]:
     config = candidate.config
-    return candidate.resolved.resolved, config.tensor_parallel_size, config.kv_cache_dtype
+    sizes = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
+    return candidate.resolved.resolved, *sizes, config.kv_cache_dtype
 
 
 def figure(candidate: Candidate, goal: Goal) -> str:

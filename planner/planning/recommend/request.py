@@ -48,6 +48,8 @@ class Request:
     max_concurrency: int | None = None
     num_prompts: int | None = None
     gpus_per_node: int | None = None  #: GPUs that one node has; None: as the profile says
+    nodes: int | None = None  #: that one server may fill; None: one, or as many as it needs
+    over: tuple[int, ...] = (1,)  #: nodes that servers are searched on now
     version: EngineVersion | None = None  #: None: the newest with an image for each GPU
     basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those of the user's own machines
     calibration: Calibration | None = None  #: efficiencies likewise; None: those that we ship

@@ -60,7 +60,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         packages=packages,
         goodput=load.goodput_per_s * candidate.servers,
         largest_load=most.value if most else None,
-        node_load=most.value * servers if most else None,
+        node_load=most.value * servers if most and servers else None,
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
         usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,

@@ -13,7 +13,7 @@ E2EL, and with ``max-throughput`` the one with most output tokens/s per GPU at i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, inf
 
 from planner.engine import EngineArgs, EngineVersion
@@ -41,6 +41,7 @@ from planner.planning.recommend.candidates import (
     largest_batch,
     launched,
     layouts,
+    wherever,
     why_not,
 )
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
@@ -147,16 +148,9 @@ class _Search:
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in checkpoints(self.request.model, self.profile, self.rejected):
             model = resolved.model
-            for layout in layouts(self.request, model, self.profile, self.version):
+            for layout in wherever(layouts, self.request, model, self.profile, self.version):
                 for kv_cache_dtype in kv_cache_dtypes(self.request, model, self.profile):
-                    args = replace(
-                        self.request.args,
-                        tensor_parallel_size=layout.tensor_parallel_size,
-                        pipeline_parallel_size=layout.pipeline_parallel_size,
-                        data_parallel_size=layout.data_parallel_size,
-                        enable_expert_parallel=layout.enable_expert_parallel,
-                        kv_cache_dtype=kv_cache_dtype,
-                    )
+                    args = replace(self.request.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
                     try:
                         family = self._family(resolved, launched(self.request, model, self.profile, args, self.version))
                     except PlannerError as error:

@@ -1,0 +1,128 @@
+"""Servers over several nodes: which layouts are searched, on how many nodes, and over which network."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from command_line import run
+
+from planner.engine import Layout, parse_version
+from planner.hardware import load_profile
+from planner.model import resolve_model
+from planner.planning import Request, rank
+from planner.planning.recommend.candidates import layouts_over
+
+DEEPSEEK, KIMI = "deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-K2-Instruct"
+
+
+def answered(*words: str) -> dict[str, Any]:
+    """What a command answers as JSON."""
+    found: dict[str, Any] = json.loads(run(*words, "--format", "json").out)
+    return found
+
+
+def request(model: str, *gpus: str, **changes: object) -> Request:
+    """Plans of 1024 tokens in and out for the most throughput, in nodes of eight."""
+    changes = {"goal": "max-throughput", "gpus_per_node": 8, "version": parse_version("0.27.1"), **changes}
+    profiles = tuple(map(load_profile, gpus))
+    return Request(resolve_model(model, network=False), profiles, input_len=1024, output_len=1024, **changes)
+
+
+def layouts_of(model: str, gpu: str, nodes: int, **changes: object) -> list[Layout]:
+    asked = request(model, gpu, **changes)
+    return list(layouts_over(asked, asked.model.model, asked.gpus[0], parse_version("0.27.1"), nodes))
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_tensor_parallelism_stays_inside_or_fills_every_node(nodes: int) -> None:
+    found = layouts_of(DEEPSEEK, "h100", nodes)
+    assert all(layout.num_gpus == 8 * nodes for layout in found)
+    assert Layout(8, nodes) in found
+    # the dense layers' 18,432 columns in blocks of 128: 1,152 for each of 16 ranks are nine, 576 for each of 32 are not
+    assert (Layout(16, 1, 1, True) in found, Layout(32, 1, 1, True) in found) == (nodes == 2, False)
+    # attention by DP, whole experts on each of all the ranks
+    assert {Layout(size, 1, 8 * nodes // size, True) for size in (1, 2, 4, 8)} <= set(found)
+    assert all(8 % layout.tensor_parallel_size == 0 or layout.tensor_parallel_size == 16 for layout in found)
+
+
+def test_a_model_without_experts_has_no_ranks_that_share_them() -> None:
+    assert layouts_of("meta-llama/Llama-3.1-405B", "h100", 2) == [Layout(8, 2), Layout(16)]
+
+
+def test_three_nodes_are_three_stages() -> None:
+    # 128 heads are not divisible by 24
+    found = layouts_of(DEEPSEEK, "h100", 3)
+    assert Layout(8, 3) in found and not any(layout.tensor_parallel_size == 24 for layout in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus"),
+    [
+        # bytes of the checkpoint in GB over those of a node: 671 over 8 x 80, 1,029 over 8 x 80 (16 H800 in its own
+        # guide) and 8 x 141; MI300X has 8 x 192
+        (DEEPSEEK, "h100", 16),
+        (KIMI, "h100", 16),
+        (KIMI, "h200", 8),
+        (DEEPSEEK, "mi300x", 8),
+        (KIMI, "mi300x", 8),
+    ],
+)
+def test_what_does_not_fit_one_node_gets_as_many_as_it_needs(model: str, gpu: str, gpus: int) -> None:
+    (ranking,) = rank(request(model, gpu))
+    assert ranking.best is not None and ranking.best.config.num_gpus == gpus
+
+
+def test_amd_nodes_are_joined_alike() -> None:
+    (ranking,) = rank(request(DEEPSEEK, "mi300x", gpus_per_node=2))  # two nodes of two hold 4 x 192 GB
+    assert ranking.best is not None and ranking.best.config.num_gpus == 4
+    assert ranking.best.deployment.covariates["nodes"] == "2"
+    assert "2 nodes" in ranking.best.deployment.network_remark
+
+
+def test_more_nodes_where_they_are_asked_for() -> None:
+    one, two = (rank(request("meta-llama/Llama-3.1-8B", "h100", nodes=nodes))[0] for nodes in (None, 2))
+    assert {c.config.num_gpus for c in one.candidates} == {1, 2, 4, 8}
+    assert {c.config.num_gpus for c in two.candidates} == {1, 2, 4, 8, 16}
+
+
+def test_a_network_that_nobody_stated_is_asked_for() -> None:
+    (ranking,) = rank(request(DEEPSEEK, "h100-pcie"))
+    assert not ranking.candidates
+    assert "--network-gb-per-s" in ranking.rejected[0].reason
+    answer = run("predict", "serve", DEEPSEEK, "--gpu", "h100-pcie", "-tp", "16")
+    assert answer.status == 2
+    assert "network bandwidth" in answer.err and "--network-gb-per-s" in answer.err
+
+
+def test_a_stated_network_is_the_one_that_is_timed() -> None:
+    words = ("predict", "serve", DEEPSEEK, "-tp", "16", "--num-prompts", "8", "--max-concurrency", "8")
+    stated = [answered(*words, "--gpu", "h100", "--network-gb-per-s", rate) for rate in ("12.5", "50", "400")]
+    assert answered(*words, "--gpu", "h100")["mean_ttft_ms"] == stated[1]["mean_ttft_ms"]  # the profile's own
+    slow, usual, fast = (answer["mean_ttft_ms"] for answer in stated)
+    assert slow > usual > fast
+    assert any("12.5 GB/s" in note and "12 runs" in note for note in stated[0]["notes"])
+    assert run(*words, "--gpu", "h100-pcie", "--network-gb-per-s", "25").status == 0
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
+def test_what_is_no_rate_is_refused(rate: str) -> None:
+    answer = run("recommend", DEEPSEEK, "--gpu", "h100", "--network-gb-per-s", rate)
+    assert answer.status == 2 and "--network-gb-per-s" in answer.err
+
+
+def test_intervals_over_nodes_are_wider() -> None:
+    words = ("predict", "serve", DEEPSEEK, "--gpu", "h200", "--num-prompts", "8", "--max-concurrency", "8")
+    inside, over = (answered(*words, "-tp", tp) for tp in ("8", "16"))
+    ratios = [one["mean_tpot_ms_hi"] / one["mean_tpot_ms_lo"] for one in (inside, over)]
+    assert ratios[1] > 1.3 * ratios[0]
+
+
+def test_the_plan_carries_its_network() -> None:
+    words = ("recommend", DEEPSEEK, "--gpu", "h100", "--network-gb-per-s", "25")
+    plan = answered(*words)["plans"][0]
+    assert (plan["num_gpus"], plan["gpus_per_node"], plan["network_gb_per_s"]) == (16, 8, 25)
+    assert any("2 nodes" in warning for warning in plan["warnings"])
+    inside = answered("recommend", DEEPSEEK, "--gpu", "mi300x")["plans"][0]
+    assert inside["network_gb_per_s"] is None
