@@ -11,10 +11,11 @@ the largest one. It begins where the closed form meets the targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, inf
+from itertools import count
+from math import ceil, exp, inf, log, sqrt
 from typing import Literal
 
 from planner.planning import defaults
@@ -32,7 +33,9 @@ ROUNDING = 1e-9
 THROUGHPUT = "the throughput of full batches"
 #: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
-LEAST_CONFIRMED = 8.0  #: by how much a load is lowered at most until the queue keeps it
+NEAR_EDGE = 0.15  #: the same where loads between are read off a line
+USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: where to begin
+HALVED_EACH = 4  #: of the steps towards the largest load, that is halved whatever the targets say
 USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out
 
 
@@ -67,6 +70,12 @@ class ServedLoad:
     stable: bool  #: whether the server keeps up
     replay: Replay
     bound_by: str = ""  #: what keeps it from being larger; empty where no larger one was tried
+    whole: bool = True  #: whether all requests were served; else it ended as soon as a target was broken
+
+    @property
+    def excess(self) -> float:
+        """The worst target's; infinite where the server does not keep up."""
+        return max((reading.excess for reading in self.readings), default=0.0) if self.stable else inf
 
     @property
     def meets(self) -> bool:
@@ -97,6 +106,117 @@ class ServedLoad:
         return str(worst.slo) if worst else THROUGHPUT
 
 
+@dataclass(frozen=True)
+class _Served:
+    """One load that was replayed, to be read at any confidence."""
+
+    workload: Workload
+    replay: Replay
+    whole: bool
+    doubt: UncertaintyOfReplay
+    margins: dict[Slo, float]  #: at the confidence at which it ended early; empty for one that is whole
+
+
+class Capacity:
+    """What one server carries of requests of one kind. What was replayed is kept, and read at other confidences."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        workload: Workload,
+        slos: Sequence[Slo],
+        *,
+        by: By = "rate",
+        requests: Requests | None = None,
+    ) -> None:
+        """``workload`` gives lengths, burstiness and seed; how many requests are sent follows from the load.
+
+        With ``requests``, of a trace, their lengths are sent, in their own rhythm made faster or slower.
+        """
+        self.deployment, self.workload, self.slos, self.by = deployment, workload, tuple(slos), by
+        self.requests = requests
+        self._served: dict[float, _Served] = {}
+        self._reacting: dict[float, UncertaintyOfReplay] = {}
+        self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
+
+    def largest(self, confidence: float = defaults.CONFIDENCE, *, exactly: bool = False) -> ServedLoad | None:
+        """The largest request rate, or concurrency, that keeps the targets; None where none does.
+
+        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. ``exactly`` as in ``measure``. Raises
+        InputError where a request never fits the KV cache.
+        """
+        exactly = exactly and self.by == "rate" and bool(self.slos)
+        key = confidence, exactly
+        if key not in self._largest:
+            met, broken = self._between(confidence, TOLERANCE, exactly=exactly)
+            limit = "max_num_seqs" if self.by == "concurrency" else THROUGHPUT
+            self._largest[key] = met and replace(met, bound_by=broken.binding if broken else limit)
+        return self._largest[key]
+
+    def edge(self, confidence: float) -> float:
+        """About the largest load, to first order: between two replays, where the worst target reaches its limit."""
+        met, broken = self._between(confidence, NEAR_EDGE)
+        if met is None or broken is None or met.value >= broken.value:
+            return met.value if met else 0.0
+        return min(_crossing(met, broken) or met.value, broken.value)
+
+    def at(self, value: float, confidence: float, *, exactly: bool = False) -> ServedLoad:
+        """One load, which ends as soon as a target is broken for certain, unless ``exactly``."""
+        served = self._served.get(value)
+        if served is None or (not served.whole and (exactly or self._ended_too_early(served, confidence))):
+            sent = at_load(self.deployment, self.workload, self.slos, self.by, value)
+            served = self._served[value] = _serve(
+                self.deployment, sent, self.slos, confidence, paced(self.requests, sent), whole=exactly
+            )
+        return self._read(value, served, confidence, exactly)
+
+    def _read(self, value: float, served: _Served, confidence: float, exactly: bool) -> ServedLoad:
+        doubt = served.doubt
+        if exactly:
+            doubt = self._reacting.setdefault(value, served.doubt.reacting())
+        return _read(self._steady, served, self.slos, confidence, doubt)
+
+    def _ended_too_early(self, served: _Served, confidence: float) -> bool:
+        """Whether what broke a target with another confidence may keep it with this one."""
+        least = {slo: least_upper(self.deployment, slo.key, confidence, open_loop=True) for slo in self.slos}
+        return any(least[slo] < margin for slo, margin in served.margins.items())
+
+    def _known(self, confidence: float, *, exactly: bool) -> Iterable[ServedLoad]:
+        """What was replayed whole, at this confidence."""
+        for value, served in self._served.items():
+            if served.whole and (not exactly or value in self._reacting):
+                yield self._read(value, served, confidence, exactly)
+
+    def _between(
+        self, confidence: float, tolerance: float, *, exactly: bool = False
+    ) -> tuple[ServedLoad | None, ServedLoad | None]:
+        """The largest load that keeps the targets, and the smallest that does not, so near to each other."""
+        most, least = float(most_in_flight(self.deployment)), 1.0
+        if self.by == "rate":
+            most = self._steady.rate(confidence)
+            least = min(IDLE / self._alone.e2el_s, most)
+        if not self.slos:  # nothing but full batches limits it
+            least = most
+
+        def probe(value: float) -> ServedLoad:
+            return self.at(value, confidence, exactly=exactly)
+
+        known = list(self._known(confidence, exactly=exactly))
+        guess = 0.0 if known else self._guess(confidence) * (USUALLY_KEPT if exactly else 1.0)
+        return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
+
+    def _guess(self, confidence: float) -> float:
+        return closed_form_load(self.deployment, self.workload, self.slos, self.by, confidence=confidence)
+
+    @cached_property
+    def _alone(self) -> Estimate:
+        return _at_concurrency(self.deployment, self.workload, 1)
+
+    @cached_property
+    def _steady(self) -> Steady:
+        return Steady.of(self.deployment, self.workload)
+
+
 def measure(
     deployment: Deployment,
     workload: Workload,
@@ -115,28 +235,49 @@ def measure(
     targets ignore them. ``exactly``: the queue of an engine that is slower is replayed too. Raises InputError where a
     request never fits the KV cache.
     """
+    served = _serve(deployment, workload, slos, confidence, requests, whole=whole)
+    doubt = served.doubt.reacting() if exactly else served.doubt
+    return _read(Steady.of(deployment, workload), served, slos, confidence, doubt)
+
+
+def _serve(
+    deployment: Deployment,
+    workload: Workload,
+    slos: Sequence[Slo],
+    confidence: float,
+    requests: Requests | None,
+    *,
+    whole: bool,
+) -> _Served:
     hopeless, sent = None, workload.num_prompts if requests is None else len(requests.arrival_s)
     margins: dict[Slo, float] = {}
     if not whole and workload.max_concurrency is None:
         margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
         hopeless = hopeless_at({slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}, sent)
     served = deployment.replay(workload, requests, keep_steps=sent <= MOST_REQUESTS, hopeless=hopeless)
-    if not margins or len(served.sent_s) == sent:  # what ended early breaks a target by the least margin already
-        doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=exactly)
-        margins = {slo: doubt.upper(slo.key, confidence) for slo in slos}
+    ended = len(served.sent_s) == sent
+    doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=False)
+    return _Served(workload, served, ended, doubt, {} if ended else margins)
+
+
+def _read(
+    steady: Steady, served: _Served, slos: Sequence[Slo], confidence: float, doubt: UncertaintyOfReplay
+) -> ServedLoad:
+    """What ended early breaks a target by the least margin already."""
+    workload, replay = served.workload, served.replay
+    margins = served.margins or {slo: doubt.upper(slo.key, confidence) for slo in slos}
     burst, readings = workload.max_concurrency or 0, []
     for slo, factor in margins.items():
-        predicted_ms = statistic_ms(slo, served, after=burst if burst < len(served.sent_s) else 0)
+        predicted_ms = statistic_ms(slo, replay, after=burst if burst < len(replay.sent_s) else 0)
         readings.append(Reading(slo, predicted_ms, predicted_ms * factor))
     targets_ms: dict[str, float] = {
         slo.metric: slo.limit_ms / factor for slo, factor in margins.items() if slo.metric in OF_A_REQUEST
     }
-    good = good_requests(served, targets_ms) / len(served.sent_s)
-    if workload.max_concurrency is None:
-        most = steady_rate(deployment, workload, confidence=confidence)
-        rate = workload.request_rate
-        return ServedLoad("rate", rate, workload, tuple(readings), good, rate <= most * (1 + ROUNDING), served)
-    return ServedLoad("concurrency", workload.max_concurrency, workload, tuple(readings), good, True, served)
+    good = good_requests(replay, targets_ms) / len(replay.sent_s)
+    by: By = "rate" if workload.max_concurrency is None else "concurrency"
+    value = workload.max_concurrency or workload.request_rate
+    stable = by == "concurrency" or value <= steady.rate(confidence) * (1 + ROUNDING)
+    return ServedLoad(by, value, workload, tuple(readings), good, stable, replay, whole=served.whole)
 
 
 def largest_load(
@@ -148,67 +289,43 @@ def largest_load(
     confidence: float = defaults.CONFIDENCE,
     requests: Requests | None = None,
 ) -> ServedLoad | None:
-    """The largest request rate, or concurrency, that one server carries under ``slos``; None where none is.
-
-    ``workload`` gives lengths, burstiness and seed; how many requests are sent follows from the load. With
-    ``requests``, of a trace, their lengths are sent, in their own rhythm made faster or slower. A concurrency never
-    exceeds ``max_num_seqs``: beyond, requests only wait. Raises InputError where a request never fits the KV cache.
-    """
-
-    def probe(value: float) -> ServedLoad:
-        sent = at_load(deployment, workload, slos, by, value)
-        return measure(deployment, sent, slos, confidence=confidence, requests=paced(requests, sent), whole=False)
-
-    most = most_in_flight(deployment)
-    if by == "concurrency":
-        start = closed_form_load(deployment, workload, slos, by, confidence=confidence)
-        return bisected(probe, start, 1, most, whole=True)
-    least = IDLE / _at_concurrency(deployment, workload, 1).e2el_s
-    ceiling = steady_rate(deployment, workload, confidence=confidence)
-    if not slos:  # nothing but full batches limits it
-        return bisected(probe, ceiling, ceiling, ceiling)
-    guess = closed_form_load(deployment, workload, slos, by, confidence=confidence)
-    return bisected(probe, min(guess, ceiling), min(least, ceiling), ceiling)
+    """``Capacity.largest`` to first order."""
+    return Capacity(deployment, workload, slos, by=by, requests=requests).largest(confidence)
 
 
-def confirmed(
-    deployment: Deployment,
-    workload: Workload,
-    slos: Sequence[Slo],
-    load: ServedLoad,
-    *,
-    confidence: float,
-    requests: Requests | None = None,
-) -> ServedLoad:
-    """The largest rate up to ``load`` that keeps the targets where the queue of a slower engine is replayed too.
+@dataclass(frozen=True)
+class Steady:
+    """Full batches in the steady state."""
 
-    A search goes by first order; near the end of what a server carries its queue grows faster. ``load`` itself where
-    nothing is found.
-    """
-    if load.by != "rate":
-        return load
+    request_per_s: float
+    doubt: Uncertainty
 
-    def probe(value: float) -> ServedLoad:
-        sent = at_load(deployment, workload, slos, "rate", value)
-        given = paced(requests, sent)
-        return measure(deployment, sent, slos, confidence=confidence, requests=given, exactly=True)
+    @classmethod
+    def of(cls, deployment: Deployment, workload: Workload, doubt: Uncertainty | None = None) -> Steady:
+        """As many requests as the server computes at once; ``doubt`` of a like engine, where it is at hand."""
+        most = most_in_flight(deployment)
+        steady = _at_concurrency(deployment, workload, most)
+        return cls(steady.output_tok_per_s / workload.output_len, doubt or doubt_at(deployment, workload, most))
 
-    found = bisected(probe, load.value, load.value / LEAST_CONFIRMED, load.value)
-    return replace(found, bound_by=found.bound_by if found.value < load.value else load.bound_by) if found else load
+    def rate(self, confidence: float) -> float:
+        """Requests per second, as measured with probability ``confidence``."""
+        return self.request_per_s * self.doubt.upper("output_throughput", 1 - confidence)
 
 
 def steady_rate(deployment: Deployment, workload: Workload, *, confidence: float = defaults.CONFIDENCE) -> float:
     """Requests per second that full batches serve in the steady state, as measured with probability ``confidence``."""
-    most = most_in_flight(deployment)
-    steady = _at_concurrency(deployment, workload, most)
-    doubt = doubt_at(deployment, workload, most)
-    return steady.output_tok_per_s / workload.output_len * doubt.upper("output_throughput", 1 - confidence)
+    return Steady.of(deployment, workload).rate(confidence)
 
 
 def doubt_at(deployment: Deployment, workload: Workload, concurrency: int) -> Uncertainty:
     """How far measurements may lie from the closed form with ``concurrency`` requests."""
     each = ceil(concurrency / deployment.config.data_parallel_size)
     return estimated_uncertainty(deployment, workload.input_len, workload.output_len, each, workload.prefix_len)
+
+
+def usual_doubt(deployment: Deployment, workload: Workload) -> Uncertainty:
+    """That of the closed form with a usual number of requests."""
+    return doubt_at(deployment, workload, min(most_in_flight(deployment), USUAL_BATCH))
 
 
 def at_load(deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, value: float) -> Workload:
@@ -253,46 +370,99 @@ def in_flight(deployment: Deployment, workload: Workload, rate: float) -> int:
     return low
 
 
-def bisected(
+def largest_of(
     probe: Callable[[float], ServedLoad], guess: float, least: float, most: float, *, whole: bool = False
 ) -> ServedLoad | None:
     """The largest value in [least, most] whose load meets its targets, to ``TOLERANCE``; None where ``least`` fails.
 
     ``probe`` is assumed to be met up to some value and broken beyond it. ``whole``: values are whole numbers.
     """
-    met: ServedLoad | None = None
-    broken: ServedLoad | None = None
-    low, high = 0.0, inf  # the largest value that is met, the smallest that is broken
-    value = min(max(guess, least), most)
-    value = round(value) if whole else value
-    while True:
-        load = probe(value)
-        if load.meets:
-            met, low = load, value
-        else:
-            broken, high = load, value
-        if low >= most or high <= least or high - low <= max(TOLERANCE * low, 1.0 if whole else 0.0):
-            break
-        value = _next_value(low, high, least, most)
-        value = min(max(round(value), ceil(low) + 1), high - 1) if whole else value
+    met, broken = bracket(probe, guess, least, most, TOLERANCE, whole=whole)
     limit = "max_num_seqs" if whole else THROUGHPUT
-    return replace(met, bound_by=broken.binding if broken else limit) if met else None
+    return met and replace(met, bound_by=broken.binding if broken else limit)
 
 
-def _next_value(low: float, high: float, least: float, most: float) -> float:
-    """Between the bounds where there are two, else half as much again or half of the one there is."""
-    if high == inf:
-        return min(low * 1.5, most)
-    if not low:
-        return max(high / 2, least)
-    return float((low * high) ** 0.5)
+def bracket(
+    probe: Callable[[float], ServedLoad],
+    guess: float,
+    least: float,
+    most: float,
+    tolerance: float,
+    *,
+    whole: bool = False,
+    known: Iterable[ServedLoad] = (),
+) -> tuple[ServedLoad | None, ServedLoad | None]:
+    """The largest value in [least, most] that is met, and the smallest that is broken, no farther apart than asked for.
+
+    ``known`` are values that were probed before; without any it begins at ``guess``.
+    """
+    loads = sorted(known, key=lambda load: load.value)
+    value = None if loads else min(max(guess, least), most)
+    for turn in count(1):
+        met = next((load for load in reversed(loads) if load.meets), None)
+        low = met.value if met else 0.0
+        broken = next((load for load in loads if not load.meets and load.value > low), None)
+        high = broken.value if broken else inf
+        if low >= most or high <= least or high - low <= max(tolerance * low, 1.0 if whole else 0.0):
+            return met, broken
+        if value is None:
+            value = _next_value(loads, met, broken, by_halves=not turn % HALVED_EACH)
+        value = min(max(value, least), most)
+        if whole:
+            value = min(max(round(value), ceil(low) + 1), high - 1)
+        loads = sorted((*loads, probe(value)), key=lambda load: load.value)
+        value = None
+    raise AssertionError("an endless loop has ended")
+
+
+def _next_value(
+    loads: Sequence[ServedLoad], met: ServedLoad | None, broken: ServedLoad | None, *, by_halves: bool
+) -> float:
+    """Where the worst target is expected to reach its limit, a little beyond it where that closes the bracket.
+
+    Unless ``by_halves``, or where nothing is known: between the bounds where there are two, else half as much again or
+    half of the one there is.
+    """
+    near = 1 + TOLERANCE
+    if met and broken:
+        crossing = None if by_halves or broken.value <= met.value * near**2 else _crossing(met, broken)
+        if crossing is None:
+            return sqrt(met.value * broken.value)
+        return min(max(crossing, met.value * near), broken.value / near)
+    one = met or broken
+    assert one is not None  # noqa: S101
+    finite = [load for load in loads if load.whole and 0 < load.excess < inf]
+    others = finite[-2:] if met else finite[:2]
+    crossing = _crossing(*others) if len(others) == 2 else None
+    if crossing is None or (crossing > one.value) != bool(met):
+        crossing = one.value / min(max(one.excess, 0.5), 2.0)
+    if met:
+        return min(max(crossing * sqrt(near), met.value * near**2), met.value * 1.5)
+    return min(max(crossing / sqrt(near), one.value / 2), one.value / near**2)
+
+
+def _crossing(one: ServedLoad, other: ServedLoad) -> float | None:
+    """Where a line through the logarithms of two loads and of their worst targets reaches the limit; or None."""
+    if not (one.whole and other.whole and 0 < one.excess < inf and 0 < other.excess < inf):
+        return None
+    run, rise = log(other.value / one.value), log(other.excess / one.excess)
+    return one.value * exp(min(max(-log(one.excess) * run / rise, -1.0), 1.0)) if run * rise > 0 else None
 
 
 def closed_form_load(
-    deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, *, confidence: float = defaults.CONFIDENCE
+    deployment: Deployment,
+    workload: Workload,
+    slos: Sequence[Slo],
+    by: By,
+    *,
+    confidence: float = defaults.CONFIDENCE,
+    doubt: Uncertainty | None = None,
 ) -> float:
-    """The largest load at which the means of the closed form keep the limits: where to begin."""
-    doubt = doubt_at(deployment, workload, min(most_in_flight(deployment), USUAL_BATCH))
+    """The largest load at which the means of the closed form keep the limits: where to begin.
+
+    ``doubt`` of a like engine, where it is at hand.
+    """
+    doubt = doubt or usual_doubt(deployment, workload)
     margins: list[tuple[Slo, float]] = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
 
     def meets(concurrency: int) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, inf, isfinite, log, sqrt
@@ -82,7 +83,7 @@ class Uncertainty(ABC):
     def __init__(self, deployment: Deployment, *, lonely: bool, open_loop: bool) -> None:
         """``lonely``: one request at a time. ``open_loop``: requests come at their own pace."""
         self.deployment, self.lonely, self.open_loop = deployment, lonely, open_loop
-        self._sds: dict[Figure, tuple[float, float]] = {}
+        self._sds: dict[tuple[Figure, bool], float] = {}
 
     def factors(self, key: str, level: float = LEVEL) -> tuple[float, float] | None:
         """Factors around the figure ``key`` between which the share ``level`` of measurements lies."""
@@ -90,14 +91,13 @@ class Uncertainty(ABC):
         scatter = self.scatter(figure)
         if figure is None or scatter is None:
             return None
-        below, above = self._sd(figure)
         reach = _reach(scatter, level)
-        return exp(-reach * below), exp(reach * above)
+        return exp(-reach * self._sd(figure, above=False)), exp(reach * self._sd(figure, above=True))
 
     def deviations(self, key: str) -> tuple[float, float]:
         """Standard deviations of the logarithm of the figure ``key``, downwards and upwards, without noise."""
         figure = Figure.of_key(key)
-        return self._found_sd(figure, 0.0) if figure else (0.0, 0.0)
+        return (self._found_sd(figure, 0.0, False), self._found_sd(figure, 0.0, True)) if figure else (0.0, 0.0)
 
     def beside(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
@@ -111,9 +111,13 @@ class Uncertainty(ABC):
 
     def upper(self, key: str, probability: float) -> float:
         """The factor on the figure ``key`` that a measurement stays below with ``probability``; 1 where unknown."""
+        figure = Figure.of_key(key)
+        scatter = self.scatter(figure)
+        if figure is None or scatter is None:
+            return 1.0
         level = 2 * probability - 1
-        bounds = self.factors(key, abs(level))
-        return 1.0 if bounds is None else bounds[level > 0]
+        reach = _reach(scatter, abs(level))
+        return exp((reach if level > 0 else -reach) * self._sd(figure, above=level > 0))
 
     def probability(self, key: str, limit_over_predicted: float) -> float:
         """That a measurement of ``key`` is at most so many times the prediction; 0 or 1 where nothing is known."""
@@ -121,9 +125,8 @@ class Uncertainty(ABC):
         scatter = self.scatter(figure)
         if figure is None or scatter is None:
             return float(limit_over_predicted >= 1)
-        below, above = self._sd(figure)
         away = log(limit_over_predicted) if limit_over_predicted > 0 else -inf
-        sd = above if away > 0 else below
+        sd = self._sd(figure, above=away > 0)
         return _probability(scatter, away / sd) if sd else float(away >= 0)
 
     def spread(self, key: str) -> Spread:
@@ -145,16 +148,15 @@ class Uncertainty(ABC):
         scatters = (self.deployment.calibration or load_calibration()).scatters
         return scatter_of(scatters, figure, lonely=self.lonely, open_loop=self.open_loop)
 
-    def _sd(self, figure: Figure) -> tuple[float, float]:
-        """Standard deviations of the logarithm of the figure, downwards and upwards."""
-        if figure not in self._sds:
+    def _sd(self, figure: Figure, *, above: bool) -> float:
+        """Standard deviation of the logarithm of the figure, upwards or downwards."""
+        if (figure, above) not in self._sds:
             scatter = self.scatter(figure)
-            self._sds[figure] = self._found_sd(figure, scatter.noise if scatter else 0.0)
-        return self._sds[figure]
+            self._sds[figure, above] = self._found_sd(figure, scatter.noise if scatter else 0.0, above)
+        return self._sds[figure, above]
 
-    def _found_sd(self, figure: Figure, noise: float) -> tuple[float, float]:
-        sd = sqrt(self._variance(figure) + noise**2)
-        return sd, sd
+    def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:  # noqa: ARG002  (not everywhere alike)
+        return sqrt(self._variance(figure) + noise**2)
 
     def _variance(self, figure: Figure) -> float:
         return float(self.deployment.known.variance(self._gradient(figure)[None])[0])
@@ -189,15 +191,20 @@ class UncertaintyOfReplay(Uncertainty):
         self._replays = self.open_loop and queue_reacts
         self._served = served
 
-    def _found_sd(self, figure: Figure, noise: float) -> tuple[float, float]:
+    def reacting(self) -> UncertaintyOfReplay:
+        """The same where the queue reacts, if requests come at their own pace."""
+        found = copy(self)
+        found._sds, found._replays = {}, self.open_loop
+        return found
+
+    def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:
         if not self._replays:
-            return super()._found_sd(figure, noise)
+            return super()._found_sd(figure, noise, above)
         along = float(self._gradient(figure) @ self._slower)
         rest = max(self._variance(figure) - along**2, 0.0) + noise**2
-        now = _value(figure, self._served)
-        moves = [log(_value(figure, served) / now) for served in self._moved]
-        falls, rises = max(0.0, *(-move for move in moves)), max(0.0, *moves)
-        return sqrt(falls**2 + rest), sqrt(rises**2 + rest)
+        moved = self._on_slower if above != figure.inverse else self._on_faster
+        move = log(_value(figure, moved) / _value(figure, self._served))
+        return sqrt(max(move if above else -move, 0.0) ** 2 + rest)
 
     def _gradient(self, figure: Figure) -> Floats:
         steps = self._steps_of(figure)
@@ -245,10 +252,13 @@ class UncertaintyOfReplay(Uncertainty):
         return moved / sd if sd else moved
 
     @cached_property
-    def _moved(self) -> tuple[Replay, Replay]:
-        """The load on an engine that is slower, and on one that is faster, by one standard deviation."""
-        slower, faster = (self.deployment.with_efficiencies_moved(sign * self._slower) for sign in (1, -1))
-        return slower.replay(self.workload, self.requests), faster.replay(self.workload, self.requests)
+    def _on_slower(self) -> Replay:
+        """The load on an engine that is slower by one standard deviation."""
+        return self.deployment.with_efficiencies_moved(self._slower).replay(self.workload, self.requests)
+
+    @cached_property
+    def _on_faster(self) -> Replay:
+        return self.deployment.with_efficiencies_moved(-self._slower).replay(self.workload, self.requests)
 
 
 class UncertaintyOfSteps(Uncertainty):

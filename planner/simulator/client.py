@@ -161,6 +161,8 @@ class _Sender:
             preemptions=np.array(log.preemptions)[ended],
             token_runs=TokenRuns.of(log.runs, delay_s=self.client.response_s),
             kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
+            most_seqs=max(rank.most_seqs for rank in self.ranks),
+            most_step_tok=max(max(rank.most_tok, rank.most_seqs * self.limits.decode_tok) for rank in self.ranks),
             decode_steps=log.decode.steps,
             decode_time_s=log.decode.time_s,
             decode_batch=log.decode.mean(),

@@ -37,6 +37,7 @@ class DpRank:
         self.log = log
         self.kv = KvBlocks(limits.num_blocks, limits.block_size)
         self.kv_peak_blocks = 0
+        self.most_seqs = self.most_tok = 0  # of any step: requests that were admitted, and tokens
         self.step_runs: list[StepRun] | None = None  #: every step, where somebody asks for them
         self.event: tuple[float, int] = (inf, BEGINS)
         self._inbox: deque[tuple[float, Sequence]] = deque()  # sent, by the time they can be seen
@@ -236,6 +237,7 @@ class DpRank:
             prefill_pair_tok=sum(new_tok * (seq.done_tok + (new_tok + 1) / 2) for seq, new_tok in chunks),
             prefill_finishing=sum(seq.done_tok + new_tok == seq.prompt_tok for seq, new_tok in chunks),
         )
+        self.most_tok = max(self.most_tok, decode_seqs * self.limits.decode_tok + batch.prefill_tok)
         return Step(start_s, 0.0, batch, steps=0 if self.limits.prefill_first else 1, chunks=chunks)
 
     def _decode(self, start_s: float, once: bool) -> Step:
@@ -323,6 +325,8 @@ class DpRank:
         used = self.kv.total - self.kv.free
         if used > self.kv_peak_blocks:
             self.kv_peak_blocks = used
+        if len(self._running) > self.most_seqs:
+            self.most_seqs = len(self._running)
 
     def _tick(self, step: Step, end_s: float) -> None:
         """Every decoding request got the tokens of ``step.steps`` steps."""

@@ -148,6 +148,8 @@ class Replay:
     preemptions: NDArray[np.int64]
     token_runs: TokenRuns
     kv_cache_usage_peak: float  #: largest fraction of KV blocks in use on a DP rank
+    most_seqs: int  #: requests that a DP rank had admitted at once
+    most_step_tok: int  #: tokens that a step of a DP rank had at most
     decode_steps: int  #: steps that only decode
     decode_time_s: float  #: spent in them, DP ranks added up
     decode_batch: Batch | None  #: their average batch

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from planner.simulator.record import Replay, StepRun
 from planner.timing import Batch
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 LOADS_PER_OCTAVE = 2  #: batches whose loads round to the same half octave are merged
 #: Requests that a statistic is the mean of: shares of all, ordered by the metric.
@@ -125,20 +125,16 @@ class Timeline:
         return found
 
 
-def _representatives(runs: Sequence[StepRun]) -> tuple[list[Batch], tuple[NDArray[np.int64], ...]]:
+def _representatives(runs: Sequence[StepRun]) -> tuple[list[Batch], tuple[Ints, Ints]]:
     """Merged batches, and for each run of steps the numbers of its first and its last one."""
-    number: dict[tuple[int, ...], int] = {}
-    sums: list[Floats] = []
-    ends: list[list[int]] = [[], []]
-    for run in runs:
-        for batch, end in zip((run.first, run.last), ends, strict=True):
-            index = number.setdefault(_likeness(batch), len(number))
-            if index == len(sums):
-                sums.append(np.zeros(7))
-            sums[index] += run.steps / 2 * np.array([1.0, *_loads(batch)])
-            end.append(index)
-    means = [Batch(*(total[1:] / total[0])) for total in sums]
-    return means, tuple(np.array(end, dtype=np.int64) for end in ends)
+    loads = np.array([[_loads(run.first), _loads(run.last)] for run in runs]).reshape(-1, 6)
+    _, chosen, ends = np.unique(_likeness(loads), axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(chosen)  # as they come
+    ends = np.argsort(order)[ends.ravel()]
+    weights = np.repeat([run.steps / 2 for run in runs], 2)
+    sums = np.array([np.bincount(ends, weights * column, len(chosen)) for column in loads.T])
+    means = (sums / np.bincount(ends, weights, len(chosen))).T
+    return [Batch(*mean) for mean in means.tolist()], (ends[::2], ends[1::2])
 
 
 def _loads(batch: Batch) -> tuple[float, ...]:
@@ -148,12 +144,12 @@ def _loads(batch: Batch) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def _likeness(batch: Batch) -> tuple[int, ...]:
-    """Equal for batches whose sequences, contexts and prompts round to the same half octaves."""
-    context = batch.decode_context_tok / batch.decode_seqs if batch.decode_seqs else 0
-    pairs = batch.prefill_pair_tok / batch.prefill_tok if batch.prefill_tok else 0
-    loads = (batch.decode_seqs, context, batch.prefill_tok, pairs)
-    return tuple(round(LOADS_PER_OCTAVE * log2(load)) if load > 0 else -1 for load in loads)
+def _likeness(loads: Floats) -> Floats:
+    """Equal rows for batches whose sequences, contexts and prompts round to the same half octaves."""
+    seqs, context_tok, _, prompt_tok, pair_tok, _ = loads.T
+    sizes = np.array([seqs, context_tok / np.maximum(seqs, 1), prompt_tok, pair_tok / np.maximum(prompt_tok, 1)]).T
+    octaves = np.log2(sizes, out=np.full_like(sizes, -np.inf), where=sizes > 0)
+    return np.where(sizes > 0, np.rint(LOADS_PER_OCTAVE * octaves), -1.0)
 
 
 def _together(sent_s: Floats) -> Floats:

@@ -15,8 +15,9 @@ it. ``step_s`` is called for every step of a replay: all that does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any
 
@@ -32,6 +33,7 @@ from planner.timing.roofline import Term, TimedTerm, operator_term, sum_s
 
 #: The drivers under names of their own: ``Driver.TOKENS`` takes as long to look up as a term to compute.
 TOKENS, SAMPLED, DECODES, _, CONTEXT, PAIRS, EXPERTS = Driver
+MOST_DECODES = 4096  #: batches that only decode, of which all but the attention is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,15 @@ class StepModel:
         #: operators, collectives and reads from the host, in the order of a breakdown
         self.terms = tuple(_step_terms(model, profile, config))
         self.kernels = sum(term.count for term in self.terms if term.path == "memory")  #: launches of one step
-        self._loads = list(dict.fromkeys(term.load for term in self.terms))
+        loads = dict.fromkeys(term.load for term in self.terms)
+        self._contexts = [load for load in loads if load.driver is CONTEXT]
+        self._loads = self._contexts + [load for load in loads if load.driver is not CONTEXT]
         self._timed = [
             TimedTerm.of(term, self._loads.index(term.load), self.efficiency.__getattribute__) for term in self.terms
         ]
         self._rows = tuple(timed.row for timed in self._timed)
+        self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
+        self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
         self._graphs = graphs(config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
@@ -153,13 +159,23 @@ class StepModel:
 
     def _gpu_s(self, batch: Batch) -> float:
         """Seconds of operators and collectives."""
-        return sum_s(self._rows, self._drivers(batch), self.efficiency.overlap)
+        if batch.prefill_seqs:
+            return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
+        beside_s = self._beside_context_s(
+            batch.decode_seqs, batch.decode_query_tok, batch.decode_sampled, batch.peer_tok
+        )
+        return beside_s + sum_s(self._context_rows, self._drivers(batch, self._contexts), self.efficiency.overlap)
+
+    def _without_context_s(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> float:
+        """Seconds of all in a step that only decodes but what reads cached tokens."""
+        batch = Batch(seqs, decode_query_tok=query_tok, decode_sampled=sampled, peer_tok=peer_tok)
+        return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         """The same step, part by part."""
         if not batch.decode_seqs + batch.prefill_seqs:
             return StepBreakdown((), 0.0, 0.0, 0.0, 0.0)
-        drivers = self._drivers(batch)
+        drivers = self._drivers(batch, self._loads)
         parts = [self._part(timed, *drivers[timed.load]) for timed in self._timed if drivers[timed.load][0]]
         gpu_s = sum(part.time_s for part in parts)
         host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
@@ -186,7 +202,7 @@ class StepModel:
 
     def work(self, batch: Batch) -> Iterator[tuple[Term, float, float]]:
         """Each term that has something to do, with the units of its driver and the rows of its arithmetic."""
-        drivers = self._drivers(batch)
+        drivers = self._drivers(batch, self._loads)
         return ((timed.term, *drivers[timed.load]) for timed in self._timed if drivers[timed.load][0])
 
     def _share(self, batch: Batch) -> float:
@@ -195,6 +211,8 @@ class StepModel:
         A prompt that goes on fills it alone: its next chunk enters behind this one, for it waits for no token.
         """
         stages = self.config.pipeline_parallel_size
+        if stages == 1:
+            return 1.0
         if batch.prefill_seqs > batch.prefill_finishing:
             return 1.0 / stages
         return 1.0 / max(1, min(stages, batch.decode_seqs + batch.prefill_seqs))
@@ -211,8 +229,8 @@ class StepModel:
         )
         return 0 if captured else self.kernels
 
-    def _drivers(self, batch: Batch) -> list[tuple[float, float]]:
-        """For each load its units in ``batch``, and the rows that arithmetic is done on."""
+    def _drivers(self, batch: Batch, loads: Sequence[StepLoad]) -> list[tuple[float, float]]:
+        """For each of ``loads`` its units in ``batch``, and the rows that arithmetic is done on."""
         share = self._share(batch)
         decodes, context = batch.decode_seqs * share, batch.decode_context_tok * share
         prefill, pairs = batch.prefill_tok * share, batch.prefill_pair_tok * share
@@ -220,7 +238,7 @@ class StepModel:
         tokens = decodes * query_tok + prefill
         sampled = (batch.decode_seqs * batch.decode_sampled + batch.prefill_finishing) * share
         drivers: list[tuple[float, float]] = []
-        for load in self._loads:
+        for load in loads:
             driver = load.driver
             if driver is TOKENS:
                 units, rows = tokens, tokens

@@ -16,9 +16,9 @@ from planner.planning.capacity import (
     By,
     ServedLoad,
     at_load,
-    bisected,
     doubt_at,
     largest_load,
+    largest_of,
     measure,
     paced,
     steady_rate,
@@ -162,7 +162,7 @@ def test_bisection_finds_the_edge_wherever_it_begins(most: int, guess: float, ed
     def probe(value: float) -> ServedLoad:
         return replace(template, value=value, stable=value <= edge)
 
-    found = bisected(probe, guess, 1, most, whole=True)
+    found = largest_of(probe, guess, 1, most, whole=True)
     best = min(edge, most)
     if best < 1:
         assert found is None

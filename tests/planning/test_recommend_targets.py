@@ -107,9 +107,7 @@ def test_the_fewest_servers_are_found_from_any_start(total: int, start: int, edg
     def probe(servers: int) -> ServedLoad:
         tried.append(servers)
         share = -(-total // servers)
-        return cast(
-            ServedLoad, SimpleNamespace(by="concurrency", value=share, meets=share <= edge, stable=True, readings=())
-        )
+        return cast(ServedLoad, SimpleNamespace(by="concurrency", value=share, meets=share <= edge, excess=0.0))
 
     expected = -(-total // edge)
     cap = 2 * expected if capped else inf

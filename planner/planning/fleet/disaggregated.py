@@ -27,9 +27,9 @@ from planner.planning.capacity import (
     Reading,
     ServedLoad,
     at_load,
-    bisected,
     doubt_at,
     largest_load,
+    largest_of,
     most_in_flight,
 )
 from planner.planning.deployment import Deployment
@@ -298,7 +298,7 @@ def _largest_decode(
 
     least = IDLE / (workload.output_len * _step_s(server, workload, 1))
     guess = min(_decode_guess(server, workload, slos, places, confidence), ceiling)
-    return bisected(probe, guess, min(least, ceiling), ceiling)
+    return largest_of(probe, guess, min(least, ceiling), ceiling)
 
 
 def _decode_guess(

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import floor, inf
 
-from planner.planning.capacity import ServedLoad, at_load, measure, paced, steady_rate
+from planner.planning.capacity import ServedLoad, at_load, measure, paced
 from planner.planning.deployment import Deployment
 from planner.planning.recommend.request import Request, Targets
 from planner.planning.uncertainty import least_upper
@@ -66,9 +66,8 @@ def broken_in_pipeline(deployment: Deployment, request: Request, targets: Target
     return None
 
 
-def rate_bound(deployment: Deployment, request: Request, targets: Targets) -> float:
-    """Requests per second that one server never exceeds while it keeps the targets."""
-    bound = steady_rate(deployment, request.workload, confidence=targets.confidence)
+def rate_bound(deployment: Deployment, request: Request, targets: Targets, bound: float) -> float:
+    """Requests per second that one server never exceeds while it keeps the targets; ``bound``: of full batches."""
     fixed = request.range_ratio == 0 and targets.requests is None
     if not fixed or request.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
         return bound

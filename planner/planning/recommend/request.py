@@ -12,7 +12,7 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import By, ServedLoad
+from planner.planning.capacity import By, Capacity, ServedLoad
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import PlannedTrace
@@ -168,6 +168,7 @@ class Candidate:
     figures: dict[str, Any] | None = None  #: of the replay, for the finalists; the others have the closed form alone
     servers: int = 1  #: that carry the load together
     load: ServedLoad | None = None  #: what one of them carries, where there are targets
+    capacity: Capacity | None = None  #: the same of other loads, as far as they were replayed
 
     @property
     def config(self) -> EngineConfig:

@@ -8,7 +8,7 @@ from math import ceil, inf
 from typing import Any
 
 from planner.planning import defaults
-from planner.planning.capacity import ROUNDING, THROUGHPUT, Reading, ServedLoad, largest_load
+from planner.planning.capacity import ROUNDING, THROUGHPUT, Capacity, Reading, ServedLoad
 from planner.planning.compare.limits import find_limit, limit_in_words
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
@@ -38,6 +38,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
     load, targets = candidate.load, request.targets
     if load is None or targets is None:
         return None
+    candidate = replace(candidate, capacity=candidate.capacity or capacity_of(request, candidate))
     profile = candidate.deployment.profile
     whole = targets.value if targets.value is not None else load.value
     most = largest(request, candidate)
@@ -46,7 +47,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
     if targets.value is not None:  # nobody rents a part of a GPU
         packages = ceil(packages)
     price = price_of(profile, request.prices)
-    kept = _kept(request, candidate, most) if best and most and targets.slos else 0.0
+    kept = _kept(candidate, most, targets.confidence) if best and most and targets.slos else 0.0
     ladder = _ladder(request, candidate, most, kept) if most and kept else ()
     return Service(
         confidence=targets.confidence,
@@ -69,16 +70,18 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
     )
 
 
-def _kept(request: Request, candidate: Candidate, most: ServedLoad) -> float:
-    """Share of what a server carries to first order that is left where the queue of a slower one is replayed too."""
+def capacity_of(request: Request, candidate: Candidate) -> Capacity:
+    """What one server of ``candidate`` carries."""
     targets = request.targets
     assert targets is not None  # noqa: S101
-    if targets.value is None:
-        first = _largest_load(request, candidate, targets.confidence)
-        return min(most.value / first.value, 1.0) if first else 1.0
-    if targets.value / most.value > candidate.servers - 1:
-        return 1.0
-    return targets.value / (candidate.servers - 0.5) / most.value  # between too few servers and enough
+    return Capacity(candidate.deployment, request.workload, targets.slos, by=targets.by, requests=targets.requests)
+
+
+def _kept(candidate: Candidate, most: ServedLoad, confidence: float) -> float:
+    """Share of what a server carries to first order that is left where the queue of a slower one is replayed too."""
+    assert candidate.capacity is not None  # noqa: S101
+    first = candidate.capacity.edge(confidence)
+    return min(most.value / first, 1.0) if first else 1.0
 
 
 def _ladder(request: Request, candidate: Candidate, most: ServedLoad, kept: float) -> tuple[PlannedRung, ...]:
@@ -95,8 +98,8 @@ def _rung(request: Request, candidate: Candidate, most: ServedLoad, kept: float,
     carried, servers = most.value, candidate.servers
     if confidence != targets.confidence:
         bound = max if confidence < targets.confidence else min
-        found = _largest_load(request, candidate, confidence)
-        carried = bound(found.value * kept if found else 0.0, most.value)
+        assert candidate.capacity is not None  # noqa: S101
+        carried = bound(candidate.capacity.edge(confidence) * kept, most.value)
         if targets.value is not None and carried:
             fewest, asked = ceil(targets.value / carried - ROUNDING), candidate.servers
             servers = min(fewest, asked) if confidence < targets.confidence else max(fewest, asked)
@@ -152,23 +155,11 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
         return candidate.load
     if request.coarse or candidate.load is None:
         return None
-    found = _largest_load(request, candidate, targets.confidence)
-    if found is None or found.value < candidate.load.value:  # bisection stops a little below the edge
+    capacity = candidate.capacity or capacity_of(request, candidate)
+    found = capacity.largest(targets.confidence, exactly=True)
+    if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
     return found
-
-
-def _largest_load(request: Request, candidate: Candidate, confidence: float) -> ServedLoad | None:
-    targets = request.targets
-    assert targets is not None  # noqa: S101
-    return largest_load(
-        candidate.deployment,
-        request.workload,
-        targets.slos,
-        by=targets.by,
-        confidence=confidence,
-        requests=targets.requests,
-    )
 
 
 def cost(plan: Plan) -> tuple[bool, float]:

@@ -23,13 +23,14 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import (
     TOLERANCE,
+    Capacity,
     ServedLoad,
+    Steady,
     at_load,
     closed_form_load,
-    confirmed,
-    largest_load,
     measure,
     most_in_flight,
+    usual_doubt,
 )
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
@@ -46,8 +47,13 @@ from planner.planning.recommend.candidates import (
 )
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
 from planner.planning.recommend.service import largest
+from planner.planning.uncertainty import Uncertainty
 
-MOST_MORE = 3  #: times as many servers, at most, as first order finds
+#: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
+#: order: benchmarks/results/search.md has the most that was seen.
+OPTIMISM = {True: 1.05, False: 1.2}
+FAR_OFF = 1.15  #: expected over limit, by more than a token budget changes
+ROOMY = 0.9  #: share of the KV blocks in use, at most, where nobody waits for one
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,10 @@ class RankedEngine:
     resolved: ResolvedModel
     args: EngineArgs
     deployment: Deployment
-    most: float  #: load of one server that is never exceeded
+    most: float  #: load of one server that is not exceeded
     guess: float  #: load of one server in the closed form
+    usual: Uncertainty | None = None  #: doubt about the closed form, with few requests and with many
+    full: Uncertainty | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -95,6 +103,7 @@ class _Search:
         self.rejected: list[Rejected] = []
         self.alternatives = 0 if request.coarse else defaults.TARGET_ALTERNATIVES
         self.hopeless: list[tuple[ServedLoad, RankedEngine]] = []  # break targets even when requests are alone
+        self.exactly = not request.coarse  # many types of GPUs are left at first order
 
     @property
     def best_cost(self) -> float:
@@ -130,17 +139,21 @@ class _Search:
         return least < self.best_cost or (least == self.best_cost and len(self.found) <= self.alternatives)
 
     def _search_family(self, family: RankedEngine) -> None:
-        members = sorted(self._members(family), key=lambda e: e.cost(self.targets, at_least=False))
         before = len(self.found)
-        closest: ServedLoad | None = None
-        for member in members:
+        failed: list[tuple[RankedEngine, ServedLoad]] = []
+        for args in self._members(family):
+            if any(_fails_too(args, *other) for other in failed):
+                continue
+            member = self._engine(family.resolved, args, family)
             if not self._may_be_better(member):
                 continue
             candidate, load = self._challenge(member)
-            closest = closest if closest and (load is None or _excess(closest) <= _excess(load)) else load
             if candidate:
                 self.found.append(candidate)
+            elif load:
+                failed.append((member, load))
         if len(self.found) == before:
+            closest = min((load for _, load in failed), key=lambda load: load.excess, default=None)
             best = self._cost_words(self.best_cost)
             why = f"limited by {closest.binding}" if closest else "cannot be cheaper"
             self._reject(family, f"{why}, against {best}" if self.found else why)
@@ -202,8 +215,8 @@ class _Search:
     def _deployed(self, resolved: ResolvedModel, args: EngineArgs) -> Deployment:
         return deployed(self.request, resolved.model, self.profile, args, self.version)
 
-    def _members(self, family: RankedEngine) -> Iterator[RankedEngine]:
-        """Token budgets x batches."""
+    def _members(self, family: RankedEngine) -> Iterator[EngineArgs]:
+        """Token budgets x batches, the largest batch first."""
         for budget in self._budgets(family.args):
             args = replace(family.args, max_num_batched_tokens=budget)
             try:
@@ -215,7 +228,7 @@ class _Search:
             batches = {asked} if asked else {largest, *fewer}
             for batch in sorted(batches, reverse=True):
                 if 1 <= batch <= largest and (budget is None or budget >= batch):
-                    yield self._engine(family.resolved, replace(args, max_num_seqs=batch))
+                    yield replace(args, max_num_seqs=batch)
 
     def _budgets(self, args: EngineArgs) -> list[int | None]:
         """Token budgets to search: the one that is asked for or advised first, or else vLLM's own."""
@@ -224,15 +237,24 @@ class _Search:
         own = args.max_num_batched_tokens
         return [own] if self.request.coarse else list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
 
-    def _engine(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine:
+    def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine | None = None) -> RankedEngine:
+        """With bounds of its own, or those of its ``family`` and its closed form."""
         deployment = self._deployed(resolved, args)
         targets, workload = self.targets, self.request.workload
+        usual = family.usual if family and family.usual else usual_doubt(deployment, workload)
+        steady = Steady.of(deployment, workload, family.full if family else None)
+        guess = closed_form_load(
+            deployment, workload, targets.slos, targets.by, confidence=targets.confidence, doubt=usual
+        )
         if targets.by == "concurrency":
             most = float(most_in_flight(deployment))
         else:
-            most = rate_bound(deployment, self.request, targets)
-        guess = closed_form_load(deployment, workload, targets.slos, targets.by, confidence=targets.confidence)
-        return RankedEngine(resolved, args, deployment, most, guess)
+            full = steady.rate(targets.confidence)
+            guess = min(guess, full) if targets.slos else full
+            most = min(family.most, full) if family else rate_bound(deployment, self.request, targets, full)
+            if not family and deployment.config.pipeline_parallel_size == 1:  # of a pipeline it is no bound
+                most = min(most, guess * OPTIMISM[self.exactly])
+        return RankedEngine(resolved, args, deployment, most, guess, usual, steady.doubt)
 
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         """The engine at the least cost where it keeps the targets, if that is below the best; and the last failure."""
@@ -252,26 +274,30 @@ class _Search:
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         request, targets = self.request, self.targets
+        capacity = Capacity(engine.deployment, request.workload, targets.slos, by=targets.by)
         if self.found:
             challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
-            workload = at_load(engine.deployment, request.workload, targets.slos, "rate", challenge)
-            load = measure(engine.deployment, workload, targets.slos, confidence=targets.confidence, whole=False)
-            if not load.meets:
-                return None, load
-        carried = largest_load(
-            engine.deployment, request.workload, targets.slos, by=targets.by, confidence=targets.confidence
-        )
-        return (self._candidate(engine, carried, 1), None) if carried else (None, None)
+            for exactly in (False, True)[: 1 + self.exactly]:
+                load = capacity.at(challenge, targets.confidence, exactly=exactly)
+                if not load.meets:
+                    return None, load
+        carried = capacity.largest(targets.confidence, exactly=self.exactly)
+        return (self._candidate(engine, carried, 1, capacity), None) if carried else (None, None)
 
     def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
-        """What one of ``servers`` has to carry."""
-        return share_of(engine.deployment, self.request, self.targets, servers, whole=False)
+        """What one of ``servers`` has to carry: to first order, and what keeps the targets so exactly."""
+        load = share_of(engine.deployment, self.request, self.targets, servers, whole=False)
+        if load.meets and self.exactly and self.targets.by == "rate" and self.targets.slos:
+            load = share_of(engine.deployment, self.request, self.targets, servers, exactly=True)
+        return load
 
-    def _candidate(self, engine: RankedEngine, load: ServedLoad, servers: int) -> Candidate:
+    def _candidate(
+        self, engine: RankedEngine, load: ServedLoad, servers: int, capacity: Capacity | None = None
+    ) -> Candidate:
         concurrency = max(min(round(load.replay.mean_in_flight), engine.deployment.config.max_num_seqs), 1)
         asked = self.request
         figures = estimate(engine.deployment, asked.input_len, asked.output_len, concurrency, asked.prefix_len)
-        return Candidate(engine.resolved, engine.deployment, figures, servers=servers, load=load)
+        return Candidate(engine.resolved, engine.deployment, figures, servers=servers, load=load, capacity=capacity)
 
     def ranking(self) -> Ranking:
         """Cheapest first; of equals the one with most slack, the least latency or the most throughput."""
@@ -285,10 +311,9 @@ class _Search:
             if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
                 most = largest(self.request, candidate) or load
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
-            return cost, _excess(load)
+            return cost, load.excess
 
         candidates = sorted(self.found, key=order)
-        candidates[:1] = [self._confirmed(candidate) for candidate in candidates[:1]]
         seen: set[tuple[str, int, str]] = set()
         for candidate in candidates:
             key = (candidate.resolved.resolved, candidate.config.tensor_parallel_size, candidate.config.kv_cache_dtype)
@@ -299,29 +324,11 @@ class _Search:
         closest = None if candidates else self._closest()
         return Ranking(self.profile, self.version, tuple(candidates), tuple(self.rejected), closest)
 
-    def _confirmed(self, candidate: Candidate) -> Candidate:
-        """The same engine with as little load, or as many servers, as the queue of a slower one asks for.
-
-        With many types of GPUs it is left at first order.
-        """
-        targets, deployment, load = self.targets, candidate.deployment, candidate.load
-        assert load is not None  # noqa: S101
-        if targets.by != "rate" or not targets.slos or self.request.coarse:
-            return candidate
-        if targets.value is None:
-            kept = confirmed(deployment, self.request.workload, targets.slos, load, confidence=targets.confidence)
-            return replace(candidate, load=kept)
-        for servers in range(candidate.servers, MOST_MORE * candidate.servers + 1):
-            share = share_of(deployment, self.request, targets, servers, exactly=True)
-            if share.meets:
-                return replace(candidate, load=share, servers=servers)
-        return candidate
-
     def _closest(self) -> Candidate | None:
         """Of the engines that break a target with one request alone, the one that breaks it least."""
         if not self.hopeless:
             return None
-        load, engine = min(self.hopeless, key=lambda pair: _excess(pair[0]))
+        load, engine = min(self.hopeless, key=lambda pair: pair[0].excess)
         return self._candidate(engine, load, 1)
 
     def _reject(self, engine: RankedEngine, reason: str) -> None:
@@ -389,7 +396,7 @@ def fewest_servers(
         elif low >= cap or load.value <= least_share(load):
             break
         else:  # as many more as the worst target is off, or in growing steps where that is not enough
-            count = int(min(max(low + 1, ceil(low * min(max(_excess(load), 1 + more), 2.0))), cap))
+            count = int(min(max(low + 1, ceil(low * min(max(load.excess, 1 + more), 2.0))), cap))
             more *= 2
     return (None if high == inf else int(high)), met, failed
 
@@ -401,5 +408,19 @@ def least_share(load: ServedLoad) -> float:
     return 0.02 / float(load.replay.e2el_s.mean())
 
 
-def _excess(load: ServedLoad) -> float:
-    return max((reading.excess for reading in load.readings), default=0.0) if load.stable else inf
+def _fails_too(args: EngineArgs, other: RankedEngine, load: ServedLoad) -> bool:
+    """Whether an engine breaks what ``other`` of its family broke under ``load``.
+
+    It serves the load in the same steps where none of these came near the limits of either. And where a TPOT is far
+    off, it does not help to cut prompts in another way.
+    """
+    config, replay = other.deployment.config, load.replay
+    batch, budget = args.max_num_seqs or inf, args.max_num_batched_tokens or config.max_num_batched_tokens
+    same = (
+        replay.most_seqs < min(batch, config.max_num_seqs)
+        and replay.most_step_tok < min(budget, config.max_num_batched_tokens)
+        and replay.kv_cache_usage_peak < ROOMY
+    )
+    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    far_off = worst is not None and worst.slo.metric == "tpot" and worst.excess > FAR_OFF
+    return same or (far_off and replay.most_seqs < batch)
