@@ -4,7 +4,11 @@ Run it with a Python that has vLLM (0.32 was used; no GPU is needed) and see tha
 comes at the same moment. vLLM's ``Scheduler`` decides, a linear timer says how long each step takes, and a
 client like the benchmark's sends the requests::
 
-    PYTHONPATH=. python benchmarks/replay_against_vllm.py --cases 300
+    PYTHONPATH=.:tests python benchmarks/replay_against_vllm.py --cases 300
+    PYTHONPATH=.:tests python benchmarks/replay_against_vllm.py --cases 300 --prefixes
+
+With ``--prefixes`` prompts share prefixes, and some go on from the answer to another one. Then the tokens that vLLM's
+``KVCacheManager`` finds for each request have to be the same too.
 
 With asynchronous scheduling about one case in four hundred differs: there vLLM preempts a request that has just
 ended, which the replay does not know.
@@ -22,8 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from reference_prefix import Texts, random_texts, with_prefixes
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -80,7 +87,7 @@ def vllm_scheduler(folder: str, limits: SchedulerLimits) -> Scheduler:
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "enable_chunked_prefill": limits.enable_chunked_prefill,
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": limits.enable_prefix_caching,
         "block_size": limits.block_size,
         "scheduler_reserve_full_isl": limits.scheduler_reserve_full_isl,
     }
@@ -112,8 +119,12 @@ class Bench:
         limits: SchedulerLimits,
         places: int,
         client: Client,
+        texts: Texts | None = None,
     ) -> None:
         self.scheduler, self.timer, self.requests, self.client = scheduler, timer, requests, client
+        self.texts = texts
+        self.hasher = get_request_block_hasher(limits.block_size, sha256) if limits.enable_prefix_caching else None
+        self.found_tok = [0] * len(requests.input_len)
         self.depth = 2 if limits.async_scheduling else 1
         self.inbox: deque[tuple[float, int]] = deque()
         self.sent_s: list[float] = []
@@ -135,9 +146,12 @@ class Bench:
             index = self.inbox.popleft()[1]
             request = Request(
                 request_id=str(index),
-                prompt_token_ids=[5] * int(self.requests.input_len[index]),
+                prompt_token_ids=self.texts[index][: self.requests.input_len[index]]
+                if self.texts
+                else [5] * int(self.requests.input_len[index]),
                 sampling_params=SamplingParams(max_tokens=int(self.requests.output_len[index]), ignore_eos=True),
                 pooling_params=None,
+                block_hasher=self.hasher,
             )
             self.live[str(index)] = request
             self.scheduler.add_request(request)
@@ -147,7 +161,7 @@ class Bench:
         decode_tok, chunks, sampling = [], [], []
         for name, new in scheduled.items():
             if name not in self.computed or name in resumed:
-                self.computed[name] = 0
+                self.computed[name] = self.start_tok(name, new)
                 self.prefilling.add(name)
             before = self.computed[name]
             tokens = int(self.requests.input_len[int(name)]) + self.tokens_by(name)
@@ -170,6 +184,23 @@ class Bench:
             ),
             sampling,
         )
+
+    def prompt(self, index: int) -> list[int]:
+        """The tokens of a prompt."""
+        count = int(self.requests.input_len[index])
+        return self.texts[index][:count] if self.texts else [5] * count
+
+    def start_tok(self, name: str, new_tok: int) -> int:
+        """Tokens that the prefix cache spares a request that begins now, or begins again."""
+        found = self.live[name].num_computed_tokens - new_tok  # ``schedule`` has moved it on already
+        if name not in self.computed:
+            self.found_tok[int(name)] = found
+        return found
+
+    def token(self, name: str) -> int:
+        """The next token of an answer."""
+        index = int(name)
+        return self.texts[index][self.requests.input_len[index] + len(self.times_s[index])] if self.texts else 7
 
     def tokens_by(self, name: str) -> int:
         """Output tokens that exist once the steps under way have ended."""
@@ -207,7 +238,7 @@ class Bench:
             ModelRunnerOutput(
                 req_ids=names,
                 req_id_to_index={name: i for i, name in enumerate(names)},
-                sampled_token_ids=[[7] if name in sampling else [] for name in names],
+                sampled_token_ids=[[self.token(name)] if name in sampling else [] for name in names],
             ),
         )
         for name in sampling:
@@ -251,29 +282,37 @@ def random_case(dice: random.Random) -> tuple[Workload, SchedulerLimits, Client]
 def main() -> None:
     parser = argparse.ArgumentParser(description="The replay beside vLLM's own scheduler.")
     parser.add_argument("--cases", type=int, default=300, help="how many random workloads")
+    parser.add_argument("--prefixes", action="store_true", help="prompts share prefixes, and the cache keeps them")
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     options = parser.parse_args()
     same = {False: 0, True: 0}
     count = {False: 0, True: 0}
     preemptions = 0
     worst = {False: 0.0, True: 0.0}
+    found_tok = prompt_tok = missed = 0
+    init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(LLAMA))
         for case in range(options.first, options.first + options.cases):
             dice = random.Random(case)
             timer = LinearTimer(dice)
             workload, limits, client = random_case(dice)
+            requests, texts = workload.sample(), None
+            if options.prefixes:
+                requests, texts = random_texts(dice, requests, answers=dice.random() < 0.5)
+                limits = with_prefixes(dice, limits, requests)
             try:
-                ours = replay(timer, workload, limits, client)
+                ours = replay(timer, workload, limits, client, requests)
             except InputError:
                 continue
             bench = Bench(
                 vllm_scheduler(folder, limits),
                 timer,
-                workload.sample(),
+                requests,
                 limits,
                 workload.max_concurrency or workload.num_prompts,
                 client,
+                texts,
             )
             bench.run()
             first_s = np.array([times[0] for times in bench.times_s]) + client.response_s
@@ -284,11 +323,19 @@ def main() -> None:
             same[mode] += error < MOMENT_S
             worst[mode] = max(worst[mode], error)
             preemptions += int(ours.preemptions.sum())
+            differs = int((ours.cached_tok != np.array(bench.found_tok)).sum())
+            found_tok, prompt_tok = found_tok + sum(bench.found_tok), prompt_tok + int(requests.input_len.sum())
+            missed += differs
+            if differs:
+                print(f"case {case}: {ours.cached_tok.tolist()} tokens found, {bench.found_tok} by vLLM")
             if error >= MOMENT_S:
-                print(f"case {case}: off by {error:.2%} {limits} {workload} {client}")
+                print(f"case {case}: off by {error:.2%}, {ours.preemptions.sum()} preemptions")
+                print(f"  {limits} {workload} {client}")
     for mode, name in ((False, "synchronous"), (True, "asynchronous")):
         print(f"{name}: {same[mode]} of {count[mode]} alike, largest relative error {worst[mode]:.2g}")
     print(f"{preemptions} preemptions")
+    if options.prefixes:
+        print(f"{found_tok / prompt_tok:.1%} of the prompt tokens found; {missed} requests find others than in vLLM")
 
 
 if __name__ == "__main__":

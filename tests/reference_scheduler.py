@@ -6,6 +6,7 @@ vLLM's scheduler does. Nothing is shared with ``planner.scheduler`` but the reco
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, floor, inf
@@ -92,6 +93,14 @@ class Engine:
             places += 1
         return places
 
+    def held(self, request: Request, found: int) -> int:
+        """How many of the blocks that it finds are not free."""
+        return 0
+
+    def reuse(self, request: Request, found: int) -> None:
+        for place in range(found):
+            self.queue.remove((request.index, place))
+
     def begin(self) -> None:
         now_s = self.idle_until_s
         self.receive((self.last_start_s if self.limits.async_scheduling else now_s) - MOMENT_S)
@@ -165,10 +174,10 @@ class Engine:
                 new = budget
             whole = ceil(request.tokens / limits.block_size)
             first = ceil((cached + new) / limits.block_size)
-            if (whole if limits.scheduler_reserve_full_isl else first) > self.free - watermark:
+            needed = (whole if limits.scheduler_reserve_full_isl else first) - self.held(request, found)
+            if needed > self.free - watermark:
                 break
-            for place in range(found):
-                self.queue.remove((request.index, place))
+            self.reuse(request, found)
             request.computed, request.blocks = cached, found
             self.allocate(request, new)
             self.running.append(self.waiting.pop(0))
@@ -232,9 +241,10 @@ def reference_replay(
     limits: SchedulerLimits,
     max_concurrency: int | None = None,
     client: Client | None = None,
+    kind: Callable[[StepTimer, SchedulerLimits], Engine] | None = None,
 ) -> Outcome:
     client = client or Client()
-    engines = [Engine(timer, limits) for _ in range(limits.data_parallel_size)]
+    engines = [(kind or Engine)(timer, limits) for _ in range(limits.data_parallel_size)]
     everything: list[Request] = []
     sent_s: list[float] = []
     count = len(requests.input_len)

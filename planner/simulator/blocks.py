@@ -7,19 +7,22 @@ once, and any ``block_size`` ticks in a row need exactly one block for each requ
 
 Free blocks wait in a queue. Those that have been free for longest are taken first and keep their content until then:
 with prefix caching a preempted request finds its blocks again. It gives them back last block first, so others
-take the end of its context first.
+take the end of its context first. ``planner.simulator.prefix`` also knows what requests have in common.
 """
 
 from __future__ import annotations
+
+from planner.simulator.sequence import Sequence
 
 
 class KvBlocks:
     """Free blocks, and the decoding requests by the phase of their contexts."""
 
-    __slots__ = ("_kept", "_phase", "_taken", "block_size", "free", "seqs", "total")
+    __slots__ = ("_kept", "_phase", "_taken", "block_size", "caching", "free", "seqs", "total")
 
-    def __init__(self, total: int, block_size: int) -> None:
+    def __init__(self, total: int, block_size: int, *, caching: bool = False) -> None:
         self.total = total
+        self.caching = caching  #: whether free blocks keep their content
         self.free = total
         self.block_size = block_size
         self.seqs = 0  #: decoding requests
@@ -36,33 +39,50 @@ class KvBlocks:
         self._phase[(context_tok - clock) % self.block_size] += 1
         self.seqs += 1
 
-    def leave(self, context_tok: int, clock: int) -> int:
-        """A decoding request ends, or is preempted, before tick ``clock``; how many blocks it had."""
+    def leave(self, context_tok: int, clock: int) -> None:
+        """A decoding request ends, or is preempted, before tick ``clock``."""
         self._phase[(context_tok - clock) % self.block_size] -= 1
         self.seqs -= 1
-        return self.blocks(context_tok)
 
     def take(self, blocks: int) -> None:
         """Blocks leave the head of the queue."""
         self.free -= blocks
         self._taken += blocks
 
-    def keep(self, index: int, blocks: int) -> None:
-        """A preempted request gives its blocks back."""
-        self._kept[index] = (blocks, self._taken + self.free)
-        self.free += blocks
+    def find(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens of a waiting request that need not be computed, and their blocks that others hold already."""
+        return max(sequence.cached_tok, self._found(sequence) * self.block_size), 0
 
-    def kept(self, index: int) -> int:
-        """How many blocks of a preempted request, its first ones, nobody has taken yet."""
-        blocks, mark = self._kept.get(index, (0, 0))
-        return min(max(mark + blocks - self._taken, 0), blocks)
-
-    def reuse(self, index: int, blocks: int) -> None:
-        """A preempted request has so many of its blocks back, from wherever in the queue they were."""
-        _, mark = self._kept.pop(index, (0, 0))
+    def reuse(self, sequence: Sequence, cached_tok: int) -> int:
+        """A request takes what ``find`` found, wherever in the queue that was; how many blocks it need not take."""
+        if not sequence.lost_tok:
+            return 0
+        blocks = min(self._found(sequence), cached_tok // self.block_size)
+        _, mark = self._kept.pop(sequence.index, (0, 0))
         self.free -= blocks
         behind = [(other, kept) for other, kept in self._kept.items() if kept[1] > mark]
         self._kept.update((other, (count, later - blocks)) for other, (count, later) in behind)
+        return blocks
+
+    def fill(self, index: int, tok: int) -> None:
+        """The blocks of a request hold ``tok`` tokens from the next step on."""
+
+    def release(self, index: int, tok: int) -> None:  # noqa: ARG002
+        """A request that has computed ``tok`` tokens ends, and gives its blocks back."""
+        self.free += self.blocks(tok)
+
+    def preempt(self, index: int, tok: int) -> None:
+        """A request that has computed ``tok`` tokens gives its blocks back and will look for them again."""
+        blocks = self.blocks(tok)
+        self._kept[index] = (blocks, self._taken + self.free)
+        self.free += blocks
+
+    def _found(self, sequence: Sequence) -> int:
+        """Full blocks of a preempted request, its first ones, that nobody has taken yet."""
+        if not (sequence.lost_tok and self.caching):
+            return 0
+        blocks, mark = self._kept.get(sequence.index, (0, 0))
+        return min(max(mark + blocks - self._taken, 0), blocks, sequence.lost_tok // self.block_size)
 
     def need(self, clock: int) -> int:
         """Blocks that the decoding requests need at tick ``clock``."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner import progress
 from planner.errors import InputError
+from planner.simulator.blocks import KvBlocks
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.lockstep import Lockstep
 from planner.simulator.rank import ENDS, DpRank
@@ -88,7 +89,8 @@ class _Sender:
         self.ready_s: list[float] = []  # when the engine sees it
         self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
         self.log = Log.of(len(self.input_len))
-        self.ranks = [DpRank(timer, limits, self.log) for _ in range(limits.data_parallel_size)]
+        caches = _caches(requests, limits)
+        self.ranks = [DpRank(timer, limits, self.log, kv) for kv in caches]
         together = limits.lockstep and len(self.ranks) > 1
         self.group = Lockstep(timer, self.ranks, limits) if together else None
         self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
@@ -159,6 +161,7 @@ class _Sender:
             first_token_s=np.array(log.first_token_s)[ended] + self.client.response_s,
             end_s=end_s[ended],
             preemptions=np.array(log.preemptions)[ended],
+            cached_tok=np.array(log.cached_tok)[ended],
             token_runs=TokenRuns.of(log.runs, delay_s=self.client.response_s),
             kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
             most_seqs=max(rank.most_seqs for rank in self.ranks),
@@ -171,6 +174,17 @@ class _Sender:
             prefill_batch=log.prefill.mean(),
             step_runs=tuple(self.ranks[0].step_runs or ()),
         )
+
+
+def _caches(requests: Requests, limits: SchedulerLimits) -> list[KvBlocks | None]:
+    """The blocks of each rank where it is known what requests have in common."""
+    ranks = limits.data_parallel_size
+    if requests.prefixes is None or not limits.enable_prefix_caching:
+        return [None] * ranks
+    from planner.simulator.prefix import PrefixBlocks, Tree
+
+    tree = Tree(requests, limits.block_size)
+    return [PrefixBlocks(limits.num_blocks, limits.block_size, tree) for _ in range(ranks)]
 
 
 def _next_event(clocked: DpRank | Lockstep) -> tuple[float, int]:

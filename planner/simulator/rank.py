@@ -31,11 +31,12 @@ class DpRank:
     ``event`` says when it is to be called next, and whether ``begin`` or ``end`` is.
     """
 
-    def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log) -> None:
+    def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
+        """``kv``: blocks that know what requests have in common, where that is known."""
         self.timer = timer
         self.limits = limits
         self.log = log
-        self.kv = KvBlocks(limits.num_blocks, limits.block_size)
+        self.kv = kv or KvBlocks(limits.num_blocks, limits.block_size, caching=limits.enable_prefix_caching)
         self.kv_peak_blocks = 0
         self.most_seqs = self.most_tok = 0  # of any step: requests that were admitted, and tokens
         self.step_runs: list[StepRun] | None = None  #: every step, where somebody asks for them
@@ -44,8 +45,7 @@ class DpRank:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # in order of admission
         self._partial: Sequence | None = None  # the last of them, when its prompt is not finished
-        self._leaving_seqs = 0  # ended, but still in the way of the next step
-        self._leaving_blocks = 0
+        self._leaving: list[tuple[int, int]] = []  # ended, but still in the way of the next step; with their tokens
         self._endings: dict[int, list[Sequence]] = {}  # by the decode clock
         self._ending_clocks: list[int] = []  # heap
         self._context_tok = 0  # sum over decoding requests
@@ -87,7 +87,7 @@ class DpRank:
             if not self._waiting:
                 self._receive(nextafter(start_s + 2 * MOMENT_S, inf))  # after weeks the clock is coarser than a moment
             chunks, calm = self._schedule()
-        expecting = bool(self._leaving_seqs and self._waiting)
+        expecting = bool(self._leaving and self._waiting)
         self._note_peak()
         self._vacate()
         return self._prefill(start_s, chunks) if chunks else self._decode(start_s, once=not calm or expecting)
@@ -161,10 +161,11 @@ class DpRank:
         if sequence is self._partial:
             self._partial = None
             sequence.lost_tok = sequence.done_tok
-            self.kv.keep(sequence.index, self.kv.blocks(sequence.done_tok))
+            self.kv.preempt(sequence.index, sequence.done_tok)
         else:
             context_tok = sequence.lost_tok = sequence.context_tok(self._clock)
-            self.kv.keep(sequence.index, self.kv.leave(context_tok, self._clock))
+            self.kv.leave(context_tok, self._clock)
+            self.kv.preempt(sequence.index, context_tok)
             self._context_tok -= context_tok
             self._endings[sequence.ends].remove(sequence)
             sampled_tok = 1 + self._clock - sequence.joined
@@ -184,47 +185,37 @@ class DpRank:
             self._preempt_youngest()
             return []
         self.kv.take(blocks)
+        self.kv.fill(sequence.index, sequence.done_tok + new_tok)
         return [(sequence, new_tok)]
 
     def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
         """First chunks of waiting requests, first come first served, until something runs out."""
         limits, kv = self.limits, self.kv
         chunks: list[tuple[Sequence, int]] = []
-        places = limits.places - self._leaving_seqs
+        places = limits.places - len(self._leaving)
         while budget_tok > 0 and self._waiting and len(self._running) < places:
             sequence = self._waiting[0]
-            cached_tok = self._cached_tok(sequence)
+            cached_tok, held = kv.find(sequence)
             rest_tok = sequence.prompt_tok - cached_tok
             new_tok = min(rest_tok, budget_tok)
             if new_tok < rest_tok and limits.whole_prompts:
                 break
             blocks = kv.blocks(cached_tok + new_tok)
             must_fit = kv.blocks(sequence.prompt_tok) if limits.scheduler_reserve_full_isl else blocks
-            if must_fit > kv.free - limits.watermark_blocks:
+            if must_fit - held > kv.free - limits.watermark_blocks:
                 break
             self._waiting.popleft()
             self._running[sequence.index] = sequence
             sequence.done_tok = cached_tok
-            found = 0
-            if sequence.lost_tok:
-                found = min(self._found_blocks(sequence), cached_tok // limits.block_size)
-                kv.reuse(sequence.index, found)
-            kv.take(blocks - found)
+            if cached_tok and not sequence.lost_tok:
+                self.log.cached_tok[sequence.index] = cached_tok
+            kv.take(blocks - kv.reuse(sequence, cached_tok))
+            kv.fill(sequence.index, cached_tok + new_tok)
             budget_tok -= new_tok
             chunks.append((sequence, new_tok))
             if new_tok < rest_tok:
                 self._partial = sequence
         return chunks
-
-    def _cached_tok(self, sequence: Sequence) -> int:
-        """Tokens that need not be computed: of the prompt in the cache, or full blocks from before a preemption."""
-        return max(sequence.cached_tok, self._found_blocks(sequence) * self.limits.block_size)
-
-    def _found_blocks(self, sequence: Sequence) -> int:
-        """Full blocks that it had before a preemption, and that are still what they were."""
-        if not (sequence.lost_tok and self.limits.enable_prefix_caching):
-            return 0
-        return min(self.kv.kept(sequence.index), sequence.lost_tok // self.limits.block_size)
 
     def _prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> Step:
         """One step with prompts in it; without chunking in V0, with nothing else."""
@@ -289,12 +280,14 @@ class DpRank:
         elif self.kv.seqs and not self._stalled:
             self._stalled[self._ticked_s] = self.kv.seqs
         self._note_peak()
-        done = [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
+        done: list[int] = []
         for sequence in self._due():
             context_tok = sequence.context_tok(self._clock)
             self._context_tok -= context_tok
-            self._leave(sequence, self.kv.leave(context_tok, self._clock))
+            self.kv.leave(context_tok, self._clock)
+            self._leave(sequence, context_tok)
             done.append(sequence.index)
+        done += [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
         if self._running or self._waiting:
             self.event = (end_s, BEGINS)
         else:
@@ -308,18 +301,18 @@ class DpRank:
             due += self._endings.pop(heappop(self._ending_clocks), ())
         return due
 
-    def _leave(self, sequence: Sequence, blocks: int) -> None:
+    def _leave(self, sequence: Sequence, tok: int) -> None:
         """End a request. With asynchronous scheduling the next step has been scheduled around it already."""
         del self._running[sequence.index]
-        self._leaving_seqs += 1
-        self._leaving_blocks += blocks
+        self._leaving.append((sequence.index, tok))
         if not self.limits.async_scheduling:
             self._vacate()
 
     def _vacate(self) -> None:
         """Let go of the places and blocks of the requests that have ended."""
-        self.kv.free += self._leaving_blocks
-        self._leaving_seqs = self._leaving_blocks = 0
+        for index, tok in self._leaving:
+            self.kv.release(index, tok)
+        self._leaving.clear()
 
     def _note_peak(self) -> None:
         used = self.kv.total - self.kv.free
@@ -367,7 +360,7 @@ class DpRank:
             gap_s = end_s - sequence.last_token_s
             self.log.runs.append((sequence.last_token_s, 1, gap_s, 0.0, 1))
         if sequence.remaining_tok == 1:
-            self._leave(sequence, self.kv.blocks(sequence.prompt_tok))
+            self._leave(sequence, sequence.prompt_tok)
             return True
         self._join(sequence, end_s)
         return False

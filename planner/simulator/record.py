@@ -84,6 +84,7 @@ class Log:
     first_token_s: list[float]
     end_s: list[float]
     preemptions: list[int]
+    cached_tok: list[int]  #: found in the prefix cache when it was first scheduled
     runs: list[Run] = field(default_factory=list)
     decode: Tally = field(default_factory=Tally)  #: steps that only decode
     prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
@@ -91,7 +92,7 @@ class Log:
     @classmethod
     def of(cls, num_requests: int) -> Log:
         """An empty log."""
-        return cls([nan] * num_requests, [inf] * num_requests, [0] * num_requests)
+        return cls([nan] * num_requests, [inf] * num_requests, [0] * num_requests, [0] * num_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class Replay:
     first_token_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     preemptions: NDArray[np.int64]
+    cached_tok: NDArray[np.int64]  #: of the prompt, found in the prefix cache
     token_runs: TokenRuns
     kv_cache_usage_peak: float  #: largest fraction of KV blocks in use on a DP rank
     most_seqs: int  #: requests that a DP rank had admitted at once
@@ -167,6 +169,11 @@ class Replay:
     def mean_in_flight(self) -> float:
         """Requests in flight at once, averaged over the duration."""
         return float(self.e2el_s.sum()) / self.duration_s
+
+    @property
+    def cached_share(self) -> float:
+        """Share of all prompt tokens that came from the prefix cache."""
+        return float(self.cached_tok.sum() / self.input_len.sum())
 
     @property
     def ttft_s(self) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, floor, inf, isfinite
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from planner.errors import InputError
 from planner.resources import data_dir
@@ -21,6 +21,8 @@ from planner.resources import data_dir
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from planner.workload.prefixes import Prefixes
 
     Tokens = NDArray[np.int64]
 
@@ -59,6 +61,7 @@ class Requests:
     input_len: Tokens
     output_len: Tokens
     arrival_s: NDArray[np.float64]  #: when each may be sent at the earliest, non-decreasing
+    prefixes: Prefixes | None = None  #: what their prompts have in common; None: nothing is known
 
     @property
     def max_total_len(self) -> int:
@@ -67,13 +70,19 @@ class Requests:
 
     def first(self, count: int) -> Requests:
         """The first ``count`` of them."""
-        return Requests(self.input_len[:count], self.output_len[:count], self.arrival_s[:count])
+        return self.chosen(slice(0, count))
 
     def dealt(self, servers: int, most: int) -> Requests:
         """The share of one of ``servers`` that get requests in turn: the first ``most`` of it, from time zero on."""
-        chosen = slice(0, most * servers, servers)
-        arrival_s = self.arrival_s[chosen]
-        return Requests(self.input_len[chosen], self.output_len[chosen], arrival_s - arrival_s[0])
+        share = self.chosen(slice(0, most * servers, servers))
+        if share.prefixes:
+            share = replace(share, prefixes=share.prefixes.seen_by_one_of(servers))
+        return replace(share, arrival_s=share.arrival_s - share.arrival_s[0])
+
+    def chosen(self, which: NDArray[Any] | slice) -> Requests:
+        """Some of them, in order."""
+        prefixes = self.prefixes and self.prefixes.chosen(which)
+        return Requests(self.input_len[which], self.output_len[which], self.arrival_s[which], prefixes)
 
 
 @dataclass(frozen=True, slots=True)

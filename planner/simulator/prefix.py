@@ -1,0 +1,233 @@
+"""KV blocks that know what they hold: vLLM's prefix cache, piece by piece instead of block by block.
+
+As in ``vllm/v1/core`` (``kv_cache_manager.py``, ``block_pool.py``) of 0.32:
+
+- Only full blocks are found, from the first on, and the last token of a prompt is always computed.
+- A block can be found from the moment on that a step is scheduled to fill it, and until somebody else takes it.
+- A request that ends gives its blocks back, the last one first. Those that are full go to the end of the queue of free
+  blocks, the one that is not goes to its head. Blocks are taken from the head.
+- A block that is found leaves the queue. A block that has to be computed again is a second copy of the same text.
+
+Blocks of one piece of text (a node of ``Prefixes``) are taken and given back together, so the queue holds them as one
+``_Run`` and loses its end first. A node never has to be cut: those at which a prompt ends with a full block, which that
+prompt has to compute again, come in two parts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from planner.simulator.blocks import KvBlocks
+from planner.simulator.sequence import Sequence
+from planner.workload import Requests
+
+OPEN = 1 << 62  #: where the private part of a request ends
+NOBODYS = -OPEN  #: the node of blocks that nobody will find
+
+
+class Tree:
+    """The nodes of the requests' prefixes in blocks of one size; a node holds the blocks that end in it."""
+
+    def __init__(self, requests: Requests, block_size: int) -> None:
+        prefixes = requests.prefixes
+        assert prefixes is not None  # noqa: S101  (who calls has asked)
+        self._parent: list[int] = prefixes.parent.tolist()
+        ends_tok: list[int] = prefixes.end_tok.tolist()
+        self._prompt: list[int] = prefixes.prompt.tolist()
+        self._answer: list[int] = [*prefixes.answer.tolist(), *prefixes.before.tolist()]
+        #: Requests that were answered before: their indices, beyond those that are sent, and their tokens.
+        self.before = list(enumerate(prefixes.before_tok.tolist(), len(self._prompt)))
+        self.stop = [tok // block_size for tok in ends_tok]  #: block after the last of each node
+        self.start = [self.stop[above] if above >= 0 else 0 for above in self._parent]  #: its first block
+        self._tip: dict[int, int] = {}  # the last block of a node, as a node of its own
+        for node, prompt_tok in zip(self._prompt, requests.input_len.tolist(), strict=True):
+            whole = node >= 0 and ends_tok[node] == prompt_tok and not prompt_tok % block_size
+            if whole and node not in self._tip and self.stop[node] - self.start[node] > 1:
+                self._tip[node] = len(self.start)
+                self.start.append(self.stop[node] - 1)
+                self.stop.append(self.stop[node])
+                self.stop[node] -= 1
+
+    def path(self, node: int) -> list[int]:
+        """The nodes with blocks from the beginning to ``node``."""
+        found = []
+        start, stop, tips, parent = self.start, self.stop, self._tip, self._parent
+        while node >= 0:
+            if node in tips:
+                found.append(tips[node])
+            if stop[node] > start[node]:
+                found.append(node)
+            node = parent[node]
+        found.reverse()
+        return found
+
+    def path_of(self, index: int) -> list[int]:
+        """The nodes of a request, its answer included as far as others go on from there."""
+        return self.path(self._answer[index])
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """The first blocks of a node, in the cache once."""
+
+    node: int
+    blocks: int
+    users: int = 0  #: requests that hold it; 0: it is in the queue
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one request has."""
+
+    path: list[int]  #: nodes; the last one is its own, beyond all that is shared
+    own: int  #: first block of that
+    runs: list[_Run]  #: of the first nodes of the path
+
+
+class PrefixBlocks(KvBlocks):
+    """The blocks of one DP rank."""
+
+    __slots__ = ("_beyond", "_clean", "_found_runs", "_holdings", "_idle", "_runs", "_tree")
+
+    def __init__(self, total: int, block_size: int, tree: Tree) -> None:
+        super().__init__(total, block_size, caching=True)
+        self._tree = tree
+        self._clean = total  # free blocks that hold nothing: the head of the queue
+        self._idle: OrderedDict[_Run, None] = OrderedDict()  # the rest of it
+        self._runs: dict[int, list[_Run]] = {}  # by node, the oldest copy first
+        self._holdings: dict[int, _Holding] = {}
+        self._found_runs: list[_Run] = []  # of the last ``find``
+        self._beyond = 0  # blocks of the last of them that are not to be used
+        for index, tok in tree.before:
+            if self.blocks(tok) <= total:
+                sequence = Sequence(index, tok, remaining_tok=1, cached_tok=0)
+                cached_tok, _ = self.find(sequence)
+                self.take(self.blocks(tok) - self.reuse(sequence, cached_tok))
+                self.release(index, tok)
+
+    def take(self, blocks: int) -> None:
+        """Blocks leave the head of the queue, and what they held is forgotten."""
+        self.free -= blocks
+        blocks -= self._clean
+        if blocks <= 0:
+            self._clean = -blocks
+            return
+        self._clean = 0
+        idle = self._idle
+        while blocks > 0:
+            run = next(iter(idle))
+            if run.blocks > blocks:
+                run.blocks -= blocks
+                return
+            blocks -= run.blocks
+            del idle[run]
+            self._forget(run)
+
+    def find(self, sequence: Sequence) -> tuple[int, int]:
+        """As ``KvBlocks.find``: the cached blocks from the first one on."""
+        holding = self._holdings.get(sequence.index) or self._enter(sequence.index)
+        limit = (sequence.prompt_tok - 1) // self.block_size
+        start, stop, copies_of = self._tree.start, self._tree.stop, self._runs
+        runs: list[_Run] = []
+        blocks, held, self._beyond = 0, 0, 0
+        for node in holding.path:
+            first, last = (holding.own, OPEN) if node < 0 else (start[node], stop[node])
+            copies = copies_of.get(node)
+            if copies is None or first >= limit:
+                break
+            run = copies[0]
+            beyond = first + run.blocks - limit
+            if beyond > 0:
+                if run.users:
+                    break
+                self._beyond = beyond
+            runs.append(run)
+            blocks = min(first + run.blocks, limit)
+            if run.users:
+                held += run.blocks
+            if blocks < last:
+                break
+        self._found_runs = runs
+        return blocks * self.block_size, held
+
+    def reuse(self, sequence: Sequence, cached_tok: int) -> int:
+        """As ``KvBlocks.reuse``."""
+        runs = self._holdings[sequence.index].runs = self._found_runs
+        if self._beyond:
+            runs[-1] = self._cut(runs[-1])
+        for run in runs:
+            self._hold(run)
+        return cached_tok // self.block_size
+
+    def fill(self, index: int, tok: int) -> None:
+        """As ``KvBlocks.fill``: full blocks can be found from now on."""
+        holding, full = self._holdings[index], tok // self.block_size
+        start, stop, runs, path = self._tree.start, self._tree.stop, holding.runs, holding.path
+        place = max(len(runs) - 1, 0)
+        while place < len(path):
+            node = path[place]
+            first, last = (holding.own, OPEN) if node < 0 else (start[node], stop[node])
+            if full <= first:
+                break
+            blocks = min(full, last) - first
+            if place < len(runs):
+                run = runs[place]
+                if blocks > run.blocks and run.users > 1:  # another request goes on from here too: each keeps its own
+                    path[place + 1 :] = [NOBODYS]
+                    holding.own = first + run.blocks
+                elif blocks > run.blocks:
+                    run.blocks = blocks
+            else:
+                run = _Run(node, blocks, users=1)
+                self._runs.setdefault(node, []).append(run)
+                runs.append(run)
+            place += 1
+
+    def release(self, index: int, tok: int) -> None:
+        """As ``KvBlocks.release``: full blocks can still be found."""
+        self.fill(index, tok)
+        self._give_back(self._holdings.pop(index).runs, tok)
+
+    def preempt(self, index: int, tok: int) -> None:
+        """As ``KvBlocks.preempt``."""
+        self.release(index, tok)  # what it has computed so far is found as that of others is
+
+    def _enter(self, index: int) -> _Holding:
+        """A request is looked at for the first time."""
+        path = self._tree.path_of(index)
+        holding = self._holdings[index] = _Holding([*path, -1 - index], self._tree.stop[path[-1]] if path else 0, [])
+        return holding
+
+    def _hold(self, run: _Run) -> None:
+        """One more request has a run, which leaves the queue where it stood there."""
+        if not run.users:
+            self._idle.pop(run, None)
+            self.free -= run.blocks
+        run.users += 1
+
+    def _give_back(self, runs: list[_Run], tok: int) -> None:
+        """The end of a context first: to the end of the queue, but what is no full block to its head."""
+        for run in reversed(runs):
+            run.users -= 1
+            if not run.users:
+                self._idle[run] = None
+                self.free += run.blocks
+        if tok % self.block_size:
+            self.free += 1
+            self._clean += 1
+
+    def _cut(self, run: _Run) -> _Run:
+        """The first blocks of an idle run; the others keep their place in the queue, and nobody will find them."""
+        part = _Run(run.node, run.blocks - self._beyond)
+        copies = self._runs[run.node]
+        copies[copies.index(run)] = part
+        run.node, run.blocks = NOBODYS, self._beyond
+        self._runs.setdefault(NOBODYS, []).append(run)
+        return part
+
+    def _forget(self, run: _Run) -> None:
+        copies = self._runs[run.node]
+        copies.remove(run)
+        if not copies:
+            del self._runs[run.node]
