@@ -40,6 +40,7 @@ DOORS = ROOMS[5:-1]
 
 OWNERS = {
     "typer": {"commands"},
+    "rich": {"commands"},
     "jinja2": {"output"},
     "tabulate": {"output"},
     "yaml": {"output", "engine"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,14 @@ from planner.secrets import masked
 
 if TYPE_CHECKING:
     from planner.output import Result
+
+
+@dataclass
+class Typed:
+    """A command line, and what became of it."""
+
+    words: list[str]
+    verdict_first: bool = False  #: whether the text that was printed begins with a verdict
 
 
 class GroupedHelp(TyperCommand):
@@ -106,6 +115,8 @@ def _answer(context: typer.Context, declared: Command, parameters: list[Paramete
         raise
     if answer is None or isinstance(answer, int):
         return answer or 0
+    if context.obj is not None:
+        context.obj.verdict_first = typed["format"] == "table" and answer.verdict_first
     return show(answer, typed["format"])
 
 
@@ -131,7 +142,7 @@ def _call(context: typer.Context, declared: Command, parameters: list[Parameter]
         else:
             options[name] = value
     if "command_line" in inspect.signature(declared.function).parameters:
-        options["command_line"] = masked(shlex.join(["planner", *(context.obj or ())]))
+        options["command_line"] = masked(shlex.join(["planner", *(context.obj.words if context.obj else ())]))
     return declared.function(*words, **options)
 
 

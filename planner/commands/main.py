@@ -20,7 +20,8 @@ import typer
 
 from planner import __version__
 from planner.commands import INTERRUPTED
-from planner.commands.adapter import add_command
+from planner.commands.adapter import Typed, add_command
+from planner.commands.colour import NO, YES
 from planner.commands.declare import COMMANDS as DECLARED
 from planner.commands.planner_toml import FILE, FROM_FILE, read_defaults, source_of
 from planner.commands.streams import complain, progress_on, write
@@ -50,10 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. Never raises for anything that a user can cause."""
     data, remarks = StringIO(), StringIO()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    typed = Typed(words)
     try:
         with progress_on(sys.stderr), redirect_stdout(data), redirect_stderr(remarks):
-            status = _run(words)
-        write(data.getvalue(), sys.stdout)
+            status = _run(typed)
+        write(data.getvalue(), sys.stdout, verdict=(NO if status else YES) if typed.verdict_first else "")
         write(remarks.getvalue(), sys.stderr)
     except (KeyboardInterrupt, typer.Abort):
         return complain("interrupted", INTERRUPTED)
@@ -98,10 +100,10 @@ def app_for(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _run(words: list[str]) -> int:
+def _run(typed: Typed) -> int:
     """The exit status of a command line. Raises whatever its command raises."""
     try:
-        status = app_for(words)(args=words, prog_name=_program(), standalone_mode=False, obj=words)
+        status = app_for(typed.words)(args=typed.words, prog_name=_program(), standalone_mode=False, obj=typed)
     except SystemExit as done:  # typer ends so when it has completed a word, or installed that it does
         status = done.code
     if status == INTERRUPTED:  # newer versions of typer answer Ctrl-C so

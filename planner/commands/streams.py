@@ -5,30 +5,39 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import UnsupportedOperation
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from planner import progress
+from planner.commands.colour import coloured, has_colours
 from planner.errors import InputError
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 FIRST_WORD_S = 1.0  #: what is done sooner needs no word
-CLEAR = "\r\x1b[K"
+SHOWN_PER_S = 5  #: times that the bar is drawn anew
+LONGEST = 60  #: characters of what is being done
 
 
-def write(text: str, stream: TextIO | None, *, steer: bool = False) -> None:
+def write(text: str, stream: TextIO | None, *, verdict: str = "") -> None:
     """Write ``text`` and flush it. Nothing happens where the stream was closed, by us or by its reader.
 
-    Control characters, and characters that the stream's encoding lacks, become escapes. Raises InputError where the
-    stream cannot be written for another reason. ``steer``: control characters stay, and move the cursor.
+    Control characters, and characters that the stream's encoding lacks, become escapes; a terminal gets colours, its
+    ``verdict`` that style. Raises InputError where the stream cannot be written for another reason.
     """
     if stream is None or not text:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    shown = _printable(text)
     try:
-        stream.write((text if steer else _printable(text)).encode(encoding, "backslashreplace").decode(encoding))
+        if has_colours(stream):
+            shown = coloured(shown, verdict=verdict)
+        stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except OSError as error:
         _forget(stream)
@@ -40,25 +49,76 @@ def write(text: str, stream: TextIO | None, *, steer: bool = False) -> None:
 
 @contextmanager
 def progress_on(stream: TextIO | None) -> Iterator[None]:
-    """Show on a terminal what takes long, in one line that goes when it is done; nothing where there is no terminal."""
-    if stream is None or not stream.isatty():
+    """Show on a terminal what takes long, in a bar that goes when it is done; nothing where there is no terminal."""
+    if stream is None or not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield
         return
-    began_s = shown_s = time.monotonic()
-
-    def show(text: str) -> None:
-        nonlocal shown_s
-        now_s = time.monotonic()
-        if now_s - began_s > FIRST_WORD_S and now_s - shown_s > 0.1:
-            shown_s = now_s
-            write(f"{CLEAR}{_printable(text)[:75]} ...", stream, steer=True)
-
+    bar = _Bar(stream)
+    later = threading.Timer(FIRST_WORD_S, bar.draw)
+    later.daemon = True
+    later.start()
     try:
-        with progress.listening(show):
+        with progress.listening(bar.heard):
             yield
     finally:
-        if shown_s > began_s:
-            write(CLEAR, stream, steer=True)
+        later.cancel()
+        bar.close()
+
+
+class _Bar:
+    """What is being done and how far it is, drawn once something that takes long has been said.
+
+    Long computations may say nothing for a while, so it is drawn by a thread of its own.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.began_s = stream, time.monotonic()
+        self.text: str = ""
+        self.share: float | None = None
+        self.lock, self.closed = threading.RLock(), False
+        self.drawn: Progress | None = None
+        self.task: Any = None
+
+    def heard(self, text: str, share: float | None) -> None:
+        """Take what is said."""
+        self.text, self.share = _printable(text)[:LONGEST], self.share if share is None else share
+        if self.drawn is not None:
+            self._tell(self.drawn)
+        elif time.monotonic() - self.began_s > FIRST_WORD_S:
+            self.draw()
+
+    def draw(self) -> None:
+        """Begin to draw, unless there is nothing to say."""
+        with self.lock:
+            if self.closed or self.drawn is not None or not self.text:
+                return
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (
+                SpinnerColumn("line"), TextColumn("{task.description}", markup=False), BarColumn(24),
+                TimeElapsedColumn(),
+            )  # fmt: skip
+            console = Console(file=self.stream)
+            drawn = Progress(
+                *columns, console=console, transient=True, refresh_per_second=SHOWN_PER_S,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self.task = drawn.add_task(self.text, total=None)  # nobody knows how much there is, until somebody says
+            self._tell(drawn)
+            drawn.start()
+            self.drawn = drawn
+
+    def _tell(self, drawn: Progress) -> None:
+        total = None if self.share is None else 1.0
+        drawn.update(self.task, description=self.text, total=total, completed=self.share)
+
+    def close(self) -> None:
+        """Take the bar away, and draw none later."""
+        with self.lock:
+            self.closed = True
+            if self.drawn is not None:
+                self.drawn.stop()
 
 
 def complain(cause: str, status: int, *, hint: str = "") -> int:

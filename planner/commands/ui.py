@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Annotated
 
+from planner import progress
 from planner.commands.declare import Option, command
 from planner.errors import InputError
 
@@ -49,7 +50,8 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False) -> None
             import webbrowser
 
             webbrowser.open(address)
-        uvicorn.Server(settings).run(sockets=[listening])
+        with progress.listening(None):  # many ask at once
+            uvicorn.Server(settings).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -17,6 +17,7 @@ from statistics import mean
 
 import numpy as np
 
+from planner import progress
 from planner.engine import parse_version
 from planner.errors import InputError
 from planner.evidence.bench_result import EXACT
@@ -90,6 +91,7 @@ def calibrate(
     if not runs:
         raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
     memory = tuple(fit for folder in sources.folders for fit in _memory(folder))
+    progress.say(f"fitting {len(runs):,} runs")
     fits, refused = _fit(runs)
     factors = tuple(factor for fit in fits for factor in fit.factors(earlier.effects))
     if not any(fit.is_determined for fit in fits):
@@ -210,7 +212,7 @@ def _left_out(runs: Sequence[MeasuredRun], fits: Iterable[OwnFit]) -> tuple[Eval
     folds = min(len(runs), MOST_FOLDS)
     fold = {run.run_id: place % folds for place, run in enumerate(runs)}
     found: dict[str, Evaluated] = {}
-    for number in range(folds):
+    for number in progress.each(range(folds), lambda _: "predicting the runs that a fit to the others did not see"):
         local = _local(effects_of(one for fit in fits for one in _without(fit, fold, number)))
         found |= {run.run_id: evaluate_run(run, local) for run in runs if fold[run.run_id] == number}
     return tuple(found[run.run_id] for run in runs)

@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 from planner.output.render import Column, Row, html_table, json_text, print_notes, rows_text
 
@@ -21,6 +21,7 @@ class Result(ABC):
     """
 
     remarks: tuple[str, ...] = ()  #: notes on the question, such as which GPUs ``local`` found
+    verdict_first: ClassVar[bool] = False  #: whether the text begins with the answer in a sentence
     explain: bool = False  #: say everything (``--explain``), not what fits one screen
 
     @property

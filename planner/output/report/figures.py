@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Literal
 
+from planner import progress
 from planner.evidence import PlanFolder, PlanFolders
 from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, Segment, Series, Table
 from planner.planning import LoadPoint, Local, Plan, Sweep, sweep_loads
@@ -34,7 +35,8 @@ ChartName = Literal["memory", "pareto", "latency", "operators"]
 def charts_of(folder: PlanFolders, local: Local, name: ChartName | None = None) -> list[Chart]:
     """The charts of that name, or all; latency and operators have one for each plan."""
     plans = [entry.plan for entry in folder.entries]
-    sweeps = [Sweep() if name == "memory" else sweep_loads(plan, local) for plan in plans]
+    listed = progress.each(plans, lambda plan: f"loads around the plan of {plan.gpu}")
+    sweeps = [Sweep() if name == "memory" else sweep_loads(plan, local) for plan in listed]
     pairs = list(zip(folder.entries, sweeps, strict=True))
     made: dict[ChartName, Callable[[], Sequence[Chart | None]]] = {
         "memory": lambda: [memory_chart(plans)],

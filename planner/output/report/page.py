@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from planner import __version__
+from planner import __version__, progress
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
 from planner.output.charts.draw import CHART_WIDTH, NARROW, svg
 from planner.output.charts.figure import Chart, style_sheet
@@ -57,7 +57,8 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
     entries = _best_first(folder)
     folder = replace(folder, entries=entries)
     whole = entries if len(entries) <= SHOWN_WHOLE else ()
-    sweeps = [sweep_loads(entry.plan, local) if entry in whole else Sweep() for entry in entries]
+    listed = progress.each(entries, lambda entry: f"loads around the plan of {entry.plan.gpu}")
+    sweeps = [sweep_loads(entry.plan, local) if entry in whole else Sweep() for entry in listed]
     plans = [entry.plan for entry in entries]
     context = {
         "title": f"{plans[0].requested_model} on {_listed([plan.gpu for plan in plans])}",

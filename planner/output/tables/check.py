@@ -36,6 +36,7 @@ BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) f
 class CheckAnswer(Result):
     """Whether a ``vllm serve`` line starts, what it delivers, and what delivers more: ``planner check``."""
 
+    verdict_first = True
     record: LineVerdict
     remarks: tuple[str, ...] = ()
     #: Where a script has several ways through it: the conditions of each, and what is said about it; else empty

@@ -64,6 +64,7 @@ BRIEF_DOUBTS = 2
 class ComparisonAnswer(Result):
     """GPUs side by side: ``planner compare``. A table for each load, then which GPU leads where."""
 
+    verdict_first = True
     record: Comparison
     profiles: tuple[GpuProfile, ...]
     prices: Mapping[str, float]  #: given prices: profile id to USD per GPU and hour

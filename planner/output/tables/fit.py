@@ -65,6 +65,7 @@ GpuFit = FitResult | RefusedFit
 class FitAnswer(Result):
     """Whether a model fits on one GPU: ``planner fit``."""
 
+    verdict_first = True
     record: FitResult  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
     resolved: ResolvedModel
     explain: bool = False  #: show each step of the calculation (``--explain``)
@@ -109,6 +110,7 @@ class FitAnswer(Result):
 class FitTable(Result):
     """Whether a model fits on several GPUs or with several settings, a row for each: ``planner fit``."""
 
+    verdict_first = True
     answers: tuple[GpuFit, ...]
     resolved: ResolvedModel
     sweep: bool = False  #: over settings, which need not all fit

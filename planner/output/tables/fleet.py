@@ -74,6 +74,7 @@ BRIEF_DOUBTS = 2
 class FleetAnswer(Result):
     """Servers, GPUs, dollars and watts for a load, best fleet first: ``planner fleet``."""
 
+    verdict_first = True
     record: Fleets
     divided: tuple[Disaggregated | NotDivided, ...] = ()  #: fleets with prefill and decode on servers of their own
     remarks: tuple[str, ...] = ()

@@ -116,6 +116,7 @@ class PredictionAnswer(MetricRows):
 class PredictionRefused(MetricRows):
     """The answer where the KV cache does not hold one request of the load: ``planner predict``."""
 
+    verdict_first = True
     deployment: Deployment
     workload: Workload
     resolved: ResolvedModel

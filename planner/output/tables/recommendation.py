@@ -130,6 +130,7 @@ SHOWN_REJECTED = 3  #: models for each GPU in the text; JSON has all
 class Recommendation(Result):
     """The plan of each GPU, with reasons: ``planner recommend``."""
 
+    verdict_first = True
     request: Request
     rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and what was rejected
     plans: tuple[Plan | None, ...]  #: the picked plan of each GPU; None where there is none

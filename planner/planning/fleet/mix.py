@@ -18,9 +18,12 @@ spare of a kind stands in for any server of that kind. Equal costs are broken to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from math import ceil, inf
+from threading import Thread
+from typing import Any
 
 import numpy as np
 
@@ -93,12 +96,14 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
     price[rented:] = [rent.price for rent in rents]
     price[:used] = TIE * (min((rent.price for rent in rents if rent.price > 0), default=1.0))
     upper = [*(value for row in most for value in row), *[1] * kinds, *(rent.stock for rent in rents)]
-    found = milp(
-        price,
-        integrality=np.ones(size),
-        bounds=Bounds(np.zeros(size), np.array(upper, dtype=float)),
-        constraints=LinearConstraint(*(np.array(part) for part in zip(*rows, strict=True))),
-        options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 0.0},
+    found = _interruptible(
+        lambda: milp(
+            price,
+            integrality=np.ones(size),
+            bounds=Bounds(np.zeros(size), np.array(upper, dtype=float)),
+            constraints=LinearConstraint(*(np.array(part) for part in zip(*rows, strict=True))),
+            options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 0.0},
+        )
     )
     if found.x is None:
         return None
@@ -108,6 +113,20 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
     units = tuple(ceil(_gpus(offers, servers, spares, g) / rent.gpus) for g, rent in enumerate(rents))
     total = sum(count * rent.price for count, rent in zip(units, rents, strict=True))
     return Mix(servers, tuple(spares * busy for busy in in_use), units, total, found.status == 0)
+
+
+def _interruptible(solve: Callable[[], Any]) -> Any:
+    """What ``solve`` returns. It runs in a thread: HiGHS does not listen to Ctrl-C, and leaves the interpreter free."""
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(solve())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return answer.result()
 
 
 def _gpus(offers: Sequence[Offer], servers: Sequence[Sequence[int]], spares: int, gpu: int) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, inf
 
+from planner import progress
 from planner.engine import EngineArgs, EngineVersion
 from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile
@@ -126,7 +127,7 @@ class _Search:
             return family.cost(self.targets, at_least=False), family.num_gpus, -family.guess
 
         families = sorted(self._families(), key=order)
-        for family in families:
+        for family in progress.each(families, lambda family: f"{self.profile.id}: {family.resolved.resolved}"):
             if self._may_be_better(family):
                 self._search_family(family)
             else:
