@@ -7,7 +7,7 @@ All runs with the same covariates share the factor, and it is drawn towards 1 wi
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -54,6 +54,11 @@ class ScopedFactor:
     sd: float
     mean: float
 
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return _key(self.target, self.when)
+
 
 @dataclass(frozen=True)
 class DesignColumn:
@@ -89,17 +94,20 @@ class Design:
         base: Sequence[Effect] = (),
         *,
         start: Floats | None = None,
+        told: Container[Key] | None = None,
     ) -> None:
         """``structure``: by default ours. ``base``: factors of an earlier fit, which this one is drawn towards.
 
         ``start``: logarithm of the efficiencies of each run, (runs, parameters), that the factors of ``structure``
-        multiply. By default the priors, each with a factor of its own.
+        multiply. By default the priors, each with a factor of its own. ``told``: the factors of ``structure`` to have,
+        by default all.
         """
         self.observed = observed
         self.start: Floats = np.log([list(_priors(one)) for one in observed]) if start is None else start
         self._known = {_key(effect.target, effect.when): effect for effect in base}
         lines = load_structure().lines if structure is None else structure
-        self.columns = _merged([*(self._global() if start is None else ()), *self._scoped(lines)])
+        scoped = (column for column in self._scoped(lines) if told is None or column.parts[0].key in told)
+        self.columns = _merged([*(self._global() if start is None else ()), *scoped])
         self.sd: Floats = np.array([column.variance**0.5 for column in self.columns])
         self.mean: Floats = np.array([column.mean for column in self.columns])
         self._by_parameter = [
@@ -131,7 +139,7 @@ class Design:
     def factors_of(self, effects: Iterable[Effect]) -> Floats:
         """Logarithms of the factors of the columns as ``effects`` have them: where an iteration may start."""
         known = {_key(effect.target, effect.when): float(np.log(effect.factor)) for effect in effects}
-        return np.array([sum(known.get(_key(p.target, p.when), p.mean) for p in c.parts) for c in self.columns])
+        return np.array([sum(known.get(p.key, p.mean) for p in c.parts) for c in self.columns])
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""

@@ -31,6 +31,10 @@ from planner.evidence.runs import MeasuredRun
 from planner.evidence.terms import Terms
 from planner.timing import LEVELS, Belief, Calibration, Scatter, load_calibration
 
+#: A factor that runs tell less of has no place in a fit: its prediction is the prior, and it keeps its deviation. It
+#: goes by what was run and not by what was measured, so that a run that is left out has no say by its result.
+LEAST_TOLD = 0.2
+
 
 class LeaveOut:
     """The normal equations of ``problem`` where ``fitted``, the fit to all runs, has its optimum."""
@@ -150,11 +154,23 @@ def leave_out_of(runs: Iterable[MeasuredRun], *, processes: int = 1) -> tuple[Le
 
 
 def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] | None = None) -> LeaveOut:
-    """The fit to all runs, and from it those without some of them."""
-    problem = FitProblem(Terms(observed), Design(observed, structure))
-    everything = np.ones(problem.terms.num_metrics, dtype=bool)
-    start = problem.design.factors_of(load_calibration().effects)
-    return LeaveOut(problem, problem.solve(everything, start, uncertain=False))
+    """The fit to all runs, and from it those without some of them.
+
+    It has the factors that the runs speak of: of which they take the share ``LEAST_TOLD`` of the variance away.
+    """
+    terms, shipped = Terms(observed), load_calibration().effects
+    full = Design(observed, structure)
+    known = LeaveOut(FitProblem(terms, full), EfficiencyFit(full, full.factors_of(shipped), float("nan"))).belief
+    taken = np.square(known.rows).sum(axis=1)
+    told = {key for key, share in zip(known.keys, taken / _variances(full), strict=True) if share > LEAST_TOLD}
+    problem = FitProblem(terms, Design(observed, structure, told=told))
+    everything = np.ones(terms.num_metrics, dtype=bool)
+    return LeaveOut(problem, problem.solve(everything, problem.design.factors_of(shipped), uncertain=False))
+
+
+def _variances(design: Design) -> Floats:
+    """Of the factors of a design, in the order of its belief, before any run."""
+    return np.array([part.sd**2 for column in design.columns for part in column.parts])
 
 
 # --- errors by replay: ``LeaveOut.errors`` keeps the steps of the fit to all runs, here the queue follows the new fit

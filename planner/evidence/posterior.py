@@ -51,4 +51,4 @@ def _parts(design: Design) -> tuple[tuple[Key, ...], Floats]:
     shares = np.zeros((len(parts), len(design.columns)))
     for row, (part, number) in enumerate(parts):
         shares[row, number] = part.sd**2 / design.columns[number].variance
-    return tuple((part.target, tuple(sorted(part.when.items()))) for part, _ in parts), shares
+    return tuple(part.key for part, _ in parts), shares
