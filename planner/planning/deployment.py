@@ -15,7 +15,7 @@ from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, chec
 from planner.errors import InputError
 from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget, stage_weights, with_kv_cache_space
-from planner.model import Model, PerModel, load_quantized
+from planner.model import Model, PerModel, as_quantized, load_quantized
 from planner.planning.fit.check import Checked, check_memory
 from planner.simulator import SchedulerLimits
 from planner.timing import (
@@ -130,6 +130,13 @@ class Deployment:
         values = {name: getattr(self.efficiency, name) * exp(move) for name, move in moves}
         values |= {name: min(values[name], 1.0) for name in SHARES}
         return replace(self, moved=replace(self.efficiency, **values))
+
+    def in_16_bits(self) -> Deployment | None:
+        """The same engine with the weights as they were before they were quantised; None where they do not fit."""
+        base = self.model.quantization.base.name
+        config = replace(self.config, weight_dtype=base)
+        wide = replace(self, model=as_quantized(self.model, base), config=config, checkpoint=None, moved=None)
+        return wide if wide.checked.fits else None
 
     def typical_steps(self, served: Replay) -> dict[str, StepBreakdown]:
         """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
