@@ -56,8 +56,8 @@ TARGET_BATCHES = (32, 128)  #: beside the largest that the memory holds: small b
 #: prompts come in, a large one finishes prompts sooner.
 TOKEN_BUDGETS = (2048, 16384)
 CONTEXT_STEP = 256  #: ``max_model_len`` is a multiple of this, so that no odd value is launched
-GOAL_FINALISTS = 6  #: engines of each GPU whose best batches are replayed
-FINALISTS_PER_ENGINE = 2
+FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replayed for a goal: the best first
+COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs
 TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack
 COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, the best by the closed form
 TRACE_CLASSES = 3  #: that a trace is cut into

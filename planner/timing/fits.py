@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -80,6 +80,16 @@ class Calibration(FitRecord):
 
     def efficiency(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
         """The efficiencies of an engine, from those that ``prior_values`` gives."""
+        key = (*sorted(covariates.items()), *sorted(priors.items()))
+        if key not in self._efficiencies:  # a search asks for the same again and again
+            self._efficiencies[key] = self._efficiency(covariates, priors)
+        return self._efficiencies[key]
+
+    @cached_property
+    def _efficiencies(self) -> dict[Hashable, Efficiency]:
+        return {}
+
+    def _efficiency(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
         values = self.unbounded(covariates, priors)
         basis: EfficiencyBasis = "global"
         for effect in self._matching(covariates):

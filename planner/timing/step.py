@@ -16,14 +16,14 @@ it. ``step_s`` is called for every step of a replay: all that does not depend on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any
 
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile, constant
-from planner.model import Model
+from planner.model import Model, PerModel
 from planner.timing.covariates import graphs
 from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import efficiency_for
@@ -127,7 +127,7 @@ class StepModel:
         self.model, self.profile, self.config = model, profile, config
         self.efficiency = efficiency or efficiency_for(model, profile, config)
         #: operators, collectives and reads from the host, in the order of a breakdown
-        self.terms = tuple(_step_terms(model, profile, config))
+        self.terms = _step_terms(model, profile, config)
         self.kernels = sum(term.count for term in self.terms if term.path == "memory")  #: launches of one step
         loads = dict.fromkeys(term.load for term in self.terms)
         self._contexts = [load for load in loads if load.driver is CONTEXT]
@@ -271,7 +271,19 @@ class StepModel:
         return touched / load.ranks, hottest_rows(tokens * load.top_k, load.ranks, self._row_spread)
 
 
-def _step_terms(model: Model, profile: GpuProfile, config: EngineConfig) -> Iterator[Term]:
+_kept_terms: PerModel[list[Any]] = PerModel(lambda _model, _gpu, _config: [])
+
+
+def _step_terms(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple[Term, ...]:
+    """The terms of a step, kept: engines that differ in the limits of a step alone have the same."""
+    kept = _kept_terms(model, profile.id, replace(config, max_num_seqs=0, max_num_batched_tokens=0))
+    if not kept or kept[0] is not profile:
+        kept[:] = profile, tuple(_each_term(model, profile, config))
+    terms: tuple[Term, ...] = kept[1]
+    return terms
+
+
+def _each_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Iterator[Term]:
     for operator in (*step_operators(model, config), *adapter_operators(model, config)):
         yield operator_term(operator, profile)
     for collective in step_collectives(model, profile, config):

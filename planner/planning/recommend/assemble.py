@@ -28,12 +28,11 @@ from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedWorkload
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.goals import Merit, figure, odds_words, predicted, rank_by_goal
+from planner.planning.recommend.goals import Merit, figure, odds_words, predicted, rank_by_goal, replayed
 from planner.planning.recommend.nodes import rank_over_nodes
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
 from planner.planning.recommend.target_search import rank_by_targets
-from planner.simulator import Replay
 from planner.units import GB, GIB
 from planner.workload import Workload
 
@@ -62,7 +61,7 @@ def assemble(
     deployment, config = candidate.deployment, candidate.config
     profile = deployment.profile
     model = served_name(candidate.resolved)
-    figures = candidate.figures if workload is None else None
+    prediction = candidate.prediction if workload is None else None
     service = service_of(request, candidate, best=candidate is ranking.best) if workload is None else None
     if workload is None:
         workload = sent_to_one(request, candidate)
@@ -105,7 +104,7 @@ def assemble(
         bench_argv=_bench_argv(workload, model, deployment, image),
         workload=PlannedWorkload.of(workload),
         service=service,
-        predicted=figures or predicted(deployment, workload, _replayed(request, candidate, workload)),
+        predicted=predicted(deployment, prediction or replayed(request, candidate, workload)),
         memory=memory(deployment, workload.total_len),
         calibration=deployment.calibrated_by,
         why=tuple(_why(request, ranking, candidate, recipe)),
@@ -124,13 +123,6 @@ def _bench_argv(workload: Workload, model: str, deployment: Deployment, image: I
     version = options_version(deployment.config.version, platform, image.name)
     words = bench_serve_argv(workload, model, version, percentiles=defaults.PERCENTILES, platform=platform)
     return tuple(words)
-
-
-def _replayed(request: Request, candidate: Candidate, workload: Workload) -> Replay | None:
-    """The replay of ``workload``, where the search made it; of a trace it sent other requests."""
-    traced = request.targets is not None and request.targets.requests is not None
-    load = candidate.load
-    return load.replay if load and load.workload == workload and not traced else None
 
 
 def served_name(resolved: ResolvedModel) -> str:

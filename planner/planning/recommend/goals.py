@@ -28,10 +28,9 @@ from planner.planning import defaults
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast, percent
-from planner.planning.predict import compared_rates, estimate, simulate_serve
+from planner.planning.predict import Prediction, compared_rates, estimate, simulate_serve
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, why_not
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
-from planner.simulator import Replay
 from planner.units import MS
 from planner.workload import Workload
 
@@ -49,17 +48,27 @@ def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) 
         candidates = candidates_best_first([_with_figures(request, candidates[0]), *candidates[1:]], request.goal)
     if candidates:
         rejected += _runners_up(request, candidates)
-    return Ranking(profile, version, tuple(candidates), tuple(rejected))
+    best_first = (
+        replace(one, prediction=one.prediction if not place else None) for place, one in enumerate(candidates)
+    )
+    return Ranking(profile, version, tuple(best_first), tuple(rejected))
 
 
-def predicted(deployment: Deployment, workload: Workload, served: Replay | None = None) -> dict[str, Any]:
-    """The keys of the benchmark's result file, and the two rates that plans are compared by.
-
-    ``served`` is the replay of ``workload``, where it is at hand.
-    """
-    prediction = simulate_serve(deployment, workload, served=served, percentiles=defaults.PERCENTILES)
+def predicted(deployment: Deployment, prediction: Prediction) -> dict[str, Any]:
+    """The keys of the benchmark's result file, and the two rates that plans are compared by, with their intervals."""
     rates = prediction.with_intervals(compared_rates(deployment, prediction))
     return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
+
+
+def replayed(request: Request, candidate: Candidate, workload: Workload) -> Prediction:
+    """What the benchmark would measure of ``workload``, from the replay of the search where that is of it.
+
+    Of a trace it sent other requests.
+    """
+    traced = request.targets is not None and request.targets.requests is not None
+    load = candidate.load
+    served = load.replay if load and load.workload == workload and not traced else None
+    return simulate_serve(candidate.deployment, workload, served=served, percentiles=defaults.PERCENTILES)
 
 
 def _batches(
@@ -157,8 +166,8 @@ def candidates_best_first(candidates: Sequence[Candidate], goal: Goal) -> list[C
 
 def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The best candidates of the best engines with their replay, the others as they are."""
-    engines = list(dict.fromkeys(map(_engine, candidates)))[: defaults.GOAL_FINALISTS]
-    left = dict.fromkeys(engines, defaults.FINALISTS_PER_ENGINE)
+    several, each = defaults.COARSE_FINALISTS if request.coarse else defaults.FINALISTS
+    left = dict.fromkeys(list(dict.fromkeys(map(_engine, candidates)))[:several], each)
     found: list[Candidate] = []
     for candidate in candidates:
         engine = _engine(candidate)
@@ -171,8 +180,9 @@ def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _with_figures(request: Request, candidate: Candidate) -> Candidate:
-    workload = request.closed_loop(candidate.estimate.concurrency)
-    return replace(candidate, figures=predicted(candidate.deployment, workload))
+    prediction = replayed(request, candidate, request.closed_loop(candidate.estimate.concurrency))
+    figures = {**prediction.figures, **compared_rates(candidate.deployment, prediction)}
+    return replace(candidate, figures=figures, prediction=prediction)
 
 
 def odds_words(behind: float) -> str:

@@ -16,7 +16,7 @@ from planner.planning.capacity import By, Capacity, ServedLoad
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import PlannedTrace
-from planner.planning.predict import Estimate, estimated_uncertainty
+from planner.planning.predict import Estimate, Prediction, estimated_uncertainty
 from planner.planning.uncertainty import Uncertainty
 from planner.timing import Calibration
 from planner.units import MS
@@ -166,6 +166,7 @@ class Candidate:
     deployment: Deployment
     estimate: Estimate
     figures: dict[str, Any] | None = None  #: of the replay, for the finalists; the others have the closed form alone
+    prediction: Prediction | None = None  #: the replay and its doubt, for the best
     servers: int = 1  #: that carry the load together
     load: ServedLoad | None = None  #: what one of them carries, where there are targets
     capacity: Capacity | None = None  #: the same of other loads, as far as they were replayed
