@@ -159,7 +159,7 @@ class StepModel:
 
     def _gpu_s(self, batch: Batch) -> float:
         """Seconds of operators and collectives."""
-        if batch.prefill_seqs:
+        if batch.prefill_seqs or batch.prefill_tok or batch.prefill_pair_tok or batch.prefill_finishing:
             return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
         beside_s = self._beside_context_s(
             batch.decode_seqs, batch.decode_query_tok, batch.decode_sampled, batch.peer_tok
