@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
+from os import openpty
 from pathlib import Path
+from signal import SIGINT
+from termios import tcsetwinsize
+from time import monotonic
 from typing import NamedTuple
 
 from planner.commands.main import main
@@ -43,6 +47,33 @@ def spawn(*words: str, **environment: str) -> Outcome:
     process = start(*words, **environment)
     out, err = process.communicate(timeout=60)
     return Outcome(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def on_terminal(
+    *words: str, interrupt_on: bytes = b"", columns: int = 100, **environment: str
+) -> tuple[Outcome, float]:
+    """A command line on a terminal of its own, where stdout and stderr are one; Ctrl-C once it shows some bytes.
+
+    Also the seconds from Ctrl-C to the end.
+    """
+    master, terminal = openpty()
+    tcsetwinsize(terminal, (40, columns))
+    own = {"TERM": "xterm-256color", "PYTHONPATH": _path(), "HF_HUB_OFFLINE": "1", **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planner", *words], stdin=terminal, stdout=terminal, stderr=terminal,
+        env={**{name: value for name, value in os.environ.items() if name != "NO_COLOR"}, **own}, close_fds=True,
+    )  # fmt: skip
+    os.close(terminal)
+    shown, pressed_s = b"", 0.0
+    with suppress(OSError):  # the terminal is gone with its last process
+        while piece := os.read(master, 65536):
+            shown += piece
+            if interrupt_on and interrupt_on in shown and not pressed_s:
+                process.send_signal(SIGINT)
+                pressed_s = monotonic()
+    status, ended_s = process.wait(60), monotonic()
+    os.close(master)
+    return Outcome(status, shown.decode().replace("\r\n", "\n"), ""), ended_s - pressed_s
 
 
 def shell(line: str) -> Outcome:

@@ -166,7 +166,8 @@ def _with_fewer(fleet: Fleet, pool: Pool, gpus: int) -> tuple[Reading, ...]:
 
 
 def _interval(service: Service) -> str:
-    return f"the interval of {service.bound_by or 'the targets'}"
+    tightest = max(service.targets, key=lambda target: target.expected_ms / target.limit_ms)
+    return f"the interval of {service.bound_by or tightest.slo}"
 
 
 def _too_many(gpu: str, now: int, even: int, interval: str, looser: str) -> Doubt:

@@ -1,12 +1,13 @@
 """Unusual terminals: closed pipes, full disks, locales without Unicode, narrow windows, Ctrl-C."""
 
 import json
+import re
 import signal
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-from command_line import error_of, run, shell, spawn, start
+from command_line import error_of, on_terminal, run, shell, spawn, start
 
 from planner.commands.streams import write
 from planner.errors import InputError
@@ -114,8 +115,77 @@ def test_characters_that_would_steer_the_terminal_are_escaped(tmp_path: Path) ->
     assert "\\x1b" in outcome.err
 
 
-def test_nothing_is_coloured() -> None:
-    """Not on a terminal either: ``NO_COLOR`` has nothing to switch off."""
+ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+BOLD_GREEN, BOLD_RED, CYAN = "\x1b[1;32m", "\x1b[1;31m", "\x1b[36m"
+
+
+def test_colours_on_a_terminal_have_a_meaning_and_change_no_word() -> None:
+    words = ("fit", LLAMA, "--gpu", "h100")
+    (yes, _), (no, _) = on_terminal(*words), on_terminal("fit", "meta-llama/Llama-2-13b-hf", "--gpu", "mi300x-cpx")
+    assert (yes.status, no.status) == (0, 1)
+    assert yes.out.startswith(BOLD_GREEN) and no.out.startswith(BOLD_RED)
+    assert ESCAPES.sub("", yes.out) == spawn(*words, COLUMNS="100").out
+    bad, _ = on_terminal("fit", "nothing", "--gpu", "h100")
+    assert f"{BOLD_RED}error: " in bad.out and f"{CYAN}hint: " in bad.out
+    plans, _ = on_terminal("recommend", LLAMA, "--gpu", "h100", "--goal", "min-latency")
+    assert f"{CYAN}  $ vllm serve {LLAMA}" in plans.out
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": "unknown"}], ids=str)
+def test_a_terminal_without_colours_gets_none(environment: dict[str, str]) -> None:
+    outcome, _ = on_terminal("fit", LLAMA, "--gpu", "h100", **environment)
+    assert outcome.status == 0 and "\x1b" not in outcome.out
+
+
+def test_json_has_no_colours_on_a_terminal_either() -> None:
+    outcome, _ = on_terminal("fit", LLAMA, "--gpu", "h100", "--format", "json")
+    assert json.loads(outcome.out)["fits"]
+
+
+#: Takes some seconds, and so gets a bar: a search over many layouts.
+LONG = (
+    "recommend",
+    "Qwen/Qwen3-235B-A22B",
+    "--gpu",
+    "h200",
+    "--gpu",
+    "mi300x",
+    "--ttft",
+    "2000",
+    "--request-rate",
+    "2",
+)
+
+
+def test_a_bar_says_what_is_being_done_and_goes_with_ctrl_c() -> None:
+    """A tenth of a second on an idle machine; here others may be at work too."""
+    outcome, waited_s = on_terminal(*LONG, interrupt_on=b"h200-sxm: ")
+    assert outcome.status == 130
+    assert "of " in outcome.out and outcome.out.count("\x1b[?25l") == outcome.out.count(
+        "\x1b[?25h"
+    )  # the cursor is back
+    assert ESCAPES.sub("", outcome.out).rstrip().splitlines()[-1].endswith("error: interrupted")
+    assert waited_s < 1.0
+
+
+def test_ctrl_c_does_not_wait_for_a_mixed_integer_search() -> None:
+    """HiGHS itself hears no signal, and takes all of its ten seconds."""
+    program = """
+import time, threading, os, signal
+from planner.planning.fleet import mix
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+began_s = time.monotonic()
+try:
+    mix._interruptible(lambda: time.sleep(10))
+except KeyboardInterrupt:
+    print(time.monotonic() - began_s < 2)
+os._exit(0)
+"""
+    process = start(program=("-uc", program))
+    assert process.communicate(timeout=60)[0] == b"True\n"
+
+
+def test_nothing_is_coloured_in_a_pipe() -> None:
     for environment in ({}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1", "TERM": "xterm-256color"}):
         for words in (("fit", LLAMA, "--gpu", "h100"), ("fit", "--help"), ("fit", "nothing", "--gpu", "h100")):
             outcome = spawn(*words, **environment)

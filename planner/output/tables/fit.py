@@ -232,7 +232,7 @@ def _headline(result: FitResult, resolved: ResolvedModel) -> str:
 
 
 def _lines(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) -> Iterator[str]:
-    yield _headline(result, resolved)
+    yield wrapped(_headline(result, resolved))
     if result.reason:
         yield wrapped(_reason(result), first="  ", rest="  ")
     yield ""

@@ -142,7 +142,7 @@ class FleetAnswer(Result):
         yield "\n" + table_text([_brief_row(fleet) for fleet in self.fleets[:BRIEF_FLEETS]], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
-        yield from items("-", _reasons(fleets, best))
+        yield from items("-", [*_reasons(fleets, best), *_certainty(best)])
         split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
         yield from items("-", (f"prefill apart on {plan.profile.id}: {_verdict(plan)}" for plan in split[:2]))
         yield from command_lines({}, _next_command(best))
@@ -168,6 +168,8 @@ class FleetAnswer(Result):
         yield wrapped(_question(self.record)) + "\n"
         rows = [_table_row(fleet) for fleet in self.fleets]
         yield table_text(rows, COLUMNS) if rows else "no fleet: no GPU carries this load"
+        if self.record.best:
+            yield from items("-", _reasons(self.record, self.record.best))
         plans = [_divided_row(plan) for plan in self.divided if isinstance(plan, Disaggregated)]
         if plans:
             yield "\nprefill and decode on servers of their own:\n"
@@ -245,8 +247,13 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     yield f"what binds: {pool.load.bound_by or pool.load.binding}"
-    if asked.slos:
-        yield f"targets are kept with {asked.confidence:.0%} confidence; GPUs: {ladder_words(best)}"
+
+
+def _certainty(best: Fleet) -> Iterator[str]:
+    """What other confidences take, and the measurement that is worth most."""
+    if best.asked.slos:
+        kept = f"targets are kept with {best.asked.confidence:.0%} confidence"
+        yield f"{kept}; on the same GPUs {ladder_words(best)}"
         yield from _measure_next_words(best)
 
 
@@ -422,9 +429,7 @@ def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> I
         yield "no price is known: fleets are ordered by their number of GPUs"
     if fleets.best:
         if asked.slos:
-            kept = f"targets are kept with {asked.confidence:.0%} confidence"
-            yield f"{kept}; on the same GPUs {ladder_words(fleets.best)}"
-            yield from _measure_next_words(fleets.best)
+            yield from _certainty(fleets.best)
         yield "USD range from the lowest price to the highest; kW assume boards at their TDP"
     if fleets.best and not fleets.best.proven:
         yield "the search stopped early: a cheaper mix may exist"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
-from planner.output.render import Column, rows_of, table_text, wrapped
+from planner.output.render import Column, rows_of, screen_width, table_text, wrapped
 from planner.output.result import MetricRows
 from planner.planning import Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
@@ -79,7 +79,8 @@ class PredictionAnswer(MetricRows):
         return {**self.result, "notes": list(self._notes()), "breakdown": breakdown}
 
     def _lines(self) -> Iterator[str]:
-        yield TABLES[self.bench](self.result)
+        for line in TABLES[self.bench](self.result).splitlines():
+            yield line if len(line) <= screen_width() else wrapped(line, rest="  ")
         if self.explain:
             yield ""
             yield from _basis_lines(self.deployment)

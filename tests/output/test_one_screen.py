@@ -1,0 +1,181 @@
+"""The answer of a command fits one screen, its verdict first; ``--explain`` loses nothing of what was said before."""
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import run
+
+LINES, COLUMNS = 40, 100
+LLAMA, LLAMA_70B, DEEPSEEK = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.3-70B-Instruct",
+    "deepseek-ai/DeepSeek-R1",
+)
+QWEN, QWEN_MOE, GPT_OSS = "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b"
+TARGETS = ("--ttft", "2000", "--tpot", "50", "--request-rate", "4")
+SHORT = ("--random-input-len", "256", "--random-output-len", "64")
+
+#: How a verdict begins, or what is in it, by command.
+VERDICTS = {
+    "fit": r"^\S+ (on .+: (fits|does not fit|too close to call)|fits (on|with) )",
+    "recommend": r"^(Serve \S+ on [\d,]+ x |No (plan keeps|setting of) )",
+    "compare": r"^(Most tokens/s per GPU of \S+: |\S+ serves \S+ at |No GPU holds )",
+    "fleet": r"^(Serve \S+ on [\d,]+ x |No fleet carries )",
+    "check": r"^\S+ on (\d+ x )?\S+(, vLLM \S+)?: ",
+}
+FITS = [
+    ("fit", LLAMA, "--gpu", "h200"),
+    ("fit", LLAMA_70B, "--gpu", "h100"),
+    ("fit", LLAMA_70B, "--gpu", "mi300x"),
+    ("fit", DEEPSEEK, "--gpu", "mi355x", "-tp", "8"),
+    ("fit", DEEPSEEK, "--gpu", "all"),
+    ("fit", LLAMA, "--gpu", "all", "-tp", "2"),
+    ("fit", "Qwen/Qwen3-Next-80B-A3B-Instruct", "--gpu", "h200", "-tp", "2"),
+    ("fit", GPT_OSS, "--gpu", "h100", "--gpu", "mi300x", "--gpu", "b200", "--gpu", "l40s"),
+    ("fit", LLAMA, "--gpu", "h200", "--sweep"),
+    ("fit", LLAMA, "--gpu", "h200", "--gpu", "mi300x", "--gpu", "l4", "--sweep"),
+    ("fit", LLAMA, "--gpu", "mi300x-cpx-nps4", "--max-model-len", "8192"),
+    ("fit", "meta-llama/Llama-3.2-1B", "--gpu", "cpu", "--max-model-len", "8192", "--cpu-kvcache-space", "4"),
+]
+PLANS = [
+    ("recommend",),
+    ("recommend", "--goal", "min-latency"),
+    ("recommend", "--goal", "max-throughput", "--gpu", "h200"),
+    ("recommend", DEEPSEEK, "--gpu", "l4"),
+    ("recommend", QWEN_MOE, "--gpu", "mi300x", "--gpu", "h100", "--goal", "min-latency"),
+    ("recommend", GPT_OSS, "--gpu", "mi355x", "--goal", "min-latency"),
+    ("recommend", LLAMA, "--gpu", "mi300x-cpx-nps4", "--gpu", "h100-mig-3g.40gb"),
+    ("recommend", LLAMA, "--gpu", "h100", *TARGETS, *SHORT),
+    ("recommend", LLAMA, "--gpu", "h100", "--gpu", "mi300x", "--ttft", "500", "--max-concurrency", "16", *SHORT),
+    ("recommend", LLAMA, "--gpu", "l40s", "--ttft", "1", "--request-rate", "1", *SHORT),
+    ("recommend", LLAMA_70B, "--gpu", "mi300x", "--gpu", "l4", "--request-rate", "2", "--ttft", "20", "--tpot", "5"),
+    ("recommend", QWEN, "--gpu", "h20", *TARGETS, *SHORT, "--confidence", "0.95"),
+]
+COMPARISONS = [
+    ("compare",),
+    ("compare", LLAMA, "--gpu", "h100", "--request-rate", "1,5", *SHORT),
+    ("compare", LLAMA, "--gpu", "all", "--max-concurrency", "8", *SHORT),
+    ("compare", LLAMA, "--random-input-len", "128,512,1024", "--random-output-len", "64", "--max-concurrency", "4,32"),
+    (
+        "compare",
+        "meta-llama/Llama-3.2-3B-Instruct",
+        "--gpu",
+        "mi300x",
+        "--gpu",
+        "mi300x-cpx",
+        "--max-concurrency",
+        "64",
+    ),
+    ("compare", DEEPSEEK, "--gpu", "l4", "--gpu", "a10g"),
+    ("compare", DEEPSEEK, "--gpu", "b200", "--gpu", "mi355x", "--per", "node", "--max-concurrency", "32", *SHORT),
+]
+FLEETS = [
+    ("fleet", LLAMA, *TARGETS, *SHORT),
+    ("fleet", LLAMA, "--gpu", "mi300x", "--gpu", "h100", "--class", "chat=10:500:200", "--class", "rag=3:4000:100"),
+    ("fleet", LLAMA, "--gpu", "h100", "--gpu", "l40s", "--class", "chat=10:300:100", "--class", "long=2:4000:300",
+     "--class", "code=3:900:50", "--ttft", "3000", "--stock", "h100=2"),
+    ("fleet", LLAMA, "--gpu", "mi300x", "--workload", "rag", "--request-rate", "5", "--ttft", "5000",
+     "--tpot", "60", "--disaggregated"),
+    ("fleet", LLAMA, "--gpu", "l4", "--request-rate", "5", "--ttft", "1", *SHORT),
+    ("fleet", DEEPSEEK, "--gpu", "l4", "--gpu", "h100", "--request-rate", "5", *SHORT),
+    ("fleet", QWEN_MOE, "--gpu", "h200", "--request-rate", "50", "--tpot", "40", *SHORT),
+]  # fmt: skip
+CHECKS = [
+    ("check", "--gpu", "mi300x", "--", "vllm", "serve", LLAMA, "--max-num-seqs", "512", "--max-model-len", "8192"),
+    ("check", "--gpu", "h100", "--", "vllm", "serve", LLAMA_70B),
+    (
+        "check",
+        "--gpu",
+        "h100",
+        "--",
+        "vllm",
+        "serve",
+        LLAMA,
+        "--no-such",
+        "1",
+        "--swap-space",
+        "4",
+        "--other",
+        "--more",
+    ),
+    ("check", "--gpu", "h100", "--", "vllm", "serve", LLAMA, "-tp", "3"),
+    ("check", "--gpu", "h200", "--", "vllm", "serve", DEEPSEEK, "-tp", "8", "--enable-expert-parallel"),
+    ("check", "--gpu", "h100", "--", "vllm", "bench", "latency", "--model", LLAMA),
+]
+#: What a folder of AMD's kind may hold: three switches, each of them undecided.
+SCRIPT = f"""#!/bin/bash
+if [ "$MODE" = fast ]; then EXTRA="--max-num-seqs 512"; else EXTRA="--max-model-len 999999"; fi
+if [ -n "$BIG" ]; then TP=8; else TP=1; fi
+if [ "$KV" = fp8 ]; then CACHE=fp8; else CACHE=auto; fi
+vllm serve {LLAMA} -tp $TP --kv-cache-dtype $CACHE $EXTRA
+"""
+
+
+def assert_fits(*words: str) -> None:
+    """One screen, the verdict in its first line. What is cut in quotes begins in the first column and may be long."""
+    outcome = run(*words)
+    assert outcome.status in (0, 1), outcome.err
+    lines = (outcome.out + outcome.err).splitlines()
+    assert len(lines) <= LINES, "\n".join(lines)
+    for line in lines:
+        assert len(line) <= COLUMNS, line
+    assert re.search(VERDICTS[words[0]], outcome.out), lines[0]
+
+
+@pytest.mark.parametrize("words", [*FITS, *PLANS, *COMPARISONS, *FLEETS, *CHECKS], ids=" ".join)
+def test_an_answer_fits_one_screen(words: tuple[str, ...]) -> None:
+    assert_fits(*words)
+
+
+def test_a_script_with_many_ways_fits_one_screen(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(SCRIPT)
+    assert_fits("check", "--gpu", "h100", str(tmp_path / "serve.sh"))
+    said = run("check", "--gpu", "h100", str(tmp_path / "serve.sh")).out
+    assert said.startswith(f"{LLAMA} on h100-sxm: 4 of 8 ways through the script start\n")
+
+
+def test_the_folder_of_a_plan_fits_one_screen(tmp_path: Path) -> None:
+    assert run("recommend", LLAMA, "--gpu", "h100", *TARGETS, *SHORT, "-o", str(tmp_path / "plan")).status == 0
+    assert_fits("check", str(tmp_path / "plan"))
+    assert_fits("check", str(tmp_path / "plan" / "benchmark.sh"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "serve", LLAMA, "--gpu", "h100", "--max-concurrency", "8", "--num-prompts", "40"),
+        ("predict", "throughput", LLAMA, "--gpu", "l40s", "--input-len", "64", "--output-len", "16"),
+        ("predict", "latency", DEEPSEEK, "--gpu", "mi355x", "-tp", "8"),
+    ],
+    ids=" ".join,
+)
+def test_a_prediction_is_the_table_of_the_bench_and_fits_too(words: tuple[str, ...]) -> None:
+    outcome = run(*words)
+    lines = (outcome.out + outcome.err).splitlines()
+    assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("words", "behind"),
+    [
+        (("recommend", LLAMA, "--gpu", "h100", "--gpu", "mi300x"), ("AMD Instinct MI300X: ", "write the scripts with")),
+        (
+            ("compare", LLAMA, "--gpu", "h100", "--gpu", "mi300x", *SHORT),
+            ("limited by", "TPOT ms, p99", "joules assume"),
+        ),
+        (("fleet", LLAMA, "--gpu", "h100", *TARGETS, *SHORT), ("USD per GPU and hour, on demand", "kW assume")),
+        (("fit", LLAMA, "--gpu", "h100"), ("rule of thumb",)),
+        (("fit", LLAMA, "--gpu", "all"), ("mi355x-cpx", "a10g")),
+        (("check", "--gpu", "h100", "vllm", "serve", LLAMA, "--enforce-eager"), ("-> ", "defaults: ")),
+    ],
+    ids=lambda value: value[0],
+)
+def test_what_a_screen_has_no_room_for_is_explained(words: tuple[str, ...], behind: tuple[str, ...]) -> None:
+    brief, whole = run(*words), run(words[0], "--explain", *words[1:])
+    assert brief.status == whole.status
+    assert brief.out.splitlines()[0] == whole.out.splitlines()[0]  # the verdict leads both
+    said = " ".join((whole.out + whole.err).split())
+    assert all(words in said for words in behind)
+    assert len(whole.out + whole.err) > len(brief.out + brief.err)
+    assert "--explain says the rest" in brief.err or words[:2] == ("fit", LLAMA)
