@@ -47,12 +47,11 @@ def load_structure() -> Structure:
 
 @dataclass(frozen=True, slots=True)
 class ScopedFactor:
-    """One factor: what it multiplies, for which covariates, and what is believed of its logarithm."""
+    """One factor: what it multiplies, for which covariates, and how far from 0 its logarithm lies before any run."""
 
     target: str
     when: dict[str, str]
     sd: float
-    mean: float
 
     @property
     def key(self) -> Key:
@@ -73,15 +72,9 @@ class DesignColumn:
         """Of the logarithm of all parts together."""
         return sum(part.sd**2 for part in self.parts)
 
-    @property
-    def mean(self) -> float:
-        """Of the logarithm of all parts together."""
-        return sum(part.mean for part in self.parts)
-
     def split(self, log_factor: float) -> Iterator[tuple[ScopedFactor, float]]:
         """Each part with its share of what was fitted: in proportion to its variance, as Bayes has it."""
-        moved = log_factor - self.mean
-        return ((part, part.mean + moved * part.sd**2 / self.variance) for part in self.parts)
+        return ((part, log_factor * part.sd**2 / self.variance) for part in self.parts)
 
 
 class Design:
@@ -91,25 +84,20 @@ class Design:
         self,
         observed: Sequence[Observed],
         structure: Sequence[StructureLine] | None = None,
-        base: Sequence[Effect] = (),
         *,
-        start: Floats | None = None,
         told: Container[Key] | None = None,
     ) -> None:
-        """``structure``: by default ours. ``base``: factors of an earlier fit, which this one is drawn towards.
+        """``structure``: by default ours. ``told``: the factors of ``structure`` to have, by default all.
 
-        ``start``: logarithm of the efficiencies of each run, (runs, parameters), that the factors of ``structure``
-        multiply. By default the priors, each with a factor of its own. ``told``: the factors of ``structure`` to have,
-        by default all.
+        Each prior has a factor of its own.
         """
         self.observed = observed
-        self.start: Floats = np.log([list(_priors(one)) for one in observed]) if start is None else start
-        self._known = {_key(effect.target, effect.when): effect for effect in base}
+        #: logarithm of the priors of each run, (runs, parameters)
+        self.start: Floats = np.log([list(_priors(one)) for one in observed])
         lines = load_structure().lines if structure is None else structure
         scoped = (column for column in self._scoped(lines) if told is None or column.parts[0].key in told)
-        self.columns = _merged([*(self._global() if start is None else ()), *scoped])
+        self.columns = _merged([*self._global(), *scoped])
         self.sd: Floats = np.array([column.variance**0.5 for column in self.columns])
-        self.mean: Floats = np.array([column.mean for column in self.columns])
         self._by_parameter = [
             [i for i, column in enumerate(self.columns) if column.powers[parameter]]
             for parameter in range(len(PARAMETERS))
@@ -132,14 +120,12 @@ class Design:
     def _column(self, target: str, when: dict[str, str], runs: NDArray[np.bool_], sd: float) -> DesignColumn:
         changed = targets(target)
         powers = tuple(changed.get(name, 0) for name in PARAMETERS)
-        before = self._known.get(_key(target, when))
-        mean = float(np.log(before.factor)) if before else 0.0
-        return DesignColumn((ScopedFactor(target, when, before.sd if before else sd, mean),), powers, runs)
+        return DesignColumn((ScopedFactor(target, when, sd),), powers, runs)
 
     def factors_of(self, effects: Iterable[Effect]) -> Floats:
         """Logarithms of the factors of the columns as ``effects`` have them: where an iteration may start."""
         known = {_key(effect.target, effect.when): float(np.log(effect.factor)) for effect in effects}
-        return np.array([sum(known.get(p.key, p.mean) for p in c.parts) for c in self.columns])
+        return np.array([sum(known.get(part.key, 0.0) for part in column.parts) for column in self.columns])
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""

@@ -15,7 +15,7 @@ likely (``planner/evidence/deviations.py``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from planner.evidence.effects import Design, StructureLine, load_structure
+from planner.evidence.effects import Design, load_structure
 from planner.evidence.observe import Floats, Observed
 from planner.evidence.terms import Terms
 from planner.timing import Effect
@@ -34,10 +34,9 @@ NEGLIGIBLE = 0.004
 
 
 class Columns(Protocol):
-    """What a fit determines: logarithms of factors, each of which is drawn towards ``mean``."""
+    """What a fit determines: logarithms of factors, each of which is drawn towards 0."""
 
-    mean: Floats
-    sd: Floats
+    sd: Floats  #: before any run
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters)."""
@@ -80,18 +79,6 @@ class EfficiencyFit(Generic[ColumnsT]):
         return tuple(found)
 
 
-def fit_efficiencies(
-    observed: Sequence[Observed],
-    structure: Sequence[StructureLine] | None = None,
-    base: Sequence[Effect] = (),
-    *,
-    iterations: int = 40,
-) -> EfficiencyFit[Design]:
-    """Fit the factors of ``structure``, by default ours, to ``observed``, starting from the fit ``base``."""
-    problem = FitProblem(Terms(observed), Design(observed, structure, base))
-    return problem.solve(np.ones(problem.terms.num_metrics, dtype=bool), iterations=iterations)
-
-
 class FitProblem(Generic[ColumnsT]):
     """Runs and factors: a fit to all of the runs, or to some."""
 
@@ -109,7 +96,7 @@ class FitProblem(Generic[ColumnsT]):
     ) -> EfficiencyFit[ColumnsT]:
         """Fit to the metrics that are ``used`` and have a sigma."""
         rows = self.rows[used[self.rows]]
-        state = _State(self, rows, self.design.mean.copy() if start is None else start)
+        state = _State(self, rows, np.zeros_like(self.design.sd) if start is None else start)
         for _ in range(iterations):
             before = state.cost
             if not state.improve() or before - state.cost < 2e-5 * state.cost:
@@ -160,7 +147,7 @@ class _State(Generic[ColumnsT]):
         predicted, derivative = problem.terms.log_metrics(design.log_values(factors))
         residual = (predicted - problem.terms.log_measured)[self.rows] / self.sigma
         loss = (self.weight**2 * 2 * (np.sqrt(1 + residual**2) - 1)).sum()
-        drawn = (((factors - design.mean) / design.sd) ** 2).sum()
+        drawn = ((factors / design.sd) ** 2).sum()
         return float(loss + drawn), residual, derivative[self.rows]
 
     def _normal(self) -> tuple[Floats, Floats]:
@@ -169,7 +156,7 @@ class _State(Generic[ColumnsT]):
         weight = self.weight * (1 + self.residual**2) ** -0.25  # of the quadratic that touches the loss here
         jacobian = design.jacobian(self.derivative, self.runs) * (weight / self.sigma)[:, None]
         block = jacobian.T @ jacobian + np.diag(design.sd**-2)
-        return block, jacobian.T @ (weight * self.residual) + (self.factors - design.mean) / design.sd**2
+        return block, jacobian.T @ (weight * self.residual) + self.factors / design.sd**2
 
     def improve(self) -> bool:
         """One damped Gauss-Newton step; False where none lowers the cost."""

@@ -51,7 +51,7 @@ class LeaveOut:
         self._weight: Floats = robust / (problem.shares(self.rows) * sigma**2)
         weighted = self._jacobian * self._weight[:, None]
         self._factor = cho_factor(weighted.T @ self._jacobian + np.diag(design.sd**-2))
-        drawn = (self.factors - design.mean) / design.sd**2
+        drawn = self.factors / design.sd**2
         step = -cho_solve(self._factor, weighted.T @ self._left + drawn)  # what the iteration stopped short of
         step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
         self.factors, self._left = self.factors + step, self._left + self._jacobian @ step
@@ -136,15 +136,6 @@ LEFT_OUT: dict[str, Callable[[Observed], Hashable]] = {
     "architecture": lambda one: one.covariates["architecture"],
     "source": lambda one: one.source,
 }
-
-
-def cross_validate(
-    observed: Sequence[Observed],
-    structure: Sequence[StructureLine] | None = None,
-    left_out: Callable[[Observed], Hashable] = LEFT_OUT["combination"],
-) -> Floats:
-    """log(predicted / measured) of every metric, each by a fit without the runs of its ``left_out`` group."""
-    return leave_out(observed, structure).errors([left_out(one) for one in observed])
 
 
 def leave_out_of(runs: Iterable[MeasuredRun], *, processes: int = 1) -> tuple[LeaveOut, list[tuple[MeasuredRun, str]]]:

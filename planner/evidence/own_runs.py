@@ -96,7 +96,7 @@ class OwnDesign:
         variance, directions = np.linalg.eigh(self.prior)
         self.root: Floats = directions * np.sqrt(np.maximum(variance, 0.0))
         self._loads = self.powers.transpose(0, 2, 1) @ self.root  # (runs, parameters, columns)
-        self.sd, self.mean = np.ones(len(place)), np.zeros(len(place))
+        self.sd = np.ones(len(place))
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from physics_cases import engine, gpu, llama_8b, mla_model, moe_model
 
 from planner.evidence.deviations import learn_deviations, to_toml
-from planner.evidence.effects import Design, Structure, load_structure
-from planner.evidence.fitting import FitProblem, fit_efficiencies
-from planner.evidence.leave_out import cross_validate
+from planner.evidence.effects import Design, Structure, StructureLine, load_structure
+from planner.evidence.fitting import EfficiencyFit, FitProblem
+from planner.evidence.leave_out import leave_out
 from planner.evidence.observe import Observed, ObservedMetric
 from planner.evidence.terms import Terms
 from planner.hardware.profile import GpuProfile
@@ -104,8 +105,13 @@ def made_up(slow: float, *, seed: int = 0) -> list[Observed]:
     return runs
 
 
+def fitted_to(runs: list[Observed], structure: Sequence[StructureLine]) -> EfficiencyFit[Design]:
+    problem = FitProblem(Terms(runs), Design(runs, structure))
+    return problem.solve(np.ones(problem.terms.num_metrics, dtype=bool))
+
+
 def test_a_slow_gpu_is_found_slow_and_the_other_is_not() -> None:
-    fitted = fit_efficiencies(made_up(1.5), (("slowdown", ("gpu",), 0.5),))
+    fitted = fitted_to(made_up(1.5), (("slowdown", ("gpu",), 0.5),))
     found = {effect.when["gpu"]: effect for effect in fitted.effects() if effect.target == "slowdown" and effect.when}
     fast = found["fast"].factor if "fast" in found else 1.0
     # what both have in common may go elsewhere; not all of a step is GPU time, and the host was slowed down too
@@ -117,7 +123,7 @@ def test_one_absurd_row_does_not_move_the_fit() -> None:
     runs = made_up(1.0)
     absurd = replace(runs[0], metrics=(replace(runs[0].metrics[0], measured_s=1e4),))
     structure = (("slowdown", ("gpu",), 0.5),)
-    for with_it in (fit_efficiencies(runs, structure), fit_efficiencies([absurd, *runs[1:]], structure)):
+    for with_it in (fitted_to(runs, structure), fitted_to([absurd, *runs[1:]], structure)):
         factors = {e.when.get("gpu"): e.factor for e in with_it.effects() if e.target == "slowdown"}
         assert factors.get("fast", 1.0) == pytest.approx(1.0, abs=0.06)
 
@@ -126,7 +132,7 @@ def test_few_runs_are_drawn_towards_one() -> None:
     many, few = made_up(1.5), [run for i, run in enumerate(made_up(1.5)) if i < 40 or i == 40]
     structure = (("slowdown", ("gpu",), 0.1),)
     of_many, of_few = (
-        next(e.factor for e in fit_efficiencies(runs, structure).effects() if e.when.get("gpu") == "slow")
+        next(e.factor for e in fitted_to(runs, structure).effects() if e.when.get("gpu") == "slow")
         for runs in (many, few)
     )
     assert 1.0 < of_few < of_many
@@ -135,27 +141,19 @@ def test_few_runs_are_drawn_towards_one() -> None:
 def test_factors_that_no_run_tells_apart_share_what_was_found_by_their_variance() -> None:
     both = (("slowdown", ("gpu",), 0.3), ("slowdown", ("gpu", "shape"), 0.1))
     runs = [run for run in made_up(1.5) if run.covariates["gpu"] == "slow"]
-    effects = [e for e in fit_efficiencies(runs, both).effects() if e.target == "slowdown"]
+    effects = [e for e in fitted_to(runs, both).effects() if e.target == "slowdown"]
     logs = {len(e.when): log(e.factor) for e in effects}
     # one GPU and one shape: the two, and the global factor, differ only in what is believed of them
     assert logs[1] / logs[2] == pytest.approx(0.3**2 / 0.1**2, rel=0.02)
-
-
-def test_a_second_fit_starts_from_the_first() -> None:
-    structure = (("slowdown", ("gpu",), 0.3),)
-    first = fit_efficiencies(made_up(1.5), structure).effects()
-    again = fit_efficiencies(made_up(1.5)[40:42], structure, first)
-    before = next(e.factor for e in first if e.when.get("gpu") == "slow")
-    after = next(e.factor for e in again.effects() if e.when.get("gpu") == "slow")
-    assert after == pytest.approx(before, rel=0.05)
 
 
 def test_what_is_left_out_is_not_remembered() -> None:
     """Left out GPU by GPU, the slow one is predicted too fast by all that makes it slow."""
     structure = (("slowdown", ("gpu",), 0.5),)
     runs = made_up(1.5)
-    seen = cross_validate(runs, structure)
-    unseen = cross_validate(runs, structure, lambda one: one.covariates["gpu"])
+    without = leave_out(runs, structure)
+    seen = without.errors([one.group for one in runs])
+    unseen = without.errors([one.covariates["gpu"] for one in runs])
     assert np.abs(seen).max() < 0.15
     assert np.median(unseen[40:]) < -0.25
 
