@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from script_plans import GOLDEN, b200, emission, plan
+from script_plans import GOLDEN, b200, emission, plan, serve
 
 from planner.output.deploy.site import Site
 from planner.output.deploy.targets import render_deployable
@@ -31,6 +31,18 @@ def over_two_nodes(made: Plan, **changes: Any) -> Emission:
 
 AMD_X16 = over_two_nodes(plan())  # vLLM 0.11.0: joined by Ray
 NVIDIA_X16 = over_two_nodes(b200())  # 0.14.0: by vLLM's own processes
+#: DeepSeek-V3 as its recipe has it: attention by DP, a rank on each of 16 GPUs, experts over all of them.
+SPREAD_X16 = emission(
+    b200().model_copy(
+        update={
+            "num_gpus": 16, "tensor_parallel_size": 1, "data_parallel_size": 16, "enable_expert_parallel": True,
+            "network_gb_per_s": 50.0,
+            "serve_argv": serve(
+                b200().model, "--tensor-parallel-size", "1", "--data-parallel-size", "16", "--enable-expert-parallel"
+            ),
+        }
+    )
+)  # fmt: skip
 SINGLE = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
 SEVERAL = ("lws", "slurm", "ray")
 
@@ -40,6 +52,7 @@ CASES: dict[str, tuple[Emission, str, Site]] = {
     **{f"b200-x2/{name}": (GOLDEN["b200-x2"], name, Site()) for name in SINGLE},
     **{f"mi355x-x16/{name}": (AMD_X16, name, Site()) for name in SEVERAL},
     **{f"b200-x16/{name}": (NVIDIA_X16, name, Site()) for name in SEVERAL},
+    **{f"b200-dp16/{name}": (SPREAD_X16, name, Site()) for name in ("lws", "slurm")},
     "mi355x/compose-x2": (GOLDEN["mi355x"], "compose", Site(replicas=2)),
     "b200-x2/compose-x2": (GOLDEN["b200-x2"], "compose", Site(replicas=2)),
 }

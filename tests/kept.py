@@ -31,6 +31,7 @@ CASES = {
     **{f"deploy/mi355x-x16/{name}": "" for name in _SEVERAL},
     "deploy/mi355x-x16/slurm": "deploy/mi355x/slurm",
     **{f"deploy/b200-x16/{name}": f"deploy/mi355x-x16/{name}" for name in _SEVERAL},
+    **{f"deploy/b200-dp16/{name}": f"deploy/b200-x16/{name}" for name in ("lws", "slurm")},
 }
 
 

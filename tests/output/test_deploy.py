@@ -18,6 +18,7 @@ from deployed import (
     CASES,
     MORE,
     NVIDIA_X16,
+    SPREAD_X16,
     Host,
     composed,
     container_of,
@@ -139,7 +140,7 @@ def test_templates_substitute_and_nothing_else(template: Path) -> None:
     assert all(
         re.fullmatch(r"\{\{ [a-z_]+ \| (sh|argv|comment) \}\}", found) for found in re.findall(r"\{\{.*?\}\}", source)
     )
-    statement = r'if [a-z_]+|else|endif|endfor|for \w+ in [a-z_]+|include "[\w.]+"'
+    statement = r'if [a-z_]+|else|endif|endfor|for \w+ in [a-z_]+|include (?:"[\w.]+"|join_script)'
     assert all(re.fullmatch(statement, found) for found in re.findall(r"\{%\s*(.*?)\s*%\}", source))
 
 
@@ -152,6 +153,9 @@ ADDED = {
         "--master-port", "29501",
     ],
     "ray": ["--distributed-executor-backend", "ray"],
+    "dp": [
+        "--data-parallel-size-local", "8", "--data-parallel-address", "head.svc", "--data-parallel-rpc-port", "13345",
+    ],
 }  # fmt: skip
 
 
@@ -209,10 +213,23 @@ def written(made: Any) -> str:
     return made.file.model_copy(update={"plan": changed}).to_json()
 
 
-@pytest.mark.parametrize(("made", "executor"), [(AMD_X16, "ray"), (NVIDIA_X16, "mp")])
+def test_each_node_starts_its_data_parallel_ranks(tmp_path: Path) -> None:
+    """As vLLM's page on data-parallel deployment starts 8 of 16 ranks on each of two nodes."""
+    host = Host(tmp_path, programs=("vllm",))
+    groups = workload_of(render_deployable(SPREAD_X16, "lws")["lws.yaml"])["spec"]["leaderWorkerTemplate"]
+    planned = list(SPREAD_X16.file.plan.serve_argv)
+    for rank, (member, more) in enumerate(
+        (("leaderTemplate", []), ("workerTemplate", ["--headless", "--data-parallel-start-rank", "8"]))
+    ):
+        (container,) = groups[member]["spec"]["containers"]
+        env = {"LWS_WORKER_INDEX": str(rank), "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "head.svc"}
+        assert run_container(host, container, **env) == [*planned, *ADDED["dp"], *more]
+
+
+@pytest.mark.parametrize(("made", "executor"), [(AMD_X16, "ray"), (NVIDIA_X16, "mp"), (SPREAD_X16, "dp")])
 def test_what_joins_the_nodes_is_known_to_the_version(made: Any, executor: str) -> None:
     version = parse_version(made.file.plan.engine_version)
-    for word in [*ADDED[executor], *(["--headless"] if executor == "mp" else [])]:
+    for word in [*ADDED[executor], *(["--headless"] if executor != "ray" else [])]:
         assert not word.startswith("--") or flag_status(version, word)
 
 
@@ -257,7 +274,7 @@ def test_image_and_variables_are_the_plans(case: str) -> None:
         variables = [(container["image"], {v["name"]: v["value"] for v in container["env"] if "value" in v})]
     for image, given in variables:
         assert image == made.image
-        ours = {"HF_HOME", *PLACEMENT_VARIABLES, "HEAD_PORT", "NODE_GPUS", "START_TIMEOUT_S"}
+        ours = {"HF_HOME", *PLACEMENT_VARIABLES, "HEAD_PORT", "NODE_GPUS", "LOCAL_RANKS", "START_TIMEOUT_S"}
         assert {k: v for k, v in given.items() if k not in ours} == planned
 
 
@@ -401,7 +418,8 @@ def test_every_file_says_what_it_is(case: str) -> None:
         (AMD_X16, "kserve", Site(), "spread over 2"),
         (AMD_X16, "slurm", Site(nodes=1), "a node has 8 GPUs"),
         (AMD_X16, "ray", Site(nodes=16, name="a"), None),
-        (over_two_nodes(plan(), data_parallel_size=2), "lws", Site(), "--data-parallel-size"),
+        (over_two_nodes(plan(), data_parallel_size=2, pipeline_parallel_size=1), "ray", Site(), "do not join"),
+        (over_two_nodes(plan(), data_parallel_size=2), "lws", Site(), "a rank of 8 x 2 GPUs"),
         (emission(plan(docker_args=("--mount", "a"))), "compose", Site(), "--mount"),
         (emission(plan(docker_args=("--network", "host"))), "kubernetes", Site(), "--network host"),
         (emission(plan(image="a b")), "compose", Site(), "name of an image"),

@@ -55,7 +55,7 @@ def test_templates_substitute_filter_and_nothing_else(template: Path) -> None:
     condition = r"[a-z_.]+( is not false| == \"[a-z]+\")?"
     statement = (
         rf"(if|elif) (not )?{condition}( and {condition})?|else|endif|endfor|for \w+(, \w+)? in [a-z_.]+"
-        r'|include "[\w.]+"|set title = "[^"]*"'
+        r'|include (?:"[\w.]+"|join_script)|set title = "[^"]*"'
     )
     odd = [found for found in re.findall(r"\{%\s*(.*?)\s*%\}", source) if not re.fullmatch(statement, found)]
     assert not odd, "templates neither compute nor choose defaults"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.engine.command import bench_latency_argv, bench_serve_argv, bench_throughput_argv, serve_argv
+from planner.engine.flags import flag_status
 from planner.engine.recipes import recipe_for
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
@@ -30,6 +31,7 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.architecture import Model
 from planner.model.resolve import resolve_model
+from planner.output.scripts.joining import node_script
 from planner.workload.requests import Workload
 
 GPUS = ("mi300x", "mi300x-cpx", "mi355x", "h100-sxm", "a100-sxm-80gb", "b200-sxm", "cpu")
@@ -85,6 +87,18 @@ def commands(version: EngineVersion) -> Iterator[list[str]]:
             continue
 
 
+def over_nodes(argv: list[str], version: EngineVersion) -> Iterator[list[str]]:
+    """The same command as the first and as the second of two nodes get it, from the scripts that start them."""
+    for join, layout in (("mp", ["-tp", "8", "-pp", "2"]), ("dp", ["-tp", "2", "-dp", "8", "-ep"])):
+        if not flag_status(version, "--nnodes" if join == "mp" else "--data-parallel-start-rank"):
+            continue
+        for rank in ("0", "1"):
+            told = {"HEAD": "10.0.0.1", "HEAD_PORT": "29501", "NODES": "2", "NODE_RANK": rank, "LOCAL_RANKS": "4"}
+            words = ["bash", "-c", node_script(join), "planner", "printf", "%s\\n", *argv, *layout]
+            done = subprocess.run(words, env={**os.environ, **told}, capture_output=True, text=True, check=True)
+            yield done.stdout.splitlines()
+
+
 def judge(argvs: list[list[str]], python: str, tree: Path | None) -> list[str | None]:
     """The real parsers' verdicts."""
     paths = [str(tree)] if tree else []
@@ -120,6 +134,7 @@ def main() -> int:
     args = parser.parse_args()
     version = parse_version(args.version)
     argvs = [list(words) for words in dict.fromkeys(map(tuple, commands(version))) if words[0] == "vllm"]
+    argvs += over_nodes(["vllm", "serve", MODELS[0]], version)
     verdicts = judge(argvs, args.python, args.tree)
     judged = [(a, v) for a, v in zip(argvs, verdicts, strict=True) if not (v or "").startswith("not judged")]
     refused = [(argv, said) for argv, said in judged if said]

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import Literal
 
-from planner.engine import EngineVersion, flag_status, parse_version
+from planner.engine import EngineVersion, parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.container import ContainerNeeds, read_docker_args
 from planner.output.deploy.site import Site
@@ -24,6 +23,7 @@ from planner.output.scripts.emission import (
     local_folder,
     servers_per_node,
 )
+from planner.output.scripts.joining import Join, join_of
 from planner.planning import Plan
 from planner.units import GIB
 
@@ -34,8 +34,6 @@ DOWNLOAD_BYTES_PER_S = 100e6
 #: vLLM's own example for Kubernetes gives one GPU 2 GiB of shared memory; NCCL and RCCL need more of it for each more.
 SHM_GIB_PER_GPU = 2
 SHM_GIB_AT_LEAST = 8
-MASTER_PORT = 29501  #: of vLLM's own processes on several nodes
-RAY_PORT = 6379  #: Ray's own default
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -87,11 +85,8 @@ class Deployable:
             raise IllegalPlanError(
                 "one server cannot use partitions of several nodes", hint="deploy more servers with --replicas"
             )
-        if nodes > 1 and plan.data_parallel_size > 1:
-            raise IllegalPlanError(
-                "a plan with --data-parallel-size is not spread over nodes",
-                hint="deploy one engine on each node: plan with data parallelism 1 and add --replicas",
-            )
+        if nodes > 1:
+            join_of(plan, self.gpus_each)
 
     def require_one_node(self, target: str, hint: str = "deploy it with --target lws, slurm or ray") -> None:
         """Raises IllegalPlanError for a server over several nodes."""
@@ -159,14 +154,9 @@ class Deployable:
         return servers_per_node(self.plan)
 
     @property
-    def executor(self) -> Literal["mp", "ray"]:
-        """What joins the nodes: vLLM's own processes where the version has them, else Ray."""
-        return "mp" if flag_status(self.version, "--nnodes") else "ray"
-
-    @property
-    def join_port(self) -> int:
-        """The head's port, at which the other nodes join."""
-        return MASTER_PORT if self.executor == "mp" else RAY_PORT
+    def join(self) -> Join:
+        """What joins the nodes."""
+        return join_of(self.plan, self.gpus_each)
 
     @property
     def container_port(self) -> int:

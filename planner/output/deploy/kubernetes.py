@@ -28,7 +28,7 @@ from planner.output.deploy.pods import (
 )
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words
 from planner.output.scripts.emission import MODEL_CACHE
-from planner.resources import data_dir
+from planner.output.scripts.joining import JOIN_WORDS, node_numbers, node_script
 
 #: Of the chart llm-d-modelservice: where a model of the hub is named.
 _HUB = "hf://"
@@ -68,8 +68,7 @@ def lws(made: Deployable) -> dict[str, str]:
         "spec": {"replicas": made.site.replicas, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template},
     }
     leaders = {f"{_LWS_LABEL}/name": made.name, f"{_LWS_LABEL}/worker-index": "0"}
-    how = "vLLM's own processes" if made.executor == "mp" else "Ray"
-    title = f"LeaderWorkerSet: the planned server over {made.nodes} nodes, joined by {how}."
+    title = f"LeaderWorkerSet: the planned server over {made.nodes} nodes, joined by {JOIN_WORDS[made.join]}."
     return {"lws.yaml": _file(made, title, *claims(made), group, _service(made, leaders))}
 
 
@@ -163,14 +162,14 @@ def _values(made: Deployable) -> Json:
 
 def _member(made: Deployable, *, leader: bool) -> Json:
     """One pod of a group. The script is the same in all of them; the planned command is its arguments."""
-    script = (data_dir("templates") / "deploy" / f"node_{made.executor}.sh").read_text(encoding="utf-8")
     given = "export NODE_RANK=$LWS_WORKER_INDEX NODES=$LWS_GROUP_SIZE HEAD=$LWS_LEADER_ADDRESS\n"
     own = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    numbers = {"HEAD_PORT": made.join_port, "NODE_GPUS": made.gpus_each, "START_TIMEOUT_S": made.start_timeout_s}
+    numbers = node_numbers(made.plan, made.join, made.nodes) | {"START_TIMEOUT_S": made.start_timeout_s}
+    numbers.pop("NODES")  # the group says it
     return {
         "name": "vllm",
         "image": made.plan.image,
-        "command": ["bash", "-c", Script(escape_dollars(given + script)), "planner"],
+        "command": ["bash", "-c", Script(escape_dollars(given + node_script(made.join))), "planner"],
         "args": escape_words(made.plan.serve_argv),
         "env": [own, *({"name": k, "value": str(v)} for k, v in numbers.items()), *pod_environment(made)],
         **({"ports": [http_port(made)]} if leader else {}),

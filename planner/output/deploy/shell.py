@@ -10,9 +10,10 @@ from math import ceil
 from typing import Any
 
 from planner.errors import IllegalPlanError, InputError
-from planner.output.deploy.deployable import RAY_PORT, Deployable
+from planner.output.deploy.deployable import Deployable
 from planner.output.scripts.command_line import without_option
 from planner.output.scripts.emission import EVERYWHERE, LOOPBACK, MODEL_CACHE
+from planner.output.scripts.joining import JOIN_PORTS, join_names
 from planner.output.scripts.render import render_template
 from planner.units import GIB
 
@@ -45,14 +46,13 @@ def slurm(made: Deployable) -> dict[str, str]:
         **_common(made, "Slurm: the planned server in a container, as a batch job."),
         "pyxis": pyxis,
         "several": made.nodes > 1,
-        "by_ray": made.executor == "ray",
+        **(join_names(made.plan, made.join, made.nodes) if made.nodes > 1 else {}),
         "mem_per_gpu": f"{ceil(made.emission.checkpoint_bytes / GIB / made.plan.num_gpus) + MEMORY_GIB_PER_GPU}G",
         "whole_nodes": made.whole_nodes,
         "image_uri": _pyxis_image(made.plan.image) if pyxis else f"docker://{made.plan.image}",
         "gpu_flag": "--rocm" if made.plan.platform == "rocm" else "--nv",
         "env_argv": ["env", *(f"{name}={value}" for name, value in made.given_env.items())],
         "cpus_each": CPUS_PER_GPU * made.gpus_each,
-        "head_port": made.join_port,
     }
     return {"server.sbatch": _render("slurm.sbatch.j2", names)}
 
@@ -62,6 +62,10 @@ def ray(made: Deployable) -> dict[str, str]:
     if made.site.replicas > 1:
         raise InputError("--replicas: these scripts make one server", hint="use other nodes for the next one")
     made.require_several_nodes()
+    if made.join == "dp":
+        raise IllegalPlanError(
+            "these scripts do not join data-parallel ranks", hint="use --target lws or slurm, or launch.sh of the plan"
+        )
     bare = made.version.release >= IMAGES_WITHOUT_RAY
     names = {
         **_common(made, ""),
@@ -70,7 +74,7 @@ def ray(made: Deployable) -> dict[str, str]:
         "base_image": made.plan.image,
         "builds": bare,
         "ray_requirement": RAY_REQUIREMENT["rocm" if made.plan.platform == "rocm" else "cuda"],
-        "ray_port": RAY_PORT,
+        "ray_port": JOIN_PORTS["ray"],
         "gpus_total": made.plan.num_gpus,
         "docker_args": _docker_args(made),
         "env_words": [f"{name}={value}" for name, value in made.given_env.items()],

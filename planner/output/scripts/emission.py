@@ -15,6 +15,7 @@ from planner.engine import CPU_KVCACHE_SPACE
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.output.scripts.command_line import option, with_option, without_option
+from planner.output.scripts.joining import join_names, join_of
 from planner.planning import Plan, PlanFile
 from planner.units import GB, MIB
 
@@ -83,7 +84,8 @@ def servers_per_node(plan: Plan) -> int:
 
 def gpus_of_server(plan: Plan, index: int) -> str:
     """The numbers of the GPUs of one of several servers on a node: ``2,3`` for the second server on two GPUs."""
-    return ",".join(str(index * plan.num_gpus + gpu) for gpu in range(plan.num_gpus))
+    each = plan.num_gpus // plan.nodes
+    return ",".join(str(index * each + gpu) for gpu in range(each))
 
 
 def template_names(emission: Emission) -> dict[str, Any]:
@@ -122,6 +124,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "settings": tuple(_settings(plan)),
         "manual_steps": tuple(_manual_steps(emission)),
         **_server(emission.profile, plan),
+        **_nodes(plan),
         **_node(emission.profile, plan),
         **_partition(emission.profile, plan),
         **_accuracy(emission),
@@ -239,6 +242,18 @@ def _server(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     }
 
 
+def _nodes(plan: Plan) -> dict[str, Any]:
+    """What joins the nodes of a server over several of them."""
+    names: dict[str, Any] = {"nodes": plan.nodes, "gpus_each": plan.num_gpus // plan.nodes}
+    if plan.nodes == 1:
+        return names
+    return {
+        **names,
+        **join_names(plan, join_of(plan, names["gpus_each"]), plan.nodes),
+        "host_argv": with_option(plan.serve_argv, "--host", LOOPBACK),
+    }
+
+
 def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     """What preflight.sh expects of the node. It compares memory for whole GPUs only.
 
@@ -337,6 +352,12 @@ def _manual_steps(emission: Emission) -> Iterator[str]:
         yield (
             f"agree with everybody who uses the machine: {mode} changes its GPUs for all. Only root may set it, on the "
             "machine itself (no virtual machine), with no process on any GPU; partition.sh --apply does"
+        )
+    if plan.nodes > 1:
+        yield (
+            f"have {plan.nodes} machines of {plan.num_gpus // plan.nodes} GPUs that reach each other, and this folder "
+            "on each: preflight.sh and launch.sh run on all of them, launch.sh on all but the first with "
+            "HEAD_ADDRESS and NODE_RANK=1 (2, ...); benchmark.sh runs on the first"
         )
     if local_folder(plan):
         yield f"put the model into {local_folder(plan)}"

@@ -22,8 +22,11 @@ def render_scripts(emission: Emission) -> dict[str, str]:
     when a secret, or something that no command line can hold, would be written.
     """
     names = template_names(emission)
-    # the templates of plans without a container take the place of those of the same name
-    folders = ("vllm",) if emission.file.plan.image else ("vllm/native", "vllm")
+    # the templates of plans without a container, and over several nodes, take the place of those of the same name
+    plan = emission.file.plan
+    folders: tuple[str, ...] = ("vllm",) if plan.image else ("vllm/native", "vllm")
+    if plan.nodes > 1:
+        folders = ("vllm/nodes", "vllm", "deploy")
     partition = ("partition.sh",) if emission.profile.partition else ()
     scripts = (*partition, "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "RUNBOOK.md")
     files = {"plan.json": emission.file.to_json()}
