@@ -17,6 +17,8 @@ def run() -> None:
     """Run the command line: the console script."""
     # pydantic looks for plugins, which takes longer than to read a GPU profile; planner has none
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # matrices here are small: threads would wait for each other for longer than they compute
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from planner.commands.main import main
 

@@ -159,24 +159,33 @@ def _shipped_table() -> dict[str, Any]:
 
 def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: str = "") -> tuple[FittedConstant, ...]:
     """The constants of a table in the format of ``memory.toml``, read from ``where``; InputError for any other."""
-    try:
-        return tuple(_read(name, entry, origin or where) for name, entries in table.items() for entry in entries)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{where} holds no memory constants: {repr(error)[:200]}", hint=hint) from error
+    found = []
+    for name, entries in table.items():
+        try:
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise TypeError(f"it is no list of tables, [[{name}]]")
+            found += [_read(name, entry, origin or where) for entry in entries]
+        except KeyError as error:
+            raise InputError(
+                f"{where} holds no memory constants: {name}: {error} is missing, or not known", hint=hint
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where} holds no memory constants: {name}: {str(error)[:200]}", hint=hint) from error
+    return tuple(found)
 
 
 def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
     mid, low, high = (to_base(entry[key], entry["unit"]) for key in ("value", "low", "high"))
     if not low <= mid <= high or not isfinite(high - low):
-        raise ValueError(f"{name}: {low} <= {mid} <= {high} does not hold")
+        raise ValueError(f"{low} <= {mid} <= {high} does not hold")
     logs, where, note = entry["logs"], entry.get("where", {}), entry.get("note", "")
     if not all(isinstance(text, str) for text in (note, *logs)) or not isinstance(where, dict):
-        raise TypeError(f"{name}: logs and note are texts, where is a table")
+        raise TypeError("logs and note are texts, where is a table")
     if not all(isinstance(value, str | int | float) for value in where.values()):
-        raise TypeError(f"{name}: where has values that are no texts or numbers")
+        raise TypeError("where has values that are no texts or numbers")
     size = where.get("tensor_parallel_size", 1)
     if not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name}: tensor_parallel_size {size!r} is no number of GPUs")
+        raise ValueError(f"tensor_parallel_size {size!r} is no number of GPUs")
     return FittedConstant(
         name=name,
         interval=Interval(mid, low, high),
@@ -190,4 +199,6 @@ def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
 
 
 def _release(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    if text and not isinstance(text, str):
+        raise TypeError(f"{text!r} is no release, such as '0.11.0'")
     return tuple(int(part) for part in text.split(".")) if text else default

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line itself has it, before numpy is imported
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from checks import Done, Finding, find_faults  # noqa: E402
