@@ -19,6 +19,7 @@ from .commands.predict import predict_serve as predict_serve
 from .commands.predict import predict_throughput as predict_throughput
 from .commands.recommend import recommend_plans as recommend_plans
 from .commands.recommend import write_scripts as write_scripts
+from .commands.tune import tune_plan as tune_plan
 
 # What they take
 from .engine import EngineFlags as EngineFlags
@@ -38,6 +39,7 @@ from .output import PredictionAnswer as PredictionAnswer
 from .output import PredictionRefused as PredictionRefused
 from .output import Recommendation as Recommendation
 from .output import Result as Result
+from .output import TuningAnswer as TuningAnswer
 from .output import ValidationAnswer as ValidationAnswer
 from .planning import Plan as Plan
 

@@ -36,8 +36,9 @@ PROGRAMS = ("planner", "llm-serving-planner")
 #: Command, in the order of the help -> the module that declares it.
 COMMANDS = {
     "fit": "fit", "predict": "predict", "recommend": "recommend", "compare": "compare", "fleet": "fleet",
-    "check": "check", "validate": "measured", "calibrate": "measured", "report": "report", "evaluate": "measured",
-    "workflow": "workflow", "deploy": "deploy", "ui": "ui", "hardware": "catalog", "models": "catalog",
+    "check": "check", "tune": "tune", "validate": "measured", "calibrate": "measured", "report": "report",
+    "evaluate": "measured", "workflow": "workflow", "deploy": "deploy", "ui": "ui",
+    "hardware": "catalog", "models": "catalog",
 }  # fmt: skip
 #: Groups of commands, with their help.
 GROUPS = {

@@ -211,7 +211,7 @@ def script_files(recommendation: Recommendation) -> dict[str, str]:
     One GPU's scripts have plain names, those of several are in a folder for each.
     """
     from planner import __version__
-    from planner.output import Emission, needed_by, predicted_lines, published_scores, render_scripts
+    from planner.output import plan_files
     from planner.planning import PlanFile
 
     request, rankings = recommendation.request, recommendation.rankings
@@ -220,10 +220,8 @@ def script_files(recommendation: Recommendation) -> dict[str, str]:
         if plan is None:
             continue
         file = PlanFile(planner_version=__version__, command=recommendation.command, goal=request.goal, plan=plan)
-        lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
-        emission = Emission(file, ranking.profile, plan.memory["checkpoint_bytes"], lines, scores)
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
-        made = {**render_scripts(emission), **needed_by(emission)}
+        made = plan_files(file, ranking.profile, tunable=plan.service is None)
         files |= {f"{folder}{name}": content for name, content in made.items()}
     return files and {**files, "recommendation.json": recommendation.to_json()}  # the last for planner report
 

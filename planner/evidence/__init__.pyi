@@ -25,6 +25,7 @@ from .causes import ComparedLine as ComparedLine
 from .causes import compare_plan as compare_plan
 from .folder import PlanFolder as PlanFolder
 from .folder import PlanFolders as PlanFolders
+from .folder import read_measured as read_measured
 from .folder import read_plan_folders as read_plan_folders
 from .validation import Validation as Validation
 from .validation import validate as validate

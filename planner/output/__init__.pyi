@@ -52,10 +52,13 @@ from .playground.page import script as script
 from .playground.page import style as style
 from .playground.page import whole_answer as whole_answer
 
+# measuring settings one after the other
+from .tables.tuning import TuningAnswer as TuningAnswer
+from .tuning import Tuner as Tuner
+
 # scripts of a plan
 from .scripts.emission import Emission as Emission
 from .scripts.files import write_folder as write_folder
-from .scripts.render import render_scripts as render_scripts
 
 # files for compose, Kubernetes, Slurm and the like
 from .deploy.site import Site as Site
@@ -65,10 +68,9 @@ from .deploy.targets import render_deployable as render_deployable
 # workflows: scripts for one purpose
 from .workflows.catalog import find_workflow as find_workflow
 from .workflows.catalog import list_workflows as list_workflows
-from .workflows.documents import published_scores as published_scores
 from .tables.workflow import WorkflowAnswer as WorkflowAnswer
 from .workflows.render import calibration_of as calibration_of
-from .workflows.render import needed_by as needed_by
+from .workflows.render import plan_files as plan_files
 from .workflows.render import plan_workflow as plan_workflow
 from .workflows.render import show_workflow as show_workflow
 from .workflows.render import purpose_of as purpose_of

@@ -96,6 +96,16 @@ from .sanity import doubts_about_fleets as doubts_about_fleets
 from .sanity import doubts_about_plan as doubts_about_plan
 from .sanity import kept_limits as kept_limits
 
+# Which settings, by measuring?
+from .tuning.settings import measured_merit as measured_merit
+from .tuning.settings import merit_words as merit_words
+from .tuning.settings import tuned_settings as tuned_settings
+from .tuning.state import SURE as SURE
+from .tuning.state import WITHIN as WITHIN
+from .tuning.state import TunedRun as TunedRun
+from .tuning.state import TuningState as TuningState
+from .tuning.state import read_state as read_state
+
 # Somebody's own line
 from .check import LineRequest as LineRequest
 from .check import LineVerdict as LineVerdict

@@ -17,13 +17,14 @@ import balancer
 import commands
 import engines
 import loop
+import tuning
 
 
 def main(venv: Path, folder: Path) -> int:
     """0 when the commands are accepted and the loop closes."""
     start_s = time.monotonic()
     status = balancer.main() | commands.main(venv, folder) | engines.main(venv, folder)
-    status |= loop.main(venv, folder / "loop")
+    status |= loop.main(venv, folder / "loop") | tuning.main(venv, folder / "tune")
     print(f"e2e: {'failed' if status else 'passed'} in {time.monotonic() - start_s:.0f} s")
     return status
 

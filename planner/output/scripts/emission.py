@@ -54,6 +54,7 @@ class Emission:
     expected_accuracy: tuple[str, ...] = ()
     accuracy: tuple[str, ...] = ()  #: a document's lm_eval command; none: ours
     accuracy_max_model_len: int = 0  #: that its task needs; 0: that of ours
+    tunes: bool = False  #: whether tune.sh is one of the scripts
     disk_includes: tuple[str, ...] = ()  #: what ``checkpoint_bytes`` counts beside the model itself
 
 
@@ -110,6 +111,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "port": PORT,
         "build_script": built_by,
         "measures_next": other_run(plan) != {},
+        "tunes": emission.tunes,
         "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
         "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
         "bench_argv": _client_argv(plan, plan.bench_argv),

@@ -13,7 +13,7 @@ from planner.resources import alone_in
 #: Everything that any plan may write: what a new plan does not need, an old one may have left.
 ALL_FILES = (
     "plan.json", "RUNBOOK.md", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh",
-    "measure_next.sh", "partition.sh", "recommendation.json", "report.html",
+    "measure_next.sh", "tune.sh", "partition.sh", "recommendation.json", "report.html",
     # of workflows
     "WORKFLOW.md", "pull_image.sh", "build_image.sh", "build_engine.sh", "shell.sh", "download.sh", "quantize.sh",
     "request.sh", "latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh", "sweep.sh",

@@ -28,7 +28,10 @@ def render_scripts(emission: Emission) -> dict[str, str]:
     if plan.nodes > 1:
         folders = ("vllm/nodes", "vllm", "deploy")
     partition = ("partition.sh",) if emission.profile.partition else ()
-    scripts = (*partition, "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "RUNBOOK.md")
+    tune = ("tune.sh",) if emission.tunes else ()
+    scripts = (
+        *partition, "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", *tune, "RUNBOOK.md",
+    )  # fmt: skip
     files = {"plan.json": emission.file.to_json()}
     files |= {name: render_template(f"{name}.j2", names, folders) for name in scripts}
     if other := other_run(emission.file.plan):

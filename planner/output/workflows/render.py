@@ -73,6 +73,17 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
     return found, printed_beside(found)
 
 
+def plan_files(file: PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
+    """What launches, benchmarks and validates a plan: name to content; ``tunable``: tune.sh too.
+
+    Raises as ``render_scripts``.
+    """
+    plan = file.plan
+    lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
+    emission = Emission(file, profile, plan.memory["checkpoint_bytes"], lines, scores, tunes=tunable)
+    return {**render_scripts(emission), **needed_by(emission)}
+
+
 def needed_by(emission: Emission) -> dict[str, str]:
     """What a plan needs beside its own scripts: several servers on a node, an image that no registry has."""
     plan = emission.file.plan

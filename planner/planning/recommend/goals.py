@@ -45,7 +45,7 @@ def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) 
     candidates = candidates_best_first(candidates, request.goal)
     candidates = candidates_best_first(_replayed(request, candidates), request.goal)
     while candidates and candidates[0].figures is None:  # the closed form promised more than the finalists kept
-        candidates = candidates_best_first([_with_figures(request, candidates[0]), *candidates[1:]], request.goal)
+        candidates = candidates_best_first([with_figures(request, candidates[0]), *candidates[1:]], request.goal)
     if candidates:
         rejected += _runners_up(request, candidates)
     best_first = (
@@ -145,17 +145,21 @@ class Merit:
             }
         )
 
+    @property
+    def hangs_on(self) -> tuple[str, float]:
+        """The figure of a result whose power it is, for one setting, and that power."""
+        if self.goal == "min-latency":
+            return "mean_e2el_ms", -1.0
+        # both rates are one throughput, over GPUs and over users
+        return "output_throughput", 1.0 if self.goal == "max-throughput" else self.per_user + self.per_gpu
+
     def odds(self, request: Request, one: Candidate, other: Candidate) -> float:
         """Probability that measurements of ``one`` serve the goal better than those of ``other``."""
         return self._forecast(request, one).beats(self._forecast(request, other))
 
     def _forecast(self, request: Request, candidate: Candidate) -> Forecast:
         doubt, value = request.doubt_about(candidate), exp(self.of_candidate(candidate))
-        if self.goal == "min-latency":
-            return Forecast.of(value, doubt, "mean_e2el_ms", -1.0)
-        # both rates are one throughput, over GPUs and over users
-        power = 1.0 if self.goal == "max-throughput" else self.per_user + self.per_gpu
-        return Forecast.of(value, doubt, "output_throughput", power)
+        return Forecast.of(value, doubt, *self.hangs_on)
 
 
 def candidates_best_first(candidates: Sequence[Candidate], goal: Goal) -> list[Candidate]:
@@ -167,19 +171,20 @@ def candidates_best_first(candidates: Sequence[Candidate], goal: Goal) -> list[C
 def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The best candidates of the best engines with their replay, the others as they are."""
     several, each = defaults.COARSE_FINALISTS if request.coarse else defaults.FINALISTS
-    left = dict.fromkeys(list(dict.fromkeys(map(_engine, candidates)))[:several], each)
+    left = dict.fromkeys(list(dict.fromkeys(candidate.engine for candidate in candidates))[:several], each)
     found: list[Candidate] = []
     for candidate in candidates:
-        engine = _engine(candidate)
+        engine = candidate.engine
         if left.get(engine):
             left[engine] -= 1
-            found.append(_with_figures(request, candidate))
+            found.append(with_figures(request, candidate))
         else:
             found.append(candidate)
     return found
 
 
-def _with_figures(request: Request, candidate: Candidate) -> Candidate:
+def with_figures(request: Request, candidate: Candidate) -> Candidate:
+    """The candidate with the replay of its closed loop."""
     prediction = replayed(request, candidate, request.closed_loop(candidate.estimate.concurrency))
     figures = {**prediction.figures, **compared_rates(candidate.deployment, prediction)}
     return replace(candidate, figures=figures, prediction=prediction)
@@ -194,20 +199,14 @@ def _runners_up(request: Request, candidates: Sequence[Candidate]) -> Iterator[R
     """The best of each engine that lost, against the winner."""
     winner, goal = candidates[0], request.goal
     merit = Merit.among(candidates, goal)
-    seen = {_engine(winner)}
+    seen = {winner.engine}
     for candidate in candidates[1:]:
-        if _engine(candidate) in seen:
+        if candidate.engine in seen:
             continue
-        seen.add(_engine(candidate))
+        seen.add(candidate.engine)
         behind = merit.odds(request, winner, candidate)
         reason = f"{figure(candidate, goal)} against {figure(winner, goal)}, {odds_words(behind)}"
         yield replace(Rejected.of(candidate, reason), probability_behind=behind)
-
-
-def _engine(candidate: Candidate) -> tuple[Any, ...]:
-    config = candidate.config
-    sizes = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
-    return candidate.resolved.resolved, *sizes, config.kv_cache_dtype
 
 
 def figure(candidate: Candidate, goal: Goal) -> str:

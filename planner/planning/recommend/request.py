@@ -177,6 +177,13 @@ class Candidate:
         return self.deployment.config
 
     @property
+    def engine(self) -> tuple[str, int, int, int, str]:
+        """What its batches have in common: checkpoint, TP, PP, DP and KV dtype."""
+        config = self.config
+        sizes = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
+        return self.resolved.resolved, *sizes, config.kv_cache_dtype
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of all servers."""
         return self.servers * self.config.num_gpus

@@ -15,13 +15,9 @@ name=planner-17a60324536b
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 result=$here/results/serve-17a60324536b.json
 
-if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
-  echo "already measured: $result (FORCE=1 measures again)"
-  exit 0
-fi
-
 child=
 started=0
+if [[ "${STOP:-0}" == 1 ]]; then started=1; fi # the server is this script's, though an earlier run started it
 finish() {
   local status=$?
   trap - EXIT
@@ -29,7 +25,6 @@ finish() {
     kill "$child" 2>/dev/null || true
     wait "$child" || true
   fi
-  # stop only a server that this script started
   if ((started)) && [[ "${KEEP:-0}" != 1 ]] && running; then
     docker logs "$name" >"$here/logs/server.log" 2>&1 || true
     docker stop "$name" >/dev/null || true
@@ -40,6 +35,11 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+
+if [[ -s "$result" && "${FORCE:-0}" != 1 ]]; then
+  echo "already measured: $result (FORCE=1 measures again)"
+  exit 0
+fi
 
 # In the background, so that a signal takes effect at once.
 run() {

@@ -1,0 +1,245 @@
+"""Tune a machine: measure the plan, then what may be better, until the best is known or the budget is spent.
+
+Each setting has a plan's folder with its scripts, below ``tune/`` in the folder of the plan; ``validate.sh`` there
+checks the machine, starts the server, measures and stops it. ``tune/state.json`` is replaced whole after each step, so
+the tuning goes on after any break, and a result that is there is never measured again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from planner import __version__
+from planner.errors import InputError
+from planner.evidence import CalibrationOutcome, Stated, calibrate, read_measured, read_sources
+from planner.hardware import load_profile
+from planner.memory import read_startup_log
+from planner.output.scripts.files import write_folder
+from planner.output.scripts.running import run_script, wait_for
+from planner.output.tables.recommendation import layout_in_words
+from planner.output.workflows.render import plan_files
+from planner.planning import (
+    Local,
+    Plan,
+    PlanFile,
+    TunedRun,
+    TuningState,
+    measured_merit,
+    merit_words,
+    percent,
+    read_plan,
+    read_state,
+    tuned_settings,
+)  # fmt: skip
+from planner.resources import MOST_LOG_BYTES, read_given
+
+STATE, LOG, CALIBRATION = "state.json", "tune.log", "calibration.toml"
+FOLDER = "tune"
+MOST_FAILURES = 3  #: settings that fail one after the other before one is measured: the machine is at fault
+MOST_REASON = 160  #: characters of a reason
+MEMORY, UNTRIED = "does not fit", "not tried: it needs no less memory than"
+
+
+class Tuner:
+    """The tuning of the plan in one folder."""
+
+    def __init__(self, directory: Path, tell: Callable[[str], None]) -> None:
+        """Raises InputError where ``directory`` is no plan's folder. ``tell`` gets a line for each step."""
+        self.directory, self.tell = directory.resolve(), tell
+        self.file: PlanFile = read_plan(self.directory)
+        self.path = self.directory / FOLDER / STATE
+        self._state: TuningState | None = None
+
+    @property
+    def state(self) -> TuningState:
+        """How far it is."""
+        assert self._state is not None  # noqa: S101
+        return self._state
+
+    def run(self, local: Local, *, runs: int | None, minutes: float | None, retry: bool = False) -> None:
+        """Measure until the best is known, or all runs together took ``runs`` or ``minutes``.
+
+        ``retry``: try settings that failed once more. Raises InputError where the machine does not pass preflight.sh,
+        or nothing starts; all runs so far are kept.
+        """
+        self.path.parent.mkdir(exist_ok=True)
+        with _alone(self.directory):  # not tune/, which is locked while a folder is written into it
+            self._state = read_state(self.path, self.file.plan.digest) or self._begin(local)
+            if retry:
+                self._save(runs=tuple(run for run in self.state.runs if run.merit is not None))
+            while (number := self._next()) is not None and not self.state.has_spent(runs, minutes):
+                self._measure(number)
+
+    def folder(self, number: int) -> Path:
+        """The folder of a setting's plan."""
+        return self.directory / self.state.folders[number]
+
+    def plan(self, number: int) -> Plan:
+        """The plan of a setting."""
+        return read_plan(self.folder(number)).plan
+
+    def words(self, number: int) -> str:
+        """A setting in a few words."""
+        plan = self.plan(number)
+        batch = f"batch {plan.max_num_seqs:,}, {plan.max_num_batched_tokens:,} tokens"
+        return f"{plan.weight_dtype} {layout_in_words(plan)}, KV {plan.kv_cache_dtype}, {batch}"
+
+    def result(self, number: int) -> Mapping[str, Any]:
+        """The result of ``vllm bench serve`` of a measured setting."""
+        return read_measured(self.folder(number)).result
+
+    def learn(self) -> CalibrationOutcome:
+        """What all runs together teach of the machine; written beside the state where it is worth keeping.
+
+        Raises InputError where they teach nothing.
+        """
+        folders = [self.folder(number) for number in self.state.measured]
+        learnt = calibrate(read_sources(folders, Stated()), self.path.with_name(CALIBRATION), fresh=True)
+        if learnt.kept:
+            learnt.save()
+        return learnt
+
+    def _begin(self, local: Local) -> TuningState:
+        """Write a folder for each setting, then the state."""
+        self.tell("choosing the settings that may be the best")
+        merit, settings = tuned_settings(self.file, local)
+        folders = [".", *(f"{FOLDER}/{_name(number, one.plan)}" for number, one in enumerate(settings) if number)]
+        for folder, setting in zip(folders[1:], settings[1:], strict=True):
+            file = self.file.model_copy(update={"plan": setting.plan, "planner_version": __version__})
+            write_folder(self.directory / folder, plan_files(file, load_profile(setting.plan.gpu)), force=True)
+        merits = [setting.merit for setting in settings]
+        state = TuningState.begun(__version__, self.file.plan.digest, merit, merits, folders)
+        state.save(self.path)
+        self.tell(f"{len(folders)} settings may be the best")
+        return state
+
+    def _next(self) -> int | None:
+        return self.state.running if self.state.running is not None else self.state.next
+
+    def _save(self, **changes: object) -> None:
+        self._state = self.state.with_(**changes)
+        self.state.save(self.path)
+
+    # --- one run -----------------------------------------------------------------------------------------------------
+
+    def _measure(self, number: int) -> None:
+        """Measure a setting, or read what was measured of it before."""
+        folder, state, began_s = self.folder(number), self.state, time.monotonic()
+        log = folder / "logs" / LOG
+        resumed = state.running == number
+        if resumed and state.process:
+            wait_for(state.process, folder / "validate.sh")
+        self.tell(f"run {len(state.runs) + 1}: {self.words(number)}")
+        if not resumed and not self._path_of_result(number).exists():
+            self._check_machine(folder, log)
+        self._save(running=number, process=None)
+        try:
+            run_script(
+                folder / "validate.sh", log=log, started=lambda process: self._save(process=process),
+                **({"STOP": "1"} if resumed else {}),
+            )  # fmt: skip
+        finally:  # the script has stopped its server, however it ended
+            self._save(running=None, process=None)
+        seconds = time.monotonic() - began_s
+        if self._path_of_result(number).exists():
+            merit = measured_merit(self.state.merit, self.plan(number), self.result(number))
+            self._add(TunedRun(setting=number, merit=merit, seconds=seconds))
+            self.tell(f"  {merit_words(self.state.merit, merit)}; {self._known()}")
+        else:
+            self._fail(number, seconds)
+
+    def _path_of_result(self, number: int) -> Path:
+        return self.folder(number) / "results" / f"serve-{self.plan(number).digest}.json"
+
+    def _check_machine(self, folder: Path, log: Path) -> None:
+        """Raise InputError where the machine is not ready: that is no fault of the setting."""
+        begin = log.stat().st_size if log.exists() else 0
+        if run_script(folder / "preflight.sh", log=log):
+            said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+            failed = next((line.removeprefix("FAIL").strip() for line in said if line.startswith("FAIL")), "it failed")
+            raise InputError(
+                f"{folder / 'preflight.sh'}: {failed}",
+                hint="run it: it says how to fix each line; the same planner tune then goes on",
+            )
+
+    def _fail(self, number: int, seconds: float) -> None:
+        """Keep that a setting does not run, and those that need no less memory with it where that ran out.
+
+        Raises InputError where several failed for another reason and none was measured.
+        """
+        reason, out_of_memory = _reason(self.folder(number))
+        self._add(TunedRun(setting=number, reason=reason, seconds=seconds))
+        self.tell(f"  out: {reason}")
+        if out_of_memory:
+            for other in self._larger(number):
+                untried = f"{UNTRIED} {self.words(number)}"
+                self._add(TunedRun(setting=other, reason=untried, tried=False))
+            return
+        failed = [run for run in self.state.tried if not run.reason.startswith(MEMORY)]
+        if not self.state.measured and len(failed) >= MOST_FAILURES:
+            raise InputError(
+                f"{len(failed)} settings failed and none was measured: {reason}",
+                hint="what fails for all is the machine: mend it, then planner tune --retry tries them again",
+            )
+
+    def _larger(self, number: int) -> Iterator[int]:
+        """Settings still open that differ in a larger batch or token budget alone."""
+        one = self.plan(number)
+        free = {"max_num_seqs", "max_num_batched_tokens", "max_model_len"}
+        layout = {"model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+                  "enable_expert_parallel", "kv_cache_dtype"}  # fmt: skip
+        done = {run.setting for run in self.state.runs}
+        for other in set(range(len(self.state.folders))) - done:
+            plan = self.plan(other)
+            alike = all(getattr(plan, name) == getattr(one, name) for name in layout)
+            if alike and all(getattr(plan, name) >= getattr(one, name) for name in free):
+                yield other
+
+    def _add(self, run: TunedRun) -> None:
+        self._save(runs=(*self.state.runs, run))
+
+    def _known(self) -> str:
+        standing = self.state.standing
+        return f"the best measured is the best with {percent(standing.known)} probability"
+
+
+def _name(number: int, plan: Plan) -> str:
+    """A folder's name: ``03-fp8-tp4-b256-t8192``."""
+    layout = layout_in_words(plan).lower().replace(" + ", "-").replace(" ", "")
+    return f"{number:02}-{plan.weight_dtype}-{layout}-b{plan.max_num_seqs}-t{plan.max_num_batched_tokens}"
+
+
+def _reason(folder: Path) -> tuple[str, bool]:
+    """Why a setting was not measured, and whether memory ran out: the server's words, else the last of the scripts."""
+    server, said = folder / "logs" / "server.log", folder / "logs" / LOG
+    try:
+        refusal = read_startup_log(read_given(server, most_bytes=MOST_LOG_BYTES, errors="replace")).refusal
+    except (OSError, InputError):
+        refusal = None
+    if refusal:
+        return f"{MEMORY}: {refusal[-MOST_REASON:]}", True
+    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+    own = next(
+        (line for line in reversed(lines) if "server" in line or "benchmark" in line), lines[-1] if lines else ""
+    )
+    return f"does not run: {own.strip()[:MOST_REASON]}; see {folder / 'logs'}", False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Raise InputError where another planner tunes there."""
+    import fcntl  # the scripts need a system that has it
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise InputError(f"another planner tune works in {folder}", hint="wait for it, or end it") from error
+    finally:
+        os.close(handle)

@@ -1,0 +1,142 @@
+"""How far the tuning of a machine is: one file, enough to go on after a break without a new prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planner.errors import InputError
+from planner.planning.defaults import Goal
+from planner.planning.recommend.goals import Merit
+from planner.planning.tuning.standing import Prospect, Prospects, Standing
+from planner.resources import read_given, write_then_rename
+
+SCHEMA_VERSION = 1
+#: Another setting has to be better by this share to count: two runs of one setting differ by as much.
+WITHIN = 0.03
+#: Probability with which the best has to be known.
+SURE = 0.95
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TunedRun(_Record):
+    """What became of one setting."""
+
+    setting: int
+    merit: float | None = None  #: its logarithm as measured; None: the setting does not run
+    reason: str = ""  #: why it does not
+    seconds: float = 0.0  #: start and end of the server included
+    tried: bool = True  #: else another run says that it does not run
+
+
+class TuningState(_Record):
+    """The settings, what is known of them, and the runs. Settings are numbered; the plan that is tuned is 0."""
+
+    schema_version: int = SCHEMA_VERSION
+    planner_version: str
+    digest: str  #: of the plan that is tuned
+    goal: Goal
+    per_user: float = 1.0  #: powers of ``Merit``
+    per_gpu: float = 1.0
+    folders: tuple[str, ...]  #: of each setting's plan, below that of the plan that is tuned
+    mean: tuple[float, ...]  #: of the logarithm of each merit, as predicted
+    covariance: tuple[tuple[float, ...], ...]
+    runs: tuple[TunedRun, ...] = ()
+    running: int | None = None  #: the setting whose server may be up
+    process: int | None = None  #: of the script that measures it
+
+    @classmethod
+    def begun(
+        cls, planner_version: str, digest: str, merit: Merit, merits: Sequence[Prospect], folders: Sequence[str]
+    ) -> TuningState:
+        """Before any run. ``merits``: of each setting, whose plans lie in ``folders``."""
+        known = Prospects.of([(one,) for one in merits])
+        return cls(
+            planner_version=planner_version,
+            digest=digest,
+            goal=merit.goal,
+            per_user=merit.per_user,
+            per_gpu=merit.per_gpu,
+            folders=tuple(folders),
+            mean=tuple(known.mean[:, 0].tolist()),
+            covariance=tuple(map(tuple, known.covariance.tolist())),
+        )
+
+    @property
+    def merit(self) -> Merit:
+        """What settings are judged by."""
+        return Merit(self.goal, self.per_user, self.per_gpu)
+
+    @property
+    def measured(self) -> Mapping[int, float]:
+        """Logarithm of the merit by setting."""
+        return {run.setting: run.merit for run in self.runs if run.merit is not None}
+
+    @property
+    def out(self) -> Mapping[int, str]:
+        """Settings that do not run, with the reason."""
+        return {run.setting: run.reason for run in self.runs if run.merit is None}
+
+    @property
+    def tried(self) -> tuple[TunedRun, ...]:
+        """The runs that were made."""
+        return tuple(run for run in self.runs if run.tried)
+
+    def has_spent(self, runs: int | None, minutes: float | None) -> bool:
+        """Whether all runs together took as many ``runs`` or ``minutes``. None: no limit."""
+        spent_s = sum(run.seconds for run in self.runs)
+        return (runs is not None and len(self.tried) >= runs) or (minutes is not None and spent_s >= 60 * minutes)
+
+    @cached_property
+    def standing(self) -> Standing:
+        """What is known now."""
+        prospects = Prospects(np.array(self.mean)[:, None], np.array(self.covariance))
+        measured = {setting: (merit,) for setting, merit in self.measured.items()}
+        return prospects.standing(measured, self.out, within=WITHIN)
+
+    @property
+    def next(self) -> int | None:
+        """The setting to measure: the plan itself first, then what may gain most; None: nothing is left to gain."""
+        if not self.runs:
+            return 0
+        return self.standing.next if self.standing.known < SURE else None
+
+    def with_(self, **changes: object) -> Self:
+        """The same with other values."""
+        return type(self).model_validate({**self.model_dump(), **changes})
+
+    def save(self, path: Path) -> None:
+        """Write the file whole. Raises InputError where that is not possible."""
+        try:
+            write_then_rename(path, (self.model_dump_json(indent=1) + "\n").encode())
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}", hint="free some space there") from error
+
+
+def read_state(path: Path, digest: str) -> TuningState | None:
+    """The state of the tuning of the plan ``digest``; None where it has not begun.
+
+    Raises InputError for a file that is broken, or of another plan.
+    """
+    again = "remove that folder to tune from the start; results in it are then measured again"
+    try:
+        state = TuningState.model_validate_json(read_given(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError, ValueError) as error:
+        raise InputError(f"{path} is not the state of a tuning", hint=again) from error
+    sizes = {len(state.folders), len(state.mean), len(state.covariance), *map(len, state.covariance)}
+    numbers = [run.setting for run in state.runs] + [state.running or 0]
+    if len(sizes) != 1 or not all(0 <= number < len(state.folders) for number in numbers):
+        raise InputError(f"{path} is not the state of a tuning: its parts do not fit", hint=again)
+    if state.schema_version != SCHEMA_VERSION or state.digest != digest:
+        raise InputError(f"{path} is of another plan, {state.digest}, or another planner", hint=again)
+    return state
