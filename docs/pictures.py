@@ -1,20 +1,30 @@
-"""Take the pictures of docs/ anew: ``make pictures``. Needs Chromium, but for the chart of docs/uncertainty.md.
+"""Take the pictures of docs/ anew: ``make pictures``. Needs Chromium, but for ``charts``: the chart of
+docs/uncertainty.md, and the terminals.
 
-A report on the GPUs that ``planner recommend`` takes by default, and the page of ``planner ui``, each in three windows.
+A report on the GPUs that ``planner recommend`` takes by default, and the page of ``planner ui``, each in three windows;
+what a terminal shows of some commands.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 from PIL import Image
+from rich.console import CONSOLE_SVG_FORMAT, Console
+from rich.text import Text
 
+from planner.commands.colour import NO, YES, coloured
 from planner.commands.main import main
 from planner.engine import EngineArgs, default_version
 from planner.hardware import load_profile
@@ -104,8 +114,34 @@ def uncertainty() -> Chart:
     return Chart("uncertainty", title, said, (panel,), Table((), ()))
 
 
+#: Name of the picture -> command.
+TYPED = {
+    "terminal-recommend": "planner recommend --gpu h200 --ttft 2000 --tpot 30 --request-rate 5 --workload summarise",
+    "terminal-compare": "planner compare --gpu mi300x --gpu h100 --gpu b200",
+    "terminal-fit": "planner fit meta-llama/Llama-3.3-70B-Instruct --gpu h200",
+    "terminal-doubt": "planner fleet meta-llama/Llama-3.1-8B-Instruct --gpu gb10 --request-rate 4 --tpot 32 "
+    "--random-input-len 256 --random-output-len 64",
+}
+SCREEN = 100  #: columns
+WEB_FONT = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
+
+
+def terminal(line: str) -> str:
+    """What a terminal shows of a command, as SVG; with the fonts of who looks at it, so that nothing is fetched."""
+    out, err = StringIO(), StringIO()
+    with patch.dict(os.environ, {"COLUMNS": str(SCREEN)}), redirect_stdout(out), redirect_stderr(err):
+        status = main(shlex.split(line)[1:])
+    shown = coloured(out.getvalue(), verdict=NO if status else YES) + coloured(err.getvalue())
+    console = Console(width=SCREEN, record=True, file=StringIO())
+    console.print(Text(f"$ {line}", style="bold"))
+    console.print(Text.from_ansi(shown))
+    return console.export_svg(title="planner", code_format=WEB_FONT.sub("", CONSOLE_SVG_FORMAT), unique_id="planner")
+
+
 if __name__ == "__main__":
     (IMAGES / "uncertainty.svg").write_text(svg(uncertainty()), encoding="utf-8")
+    for name, line in TYPED.items():
+        (IMAGES / f"{name}.svg").write_text(terminal(line), encoding="utf-8")
     if sys.argv[1:] == ["charts"]:
         sys.exit()
     with playing() as page:

@@ -68,6 +68,7 @@ from .recommend.service import closest_point as closest_point
 from .recommend.service import what_binds as what_binds
 
 # Which GPU?
+from .compare.limits import limit_in_words as limit_in_words
 from .compare.setup import Question as Question
 from .compare.point import ComparedPoint as ComparedPoint
 from .compare.comparison import Comparison as Comparison

@@ -105,9 +105,9 @@ def doubts_about_comparison(comparison: Comparison) -> Iterator[Doubt]:
             if first is None or first.mid * MS <= WAIT_S:
                 continue
             closed = point.workload.max_concurrency is not None
-            load = f"{point.load:,g} {'requests in flight' if closed else 'requests/s'}"
-            cause = f"{point.bound_by} at {load}"
-            yield _wait(gpu, first.mid * MS, cause, "fewer requests, or more GPUs (--packages), would shorten it")
+            load = f"at {point.load:,g} {'requests in flight' if closed else 'requests/s'} "
+            change = "fewer requests, or more GPUs (--packages), would shorten it"
+            yield _wait(gpu, first.mid * MS, point.bound_by, change, load)
             break
 
 
@@ -116,8 +116,8 @@ def kept_limits(readings: Sequence[Reading]) -> str:
     return " ".join(f"--{reading.slo.metric} {ceil(reading.expected_ms):d}" for reading in readings if not reading.met)
 
 
-def _wait(gpu: str, first_s: float, cause: str, change: str) -> Doubt:
-    return Doubt("wait", gpu, f"the first token comes after {first_s:,.0f} s on average: {cause}", change)
+def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> Doubt:
+    return Doubt("wait", gpu, f"{load}the first token comes after {first_s:,.0f} s on average ({cause})", change)
 
 
 def _about_idle(gpu: str, servers: int, flying: float, targets: str) -> Iterator[Doubt]:
@@ -157,9 +157,13 @@ def _about_fleet_ladder(fleet: Fleet, gpu: str) -> Iterator[Doubt]:
 
 
 def _with_fewer(fleet: Fleet, pool: Pool, gpus: int) -> tuple[Reading, ...]:
-    """The targets of a class where its servers are as few as ``gpus`` make them."""
+    """The targets where the servers are as few as ``gpus`` make them; nothing for a fleet of several pools."""
+    if len(fleet.pools) > 1:
+        return ()
     asked, deployment, demand = fleet.asked, pool.kind.deployment, pool.demand
-    rate = min(demand.request_rate * (1 + asked.headroom) / pool.servers, pool.load.value) * fleet.gpus / gpus
+    spares = sum(count for _, count in fleet.spares)
+    servers = max(gpus * pool.kind.profile.parts // pool.kind.num_gpus - spares, 1)
+    rate = asked.loads[0] / servers
     sent = at_load(deployment, demand.workload, asked.slos, "rate", rate)
     requests = paced(demand.requests, sent)
     return measure(deployment, sent, asked.slos, confidence=asked.confidence, requests=requests).readings

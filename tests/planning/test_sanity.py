@@ -62,6 +62,18 @@ def test_a_plan_of_many_times_its_central_prediction_says_what_decides_and_what_
     assert gpus(tpot=32, confidence=0.5) <= even * 1.25
 
 
+def test_the_same_of_a_fleet() -> None:
+    answer = size_fleet(**TIGHT, tpot=32)
+    best = answer.record.best
+    assert best and best.ladder[0].gpus and best.gpus > TIMES * best.ladder[0].gpus
+    (doubt,) = answer.doubts
+    assert doubt.said.startswith(f"{best.gpus} GPUs are ") and f"the {best.ladder[0].gpus} of the central" in doubt.said
+    looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take", doubt.change)
+    assert looser
+    fewer = size_fleet(**TIGHT, tpot=float(looser[1])).record.best
+    assert fewer and fewer.gpus <= best.ladder[0].gpus + 1  # where a part of a server is missing
+
+
 def test_a_plan_in_proportion_has_no_doubts() -> None:
     for ask in (recommend_plans, size_fleet):
         answer = ask(**TIGHT, tpot=60)
@@ -95,8 +107,9 @@ def test_a_first_token_that_takes_minutes_is_told_with_what_holds_it_up() -> Non
     assert waits[0] < WAIT_S < waits[1]
     (doubt,) = answer.doubts
     assert (doubt.kind, doubt.gpu) == ("wait", "h100-sxm")
-    assert doubt.said.startswith(f"the first token comes after {waits[1]:,.0f} s on average: KV capacity")
-    assert answer.ok and "at 128 requests in flight" in said(answer)
+    first = f"at 128 requests in flight the first token comes after {waits[1]:,.0f} s on average"
+    assert doubt.said == f"{first} (KV capacity: holds 12 requests)"
+    assert answer.ok and doubt.said in said(answer)
 
 
 def test_prompts_that_wait_for_minutes_are_told_of_a_plan_too() -> None:

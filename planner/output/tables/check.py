@@ -329,7 +329,7 @@ def _brief_speed(answer: LineVerdict, ways: int) -> Iterator[str]:
         return
     plan = next(iter(answer.better()))
     changes = [f"{name}: {own} -> {other}" for name, (own, other) in answer.changes(plan).items()]
-    yield from items("-", [f"better for {answer.goal}: {listed(changes, BRIEF_CHANGES)}"])
+    yield from items("-", [f"a plan that is better for {answer.goal} changes {listed(changes, BRIEF_CHANGES)}"])
     if ways == 1:
         yield from command_lines(plan.env, plan.command)
 

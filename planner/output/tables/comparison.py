@@ -31,6 +31,7 @@ from planner.planning import (
     Flip,
     Order,
     doubts_about_comparison,
+    limit_in_words,
     percent,
 )
 from planner.units import MS
@@ -194,9 +195,8 @@ def _binding(points: Sequence[ComparedPoint]) -> str:
     """What limits which GPUs: each cause once."""
     by_cause: dict[str, dict[str, None]] = {}
     for point in points:
-        cause = point.bound_by
-        name, _, share = cause.rpartition(" ")
-        by_cause.setdefault(name if share.endswith("%") else cause, {})[point.gpu] = None
+        cause = limit_in_words(point.bound_by).partition(", ")[0]  # its share differs from load to load
+        by_cause.setdefault(cause, {})[point.gpu] = None
     gpus = list(dict.fromkeys(point.gpu for point in points))
     words = [
         cause if len(of) == len(gpus) else f"{cause} on {listed(list(of), BRIEF_REASONS)}"

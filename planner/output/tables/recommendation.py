@@ -114,8 +114,6 @@ BRIEF_TARGET_COLUMNS = (
     *TARGET_COLUMNS[1:4],
     *BRIEF_COLUMNS[2:6],
     Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of=_service("output_throughput_per_gpu")),
-    *_LATENCIES[:2],
-    Column("largest_load", "most/server", ",.3g", spare=True, of=_service("largest_load")),
 )
 BRIEF_GPUS = 8  #: rows of the brief table
 BRIEF_REASONS = 3
@@ -252,7 +250,7 @@ class Recommendation(Result):
         best, pairs = self.best, self._in_order()
         if best:
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
-            columns = BRIEF_TARGET_COLUMNS if self.request.targets else BRIEF_COLUMNS
+            columns = _brief_target_columns(made[0]) if self.request.targets else BRIEF_COLUMNS
             yield "\n" + table_text(rows_of(made, columns), columns)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
             ahead = self._odds_words() if len(made) > 1 else ""
@@ -310,6 +308,20 @@ class Recommendation(Result):
             yield f"defaults taken: {taken}"
         if not self.wrote and self._made:
             yield f"write the scripts with: {self.command} -o plans"
+
+
+def _brief_target_columns(plan: Plan) -> Sequence[Column]:
+    """With what is predicted for each target; without targets the mean latencies."""
+    kept = tuple(
+        Column(target.metric, f"{statistic} {name.upper()} ms", ",.4g", of=_predicted_of_target(place))
+        for place, target in enumerate(plan.service.targets if plan.service else ())
+        for statistic, name, _ in [target.metric.split("_")]
+    )
+    return (*BRIEF_TARGET_COLUMNS, *(kept or _LATENCIES[:2]))
+
+
+def _predicted_of_target(place: int) -> Callable[[Plan], Any]:
+    return lambda plan: plan.service.targets[place].predicted_ms if plan.service else None
 
 
 def plan_in_words(plan: Plan) -> str:

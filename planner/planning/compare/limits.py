@@ -11,6 +11,9 @@ from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_o
 #: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
 CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
 
+#: Causes whose word alone says too little in a sentence.
+SAID = {"launches": "kernel launches", "links": "collectives over links", "host": "work of the host"}
+
 
 def time_shares(deployment: Deployment, served: Replay) -> dict[str, float]:
     """Share of the engine's time by what bounds it, largest first: of the average steps of a replay."""
@@ -39,7 +42,7 @@ def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight
 def limit_in_words(limit: str) -> str:
     """What ``find_limit`` says, for a sentence: ``weights bandwidth, 61% of the engine's time``."""
     cause, _, share = limit.rpartition(" ")
-    return f"{cause}, {share} of the engine's time" if share.endswith("%") else limit
+    return f"{SAID.get(cause, cause)}, {share} of the engine's time" if share.endswith("%") else limit
 
 
 def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
