@@ -328,18 +328,18 @@ def plan_in_words(plan: Plan) -> str:
     """The plan in a sentence: what to serve on what, and what that delivers."""
     service, figures = plan.service, plan.predicted
     layout = layout_in_words(plan)
+    means = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {figures['mean_tpot_ms']:,.3g}{SPACE}ms"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         rate = rate_in_words(value, low, high, "requests/s")
-        latencies = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {figures['mean_tpot_ms']:,.3g}{SPACE}ms"
-        size, delivers = plan.num_gpus, f"{rate}, {latencies}"
+        size, delivers = plan.num_gpus, f"{rate}, {means}"
     else:
         size, load = service.total_gpus, service.load
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout}"
         kept = [_target_in_words(target.metric, target.predicted_ms) for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
-        delivers = ", ".join([f"{load:,.4g} {service.load_unit}", *kept, *price])
+        delivers = ", ".join([f"{load:,.4g} {service.load_unit}", *(kept or [means]), *price])
     return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}, {layout}: {delivers}"
 
 
@@ -371,7 +371,10 @@ def _brief_plan_lines(
 ) -> Iterator[str]:
     """Three reasons, what binds, what it costs to be surer, and the warnings that touch the answers of the model."""
     yield from items("-", _brief_reasons(ranking, plan, ahead))
-    yield from items("-", [f"what binds: {what_binds(request, candidate)}"])
+    binds = what_binds(request, candidate)
+    if plan.service and not binds.startswith(plan.service.bound_by):  # a larger load breaks something else first
+        binds = plan.service.bound_by
+    yield from items("-", [f"what binds: {binds}"])
     if plan.service:
         yield from items("-", _ladder_lines(plan.service))
     general = candidate.resolved.notes
