@@ -135,6 +135,7 @@ def _measurable(request: Request, merit: Merit, ranking: Ranking, candidate: Can
     """A candidate with its own benchmark, replayed."""
     found = with_figures(request, candidate)
     assert found.prediction is not None  # noqa: S101
+    ranking = replace(ranking, candidates=tuple(found if one is candidate else one for one in ranking.candidates))
     return _setting(assemble(request, ranking, found), found.deployment, merit, found.prediction)
 
 
