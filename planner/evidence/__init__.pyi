@@ -21,8 +21,8 @@ from .calibration import mean_width as mean_width
 from .own_runs import MEANINGS as MEANINGS
 
 # the plans of a folder, what was measured of them, and why it missed
-from .causes import ComparedLine as ComparedLine
-from .causes import compare_plan as compare_plan
+from .compared import ComparedLine as ComparedLine
+from .compared import compare_plan as compare_plan
 from .folder import PlanFolder as PlanFolder
 from .folder import PlanFolders as PlanFolders
 from .folder import read_measured as read_measured

@@ -14,7 +14,8 @@ from typing import Any
 
 from planner.errors import InputError, PlannerError
 from planner.evidence.bench_result import read_number
-from planner.evidence.causes import ComparedLine, Finding, compare_plan, compare_results, find_causes
+from planner.evidence.causes import Finding, find_causes
+from planner.evidence.compared import ComparedLine, compare_plan, compare_results
 from planner.evidence.folder import MeasuredPlan, read_measured, read_result
 from planner.planning import SHIPPED, Deployment, Plan, local_for, redeploy, simulate_serve
 from planner.workload import Workload

@@ -17,7 +17,7 @@ from planner.engine.parse import read_line
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.errors import InputError
-from planner.evidence.causes import ComparedLine, compare_plan
+from planner.evidence.compared import ComparedLine, compare_plan
 from planner.evidence.folder import MeasuredPlan
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import unset_kv_cache_space, with_kv_cache_space
