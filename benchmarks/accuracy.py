@@ -234,7 +234,7 @@ def bias(observed: Sequence[Observed], misses: Sequence[Miss]) -> Iterator[str]:
 def parameters(without: LeaveOut) -> Iterator[str]:
     """How many factors each line of the structure has, how many are shipped, and of how many runs the median is."""
     design = without.problem.design
-    effects = EfficiencyFit(design, without.factors, np.zeros_like(without.factors), float("nan")).effects()
+    effects = EfficiencyFit(design, without.factors, float("nan")).effects()
     shipped: dict[tuple[str, frozenset[str]], list[int]] = defaultdict(list)
     for effect in effects:
         shipped[effect.target, frozenset(effect.when)].append(effect.rows)
