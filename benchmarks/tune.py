@@ -25,7 +25,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,8 +36,7 @@ import numpy as np
 
 from planner.errors import PlannerError
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
-from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out
-from planner.evidence.observe import observe
+from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out_of
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.planning.tuning.standing import Floats, Prospects
 from planner.planning.tuning.state import SURE, WITHIN
@@ -63,14 +62,13 @@ class Table:
 
     def forecast(self, name: Any) -> dict[str, Any]:
         """Each setting of one grid: measured and predicted figures, and how the latter are uncertain together."""
-        observed = self.without.problem.terms.observed
+        observed = self.without.observed
         calibration = held_out(self.without, self.pairs[LEFT_OUT["pair"](observed[self.grids[name][0]])])
         settings, spreads, seen = [], [], set()
         for number in self.grids[name]:
             run = self.runs[observed[number].run_id]
-            case = case_of(run, resent=run.run_id in self.resent)
+            case = case_of(run, resent=run.run_id in self.resent).with_fits(calibration)
             try:
-                case = replace(case, deployment=replace(case.deployment, calibration=calibration))
                 prediction = simulate(case)
                 predicted = figures_in_columns(case, prediction)
             except PlannerError:
@@ -105,10 +103,10 @@ def setting_of(run: MeasuredRun) -> dict[str, Any]:
 def read_table(path: Path) -> Table:
     """The runs, the fit to all of them, and the grids."""
     runs = {run.run_id: run for run in read_runs(path)}
-    observed, _ = observe([run for run in runs.values() if run.bench != "latency"], processes=2)
+    without, _ = leave_out_of((run for run in runs.values() if run.bench != "latency"), processes=2)
     pairs: dict[Any, list[int]] = defaultdict(list)
     grids: dict[Any, list[int]] = defaultdict(list)
-    for number, one in enumerate(observed):
+    for number, one in enumerate(without.observed):
         run = runs[one.run_id]
         pairs[LEFT_OUT["pair"](one)].append(number)
         if run.bench != "serve" or THROUGHPUT not in run.metrics or run.arrival == "poisson" or run.suspect:
@@ -117,7 +115,6 @@ def read_table(path: Path) -> Table:
         engine = (run.engine_build, run.engine_version, run.arrival, run.family)
         grids[run.gpu, one.covariates["shape"], *engine, *lengths].append(number)
     kept = {name: members for name, members in grids.items() if len(members) >= LEAST_SETTINGS}
-    without = leave_out(observed)
     _ = without.belief  # once, before there are several processes
     return Table(without, runs, resent(runs.values()), dict(pairs), kept)
 
