@@ -1,17 +1,23 @@
 """CPU seconds that a replay takes: ten thousand requests of 1024 + 1024 tokens, on a linear timer.
 
 python benchmarks/replay_speed.py
+python benchmarks/replay_speed.py --prefixes 1000000    # a trace with blocks that prompts share, and its memory
 """
 
 from __future__ import annotations
 
+import argparse
+import resource
 import time
 from dataclasses import dataclass
+
+import numpy as np
 
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
-from planner.workload.requests import Workload
+from planner.workload.prefixes import Prefixes
+from planner.workload.requests import Requests, Workload
 
 
 @dataclass
@@ -43,7 +49,54 @@ CASES = {
 }
 
 
+TURNS, BLOCKS, BLOCK_TOK = 4, 3, 512  #: of a conversation; that a turn adds; of a block, as in Mooncake's traces
+BETWEEN = 300  #: requests from a turn to the next one
+
+
+@dataclass
+class Fast(Linear):
+    """A server that keeps up with fifty such requests per second."""
+
+    def step_s(self, batch: Batch) -> float:
+        self.calls += 1
+        return 3e-3 + 2e-5 * batch.decode_seqs + 1e-9 * batch.decode_context_tok + 3e-6 * batch.prefill_tok
+
+
+def conversations(count: int) -> Requests:
+    """Requests of conversations that overlap: each prompt holds the blocks of the turns before it."""
+    number = np.arange(count)
+    group, place = np.divmod(number, TURNS * BETWEEN)
+    turn, conversation = place // BETWEEN, group * BETWEEN + place % BETWEEN
+    blocks = (turn + 1) * BLOCKS
+    first = np.cumsum(blocks) - blocks
+    names = np.repeat(conversation * TURNS * BLOCKS - first, blocks) + np.arange(blocks.sum())
+    sizes = np.full(len(names), BLOCK_TOK)
+    answers, before = np.zeros(count, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    prefixes = Prefixes.of_arrays(names, sizes, blocks, answers, before)
+    return Requests(blocks * BLOCK_TOK, 64 + number % 129, number / 50, prefixes)
+
+
+def with_prefixes(count: int) -> None:
+    """How long a trace with prefix blocks takes, and what it needs."""
+    start = time.process_time()
+    requests = conversations(count)
+    made = time.process_time()
+    timer = Fast()
+    workload = Workload(1, 1, count, request_rate=50.0)
+    served = replay(timer, workload, SchedulerLimits(1024, 8192, 2_000_000, enable_prefix_caching=True), None, requests)
+    spent_s = time.process_time() - made
+    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    print(f"{count:,} requests of {requests.input_len.mean():,.0f} tokens in blocks of {BLOCK_TOK}")
+    print(f"{made - start:.1f} s for the tree, {spent_s:.1f} s for the replay, {peak_gb:.2f} GB at most")
+    print(f"{served.cached_share:.1%} found, {requests.reusable_tok / requests.input_len.mean():.1%} were there once")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU seconds that a replay takes.")
+    parser.add_argument("--prefixes", type=int, metavar="N", help="instead: N requests with blocks that they share")
+    if count := parser.parse_args().prefixes:
+        with_prefixes(count)
+        return
     print(f"{'workload':<45} {'CPU s':>6} {'timer calls':>12} {'preemptions':>12}")
     for name, (workload, kv_cache_tokens) in CASES.items():
         timer = Linear()

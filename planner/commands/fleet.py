@@ -19,7 +19,13 @@ from planner.commands.inputs import (
     load_model,
     typed,
 )
-from planner.commands.load import LENGTHS, check_context, checked_confidence
+from planner.commands.load import (
+    LENGTHS,
+    check_context,
+    checked_confidence,
+    checked_workload,
+    requests_of_sessions,
+)
 from planner.commands.options import (
     LOAD,
     Calibration,
@@ -38,6 +44,7 @@ from planner.commands.options import (
     RangeRatio,
     Refresh,
     Revision,
+    RouterName,
     Timeout,
     TotalRate,
     Tpot,
@@ -131,6 +138,7 @@ def size_fleet(
     workload: WorkloadName = None,
     classes: Classes = (),
     trace: Trace = None,
+    router: RouterName = None,
     ttft: Ttft = None,
     tpot: Tpot = None,
     e2el: E2el = None,
@@ -158,7 +166,8 @@ def size_fleet(
     The load is a ``request_rate`` (requests per second, of all servers together) of ``input_len`` and ``output_len``
     tokens (1024 each where nothing is said) or of a ``workload`` by name; several ``classes``
     (``Demand("chat", 20, 1024, 256)``: a name, requests per second, tokens in and out); or a ``trace``, a file of
-    recorded arrivals. ``ttft``, ``tpot`` and ``e2el`` are targets in ms at a ``percentile``. ``headroom`` is the share
+    recorded arrivals, which a ``router`` deals to the servers.
+    ``ttft``, ``tpot`` and ``e2el`` are targets in ms at a ``percentile``. ``headroom`` is the share
     of the load that is carried on top of it, ``n_plus`` spare servers of each kind, ``stock`` whole GPUs that there are
     at most, ``price`` USD per GPU and hour instead of the profiles'. ``engine`` are settings that are given instead of
     searched.
@@ -183,6 +192,11 @@ def size_fleet(
         request_rate, input_len, output_len, random_range_ratio, workload, tuple(classes),
         Path(trace) if trace is not None else None,
     )  # fmt: skip
+    if router is not None and not any(demand.reused for demand in demands):
+        raise InputError(
+            "--router has nothing to go with: what these prompts have in common is not known",
+            hint="add a --trace with hash_ids, sessions or turns, or --workload multi-turn-chat",
+        )
     profiles, remarks = find_gpus(gpu, network_gb_per_s)
     prices, stocks = parse_prices(assignments(price), profiles), _stocks(assignments(stock), profiles)
     transfer_bytes_per_s = _transfer(kv_transfer_gb_per_s, disaggregated)
@@ -211,6 +225,7 @@ def size_fleet(
         basis=Basis(local.constants),
         calibration=local.calibration,
         args=args,
+        router=router or "round-robin",
     )
     fleets = plan_fleets(asked)
     divided = _divided(fleets, transfer_bytes_per_s) if disaggregated else ()
@@ -250,8 +265,8 @@ def _demands(
     if rate is None:
         raise InputError("no load is given", hint="add --request-rate, --class or --trace")
     if workload is not None:
-        if typed("workload", workload, str) not in NAMED:
-            raise UnknownNameError("workload", workload, NAMED, see="docs/library.md")
+        if checked_workload(typed("workload", workload, str)) not in NAMED:
+            return (Demand.reusing(workload, rate, requests_of_sessions(workload, rate)),), ()
         return (Demand.named("", rate, workload),), ()
     input_tok = defaults.LEN if input_len is None else typed("input_len", input_len, int)
     output_tok = defaults.LEN if output_len is None else typed("output_len", output_len, int)

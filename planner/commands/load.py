@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from planner.commands.inputs import typed
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
-from planner.workload import DEFAULT_PERCENTILE, NAMED, parse_slos, refuse_gaps_of_one_token
+from planner.workload import DEFAULT_PERCENTILE, NAMED, named_sessions, parse_slos, refuse_gaps_of_one_token
 
 if TYPE_CHECKING:
     from planner.commands.declare import Rivals
     from planner.planning import Targets
-    from planner.workload import Slo, Workload
+    from planner.workload import Requests, Router, Slo, Workload
 
 #: Parameters that say what a trace says itself, with their flags.
 OF_A_TRACE = {
@@ -54,6 +54,7 @@ class LoadFlags:
     trace: Path | None
     seed: int | None
     num_prompts: int | None
+    router: Router | None
     limits_ms: Mapping[str, float | None]
     percentile: str | None
     confidence: float | None
@@ -72,6 +73,7 @@ class AskedLoad:
     longest_len: int | None = None
     targets: Targets | None = None
     notes: tuple[str, ...] = ()
+    prefix_len: int = 0  #: that a cache finds which forgets nothing, of a prompt of both
 
 
 def checked_confidence(value: float | None) -> float | None:
@@ -95,11 +97,12 @@ def asked_load(given: LoadFlags) -> AskedLoad:
     if not slos and lonely:
         raise InputError(f"{lonely} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
     if given.trace is not None:
-        return _of_trace(given.trace, slos, confidence=given.confidence or defaults.CONFIDENCE)
+        return _of_trace(given.trace, slos, given)
     lengths = (given.input_len or defaults.LEN, given.output_len or defaults.LEN, given.random_range_ratio or 0.0)
     if given.workload:
-        if given.workload not in NAMED:
-            raise UnknownNameError("workload", given.workload, NAMED, see="docs/library.md")
+        if given.workload in named_sessions():
+            return _of_sessions(given.workload, slos, given)
+        checked_workload(given.workload)
         named = NAMED[given.workload]
         lengths = (named.input_len, named.output_len, named.range_ratio)
     if not lengths[2]:
@@ -123,35 +126,63 @@ def _targets(given: LoadFlags, slos: tuple[Slo, ...]) -> Targets:
     return Targets(slos, "rate", rate, confidence=given.confidence or defaults.CONFIDENCE)
 
 
-def _of_trace(path: Path, slos: tuple[Slo, ...], *, confidence: float) -> AskedLoad:
-    from planner.planning import PlannedTrace, Targets
+def checked_workload(name: str) -> str:
+    """``--workload``. Raises UnknownNameError."""
+    if name not in NAMED and name not in named_sessions():
+        raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/library.md")
+    return name
+
+
+def requests_of_sessions(name: str, rate: float | None, seed: int = 0) -> Requests:
+    """A load of several turns by name. Raises InputError without a rate: hits depend on how many sessions there are."""
+    if rate is None:
+        raise InputError(
+            f"--workload {name} has turns, and what they find in the prefix cache depends on how many come",
+            hint="add --request-rate, requests per second of all servers together",
+        )
+    if not defaults.LEAST_RATE <= rate <= defaults.MOST_RATE:
+        raise InputError(f"--request-rate {rate:g} is no rate to plan for", hint="give requests per second")
+    return named_sessions()[name].requests(rate, seed)
+
+
+def _of_sessions(name: str, slos: tuple[Slo, ...], given: LoadFlags) -> AskedLoad:
+    requests = requests_of_sessions(name, given.request_rate, given.seed or 0)
+    return _of_requests(requests, slos, given, rate=given.request_rate or 0.0)
+
+
+def _of_requests(requests: Requests, slos: tuple[Slo, ...], given: LoadFlags, *, rate: float, **of: Any) -> AskedLoad:
+    """Requests at their own pace. The lengths are their means: what is new, after what a cache may find."""
+    from planner.planning import Targets
+
+    confidence, router = given.confidence or defaults.CONFIDENCE, given.router or "round-robin"
+    targets = Targets(slos, "rate", rate, requests, confidence=confidence, router=router, **of)
+    prefix_len = round(requests.reusable_tok)
+    new_len = max(round(float(requests.input_len.mean())) - prefix_len, 1)
+    output_len = max(round(float(requests.output_len.mean())), 1)
+    return AskedLoad(new_len, output_len, 0.0, requests.max_total_len, targets, prefix_len=prefix_len)
+
+
+def _of_trace(path: Path, slos: tuple[Slo, ...], given: LoadFlags) -> AskedLoad:
+    from planner.planning import PlannedTrace
     from planner.workload import read_trace
 
     trace = read_trace(path)
-    busiest = trace.busiest
     if not defaults.LEAST_RATE <= trace.busiest_rate <= defaults.MOST_RATE:
         raise InputError(
             f"--trace {path}: its busiest stretch has {trace.busiest_rate:.3g} requests/s",
             hint=f"plans are made for {defaults.LEAST_RATE:g} to {defaults.MOST_RATE:,.0f} requests/s",
         )
-    targets = Targets(
-        slos,
-        "rate",
-        trace.busiest_rate,
-        busiest,
-        confidence=confidence,
-        trace=PlannedTrace(
-            path=trace.path,
-            sha256=trace.sha256,
-            requests=trace.rows,
-            mean_rate=trace.mean_rate,
-            busiest_rate=trace.busiest_rate,
-        ),
-        burstiness=trace.burstiness,
+    planned = PlannedTrace(
+        path=trace.path,
+        sha256=trace.sha256,
+        requests=trace.rows,
+        mean_rate=trace.mean_rate,
+        busiest_rate=trace.busiest_rate,
     )
     # what is planned for is the busiest stretch; only the context has to hold the longest request of all
-    input_len, output_len = round(float(busiest.input_len.mean())), round(float(busiest.output_len.mean()))
-    return AskedLoad(max(input_len, 1), max(output_len, 1), 0.0, trace.longest_len, targets, trace.notes)
+    of = {"trace": planned, "burstiness": trace.burstiness}
+    found = _of_requests(trace.busiest, slos, given, rate=trace.busiest_rate, **of)
+    return replace(found, longest_len=trace.longest_len, notes=trace.notes)
 
 
 def _refuse_contradictions(given: LoadFlags) -> None:
@@ -169,6 +200,11 @@ def _refuse_contradictions(given: LoadFlags) -> None:
         raise InputError(
             "--request-rate and --max-concurrency are both given",
             hint="say how the load comes: so many a second, or so many in flight",
+        )
+    if given.router is not None and given.trace is None and given.workload not in named_sessions():
+        raise InputError(
+            "--router has nothing to go with: what these prompts have in common is not known",
+            hint="add --trace, or --workload with one of " + ", ".join(named_sessions()),
         )
 
 

@@ -116,10 +116,14 @@ PrefixCacheHitRate = Annotated[float, Option(panel=LOAD, help="Share of each pro
 WorkloadName = Annotated[
     str | None,
     Option(
-        kind=Literal["chat", "rag", "summarise", "code", "agent", "reasoning"],
+        kind=Literal["chat", "rag", "summarise", "code", "agent", "reasoning", "multi-turn-chat", "coding-agent"],
         panel=LOAD,
         help="A workload by name, instead of lengths.",
     ),
+]
+RouterName = Annotated[
+    Literal["round-robin", "least-loaded", "prefix-aware"] | None,
+    Option(panel=LOAD, help="Which server gets which request. Default: round-robin."),
 ]
 NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests.")]
 BatchSize = Annotated[int, Option(min=1, panel=LOAD, help="Prompts of the one batch.")]

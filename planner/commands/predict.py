@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from planner.commands.declare import Option, command, keywords
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from planner.commands.options import PathName
     from planner.engine import EngineFlags
     from planner.output import Bench, PredictionAnswer, PredictionRefused
-    from planner.workload import Workload
+    from planner.workload import Requests, Workload
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
@@ -72,6 +73,15 @@ def _targets_of(words: Sequence[str]) -> dict[str, float]:
 Percentiles = Annotated[
     Sequence[float],
     Option(kind=str, read=_percentiles, default="99", panel=LOAD, help="Percentiles to report, such as 50,90,99."),
+]
+Trace = Annotated[
+    "PathName | None",
+    Option(
+        kind=Path,
+        metavar="FILE",
+        panel=LOAD,
+        help="Instead of lengths: recorded requests, at their own pace or at --request-rate.",
+    ),
 ]
 Goodput = Annotated[
     Mapping[str, float] | None,
@@ -116,6 +126,7 @@ def predict_serve(
     seed: Seed = 0,
     random_prefix_len: PrefixLen = 0,
     prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
+    trace: Trace = None,
     metric_percentiles: Percentiles = (99,),
     goodput: Goodput = None,
     network_gb_per_s: NetworkGbPerS = None,
@@ -138,6 +149,11 @@ def predict_serve(
     ``answer.ok`` is false and ``answer.reason`` says so. Raises IllegalPlanError for settings that vLLM refuses,
     InputError for a load that it would refuse or that does not end, and what ``load_model`` and ``load_gpu`` raise.
     """
+    requests: Requests | None = None
+    said: tuple[str, ...] = ()
+    if trace is not None:
+        requests, lengths, said = _recorded(Path(trace), request_rate)
+        input_len, output_len, num_prompts, request_rate = lengths
     workload = workload_of(
         input_len=input_len,
         output_len=output_len,
@@ -157,7 +173,7 @@ def predict_serve(
         "percentiles": tuple(typed("metric_percentiles", one, float) for one in metric_percentiles),
         "goodput": _targets_ms(goodput or {}),
     }
-    return _predict("serve", workload, case, explain=explain, **asked)
+    return _predict("serve", workload, case, explain=explain, requests=requests, said=said, **asked)
 
 
 @command("predict throughput", help="Offline, all prompts at once: vllm bench throughput.", engine=TIME)
@@ -223,9 +239,16 @@ def predict_latency(
 
 
 def _predict(
-    bench: Bench, workload: Workload, case: _Case, *, explain: bool, **asked: Any
+    bench: Bench,
+    workload: Workload,
+    case: _Case,
+    *,
+    explain: bool,
+    requests: Requests | None = None,
+    said: tuple[str, ...] = (),
+    **asked: Any,
 ) -> PredictionAnswer | PredictionRefused:
-    """Predict ``workload``; ``asked`` is for the result of the bench."""
+    """Predict ``workload``, or ``requests`` of which it has the means; ``asked`` is for the result of the bench."""
     from planner.output import PredictionAnswer, PredictionRefused
     from planner.planning import (
         resolve_deployment,
@@ -246,22 +269,41 @@ def _predict(
     )
     version = version_for(case.engine_version, profile)
     local = fits_for(case.calibration)
-    remarks = (*remarks, *local.notes)
+    remarks = (*remarks, *local.notes, *said)
     basis = basis_for(local, args)
     deployment = resolve_deployment(
         resolved.model, profile, args, version, offline=bench != "serve", basis=basis, calibration=local.calibration
     )
     check_load(workload)
-    check_context(workload, deployment.config.max_model_len, resolved.resolved)
-    if deployment.requests_held(workload.max_total_len) < 1:
+    longest = workload.max_total_len if requests is None else requests.max_total_len
+    check_context(
+        workload, deployment.config.max_model_len, resolved.resolved, longest_len=(requests and longest) or None
+    )
+    if deployment.requests_held(longest) < 1:
         return PredictionRefused(deployment, workload, resolved, remarks)
     benches = {
         "serve": simulate_serve,
         "throughput": simulate_throughput,
         "latency": simulate_latency,
     }
+    if requests is not None:
+        asked["requests"] = requests
     prediction = benches[bench](deployment, workload, **asked)
     return PredictionAnswer(bench, prediction, deployment, resolved, explain, remarks)
+
+
+def _recorded(path: Path, rate: float) -> tuple[Requests, tuple[int, int, int, float], tuple[str, ...]]:
+    """The busiest stretch of a trace; its mean lengths, number and rate; and notes."""
+    from planner.workload import read_trace
+
+    trace = read_trace(path)
+    requests = trace.busiest
+    if isfinite(rate):
+        requests = replace(requests, arrival_s=requests.arrival_s * (trace.busiest_rate / rate))
+    means = (max(round(float(lengths.mean())), 1) for lengths in (requests.input_len, requests.output_len))
+    input_len, output_len = means
+    rate = rate if isfinite(rate) else trace.busiest_rate
+    return requests, (input_len, output_len, len(requests.arrival_s), rate), trace.notes
 
 
 def _targets_ms(targets: Mapping[str, float]) -> dict[str, float]:

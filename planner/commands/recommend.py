@@ -36,6 +36,7 @@ from planner.commands.options import (
     RangeRatio,
     Refresh,
     Revision,
+    RouterName,
     Seed,
     Timeout,
     TotalRate,
@@ -104,6 +105,7 @@ def recommend_plans(
     request_rate: TotalRate = None,
     burstiness: Burstiness | None = None,
     trace: Trace | None = None,
+    router: RouterName = None,
     seed: Seed | None = None,
     num_prompts: NumPrompts | None = None,
     ttft: Ttft = None,
@@ -130,7 +132,8 @@ def recommend_plans(
 
     The load is given by lengths in tokens or a ``workload`` by name (chat, rag, summarise, code, agent, reasoning) and
     ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers together); or as
-    a ``trace``, a file of recorded arrivals and lengths. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at
+    a ``trace``, a file of recorded arrivals and lengths; ``router`` says how that, or a workload of several turns
+    (multi-turn-chat, coding-agent), is dealt to servers. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at
     a ``percentile`` (99, ``"mean"``): the cheapest plan is found that keeps them
     with probability ``confidence`` (0.8); several GPUs stand by USD per hour, ``price`` says others than the
     profiles' per GPU (``{"mi355x": 2.5}``). ``engine`` are settings that are given instead of searched; those of the
@@ -164,7 +167,7 @@ def recommend_plans(
     sent = workload_of(
         input_len=load.input_len, output_len=load.output_len, num_prompts=given.get("num_prompts", 1),
         max_concurrency=given.get("max_concurrency"), burstiness=given.get("burstiness", 1.0),
-        range_ratio=load.range_ratio, seed=given.get("seed", 0), prefix_len=random_prefix_len,
+        range_ratio=load.range_ratio, seed=given.get("seed", 0), prefix_len=load.prefix_len or random_prefix_len,
     )  # fmt: skip
     limit = min(own_context, args.max_model_len or own_context)
     check_context(sent, limit, resolved.resolved, longest_len=load.longest_len)

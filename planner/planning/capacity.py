@@ -24,7 +24,7 @@ from planner.planning.predict import Estimate, estimate, estimated_uncertainty
 from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, least_upper
 from planner.simulator import Replay, good_requests, hopeless_at, statistic_ms
 from planner.units import MS
-from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload
+from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload, share
 
 By = Literal["rate", "concurrency"]
 #: Ratio of neighbouring loads that are told apart; a replay of so many requests scatters by as much.
@@ -115,6 +115,7 @@ class _Served:
     whole: bool
     doubt: UncertaintyOfReplay
     margins: dict[Slo, float]  #: at the confidence at which it ended early; empty for one that is whole
+    reused: bool = False  #: whether it is known what the prompts have in common
 
 
 class Capacity:
@@ -257,7 +258,8 @@ def _serve(
     served = deployment.replay(workload, requests, keep_steps=sent <= MOST_REQUESTS, hopeless=hopeless)
     ended = len(served.sent_s) == sent
     doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=False)
-    return _Served(workload, served, ended, doubt, {} if ended else margins)
+    reused = requests is not None and requests.prefixes is not None
+    return _Served(workload, served, ended, doubt, {} if ended else margins, reused)
 
 
 def _read(
@@ -276,8 +278,17 @@ def _read(
     good = good_requests(replay, targets_ms) / len(replay.sent_s)
     by: By = "rate" if workload.max_concurrency is None else "concurrency"
     value = workload.max_concurrency or workload.request_rate
+    if served.reused:  # less is found than in a cache that forgets nothing
+        workload = as_found(workload, replay)
+        steady = Steady.of(doubt.deployment, workload, steady.doubt)
     stable = by == "concurrency" or value <= steady.rate(confidence) * (1 + ROUNDING)
     return ServedLoad(by, value, workload, tuple(readings), good, stable, replay, whole=served.whole)
+
+
+def as_found(workload: Workload, served: Replay) -> Workload:
+    """``workload`` with what a replay found in the prefix cache as tokens that all prompts begin with."""
+    found_tok, prompt_tok = round(float(served.cached_tok.mean())), workload.prefix_len + workload.input_len
+    return replace(workload, prefix_len=found_tok, input_len=max(prompt_tok - found_tok, 1))
 
 
 def largest_load(
@@ -349,13 +360,13 @@ def paced(requests: Requests | None, workload: Workload) -> Requests | None:
     """The first requests of a trace at the load of ``workload``: its rhythm at that rate, or all at once."""
     if requests is None:
         return None
-    count = min(workload.num_prompts, len(requests.arrival_s))
-    arrival_s = requests.arrival_s[:count] - requests.arrival_s[0]
+    requests = share(requests, 1, workload.num_prompts)
+    arrival_s, count = requests.arrival_s, len(requests.arrival_s)
     if workload.request_rate == inf:
         arrival_s = arrival_s * 0.0
     elif arrival_s[-1] > 0:
         arrival_s = arrival_s * (count / workload.request_rate / arrival_s[-1])
-    return Requests(requests.input_len[:count], requests.output_len[:count], arrival_s)
+    return replace(requests, arrival_s=arrival_s)
 
 
 def in_flight(deployment: Deployment, workload: Workload, rate: float) -> int:

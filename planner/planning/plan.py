@@ -132,6 +132,8 @@ class Service(_Record):
     bound_by: str = ""  #: what a larger load breaks
     output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
     usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
+    router: str | None = None  #: between the servers and the requests of a trace
+    prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     ladder: tuple[PlannedRung, ...] = ()  #: of the best plan; empty for others, and where many GPUs are compared
     measure_next: PlannedRun | None = None  #: None: nothing hangs on it, or no run tells enough
 

@@ -57,7 +57,7 @@ def simulate_serve(
 ) -> Prediction:
     """The result of ``vllm bench serve``; ``served`` is the replay, of ``requests`` if any, where it is at hand;
     ``asked`` as for ``bench.serve_result``."""
-    served = served or _replayed(deployment, workload)
+    served = served or _replayed(deployment, workload, requests)
     backend = bench_backend(deployment.config.version)
     result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:
@@ -91,9 +91,12 @@ def _offline(deployment: Deployment, workload: Workload, result_of: Callable[...
     return Prediction(result, served, UncertaintyOfReplay(deployment, workload, served, offline=True))
 
 
-def _replayed(deployment: Deployment, workload: Workload, *, offline: bool = False) -> Replay:
+def _replayed(
+    deployment: Deployment, workload: Workload, requests: Requests | None = None, *, offline: bool = False
+) -> Replay:
     """With its steps, unless these are very many."""
-    return deployment.replay(workload, offline=offline, keep_steps=workload.num_prompts <= MOST_REQUESTS)
+    few = workload.num_prompts <= MOST_REQUESTS
+    return deployment.replay(workload, requests, offline=offline, keep_steps=few)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,13 @@ from .requests import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
 from .requests import Requests as Requests
 from .requests import Workload as Workload
 
+# which server gets which of them
+from .routing import Router as Router
+from .routing import share as share
+
+# loads of several turns, by name
+from .sessions import named_sessions as named_sessions
+
 # latency targets
 from .targets import DEFAULT_PERCENTILE as DEFAULT_PERCENTILE
 from .targets import Slo as Slo

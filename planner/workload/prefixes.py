@@ -98,10 +98,16 @@ class Prefixes:
         """Those of some of the requests."""
         return replace(self, prompt=self.prompt[which], answer=self.answer[which])
 
-    def seen_by_one_of(self, servers: int) -> Prefixes:
-        """As one of ``servers`` knows it that got the earlier requests in turn."""
-        mine = slice(len(self.before) % servers, None, servers)
-        return replace(self, before=self.before[mine], before_tok=self.before_tok[mine])
+    def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
+        """The same requests on a server that has answered those at the nodes ``earlier`` too.
+
+        ``before``: which of the requests before the first one of all it has answered.
+        """
+        return replace(
+            self,
+            before=np.concatenate([self.before[before], earlier]),
+            before_tok=np.concatenate([self.before_tok[before], earlier_tok]),
+        )
 
     @cached_property
     def reusable_tok(self) -> Nodes:

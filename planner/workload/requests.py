@@ -54,6 +54,16 @@ _MOST = (
 MOST_IN_FLIGHT = MOST_REQUESTS // 5  #: a closed loop sends several requests for each place
 
 
+#: Seconds that an answer is taken to last: to its first token, and for each token. About what people read; a server
+#: that is slower or faster moves what follows it by a few seconds.
+ANSWER_S, ANSWER_S_PER_TOK = 1.0, 0.025
+
+
+def answer_s(output_tok: float) -> float:
+    """Seconds from a request to the end of its answer, where nothing is known of the server."""
+    return ANSWER_S + ANSWER_S_PER_TOK * output_tok
+
+
 @dataclass(frozen=True, slots=True)
 class Requests:
     """What the client sends, in order: tokens and arrival times. Arrays of shape (num_prompts,)."""
@@ -72,17 +82,15 @@ class Requests:
         """The first ``count`` of them."""
         return self.chosen(slice(0, count))
 
-    def dealt(self, servers: int, most: int) -> Requests:
-        """The share of one of ``servers`` that get requests in turn: the first ``most`` of it, from time zero on."""
-        share = self.chosen(slice(0, most * servers, servers))
-        if share.prefixes:
-            share = replace(share, prefixes=share.prefixes.seen_by_one_of(servers))
-        return replace(share, arrival_s=share.arrival_s - share.arrival_s[0])
-
     def chosen(self, which: NDArray[Any] | slice) -> Requests:
         """Some of them, in order."""
         prefixes = self.prefixes and self.prefixes.chosen(which)
         return Requests(self.input_len[which], self.output_len[which], self.arrival_s[which], prefixes)
+
+    @property
+    def reusable_tok(self) -> float:
+        """Tokens of a prompt, on average, that a cache finds which forgets nothing."""
+        return float(self.prefixes.reusable_tok.mean()) if self.prefixes else 0.0
 
 
 @dataclass(frozen=True, slots=True)

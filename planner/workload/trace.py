@@ -9,7 +9,16 @@ planner                    arrival_s, input_len, output_len                  sec
 Azure LLM inference trace  TIMESTAMP, ContextTokens, GeneratedTokens         date and time of day
 BurstGPT                   Timestamp, Request tokens, Response tokens        seconds
 Mooncake                   timestamp, input_length, output_length            milliseconds
+Alibaba Bailian            the same, with chat_id                            seconds
+conversations              arrival_s, turns                                  seconds, of the first turn
+vLLM's request log         see ``planner.workload.request_log``              date and time of day
 =========================  ================================================  ===================================
+
+What prompts have in common is known in three ways. ``hash_ids`` name the blocks of a prompt, each with all before it:
+512 tokens in Mooncake's traces, 16 in Bailian's. Rows of one ``session`` go on from each other: a prompt begins with
+the prompt and the answer before it, where it is long enough for both. Each of the ``turns`` of a conversation has the
+tokens that it adds (``input_len``), those of its answer (``output_len``) and the seconds that somebody, or a tool,
+takes after the answer before (``pause_s``).
 
 A million rows pass through a buffer of bounded size, which sorts rows that are out of order. What is kept is the
 busiest stretch of ``STRETCH`` requests in a row (most tokens per second): a plan has to carry that. A row that lacks a
@@ -22,19 +31,23 @@ import csv
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import count, pairwise
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from planner.errors import InputError
 from planner.resources import check_file
-from planner.workload.requests import MOST_TOK, Requests
+from planner.workload.request_log import LOGGED_BLOCK_TOK, is_request_log, read_request_log
+from planner.workload.requests import MOST_TOK, Requests, answer_s
+
+if TYPE_CHECKING:
+    from planner.workload.prefixes import Prefixes
 
 STRETCH = 20_000  #: requests in a row that are kept
 REORDERED = 65_536  #: rows of the sorting buffer; a row that is out of order by more is refused
@@ -55,14 +68,23 @@ class TraceFormat:
     input_len: str
     output_len: str
     unit_s: float | None
+    block_tok: int = 512  #: tokens of a block that ``hash_ids`` names
+    only_with: str = ""  #: another column, which tells two forms apart
+
+    def is_of(self, names: set[str]) -> bool:
+        """Whether these columns are those of the form."""
+        return {self.arrival, self.input_len, self.output_len, self.only_with or self.arrival} <= names
 
 
 FORMS = (
     TraceFormat("arrival_s", "input_len", "output_len", 1.0),
     TraceFormat("TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
     TraceFormat("Timestamp", "Request tokens", "Response tokens", 1.0),
+    TraceFormat("timestamp", "input_length", "output_length", 1.0, block_tok=16, only_with="chat_id"),
     TraceFormat("timestamp", "input_length", "output_length", 1e-3),
 )
+HASHES, SESSION, TURNS = "hash_ids", "session", "turns"
+MOST_TURNS = 10_000  #: of one conversation; more is taken for a mistake
 
 
 @dataclass(frozen=True)
@@ -100,8 +122,31 @@ class Trace:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: One request while it passes through: arrival in s, line number, tokens of the prompt, of the answer.
-_Row = tuple[float, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a prompt consists of: names of its pieces, and their tokens, or those of each but the last one.
+
+    ``answers``: how many of the last pieces are the answer to it.
+    """
+
+    names: Sequence[int]
+    sizes_tok: Sequence[int] | int
+    answers: int = 0
+
+    def sizes(self, prompt_tok: int) -> Sequence[int]:
+        """Tokens of every piece; blocks of one size fill the prompt but for the last one."""
+        if not isinstance(self.sizes_tok, int):
+            return self.sizes_tok
+        whole = min(prompt_tok // self.sizes_tok, len(self.names))
+        rest = [prompt_tok - whole * self.sizes_tok] * (len(self.names) - whole)
+        return [self.sizes_tok] * whole + rest
+
+
+#: One request while it passes through: arrival in s, a number in the order of the file, tokens of the prompt, of the
+#: answer, what the prompt consists of, and its line.
+_Row = tuple[float, int, int, int, Text | None, int]
 
 
 def read_trace(path: Path) -> Trace:
@@ -137,12 +182,17 @@ def _rows(lines: Iterator[str], path: str) -> Iterator[_Row]:
         raise InputError(f"--trace {path} is empty, or begins with an empty line", hint=_HINT)
     if first.lstrip().startswith("{"):
         yield from _json_rows(first, lines, path)
+    elif is_request_log(first):
+        for at, logged in enumerate(read_request_log(_with(first, lines), f"--trace {path}")):
+            text = Text(logged.names, LOGGED_BLOCK_TOK) if logged.names else None
+            yield logged.arrival_s, at, logged.input_len, logged.output_len, text, logged.line
     else:
         yield from _csv_rows(first, lines, path)
 
 
 def _json_rows(first: str, lines: Iterator[str], path: str) -> Iterator[_Row]:
     form: TraceFormat | None = None
+    sessions = _Sessions()
     for number, line in enumerate(_with(first, lines), 1):
         if not line.strip():
             continue
@@ -152,21 +202,26 @@ def _json_rows(first: str, lines: Iterator[str], path: str) -> Iterator[_Row]:
             raise InputError(f"--trace {path}: line {number} is not JSON", hint=_HINT) from error
         if not isinstance(fields, dict):
             raise InputError(f"--trace {path}: line {number} is not a JSON object", hint=_HINT)
+        if TURNS in fields:
+            yield from _turns(fields, number, path)
+            continue
         form = form or _form_of(list(fields), path)
-        yield _row(form, fields, number, path)
+        yield _row(form, fields, number, path, sessions)
 
 
 def _csv_rows(first: str, lines: Iterator[str], path: str) -> Iterator[_Row]:
     heading = [name.strip() for name in next(csv.reader([first]), [])]
     form = _form_of(heading, path)
-    wanted = {name: heading.index(name) for name in (form.arrival, form.input_len, form.output_len)}
+    named = (form.arrival, form.input_len, form.output_len, *({SESSION} & set(heading)))
+    wanted = {name: heading.index(name) for name in named}
+    sessions = _Sessions()
     reader = csv.reader(lines)
     try:
         for cells in reader:
             if not cells:
                 continue
             fields = {name: cells[at] for name, at in wanted.items() if at < len(cells)}
-            yield _row(form, fields, reader.line_num + 1, path)
+            yield _row(form, fields, reader.line_num + 1, path, sessions)
     except csv.Error as error:
         raise InputError(f"--trace {path}: line {reader.line_num + 1}: {error}", hint=_HINT) from error
 
@@ -178,24 +233,91 @@ def _with(first: str, lines: Iterator[str]) -> Iterator[str]:
 
 def _form_of(names: list[str], path: str) -> TraceFormat:
     for form in FORMS:
-        if {form.arrival, form.input_len, form.output_len} <= set(names):
+        if form.is_of(set(names)):
             return form
     shown = ", ".join(names)[:120] or "nothing"
-    raise InputError(f"--trace {path}: line 1 names {shown}, not the columns of a trace", hint=_HINT)
+    hint = _HINT
+    if "conversations" in names:
+        hint = 'it holds text: give tokens, {"arrival_s": 0, "turns": [{"input_len": 30, "output_len": 200}, ...]}'
+    raise InputError(f"--trace {path}: line 1 names {shown}, not the columns of a trace", hint=hint)
 
 
-def _row(form: TraceFormat, fields: dict[str, Any], number: int, path: str) -> _Row:
+class _Sessions:
+    """Names for the pieces of prompts that go on from each other."""
+
+    def __init__(self) -> None:
+        self._names = count()
+        self._last: dict[str, tuple[list[int], list[int]]] = {}  # of each session: names and sizes, answer included
+
+    def text(self, session: str, prompt_tok: int, answer_tok: int) -> Text:
+        """A prompt that goes on from the last one of the session, or one that begins anew."""
+        names, sizes = self._last.get(session, ([], []))
+        new_tok = prompt_tok - sum(sizes)
+        if new_tok < 0:  # shortened, or something else altogether
+            names, sizes, new_tok = [], [], prompt_tok
+        if new_tok:
+            names, sizes = [*names, next(self._names)], [*sizes, new_tok]
+        names, sizes = [*names, next(self._names)], [*sizes, answer_tok]
+        self._last[session] = names, sizes
+        return Text(names, sizes, answers=1)
+
+
+def _turns(fields: dict[str, Any], number: int, path: str) -> Iterator[_Row]:
+    """The turns of one conversation, each with all before it in its prompt."""
+    where, turns = f"--trace {path}: line {number}", fields[TURNS]
+    if not isinstance(turns, list) or not 1 <= len(turns) <= MOST_TURNS or not all(isinstance(t, dict) for t in turns):
+        raise InputError(
+            f"{where}: {TURNS} is no list of 1 to {MOST_TURNS:,} objects",
+            hint='such as {"arrival_s": 0, "turns": [{"input_len": 30, "output_len": 200, "pause_s": 5}]}',
+        )
+    arrival_s = _arrival_s(FORMS[0], fields.get(FORMS[0].arrival), where)
+    sessions, prompt_tok = _Sessions(), 0
+    for place, turn in enumerate(turns, 1):
+        here = f"{where}: turn {place}"
+        pause_s = _number(turn.get("pause_s", 0.0), f"{here}: pause_s")
+        if pause_s < 0:
+            raise InputError(f"{here}: pause_s is negative", hint="seconds from the answer before to this turn")
+        new_tok, answer_tok = (_tokens(turn.get(name), f"{here}: {name}") for name in ("input_len", "output_len"))
+        arrival_s += pause_s
+        prompt_tok += new_tok
+        unique = (number << 16) + place  # pieces of different conversations have different names
+        text = sessions.text("", prompt_tok, answer_tok)
+        named = Text([(number << 24) + name for name in text.names], text.sizes_tok, text.answers)
+        yield arrival_s, unique, prompt_tok, answer_tok, named, number
+        arrival_s += answer_s(answer_tok)
+        prompt_tok += answer_tok
+
+
+def _row(form: TraceFormat, fields: dict[str, Any], number: int, path: str, sessions: _Sessions) -> _Row:
     where = f"--trace {path}: line {number}"
     arrival_s = _arrival_s(form, fields.get(form.arrival), where)
-    lengths = []
-    for name in (form.input_len, form.output_len):
-        value = _number(fields.get(name), f"{where}: {name}")
-        if not 1 <= value <= MOST_TOK or value != int(value):
-            raise InputError(
-                f"{where}: {name} is {value:g}, not a number of tokens", hint="every request has one token or more"
-            )
-        lengths.append(int(value))
-    return arrival_s, number, lengths[0], lengths[1]
+    prompt_tok, answer_tok = (
+        _tokens(fields.get(name), f"{where}: {name}") for name in (form.input_len, form.output_len)
+    )
+    text: Text | None = None
+    if (hashes := fields.get(HASHES)) is not None:
+        text = _hashed(hashes, prompt_tok, form.block_tok, where)
+    elif session := fields.get(SESSION):
+        text = sessions.text(str(session), prompt_tok, answer_tok)
+    return arrival_s, number, prompt_tok, answer_tok, text, number
+
+
+def _hashed(hashes: Any, prompt_tok: int, block_tok: int, where: str) -> Text | None:
+    if not isinstance(hashes, list) or not all(type(one) is int and abs(one) < 2**62 for one in hashes):
+        raise InputError(f"{where}: {HASHES} is no list of whole numbers", hint="one for each block of the prompt")
+    if len(hashes) not in (prompt_tok // block_tok, -(-prompt_tok // block_tok)):
+        raise InputError(
+            f"{where}: {len(hashes)} {HASHES} for a prompt of {prompt_tok:,} tokens",
+            hint=f"one for each block of {block_tok} tokens",
+        )
+    return Text(hashes, block_tok) if hashes else None
+
+
+def _tokens(value: Any, where: str) -> int:
+    number = _number(value, where)
+    if not 1 <= number <= MOST_TOK or number != int(number):
+        raise InputError(f"{where} is {number:g}, not a number of tokens", hint="every request has one token or more")
+    return int(number)
 
 
 def _arrival_s(form: TraceFormat, value: Any, where: str) -> float:
@@ -228,12 +350,12 @@ def _in_order(rows: Iterator[_Row], seen: _Summary, path: str) -> Iterator[_Row]
     waiting: list[_Row] = []
     newest_s, passed_s = float("-inf"), float("-inf")
     for row in rows:
-        if row[0] < newest_s:
-            seen.note_disorder(row[1])
+        if row[0] < newest_s and not (row[4] and row[1] != row[5]):  # turns of conversations overlap by their nature
+            seen.note_disorder(row[5])
         newest_s = max(newest_s, row[0])
         if row[0] < passed_s:
             raise InputError(
-                f"--trace {path}: line {row[1]} arrives before rows that stand more than {REORDERED:,} lines above it",
+                f"--trace {path}: line {row[5]} arrives before rows that stand more than {REORDERED:,} lines above it",
                 hint="sort the file by arrival",
             )
         heappush(waiting, row)
@@ -252,7 +374,9 @@ class _Summary:
         self.first_s = self.last_s = 0.0
         self.window: deque[_Row] = deque()
         self.window_tok = 0
+        self.earlier: deque[_Row] = deque(maxlen=STRETCH)  # rows before those of the window, where prompts are known
         self.busiest: list[_Row] = []
+        self.before: list[_Row] = []
         self.busiest_tok_per_s = -1.0
         self.disordered, self.first_disordered = 0, 0
         self.pauses: list[tuple[float, int]] = []  # the longest few, with the line after
@@ -264,7 +388,7 @@ class _Summary:
 
     def add(self, row: _Row) -> None:
         """The next row in order of arrival."""
-        arrival_s, line, input_tok, output_tok = row
+        arrival_s, _, input_tok, output_tok, text, line = row
         if not self.rows:
             self.first_s = self.last_s = arrival_s
         elif arrival_s - self.last_s >= PAUSE_S:
@@ -277,20 +401,24 @@ class _Summary:
         self.window.append(row)
         self.window_tok += input_tok + output_tok
         if len(self.window) > STRETCH:
-            _, _, old_input_tok, old_output_tok = self.window.popleft()
-            self.window_tok -= old_input_tok + old_output_tok
+            old = self.window.popleft()
+            self.window_tok -= old[2] + old[3]
+            if text:
+                self.earlier.append(old)
         if len(self.window) == STRETCH:
             span_s = arrival_s - self.window[0][0]
             tok_per_s = self.window_tok / span_s if span_s > 0 else float("inf")
             # copying a stretch costs as much as reading one: skip those that are hardly busier
             if tok_per_s > 1.01 * self.busiest_tok_per_s:
                 self.busiest, self.busiest_tok_per_s = list(self.window), tok_per_s
+                self.before = list(self.earlier)
 
     def trace(self, path: str, sha256: str) -> Trace:
         """The trace, after the last row. Raises InputError for rows that make no load."""
         import numpy as np
 
-        rows = _between_pauses(self.busiest or list(self.window))
+        stretch = self.busiest or list(self.window)
+        rows = _between_pauses(stretch)
         if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
             count = {0: "no request", 1: "a single request"}.get(self.rows, f"{self.rows:,} requests at one moment")
             raise InputError(
@@ -301,8 +429,13 @@ class _Summary:
                 f"--trace {path}: its requests arrive over {self.last_s - self.first_s:,.4g} s, more than ten years",
                 hint="check the unit of the arrivals",
             )
-        columns = np.array([(arrival_s - rows[0][0], *lengths) for arrival_s, _, *lengths in rows])
-        busiest = Requests(columns[:, 1].astype(np.int64), columns[:, 2].astype(np.int64), columns[:, 0])
+        columns = np.array([(row[0] - rows[0][0], row[2], row[3]) for row in rows])
+        busiest = Requests(
+            columns[:, 1].astype(np.int64),
+            columns[:, 2].astype(np.int64),
+            columns[:, 0],
+            _prefixes([*self.before, *(row for row in stretch if row < rows[0])], rows),
+        )
         return Trace(
             path=path,
             sha256=sha256,
@@ -325,6 +458,21 @@ class _Summary:
                 yield f"trace: nothing arrives for {pause_s:,.0f} s before line {line}"
         if kept < self.rows:
             yield f"trace: {self.rows:,} requests; planned for the busiest {kept:,} in a row"
+
+
+def _prefixes(before: list[_Row], rows: list[_Row]) -> Prefixes | None:
+    """What the prompts of ``rows`` have in common, with each other and with those of earlier ones."""
+    from planner.workload.prefixes import Prefixes
+
+    if not any(row[4] for row in rows):
+        return None
+    texts = [(row[4] or Text((), ()), row[2]) for row in (*before, *rows)]
+    return Prefixes.of(
+        [text.names for text, _ in texts],
+        [text.sizes(prompt_tok) for text, prompt_tok in texts],
+        [text.answers for text, _ in texts],
+        [row[2] + row[3] for row in before],
+    )
 
 
 def _between_pauses(rows: list[_Row]) -> list[_Row]:

@@ -143,3 +143,88 @@ def test_the_busiest_stretch_is_the_one_that_trying_all_finds(rows: list[tuple[i
         rates.append(sum(rows[i][1] + 1 for i in chosen) / (times[first + stretch - 1] - times[first]))
     kept = found.busiest
     assert float((kept.input_len + kept.output_len).sum() / kept.arrival_s[-1]) >= max(rates) / 1.011
+
+
+# --- what prompts have in common ----------------------------------------------------------------------------------
+
+
+def shared(folder: Path, text: str, name: str = "trace.jsonl") -> list[int]:
+    """Tokens of each prompt that a cache finds which forgets nothing."""
+    prefixes = read(folder, text, name).busiest.prefixes
+    assert prefixes is not None
+    return prefixes.reusable_tok.tolist()
+
+
+def test_blocks_of_mooncake_have_512_tokens_and_those_of_bailian_16(tmp_path: Path) -> None:
+    """The two requests of Mooncake's README share twelve blocks, 12 x 512 = 6,144 tokens."""
+    first, second = [*range(46, 58), 2353, 2354], [*range(46, 58), 2366]
+    mooncake = (
+        f'{{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": {first}}}\n'
+        f'{{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": {second}}}\n'
+    )
+    assert shared(tmp_path, mooncake) == [0, 6144]
+    bailian = (
+        '{"chat_id": 1, "timestamp": 0.5, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]}\n'
+        '{"chat_id": 2, "timestamp": 1.5, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 4]}\n'
+    )
+    assert shared(tmp_path, bailian) == [0, 32]
+    assert read(tmp_path, bailian).duration_s == pytest.approx(1.0)  # seconds, not milliseconds
+
+
+def test_rows_of_a_session_go_on_from_each_other(tmp_path: Path) -> None:
+    """The third prompt of a is shorter than what was said before: it begins anew. b has nothing of a."""
+    rows = "0,100,20,a\n1,100,20,b\n2,150,30,a\n3,90,10,a\n4,130,10,b\n"
+    assert shared(tmp_path, "arrival_s,input_len,output_len,session\n" + rows, "s.csv") == [0, 0, 120, 0, 120]
+
+
+def test_turns_of_a_conversation_hold_all_before_them(tmp_path: Path) -> None:
+    """The second turn comes 1 s + 40 x 25 ms after the first, for its answer, and the 5 s of its pause."""
+    chat = '{"arrival_s": 0, "turns": [{"input_len": 30, "output_len": 40}, {"input_len": 10, "output_len": 20, '
+    found = read(tmp_path, chat + '"pause_s": 5}]}\n{"arrival_s": 9, "turns": [{"input_len": 7, "output_len": 1}]}\n')
+    assert found.busiest.input_len.tolist() == [30, 80, 7] and found.busiest.arrival_s.tolist() == [0, 7, 9]
+    assert found.busiest.prefixes is not None and found.busiest.prefixes.reusable_tok.tolist() == [0, 70, 0]
+    assert found.notes == ()
+
+
+LOG = """\
+INFO 11-22 10:00:00 [request_logger.py:61] Received request cmpl-1: params: SamplingParams(n=1, max_tokens=9), x
+DEBUG 11-22 10:00:00 [request_logger.py:50] Request cmpl-1 details: prompt: 'a', prompt_token_ids: [{one}], y
+INFO 11-22 10:00:03 [request_logger.py:61] Received request cmpl-2: params: SamplingParams(n=1, max_tokens=7), x
+DEBUG 11-22 10:00:03 [request_logger.py:50] Request cmpl-2 details: prompt: 'b', prompt_token_ids: [{two}], y
+DEBUG 11-22 10:00:04 [x.py:9] Generated response cmpl-1 (streaming complete) details: output_token_ids: [1, 2, 3]
+INFO 11-22 10:00:05 [metrics.py:9] Avg prompt throughput: 0.0 tokens/s
+"""
+
+
+def test_a_request_log_of_vllm_is_read_with_its_tokens(tmp_path: Path) -> None:
+    one, two = list(range(40)), [*range(33), *range(900, 920)]
+    found = read(tmp_path, LOG.format(one=str(one)[1:-1], two=str(two)[1:-1]), "vllm.log")
+    assert found.busiest.input_len.tolist() == [40, 53] and found.busiest.output_len.tolist() == [3, 7]
+    assert found.duration_s == 3
+    assert found.busiest.prefixes is not None and found.busiest.prefixes.reusable_tok.tolist() == [0, 32]
+
+
+NO_REUSE = {
+    "too few hashes": (
+        '{"timestamp": 0, "input_length": 1500, "output_length": 1, "hash_ids": [1]}',
+        "line 1: 1 hash_ids for a prompt of 1,500 tokens",
+    ),
+    "no numbers": ('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": ["a"]}', "no list of whole"),
+    "no turns": ('{"arrival_s": 0, "turns": []}', "turns is no list of 1 to"),
+    "a turn without tokens": ('{"arrival_s": 0, "turns": [{"output_len": 3}]}', "turn 1: input_len is missing"),
+    "back in time": (
+        '{"arrival_s": 0, "turns": [{"input_len": 3, "output_len": 3, "pause_s": -1}]}',
+        "turn 1: pause_s is negative",
+    ),
+    "text": ('{"id": "x", "conversations": [{"from": "human", "value": "hi"}]}', "not the columns of a trace"),
+    "a log without tokens": (LOG.splitlines()[0], "line 1: the tokens of the prompt are not in the log"),
+    "a log of something else": (LOG.splitlines()[-1], "a log without requests"),
+}
+
+
+@pytest.mark.parametrize("name", NO_REUSE)
+def test_what_prompts_cannot_have_in_common_is_refused(name: str, tmp_path: Path) -> None:
+    text, cause = NO_REUSE[name]
+    with pytest.raises(InputError) as refused:
+        read(tmp_path, text + "\n")
+    assert cause in refused.value.cause and refused.value.hint

@@ -118,6 +118,7 @@ class FleetAnswer(Result):
             "n_plus": asked.n_plus,
             "minimised": fleets.objective,
             "rented_by": asked.rented_by,
+            "prefix_cache_share": fleets.best.reuse if fleets.best else {},
             "fleets": [_row(fleet) for fleet in fleets.fleets],
             "disaggregated": [_divided_object(plan) for plan in self.divided],
             "prices": price_rows(asked.gpus, asked.prices),
@@ -234,6 +235,15 @@ def _verdict_of(fleets: Fleets) -> str:
     return f"Serve {models} on {gpus}: {loads} with {kept}{price}"
 
 
+def _reuse_words(fleet: Fleet) -> str:
+    """What the prefix caches spare, with the router that was planned for and with others."""
+    asked = fleet.asked.router
+    others = [f"{share:.1%} {router}" for router, share in fleet.reuse.items() if router != asked]
+    found = next((share for router, share in fleet.reuse.items() if router == asked), 0.0)
+    words = f"{found:.1%} of the prompt tokens come from the prefix cache, {asked}"
+    return f"{words}; {', '.join(others)}" if others else words
+
+
 def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     """Why this fleet, what binds, and what more certainty costs."""
     asked, pool = fleets.asked, best.busiest
@@ -247,6 +257,8 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     yield f"what binds: {pool.load.bound_by or pool.load.binding}"
+    if best.reuse:
+        yield _reuse_words(best)
 
 
 def _certainty(best: Fleet) -> Iterator[str]:

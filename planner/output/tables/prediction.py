@@ -106,6 +106,8 @@ class PredictionAnswer(MetricRows):
 
     def _notes(self) -> Iterator[str]:
         yield from _notes(self.deployment, self.resolved)
+        if share := self.record.replay.cached_share:
+            yield f"{share:.1%} of the prompt tokens come from the prefix cache"
         step = self.steps.get("decode step")
         if step is None:
             return

@@ -375,6 +375,10 @@ def _brief_plan_lines(
     if plan.service and not binds.startswith(plan.service.bound_by):  # a larger load breaks something else first
         binds = plan.service.bound_by
     yield from items("-", [f"what binds: {binds}"])
+    if plan.service and plan.service.prefix_cache_share is not None:
+        dealt = f", {plan.service.router}" if plan.service.replicas > 1 else ""
+        found = f"{plan.service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache"
+        yield from items("-", [f"{found}{dealt}"])
     if plan.service:
         yield from items("-", _ladder_lines(plan.service))
     general = candidate.resolved.notes

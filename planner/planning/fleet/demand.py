@@ -8,7 +8,7 @@ from math import isfinite
 
 from planner.errors import InputError
 from planner.planning import defaults
-from planner.workload import NAMED, Requests, Trace, Workload
+from planner.workload import NAMED, Requests, Router, Trace, Workload, share
 
 
 @dataclass(frozen=True, eq=False)  # requests of a trace are arrays: a class is itself and no other
@@ -21,6 +21,8 @@ class Demand:
     output_len: int
     range_ratio: float = 0.0
     requests: Requests | None = None  #: of a trace
+    prefix_len: int = 0  #: tokens on top of ``input_len`` that a cache finds which forgets nothing
+    whole: Requests | None = None  #: all of the trace, where ``requests`` are what one of the servers gets
 
     def __post_init__(self) -> None:
         if not 0 < self.request_rate < float("inf"):
@@ -32,7 +34,19 @@ class Demand:
     @property
     def workload(self) -> Workload:
         """Lengths and rhythm; how many requests are sent, and how fast, is for the search to say."""
-        return Workload(self.input_len, self.output_len, 1, range_ratio=self.range_ratio)
+        return Workload(self.input_len, self.output_len, 1, range_ratio=self.range_ratio, prefix_len=self.prefix_len)
+
+    @property
+    def reused(self) -> bool:
+        """Whether it is known what the prompts have in common."""
+        return self.requests is not None and self.requests.prefixes is not None
+
+    def dealt(self, servers: int, router: Router, most: int | None = None) -> Demand:
+        """With the requests that one of ``servers`` gets, at most so many."""
+        whole = self.whole or self.requests
+        assert whole is not None  # noqa: S101  (who calls has asked)
+        each = max(len(whole.arrival_s) // servers, 2)
+        return replace(self, requests=share(whole, servers, min(most or each, each), router), whole=whole)
 
     @property
     def longest_len(self) -> int:
@@ -70,16 +84,27 @@ class Demand:
         return cls(name or workload, rate, lengths.input_len, lengths.output_len, lengths.range_ratio)
 
     @classmethod
+    def reusing(cls, name: str, rate: float, requests: Requests) -> Demand:
+        """One class of requests whose prompts have something in common."""
+        prefix_len = round(requests.reusable_tok)
+        input_len = max(round(float(requests.input_len.mean())) - prefix_len, 1)
+        output_len = max(round(float(requests.output_len.mean())), 1)
+        return cls(name, rate, input_len, output_len, requests=requests, prefix_len=prefix_len)
+
+    @classmethod
     def of_trace(
         cls, trace: Trace, rate: float | None = None, classes: int = defaults.TRACE_CLASSES
     ) -> tuple[Demand, ...]:
         """Classes by the length of a request: ``classes`` of about as many tokens each, the short ones first.
 
+        Where prompts have something in common there is one class, so that what goes on from each other stays together.
         ``rate``: requests per second of all of them; None: as fast as the busiest stretch of the trace.
         """
         import numpy as np
 
         requests, whole_rate = trace.busiest, rate or trace.busiest_rate
+        if requests.prefixes is not None:
+            return (cls.reusing("trace", whole_rate, requests),)
         total_tok = requests.input_len + requests.output_len
         ascending = np.sort(total_tok)
         upto = np.cumsum(ascending)

@@ -10,18 +10,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
+from typing import get_args
 
 from planner import progress
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad
+from planner.planning.capacity import ServedLoad, paced
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
 from planner.planning.fleet.demand import Demand, together
 from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.next_run import NextRun, next_run
+from planner.workload import Router
+
+MOST_DEALS = 4  #: times that a load is dealt to another number of servers
+ROUTERS: tuple[Router, ...] = get_args(Router)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,21 @@ class Fleet:
     def busiest(self) -> Pool:
         """A pool of the class that is nearest to its largest load."""
         return max(self.pools, key=lambda pool: self.utilisation(pool.demand))
+
+    @cached_property
+    def reuse(self) -> dict[Router, float]:
+        """Share of the prompt tokens that comes from the prefix caches, by router; empty where it is not known."""
+        (pool, *others) = self.pools
+        if others or not pool.demand.reused:
+            return {}
+        rate = pool.demand.request_rate / pool.servers
+        found = {}
+        for router in ROUTERS if pool.servers > 1 else ROUTERS[:1]:
+            part = pool.demand.dealt(pool.servers, router, defaults.TRACE_PROMPTS).requests
+            assert part is not None  # noqa: S101
+            load = replace(pool.demand.workload, num_prompts=len(part.arrival_s), request_rate=rate)
+            found[router] = pool.kind.deployment.replay(load, paced(part, load)).cached_share
+        return found
 
     @property
     def power_w(self) -> float | None:
@@ -199,11 +219,38 @@ def plan_fleets(asked: FleetRequest) -> Fleets:
 
     Each class gets servers of its own, or every server takes all classes. Raises InputError for what the user did.
     """
+    if len(asked.demands) == 1 and asked.demands[0].reused:
+        return _dealt(asked)
     apart = fleets_of(asked, *server_kinds(asked))
     if len(asked.demands) == 1:
         return apart
     mixed = replace(asked, demands=(together(asked.demands),))
     return better(apart, fleets_of(mixed, *server_kinds(mixed)))
+
+
+def _dealt(asked: FleetRequest) -> Fleets:
+    """Fleets for requests whose prompts have something in common: what a server finds depends on what it is sent.
+
+    Of each GPU alone, and of as many servers as the requests are dealt to.
+    """
+    (demand,) = asked.demands
+    single: list[Fleet] = []
+    refused: list[NoServer] = []
+    objective = asked.objective
+    for profile in asked.gpus:
+        servers, fleets = 1, None
+        for _ in range(MOST_DEALS):
+            one = replace(asked, gpus=(profile,), demands=(demand.dealt(servers, asked.router),))
+            fleets = fleets_of(one, *server_kinds(one))
+            needed = sum(pool.servers for pool in fleets.best.pools) if fleets.best else servers
+            if needed == servers:
+                break
+            servers = needed
+        assert fleets is not None  # noqa: S101
+        single += fleets.single
+        refused += fleets.refused
+        objective = fleets.objective
+    return _ranked(asked, single, None, objective, refused)
 
 
 def better(one: Fleets, other: Fleets) -> Fleets:

@@ -26,7 +26,7 @@ from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.timing import Calibration
-from planner.workload import Slo
+from planner.workload import Router, Slo
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class FleetRequest:
     basis: Basis = SHIPPED_BASIS
     calibration: Calibration | None = None
     args: EngineArgs = field(default_factory=EngineArgs)
+    router: Router = "round-robin"  #: between the servers and requests whose prompts have something in common
 
     def __post_init__(self) -> None:
         if not 0 <= self.headroom <= defaults.MOST_HEADROOM:
@@ -77,7 +78,10 @@ class FleetRequest:
             args=self.args,
             range_ratio=demand.range_ratio,
             longest_len=demand.longest_len,
-            targets=Targets(self.slos, "rate", None, confidence=self.confidence),
+            targets=Targets(
+                self.slos, "rate", None, demand.requests if demand.reused else None, confidence=self.confidence
+            ),
+            prefix_len=demand.prefix_len,
         )
 
 
@@ -130,7 +134,7 @@ def server_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]
         for demand, ranking in zip(asked.demands, of_classes, strict=True):
             if best := ranking.best:
                 _, known = engines.setdefault(best.config, (best, {}))
-                if demand.requests is None:  # else the search knows mean lengths only
+                if demand.requests is None or demand.reused:  # else the search knows mean lengths only
                     known[demand] = best.load
                 if len(asked.gpus) <= defaults.FEW_GPUS:  # among more, the best engine of each will do
                     for smaller in _smaller(asked, demand, best):

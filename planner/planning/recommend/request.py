@@ -20,7 +20,7 @@ from planner.planning.predict import Estimate, Prediction, estimated_uncertainty
 from planner.planning.uncertainty import Uncertainty
 from planner.timing import Calibration
 from planner.units import MS
-from planner.workload import Requests, Slo, Workload
+from planner.workload import Requests, Router, Slo, Workload
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Targets:
     confidence: float = defaults.CONFIDENCE  #: with which the limits are kept
     trace: PlannedTrace | None = None  #: where the requests are from
     burstiness: float = 1.0  #: of the trace, for a benchmark that cannot send it
+    router: Router = "round-robin"  #: between the servers and the requests of a trace
 
 
 @dataclass(frozen=True, slots=True)

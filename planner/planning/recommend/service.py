@@ -8,7 +8,7 @@ from math import ceil, inf
 from typing import Any
 
 from planner.planning import defaults
-from planner.planning.capacity import ROUNDING, THROUGHPUT, Capacity, Reading, ServedLoad
+from planner.planning.capacity import ROUNDING, THROUGHPUT, Capacity, Reading, ServedLoad, as_found
 from planner.planning.compare.limits import find_limit, limit_in_words
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
@@ -16,20 +16,23 @@ from planner.planning.next_run import next_run
 from planner.planning.plan import Plan, PlannedRun, PlannedRung, PlannedTarget, PlannedWorkload, Service
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.request import Candidate, Request, Targets
-from planner.simulator import statistic_ms
+from planner.simulator import Replay, statistic_ms
 from planner.workload import Workload, targets_in_words
 
 
 def sent_to_one(request: Request, candidate: Candidate) -> Workload:
     """What the benchmark sends to the one server that it measures: its share of the load.
 
-    Of a trace, random prompts of the mean lengths, at the rate and burstiness of the busiest stretch.
+    Of a trace, random prompts of the mean lengths, at the rate and burstiness of the busiest stretch. What the prefix
+    cache spares is then a prefix that all have.
     """
     if candidate.load is None:
         return request.closed_loop(candidate.estimate.concurrency)
     sent = candidate.load.workload
     if request.targets and request.targets.requests is not None:
         sent = replace(sent, burstiness=request.targets.burstiness)
+        if reused(request.targets):
+            sent = as_found(sent, candidate.load.replay)
     return replace(sent, num_prompts=request.num_prompts) if request.num_prompts else sent
 
 
@@ -65,9 +68,16 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
         usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
+        router=targets.router if reused(targets) else None,
+        prefix_cache_share=load.replay.cached_share if reused(targets) else None,
         ladder=ladder,
         measure_next=_next_run(request, candidate, most, kept, ladder) if most else None,
     )
+
+
+def reused(targets: Targets) -> bool:
+    """Whether it is known what the prompts have in common."""
+    return targets.requests is not None and targets.requests.prefixes is not None
 
 
 def capacity_of(request: Request, candidate: Candidate) -> Capacity:
@@ -193,6 +203,8 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     share = load.good_share
     goodput = load.goodput_per_s * winner.servers
     yield f"goodput {goodput:,.4g} requests/s: {share:.1%} meet every target with that confidence"
+    if reused(targets):
+        yield reuse_words(load.replay, targets, winner.servers)
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
     if targets.by == "concurrency":
@@ -200,6 +212,15 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
         yield from _with_the_burst(load)
         if not request.range_ratio and targets.requests is None:
             yield "requests of equal lengths end together, and so start together: --random-range-ratio 0.5 spreads them"
+
+
+def reuse_words(served: Replay, targets: Targets, servers: int) -> str:
+    """What the prefix cache spares of a load whose prompts are known."""
+    assert targets.requests is not None  # noqa: S101
+    most = targets.requests.reusable_tok / float(targets.requests.input_len.mean())
+    dealt = f" of {servers} servers, {targets.router}" if servers > 1 else ""
+    found = f"{served.cached_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
+    return f"{found}; {most:.1%} would from one that forgets nothing"
 
 
 def _with_the_burst(load: ServedLoad) -> Iterator[str]:

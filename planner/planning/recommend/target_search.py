@@ -49,6 +49,7 @@ from planner.planning.recommend.candidates import (
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
 from planner.planning.recommend.service import largest
 from planner.planning.uncertainty import Uncertainty
+from planner.workload import share
 
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
 #: order: benchmarks/results/search.md has the most that was seen.
@@ -275,7 +276,7 @@ class _Search:
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         request, targets = self.request, self.targets
-        capacity = Capacity(engine.deployment, request.workload, targets.slos, by=targets.by)
+        capacity = Capacity(engine.deployment, request.workload, targets.slos, by=targets.by, requests=targets.requests)
         if self.found:
             challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
             for exactly in (False, True)[: 1 + self.exactly]:
@@ -351,14 +352,14 @@ def share_of(
     whole: bool = True,
     exactly: bool = False,
 ) -> ServedLoad:
-    """What one of ``servers`` has to carry, beside the targets. Of a trace, every ``servers``-th request.
+    """What one of ``servers`` has to carry, beside the targets. Of a trace, what the router sends it.
 
     ``whole`` and ``exactly`` as for ``measure``.
     """
     assert targets.value is not None  # noqa: S101
     requests = targets.requests
     if requests is not None:
-        requests = requests.dealt(servers, defaults.TRACE_PROMPTS)
+        requests = share(requests, servers, defaults.TRACE_PROMPTS, targets.router)
         rate = targets.value / servers
         sent = replace(request.workload, num_prompts=len(requests.arrival_s), request_rate=rate)
     else:

@@ -1,0 +1,122 @@
+"""Loads of several turns by name: sessions whose prompts hold everything before, with pauses between the turns.
+
+Lengths, numbers of turns and pauses are drawn from published statistics (``hardware/calibration/workload.toml``). The
+sessions overlap as they do on a server that has been up for a while: the clock goes round, so that at its beginning
+some are in their first turn and some in their last. How much a prefix cache finds depends on how many there are at
+once, so they are drawn for one request rate.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from math import log, sqrt
+from typing import TYPE_CHECKING, Any
+
+from planner.resources import data_dir
+from planner.workload.requests import Requests, answer_s
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KEPT = 20_000  #: requests of a load, the last ones of those that are drawn
+MOST = 100_000  #: that are drawn
+ROUNDS = 2.0  #: mean sessions in a row for which the clock runs, at least
+MOST_TURNS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A quantity that scatters: lognormal where the median is known, else exponential."""
+
+    mean: float
+    median: float | None = None
+
+    def draw(self, count: int, dice: np.random.Generator) -> NDArray[np.float64]:
+        """``count`` values."""
+        if self.median is None:
+            return dice.exponential(self.mean, count)
+        return dice.lognormal(log(self.median), sqrt(2 * log(self.mean / self.median)), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Conversations of one kind."""
+
+    about: str
+    turns: Drawn
+    input_tok: Drawn  #: that a turn adds
+    output_tok: Drawn
+    pause_s: Drawn  #: from the end of an answer to the next turn
+    most_tok: int  #: of a prompt and its answer; then the next turn begins anew
+
+    def requests(self, rate: float, seed: int = 0) -> Requests:
+        """What comes at ``rate`` requests per second, after other turns of the same sessions."""
+        import numpy as np
+
+        dice = np.random.default_rng(seed)
+        turns = np.clip(np.rint(self.turns.draw(MOST, dice)), 1, MOST_TURNS).astype(np.int64)
+        span_s = float(turns.mean()) * (self.pause_s.mean + answer_s(self.output_tok.mean))
+        count = int(min(max(KEPT, ROUNDS * span_s * rate), MOST))
+        turns = turns[: int(np.searchsorted(np.cumsum(turns), count)) + 1]
+        total = int(turns.sum())
+        round_s = total / rate
+        new_tok = np.maximum(np.rint(self.input_tok.draw(total, dice)), 1).astype(np.int64).tolist()
+        answer_tok = np.maximum(np.rint(self.output_tok.draw(total, dice)), 1).astype(np.int64).tolist()
+        pause_s = self.pause_s.draw(total, dice).tolist()
+        rows: list[tuple[float, int, int, list[int], list[int]]] = []
+        for start_s, count in zip(dice.uniform(0, round_s, len(turns)).tolist(), turns.tolist(), strict=True):
+            rows += self._session(start_s, range(len(rows), len(rows) + count), new_tok, answer_tok, pause_s)
+        rows = sorted((time_s % round_s, *rest) for time_s, *rest in rows)  # type: ignore[misc]
+        return _requests(rows, max(len(rows) - KEPT, 0))
+
+    def _session(
+        self, time_s: float, turns: range, new_tok: list[int], answer_tok: list[int], pause_s: list[float]
+    ) -> list[tuple[float, int, int, list[int], list[int]]]:
+        """Arrival, prompt, answer, names and sizes of the pieces of each turn; pieces are named by their turn."""
+        found = []
+        names: list[int] = []
+        sizes: list[int] = []
+        before_tok = 0
+        for turn in turns:
+            new, answer = min(new_tok[turn], self.most_tok // 2), min(answer_tok[turn], self.most_tok // 4)
+            if before_tok + new + answer > self.most_tok:
+                names, sizes, before_tok = [], [], 0
+            names, sizes = [*names, 2 * turn, 2 * turn + 1], [*sizes, new, answer]
+            found.append((time_s, before_tok + new, answer, names, sizes))
+            before_tok += new + answer
+            time_s += answer_s(answer) + pause_s[turn]
+        return found
+
+
+def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier: int) -> Requests:
+    """The last rows, after the ``earlier`` first ones."""
+    import numpy as np
+
+    from planner.workload.prefixes import Prefixes
+
+    prefixes = Prefixes.of(
+        [names for _, _, _, names, _ in rows],
+        [sizes for _, _, _, _, sizes in rows],
+        [1] * len(rows),
+        [prompt + answer for _, prompt, answer, _, _ in rows[:earlier]],
+    )
+    arrivals, prompts, answers = (np.array([row[at] for row in rows[earlier:]]) for at in range(3))
+    return Requests(prompts, answers, arrivals - arrivals[0], prefixes)
+
+
+@cache
+def named_sessions() -> dict[str, Sessions]:
+    """Loads of several turns by name."""
+    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
+    return {name: _read(entry) for name, entry in tomllib.loads(text)["sessions"].items()}
+
+
+def _read(entry: dict[str, Any]) -> Sessions:
+    drawn = {
+        name: Drawn(entry[name]["mean"], entry[name].get("median"))
+        for name in ("turns", "input_tok", "output_tok", "pause_s")
+    }
+    return Sessions(entry["about"], **drawn, most_tok=entry["most_tok"]["value"])
