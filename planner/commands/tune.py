@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from planner import progress
 from planner.commands.declare import Argument, Option, command
 from planner.commands.inputs import check_count, fits_for, typed
 from planner.commands.options import Calibration, PathName
@@ -24,10 +25,6 @@ Minutes = Annotated[float, Option(help="Minutes of all runs after which no other
 Retry = Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")]
 
 
-def _quiet(_: str) -> None:
-    """Nobody listens."""
-
-
 def tune_plan(
     directory: TunedDir,
     *,
@@ -35,20 +32,31 @@ def tune_plan(
     minutes: Minutes | None = None,
     retry: Retry = False,
     calibration: Calibration = None,
-    tell: Callable[[str], None] = _quiet,
 ) -> TuningAnswer:
     """Measure the plan of ``directory`` and what may be better, until the best settings are known.
 
     Each run launches a server with the emitted scripts, measures and stops it. Next comes what gains most by what the
     runs so far say; the end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or
     ``minutes``. All is kept below ``directory/tune``: the same call goes on after a break, and measures nothing twice.
-    ``retry`` tries settings again that did not start. ``tell`` gets a line for each step. ``calibration`` as in
-    ``check_fit``; it counts when a tuning begins.
+    ``retry`` tries settings again that did not start. ``calibration`` as in ``check_fit``; it counts when
+    a tuning begins.
 
     ``answer.best`` is the folder of the best measured plan, ``answer.ok`` whether it is known to be the best. Raises
     InputError where there is no plan for a goal, where the machine does not pass ``preflight.sh``, where several
     settings fail and none was measured, and where the state is broken.
     """
+    return _tuned(progress.say, directory, runs, minutes, retry, calibration)
+
+
+def _tuned(
+    tell: Callable[[str], None],
+    directory: PathName,
+    runs: int | None = None,
+    minutes: float | None = None,
+    retry: bool = False,
+    calibration: PathName | None = None,
+) -> TuningAnswer:
+    """The same; ``tell`` gets a line for each step."""
     from planner.output import Tuner, TuningAnswer
 
     check_count("runs", runs)
@@ -70,4 +78,4 @@ def tune_plan(
 )
 def tune(**options: object) -> TuningAnswer:
     """The tuning, each step told on stderr as it happens: a run takes minutes."""
-    return tune_plan(tell=lambda line: write(f"{line}\n", sys.__stderr__), **options)  # type: ignore[arg-type]
+    return _tuned(lambda line: write(f"{line}\n", sys.__stderr__), **options)  # type: ignore[arg-type]
