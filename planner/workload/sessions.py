@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from math import log, sqrt
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from planner.resources import data_dir
@@ -69,8 +70,13 @@ class Sessions:
         rows: list[tuple[float, int, int, list[int], list[int]]] = []
         for start_s, count in zip(dice.uniform(0, round_s, len(turns)).tolist(), turns.tolist(), strict=True):
             rows += self._session(start_s, range(len(rows), len(rows) + count), new_tok, answer_tok, pause_s)
-        rows = sorted((time_s % round_s, *rest) for time_s, *rest in rows)  # type: ignore[misc]
-        return _requests(rows, max(len(rows) - KEPT, 0))
+        # what goes on at the beginning began before it, and is not what begins at the end
+        laps = [
+            (time_s % round_s, prompt, answer, [name + int(time_s // round_s) * 2 * total for name in names], sizes)
+            for time_s, prompt, answer, names, sizes in rows
+        ]
+        laps.sort(key=itemgetter(0))
+        return _requests(laps, max(len(laps) - KEPT, 0))
 
     def _session(
         self, time_s: float, turns: range, new_tok: list[int], answer_tok: list[int], pause_s: list[float]
