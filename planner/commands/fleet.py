@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
 
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import engine_args
@@ -33,6 +33,7 @@ from planner.commands.options import (
     E2el,
     EngineVersion,
     Explain,
+    Force,
     GpusOrDefault,
     ModelOrDefault,
     NetworkGbPerS,
@@ -101,6 +102,9 @@ Stock = Annotated[
     Option(kind=list[str], metavar="GPU=N", panel=FLEET, help="Largest number of whole GPUs of a type. Repeatable."),
 ]
 Disaggregate = Annotated[bool, Option(panel=FLEET, help="Also plan separate servers for prefill and decode.")]
+OutputDir = Annotated[
+    str, Option("-o", "--output", metavar="DIR", panel=FLEET, help="Write what launches prefill and decode apart.")
+]
 KvTransfer = Annotated[
     float | None,
     Option(
@@ -110,23 +114,6 @@ KvTransfer = Annotated[
 ]
 
 
-@command(
-    "fleet",
-    help="Servers, GPUs, dollars and watts for a load under latency targets.",
-    engine=(
-        "kv_cache_dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "cpu_kvcache_space",
-        "enforce_eager",
-        "flashinfer_sampler",
-        "mxfp4_use_marlin",
-        "allow_unvalidated",
-    ),
-    rivals=tuple((way, tuple(name for other in WAYS if other != way for name in other)) for way in WAYS),
-)
 def size_fleet(
     model: ModelOrDefault = defaults.MODEL,
     gpu: GpusOrDefault = defaults.GPUS,
@@ -230,6 +217,38 @@ def size_fleet(
     fleets = plan_fleets(asked)
     divided = _divided(fleets, transfer_bytes_per_s) if disaggregated else ()
     return FleetAnswer(fleets, divided, (*remarks, *local.notes), (*notes, *resolved.notes), explain)
+
+
+@command(
+    "fleet",
+    help="Servers, GPUs, dollars and watts for a load under latency targets.",
+    extends=size_fleet,
+    engine=(
+        "kv_cache_dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "cpu_kvcache_space",
+        "enforce_eager",
+        "flashinfer_sampler",
+        "mxfp4_use_marlin",
+        "allow_unvalidated",
+    ),
+    rivals=tuple((way, tuple(name for other in WAYS if other != way for name in other)) for way in WAYS),
+)
+def fleet(*, output: OutputDir | None = None, force: Force = False, command_line: str, **options: Any) -> FleetAnswer:
+    """The fleets, and what launches prefill and decode apart where a folder is named."""
+    from planner.output import note, write_folder
+
+    if output is not None and not options.get("disaggregated"):
+        raise InputError("-o writes what launches prefill and decode apart", hint="add --disaggregated")
+    answer = size_fleet(**options)
+    files = answer.split_files(command_line) if output is not None else {}
+    if output is not None and files:
+        write_folder(Path(output), files, force=force)
+        note(f"wrote {', '.join(files)} into {output}")
+    return answer
 
 
 def _demands(

@@ -86,6 +86,7 @@ from .fleet.fleets import Fleets as Fleets
 from .fleet.fleets import Rung as Rung
 from .fleet.fleets import plan_fleets as plan_fleets
 from .fleet.disaggregated import Disaggregated as Disaggregated
+from .fleet.disaggregated import SideLaunch as SideLaunch
 from .fleet.disaggregated import NotDivided as NotDivided
 from .fleet.disaggregated import disaggregate as disaggregate
 

@@ -325,7 +325,7 @@ def test_the_library_and_the_command_line_have_the_same_parameters() -> None:
     """A command declares no parameter but those of its function and what only a terminal needs."""
     for name in COMMANDS.values():
         import_module(f"planner.commands.{name}")
-    terminal = {"fit": {"sweep"}, "recommend": {"output", "force"}, "evaluate": {"chart"}}
+    terminal = {"fit": {"sweep"}, "recommend": {"output", "force"}, "fleet": {"output", "force"}, "evaluate": {"chart"}}
     for words, declared in DECLARED.items():
         function = declared.extends or declared.function
         if function.__name__ not in planner.__all__:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import isfinite
 from typing import Any
 
+from planner.errors import IllegalPlanError
+from planner.output.deploy.split import ROUTED_PORT, split_files
 from planner.output.render import SPACE, Column, command_lines, table_text, wrapped
 from planner.output.result import Result
 from planner.output.tables.shared import (
@@ -145,7 +147,7 @@ class FleetAnswer(Result):
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
         yield from items("-", [*_reasons(fleets, best), *_certainty(best)])
         split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
-        yield from items("-", (f"prefill apart on {plan.profile.id}: {_verdict(plan)}" for plan in split[:2]))
+        yield from items("-", map(_needs, split[:2]))
         yield from command_lines({}, _next_command(best))
 
     def _brief_notes(self) -> Iterator[str]:
@@ -175,6 +177,18 @@ class FleetAnswer(Result):
         if plans:
             yield "\nprefill and decode on servers of their own:\n"
             yield table_text(plans, DISAGGREGATED)
+
+    def split_files(self, command: str) -> dict[str, str]:
+        """Scripts and values that launch both sides, of several GPUs in a folder for each; none where none is divided.
+
+        Raises IllegalPlanError where no image or no connector of the version is known.
+        """
+        split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
+        return {
+            f"{plan.profile.id}/{name}" if len(split) > 1 else name: text
+            for plan in split
+            for name, text in split_files(plan, command).items()
+        }
 
     def _title(self) -> str:
         return _question(self.record)
@@ -381,11 +395,22 @@ def _divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
         "kv_transfer_ms": plan.transfer.time_s / MS,
         "ttft_ms": plan.ttft_ms,
         "tpot_ms": plan.tpot_ms,
+        "least_gpus": plan.least_gpus,
+        "aggregated_gpus": plan.aggregated_gpus,
+        "launch": _launches(plan),
         "equal_gpus": plan.aggregated_gpus,
         "aggregated_rate": plan.aggregated_rate,
         "disaggregated_rate": plan.disaggregated_rate,
         "wins": "disaggregated" if plan.wins else "aggregated" if plan.loses else None,
     }
+
+
+def _launches(plan: Disaggregated) -> list[dict[str, Any]] | None:
+    """How the sides are started; None where the version has no connector for it."""
+    try:
+        return [asdict(side) for side in plan.launches(ROUTED_PORT)]
+    except IllegalPlanError:
+        return None
 
 
 def _divided_row(plan: Disaggregated) -> dict[str, Any]:
@@ -426,6 +451,21 @@ def _verdict(plan: Disaggregated) -> str:
     if plan.wins:
         return f"split is better: {rates}"
     return f"together is better: {rates}" if plan.loses else f"equal: {rates}"
+
+
+def _needs(plan: Disaggregated) -> str:
+    """What the division takes beside servers that do both, at the same confidence."""
+    both = f"against {plan.aggregated_gpus}" if plan.aggregated_gpus else "where servers that do both keep no target"
+    sides = " and ".join(
+        f"{servers} x TP {side.deployment.config.tensor_parallel_size} {role}"
+        for role, side, servers in (
+            ("prefill", plan.prefill, plan.prefill_servers), ("decode", plan.decode, plan.decode_servers)
+        )
+    )  # fmt: skip
+    return (
+        f"disaggregated on {plan.profile.id} would need {plan.least_gpus} GPUs {both} at the same confidence, without "
+        f"spares: {sides}; {_verdict(plan)}"
+    )
 
 
 def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> Iterator[str]:

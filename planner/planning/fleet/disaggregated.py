@@ -15,10 +15,12 @@ Targets are those of TTFT and TPOT, both. How one of E2EL divides over the two s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Literal
 
+from planner.engine import serve_argv
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning.capacity import (
@@ -35,6 +37,7 @@ from planner.planning.capacity import (
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
+from planner.planning.recommend.assemble import recipe_of, served_name
 from planner.planning.recommend.candidates import tensor_parallel_sizes
 from planner.simulator import statistic_ms
 from planner.timing import Batch
@@ -43,6 +46,10 @@ from planner.workload import Slo, Workload
 
 #: Share of the target of TTFT that a decode server may take until it gives its first token.
 DECODE_SHARE = 0.25
+#: vLLM has had its NIXL connector since this release (pull request 17751).
+NIXL_SINCE = (0, 9, 0)
+KV_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+PREFILL_PORT, NIXL_PORT = 8000, 5600  #: vLLM's own defaults
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,22 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class SideLaunch:
+    """One side as it is launched."""
+
+    role: Literal["prefill", "decode"]
+    servers: int  #: spares included
+    num_gpus: int  #: of one server
+    serve_argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Disaggregated:
     """Prefill and decode servers of one GPU type, beside servers that do both on as many GPUs."""
 
     profile: GpuProfile
+    model: str  #: the checkpoint to serve
     prefill: Side
     decode: Side
     transfer: Transfer
@@ -99,6 +118,33 @@ class Disaggregated:
         """(Logical) GPUs, spares included."""
         prefill = (self.prefill_servers + self.spares) * self.prefill.num_gpus
         return prefill + (self.decode_servers + self.spares) * self.decode.num_gpus
+
+    @property
+    def least_gpus(self) -> int:
+        """The same without spares, as ``aggregated_gpus`` counts."""
+        return self.num_gpus - self.spares * (self.prefill.num_gpus + self.decode.num_gpus)
+
+    def launches(self, decode_port: int) -> tuple[SideLaunch, SideLaunch]:
+        """How both sides are started, with vLLM's NIXL connector; decode servers listen on ``decode_port``.
+
+        The connector takes no notice of ``kv_role``: who asks which side first is the router's to decide (vLLM's page
+        "NixlConnector Usage Guide"). Raises IllegalPlanError for versions without it.
+        """
+        return (
+            self._launch("prefill", self.prefill, self.prefill_servers, PREFILL_PORT),
+            self._launch("decode", self.decode, self.decode_servers, decode_port),
+        )
+
+    def _launch(self, role: Literal["prefill", "decode"], side: Side, servers: int, port: int) -> SideLaunch:
+        config, recipe = side.deployment.config, recipe_of(side.deployment)
+        if config.version.release < NIXL_SINCE:
+            raise IllegalPlanError(
+                f"vLLM {config.version} has no NIXL connector", hint="plan for --engine-version 0.9.0 or newer"
+            )
+        extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
+        words = serve_argv(config, self.model, host="0.0.0.0", port=port, extra=extra)  # noqa: S104
+        env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
+        return SideLaunch(role, servers + self.spares, side.num_gpus, tuple(words), env)
 
     @property
     def wins(self) -> bool:
@@ -212,6 +258,7 @@ def _with_transfer(
     gpus = both * kind.num_gpus
     return Disaggregated(
         profile=profile,
+        model=served_name(kind.candidate.resolved),
         prefill=prefill,
         decode=decode,
         transfer=transfer,

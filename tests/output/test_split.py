@@ -1,0 +1,118 @@
+"""Prefill and decode apart: what is launched on each side, by which words, on which GPUs and ports."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import error_of, run
+from deployed import Host
+from jsonschema import Draft202012Validator
+from shell_checks import check_scripts
+
+from planner.engine.flags import flag_status
+from planner.engine.version import parse_version
+from planner.output.deploy.split import ROUTED_PORT
+from planner.output.scripts.command_line import option
+
+LOAD = (
+    "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "20", "--random-input-len", "4096", "--random-output-len",
+    "256", "--ttft", "1000", "--tpot", "40", "--disaggregated",
+)  # fmt: skip
+SCHEMAS = Path(__file__).parents[1] / "schemas"
+GPUS = ("h100", "mi300x")
+
+
+@cache
+def answered(gpu: str) -> dict[str, Any]:
+    """The division of one GPU, as JSON has it."""
+    (plan,) = json.loads(run("fleet", *LOAD, "--gpu", gpu, "--format", "json").out)["disaggregated"]
+    found: dict[str, Any] = plan
+    return found
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_both_sides_are_counted_and_launched_alike(gpu: str) -> None:
+    plan = answered(gpu)
+    prefill, decode = plan["launch"]
+    assert (prefill["role"], decode["role"]) == ("prefill", "decode")
+    spare = plan["spare_servers"] // 2
+    assert plan["least_gpus"] == sum((side["servers"] - spare) * side["num_gpus"] for side in plan["launch"])
+    assert plan["num_gpus"] == sum(side["servers"] * side["num_gpus"] for side in plan["launch"])
+    for side in plan["launch"]:
+        words = side["serve_argv"]
+        assert option(words, "--tensor-parallel-size") in (None, str(side["num_gpus"]))
+        # vLLM's page "NixlConnector Usage Guide"
+        assert json.loads(option(words, "--kv-transfer-config") or "") == {
+            "kv_connector": "NixlConnector", "kv_role": "kv_both",
+        }  # fmt: skip
+        assert side["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+        version = parse_version("0.27.1")
+        assert all(flag_status(version, word) for word in words if word.startswith("--"))
+    assert (option(prefill["serve_argv"], "--port"), option(decode["serve_argv"], "--port")) == ("8000", "8200")
+    assert option(prefill["serve_argv"], "--kv-cache-dtype") == option(decode["serve_argv"], "--kv-cache-dtype")
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_scripts_start_servers_side_by_side(gpu: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("fleet", *LOAD, "--gpu", gpu, "-o", str(out)).status == 0
+    assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "llm-d-values.yaml", "prefill.sh"]
+    check_scripts([(out / f"{role}.sh").read_text() for role in ("prefill", "decode")], tmp_path)
+    host = Host(tmp_path / "host", programs=("docker",))
+    for side in answered(gpu)["launch"]:
+        host.clean()
+        done = host.run(
+            "bash", str(out / f"{side['role']}.sh"), "1", HF_HOME=str(tmp_path / "models"), VLLM_HOST_IP="10.0.0.5"
+        )
+        assert done.returncode == 0, done.stderr
+        (words,) = host.calls("docker")
+        gpus = ",".join(str(number) for number in range(side["num_gpus"], 2 * side["num_gpus"]))
+        assert (f'"device={gpus}"' if gpu == "h100" else f"HIP_VISIBLE_DEVICES={gpus}") in words
+        assert {"VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.5", "VLLM_NIXL_SIDE_CHANNEL_PORT=5601"} <= set(words)
+        first = {"prefill": 8000, "decode": ROUTED_PORT}[side["role"]]
+        assert words[-4:] == ["--host", "127.0.0.1", "--port", str(first + 1)]
+        planned = [word for word in side["serve_argv"][1:] if word not in ("--host", "0.0.0.0", "--port", str(first))]
+        at = words.index("serve")
+        assert words[at : at + len(planned)] == planned
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_values_of_llm_d_route_by_nixl(gpu: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run("fleet", *LOAD, "--gpu", gpu, "-o", str(out))
+    values = yaml.safe_load((out / "llm-d-values.yaml").read_text())
+    schema = json.loads((SCHEMAS / "llm-d-values.schema.json").read_text())
+    assert not list(Draft202012Validator(schema).iter_errors(values))
+    # values.yaml of the chart: the sidecar listens on servicePort and sends on to targetPort, where vLLM listens
+    proxy = values["routing"]["proxy"]
+    assert proxy["enabled"] and proxy["connector"] == "nixlv2"
+    for side in answered(gpu)["launch"]:
+        pod = values[side["role"]]
+        (container,) = pod["containers"]
+        assert pod["create"] and pod["replicas"] == side["servers"]
+        assert container["command"] + container["args"] == side["serve_argv"]
+        port = proxy["targetPort"] if side["role"] == "decode" else values["routing"]["servicePort"]
+        assert option(container["args"], "--port") == str(port)
+        assert set(container["resources"]["limits"].values()) == {str(side["num_gpus"])}
+
+
+def test_the_answer_says_what_either_takes() -> None:
+    said = run("fleet", *LOAD, "--gpu", "h100").out
+    plan = answered("h100")
+    assert f"would need {plan['least_gpus']} GPUs against {plan['aggregated_gpus']}" in " ".join(said.split())
+
+
+def test_a_folder_without_a_division_is_refused() -> None:
+    cause, hint = error_of(run("fleet", *LOAD[:-1], "--gpu", "h100", "-o", "somewhere"))
+    assert "-o" in cause and "--disaggregated" in hint
+
+
+def test_an_engine_without_the_connector_is_refused(tmp_path: Path) -> None:
+    words = (*LOAD, "--gpu", "h100", "--engine-version", "0.8.5")
+    cause, hint = error_of(run("fleet", *words, "-o", str(tmp_path / "out")))
+    assert "NIXL" in cause and "0.9.0" in hint
