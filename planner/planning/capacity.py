@@ -202,7 +202,7 @@ class Capacity:
         def probe(value: float) -> ServedLoad:
             return self.at(value, confidence, exactly=exactly)
 
-        known = list(self._known(confidence, exactly=exactly))
+        known = [load for load in self._known(confidence, exactly=exactly) if load.value <= most]
         guess = 0.0 if known else self._guess(confidence) * (USUALLY_KEPT if exactly else 1.0)
         return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
 
@@ -474,8 +474,19 @@ def closed_form_load(
     ``doubt`` of a like engine, where it is at hand.
     """
     doubt = doubt or usual_doubt(deployment, workload)
-    margins: list[tuple[Slo, float]] = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
+    margins = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
+    return _closed_form_load(deployment, workload, margins, by)
 
+
+def outlined_load(deployment: Deployment, workload: Workload, slos: Sequence[Slo], confidence: float) -> float:
+    """At most what ``closed_form_load`` gives as a rate: with the margins that noise alone asks for."""
+    margins = [(slo, least_upper(deployment, slo.key, confidence)) for slo in slos]
+    return _closed_form_load(deployment, workload, margins, "rate") if confidence >= 0.5 else inf
+
+
+def _closed_form_load(
+    deployment: Deployment, workload: Workload, margins: Sequence[tuple[Slo, float]], by: By
+) -> float:
     def meets(concurrency: int) -> bool:
         figures = _at_concurrency(deployment, workload, concurrency)
         found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}

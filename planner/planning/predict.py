@@ -7,6 +7,8 @@ output in a batch of C and sits through the prefill of the other requests once e
     TTFT = half a step + own prefill        TPOT = (E2EL - TTFT) / (output - 1)
     throughput = C x output / E2EL
 
+DP ranks that share experts step together, so that a prompt on one of them delays all.
+
 The replay knows the burst at the start, the token budget, KV blocks and percentiles. The closed form does not, but it
 takes a few steps instead of thousands.
 """
@@ -159,6 +161,16 @@ class _Steps:
         decode, beside, prefill = np.eye(3)
         ttft = chunks * prefill + decode / 2
         added = chunks * (prefill - beside)
-        e2el = chunks * prefill + (output_len - 1) / deployment.tokens_per_step * decode + others * added
+        steps = max((output_len - 1) / deployment.tokens_per_step, 1.0)
+        waits = others * _ranks_waited_for(deployment, others * chunks / steps)
+        e2el = chunks * prefill + (output_len - 1) / deployment.tokens_per_step * decode + waits * added
         tpot = (e2el - ttft) / max(output_len - 1, 1)
         return cls(batches, {"ttft": ttft, "tpot": tpot, "e2el": e2el, "throughput": e2el})
+
+
+def _ranks_waited_for(deployment: Deployment, prompts_per_step: float) -> float:
+    """Prompts of all DP ranks that hold a step up, for each of its own; those of one moment hold it up once."""
+    config, share = deployment.config, min(prompts_per_step, 1.0)
+    if config.data_parallel_size == 1 or not deployment.model.is_moe or share <= 0:
+        return 1.0
+    return float((1 - (1 - share) ** config.data_parallel_size) / share)

@@ -17,6 +17,7 @@ less than its share of a full pipeline, and a token no less than a step of one r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import floor, inf
 
@@ -46,8 +47,16 @@ def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedL
     return sent(workload, paced(targets.requests, workload))
 
 
-def broken_in_pipeline(deployment: Deployment, request: Request, targets: Targets) -> Slo | None:
-    """A target that no request keeps, whatever else is in the pipeline; None where that is not certain."""
+@dataclass(frozen=True)
+class Broken:
+    """A target that no request keeps, and by how much: expected over limit, at least."""
+
+    slo: Slo
+    excess: float
+
+
+def broken_for_certain(deployment: Deployment, request: Request, targets: Targets) -> Broken | None:
+    """The worst target that no request keeps, whatever else is in the engine; None where that is not certain."""
     config = deployment.config
     if targets.requests is not None or config.speculative_config:
         return None
@@ -55,15 +64,19 @@ def broken_in_pipeline(deployment: Deployment, request: Request, targets: Target
     input_len, output_len = shortest
     new_tok = input_len + (0 if config.enable_prefix_caching else request.prefix_len)
     pairs = new_tok * (request.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
-    share = Batch(prefill_seqs=2, prefill_tok=new_tok, prefill_pair_tok=pairs, prefill_finishing=1)
+    stages = config.pipeline_parallel_size  # a full pipeline has a share of the prompt in each
+    share = Batch(prefill_seqs=min(stages, 2), prefill_tok=new_tok, prefill_pair_tok=pairs, prefill_finishing=1)
     ttft_s = deployment.timer.breakdown(share).gpu_s
     tpot_s = deployment.timer.step_s(Batch(1, input_len)) if output_len > 1 else 0.0
     least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (output_len - 1) * tpot_s}
-    for slo in targets.slos:
-        expected_s = least_s.get(slo.metric, 0.0) * least_upper(deployment, slo.key, targets.confidence)
-        if expected_s > slo.limit_ms * MS:
-            return slo
-    return None
+    broken = [
+        Broken(
+            slo, least_s.get(slo.metric, 0.0) * least_upper(deployment, slo.key, targets.confidence) / slo.limit_ms / MS
+        )
+        for slo in targets.slos
+    ]
+    worst = max(broken, key=lambda one: one.excess, default=None)
+    return worst if worst and worst.excess > 1 else None
 
 
 def rate_bound(deployment: Deployment, request: Request, targets: Targets, bound: float) -> float:

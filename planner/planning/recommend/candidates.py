@@ -144,20 +144,54 @@ def whole_experts(model: Model, version: EngineVersion) -> bool:
 
 
 def layouts(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
-    """Every layout inside one node that is worth considering under targets.
+    """Every layout inside one node that is worth considering: ``left_out`` has the others.
 
-    TP; of an MoE also TP with whole experts on each rank (EP), and where its attention is latent, so that TP would
-    repeat the KV cache on each rank, attention by DP with EP; pipeline stages only where they reach GPUs that TP
-    cannot be cut for.
+    TP x pipeline stages; of an MoE also with whole experts on each rank (EP), and with copies of the attention (DP)
+    whose ranks share the experts. Many types of GPUs are searched coarsely: stages only where they reach GPUs that TP
+    cannot be cut for, DP only over whole nodes and where attention is latent, so that TP would repeat the KV cache.
     """
     sizes, node = tensor_parallel_sizes(request, model, profile), node_size(request, profile)
     yield from tensor_layouts(request, model, profile, version)
+    if profile.partition is not None:
+        return
+    experts = whole_experts(model, version)
+    shared = experts and (not request.coarse or uses_latent_attention(model))
     for copies in _powers_of_two(node):
-        if whole_experts(model, version) and uses_latent_attention(model) and profile.partition is None:
+        if shared:
             least = node if request.coarse else 1
-            yield from (Layout(s, 1, copies, True) for s in sizes if least <= s * copies <= node)
-        if profile.partition is None:
-            yield from (Layout(s, copies) for s in sizes if s * copies <= node and s * copies not in sizes)
+            whole = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=True)
+            yield from (Layout(s, 1, copies, True) for s in whole if least <= s * copies <= node)
+        fits = [size for size in sizes if size * copies <= node and not (request.coarse and size * copies in sizes)]
+        yield from (Layout(size, copies) for size in fits)
+        if experts and not request.coarse:
+            yield from (Layout(size, copies, 1, True) for size in fits if size > 1)
+
+
+def left_out(request: Request, model: Model, version: EngineVersion) -> Iterator[str]:
+    """What a search under targets does not look at, with the reason."""
+    if request.coarse:
+        yield (
+            f"left out among {len(request.gpus)} types of GPUs: other token budgets than vLLM's own, an fp8 KV cache "
+            "without scales, stages where TP reaches as many GPUs, DP inside a node; name one --gpu for all of it"
+        )
+    if not request.args.max_num_batched_tokens and not request.coarse:
+        budgets = ", ".join(map(str, sorted(defaults.TOKEN_BUDGETS)))
+        yield (
+            f"left out: token budgets beside vLLM's own and {budgets}, and batches beside the largest and "
+            f"{', '.join(map(str, defaults.TARGET_BATCHES))}, which change a plan by a few percent; "
+            "--max-num-batched-tokens and --max-num-seqs set others"
+        )
+    if model.is_moe and not whole_experts(model, version):
+        yield f"left out: EP and DP, which vLLM {version} does not have"
+    if not model.is_moe:
+        yield "left out: DP, as copies of a model without experts share nothing: they are servers of their own"
+    yield "left out: stages together with DP, and sizes that are no powers of two"
+    if request.args.speculative_config is None and model.mtp:
+        yield (
+            "left out: drafts of the checkpoint's own module, as nobody said how many are accepted: "
+            "--speculative-config with --speculative-acceptance-rate plans with them"
+        )
+    yield "left out: prefill and decode on servers of their own: planner fleet --disaggregated plans these"
 
 
 def wherever(

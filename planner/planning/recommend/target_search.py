@@ -31,11 +31,12 @@ from planner.planning.capacity import (
     closed_form_load,
     measure,
     most_in_flight,
+    outlined_load,
     usual_doubt,
 )
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
-from planner.planning.recommend.bounds import alone, broken_in_pipeline, rate_bound
+from planner.planning.recommend.bounds import alone, broken_for_certain, rate_bound
 from planner.planning.recommend.candidates import (
     checkpoints,
     deployed,
@@ -43,6 +44,7 @@ from planner.planning.recommend.candidates import (
     largest_batch,
     launched,
     layouts,
+    left_out,
     wherever,
     why_not,
 )
@@ -54,7 +56,7 @@ from planner.workload import share
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
 #: order: benchmarks/results/search.md has the most that was seen.
 OPTIMISM = {True: 1.05, False: 1.2}
-FAR_OFF = 1.15  #: expected over limit, by more than a token budget changes
+FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where nobody waits for one
 
 
@@ -69,6 +71,7 @@ class RankedEngine:
     guess: float  #: load of one server in the closed form
     usual: Uncertainty | None = None  #: doubt about the closed form, with few requests and with many
     full: Uncertainty | None = None
+    budgets: tuple[int | None, ...] = ()  #: of a family, the most promising first
 
     @property
     def num_gpus(self) -> int:
@@ -104,7 +107,7 @@ class _Search:
         self.found: list[Candidate] = []
         self.rejected: list[Rejected] = []
         self.alternatives = 0 if request.coarse else defaults.TARGET_ALTERNATIVES
-        self.hopeless: list[tuple[ServedLoad, RankedEngine]] = []  # break targets even when requests are alone
+        self.hopeless: list[tuple[float, RankedEngine]] = []  # break targets even when requests are alone
         self.exactly = not request.coarse  # many types of GPUs are left at first order
 
     @property
@@ -128,12 +131,19 @@ class _Search:
             return family.cost(self.targets, at_least=False), family.num_gpus, -family.guess
 
         families = sorted(self._families(), key=order)
-        for family in progress.each(families, lambda family: f"{self.profile.id}: {family.resolved.resolved}"):
-            if self._may_be_better(family):
-                self._search_family(family)
-            else:
+        for outline in progress.each(families, lambda family: f"{self.profile.id}: {family.resolved.resolved}"):
+            family: RankedEngine | None = outline
+            if self._may_be_better(outline):
+                family = self._family(outline.resolved, outline.args)
+                if family and self._may_be_better(family):
+                    self._search_family(family)
+                    continue
+            if family:
                 least = self._cost_words(family.cost(self.targets, at_least=True))
                 self._reject(family, f"{least} at best, against {self._cost_words(self.best_cost)}")
+        model = self.request.model
+        for reason in left_out(self.request, model.model, self.version):
+            self.rejected.append(Rejected(self.profile.id, model.resolved, None, None, reason))
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
         """Whether it may be cheaper; as cheap is of interest while there are few to choose from."""
@@ -141,10 +151,10 @@ class _Search:
         return least < self.best_cost or (least == self.best_cost and len(self.found) <= self.alternatives)
 
     def _search_family(self, family: RankedEngine) -> None:
-        before = len(self.found)
-        failed: list[tuple[RankedEngine, ServedLoad]] = []
+        tried: list[tuple[Deployment, ServedLoad]] = []
+        served = False
         for args in self._members(family):
-            if any(_fails_too(args, *other) for other in failed):
+            if any(_no_better(args, *other) for other in tried):
                 continue
             member = self._engine(family.resolved, args, family)
             if not self._may_be_better(member):
@@ -152,10 +162,11 @@ class _Search:
             candidate, load = self._challenge(member)
             if candidate:
                 self.found.append(candidate)
-            elif load:
-                failed.append((member, load))
-        if len(self.found) == before:
-            closest = min((load for _, load in failed), key=lambda load: load.excess, default=None)
+                served, load = True, candidate.load
+            if load:
+                tried.append((member.deployment, load))
+        if not served:
+            closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
             best = self._cost_words(self.best_cost)
             why = f"limited by {closest.binding}" if closest else "cannot be cheaper"
             self._reject(family, f"{why}, against {best}" if self.found else why)
@@ -167,48 +178,90 @@ class _Search:
                 for kv_cache_dtype in kv_cache_dtypes(self.request, model, self.profile):
                     args = replace(self.request.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
                     try:
-                        family = self._family(resolved, launched(self.request, model, self.profile, args, self.version))
+                        family = self._outline(
+                            resolved, launched(self.request, model, self.profile, args, self.version)
+                        )
                     except PlannerError as error:
                         self.rejected.append(Rejected.of_args(self.profile, resolved, args, error.cause))
                         continue
                     if family is not None:
                         yield family
 
+    def _outline(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
+        """A family with what no member exceeds, without any replay or uncertainty: what memory and noise leave.
+
+        None where it cannot run or break a target for certain.
+        """
+        request, targets = self.request, self.targets
+        budgets = self._budgets(args)
+        small = replace(args, max_num_batched_tokens=min(budgets, key=lambda b: b or inf))
+        lone = self._deployed(resolved, replace(small, max_num_seqs=args.max_num_seqs or 1))
+        held = int(lone.requests_held(request.total_len, pessimistic=True))
+        if held < 1 and self._largest(resolved, small) < 1:
+            self.rejected.append(
+                Rejected.of_args(self.profile, resolved, args, why_not(self._deployed(resolved, args)))
+            )
+            return None
+        most_seqs = args.max_num_seqs or min(defaults.MAX_NUM_SEQS, max(held, 1))
+        engines = [self._deployed(resolved, one) for one in self._each_budget(args, most_seqs)]
+        engine = max(engines, key=lambda one: one.config.max_num_batched_tokens)
+        outline = RankedEngine(resolved, args, engine, inf, 0.0)
+        if broken := broken_for_certain(engine, request, targets):
+            self._reject(outline, f"breaks {broken.slo} even with one request at a time on the server")
+            if engine.config.pipeline_parallel_size == 1:
+                self.hopeless.append((broken.excess, outline))
+            return None
+        if targets.by == "concurrency":
+            return replace(outline, most=float(most_in_flight(engine)), guess=float(most_in_flight(engine)))
+        guess = max(outlined_load(one, request.workload, targets.slos, targets.confidence) for one in engines)
+        return replace(outline, most=guess * OPTIMISM[self.exactly], guess=guess)
+
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """Bounds for all members: the batch that the smallest token budget leaves room for, the largest budget."""
         budgets = self._budgets(args)
         one = replace(args, max_num_seqs=args.max_num_seqs or 1)
         most_tok = max(budget or self._deployed(resolved, one).config.max_num_batched_tokens for budget in budgets)
-        small = replace(args, max_num_batched_tokens=min(budgets, key=lambda b: b or inf))
         relaxed = replace(args, max_num_batched_tokens=most_tok)
         one = replace(one, max_num_batched_tokens=most_tok)
         lone = RankedEngine(resolved, one, self._deployed(resolved, one), 0.0, 0.0)
-        holds_one = lone.deployment.requests_held(self.request.total_len, pessimistic=True) >= 1
-        largest = 1 if holds_one else self._largest(resolved, small)
-        if largest < 1:
-            self.rejected.append(
-                Rejected.of_args(self.profile, resolved, args, why_not(self._deployed(resolved, args)))
-            )
-            return None
         if broken := self._breaks_alone(lone):
             self._reject(lone, f"breaks {broken} even with one request at a time on the server")
             return None
-        largest = self._largest(resolved, small)
-        return replace(self._engine(resolved, replace(relaxed, max_num_seqs=largest)), args=args)
+        largest = self._largest(resolved, replace(args, max_num_batched_tokens=min(budgets, key=lambda b: b or inf)))
+        return self._bounded(resolved, args, self._deployed(resolved, replace(relaxed, max_num_seqs=largest)))
+
+    def _bounded(self, resolved: ResolvedModel, args: EngineArgs, deployment: Deployment) -> RankedEngine:
+        """A family with bounds for all members: its ``deployment`` has the largest of all settings."""
+        targets, workload = self.targets, self.request.workload
+        largest = deployment.config.max_num_seqs
+        usual, full = usual_doubt(deployment, workload), Steady.of(deployment, workload).doubt
+        family = RankedEngine(resolved, args, deployment, inf, 0.0, usual, full)
+        members = [self._engine(resolved, one, family) for one in self._each_budget(args, largest)]
+        most, guess = max(member.most for member in members), max(member.guess for member in members)
+        if targets.by == "rate":
+            most = min(rate_bound(deployment, self.request, targets, most), guess * OPTIMISM[self.exactly])
+        members.sort(key=lambda member: -member.guess)
+        budgets = {member.deployment.config.max_num_batched_tokens: member.args for member in reversed(members)}
+        best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
+        return replace(family, most=most, guess=guess, budgets=best_first)
+
+    def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
+        """With each token budget, and ``batch`` as far as the budget has a token for each."""
+        for budget in self._budgets(args):
+            yield replace(args, max_num_batched_tokens=budget, max_num_seqs=min(batch, budget or batch))
 
     def _breaks_alone(self, engine: RankedEngine) -> str | None:
         """The target that even single requests break; None where they keep all, or are no bound."""
         deployment = engine.deployment
         if deployment.config.pipeline_parallel_size > 1:
-            broken = broken_in_pipeline(deployment, self.request, self.targets)
-            return str(broken) if broken else None
+            return None
         try:
             least = alone(deployment, self.request, self.targets)
         except InputError:  # the largest token budget and one request need not fit together
             return None
         if least.meets:
             return None
-        self.hopeless.append((least, engine))
+        self.hopeless.append((least.excess, engine))
         return least.binding
 
     def _largest(self, resolved: ResolvedModel, args: EngineArgs) -> int:
@@ -219,7 +272,7 @@ class _Search:
 
     def _members(self, family: RankedEngine) -> Iterator[EngineArgs]:
         """Token budgets x batches, the largest batch first."""
-        for budget in self._budgets(family.args):
+        for budget in family.budgets:
             args = replace(family.args, max_num_batched_tokens=budget)
             try:
                 largest = self._largest(family.resolved, args)
@@ -239,24 +292,17 @@ class _Search:
         own = args.max_num_batched_tokens
         return [own] if self.request.coarse else list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
 
-    def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine | None = None) -> RankedEngine:
-        """With bounds of its own, or those of its ``family`` and its closed form."""
+    def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine) -> RankedEngine:
+        """A member: no better than its ``family``, whose doubt it shares, and than full batches."""
         deployment = self._deployed(resolved, args)
         targets, workload = self.targets, self.request.workload
-        usual = family.usual if family and family.usual else usual_doubt(deployment, workload)
-        steady = Steady.of(deployment, workload, family.full if family else None)
         guess = closed_form_load(
-            deployment, workload, targets.slos, targets.by, confidence=targets.confidence, doubt=usual
+            deployment, workload, targets.slos, targets.by, confidence=targets.confidence, doubt=family.usual
         )
         if targets.by == "concurrency":
-            most = float(most_in_flight(deployment))
-        else:
-            full = steady.rate(targets.confidence)
-            guess = min(guess, full) if targets.slos else full
-            most = min(family.most, full) if family else rate_bound(deployment, self.request, targets, full)
-            if not family and deployment.config.pipeline_parallel_size == 1:  # of a pipeline it is no bound
-                most = min(most, guess * OPTIMISM[self.exactly])
-        return RankedEngine(resolved, args, deployment, most, guess, usual, steady.doubt)
+            return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
+        full = Steady.of(deployment, workload, family.full).rate(targets.confidence)
+        return RankedEngine(resolved, args, deployment, min(family.most, full), min(guess, full))
 
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         """The engine at the least cost where it keeps the targets, if that is below the best; and the last failure."""
@@ -330,8 +376,15 @@ class _Search:
         """Of the engines that break a target with one request alone, the one that breaks it least."""
         if not self.hopeless:
             return None
-        load, engine = min(self.hopeless, key=lambda pair: pair[0].excess)
-        return self._candidate(engine, load, 1)
+        closest: tuple[RankedEngine, ServedLoad] | None = None
+        for at_least, engine in sorted(self.hopeless, key=lambda pair: pair[0]):
+            if closest and at_least >= closest[1].excess:
+                break
+            one = replace(engine.args, max_num_seqs=engine.args.max_num_seqs or 1)
+            engine = replace(engine, deployment=self._deployed(engine.resolved, one))
+            load = alone(engine.deployment, self.request, self.targets)
+            closest = closest if closest and closest[1].excess <= load.excess else (engine, load)
+        return self._candidate(*closest, 1) if closest else None
 
     def _reject(self, engine: RankedEngine, reason: str) -> None:
         candidate = Candidate(engine.resolved, engine.deployment, estimate(engine.deployment, 1, 1, 1))
@@ -410,13 +463,13 @@ def least_share(load: ServedLoad) -> float:
     return 0.02 / float(load.replay.e2el_s.mean())
 
 
-def _fails_too(args: EngineArgs, other: RankedEngine, load: ServedLoad) -> bool:
-    """Whether an engine breaks what ``other`` of its family broke under ``load``.
+def _no_better(args: EngineArgs, other: Deployment, load: ServedLoad) -> bool:
+    """Whether an engine serves ``load`` no better than ``other`` of its family, which is more promising.
 
-    It serves the load in the same steps where none of these came near the limits of either. And where a TPOT is far
-    off, it does not help to cut prompts in another way.
+    It serves a load that breaks a target in the same steps where none of these came near the limits of either. And
+    where the TPOT decides, how prompts are cut moves it little beyond what the closed form says.
     """
-    config, replay = other.deployment.config, load.replay
+    config, replay = other.config, load.replay
     batch, budget = args.max_num_seqs or inf, args.max_num_batched_tokens or config.max_num_batched_tokens
     same = (
         replay.most_seqs < min(batch, config.max_num_seqs)
@@ -424,5 +477,5 @@ def _fails_too(args: EngineArgs, other: RankedEngine, load: ServedLoad) -> bool:
         and replay.kv_cache_usage_peak < ROOMY
     )
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
-    far_off = worst is not None and worst.slo.metric == "tpot" and worst.excess > FAR_OFF
-    return same or (far_off and replay.most_seqs < batch)
+    decides = worst is not None and worst.slo.metric == "tpot" and (load.meets or worst.excess > FAR_OFF)
+    return (same and not load.meets) or (decides and replay.most_seqs < batch)

@@ -1,0 +1,262 @@
+"""Whether the search finds what trying everything finds: 30 cases, each engine of its space through ``predict``.
+
+    python benchmarks/search.py [--first N] [--write FILE.md]
+
+Each case is a model, a type of GPU and a load with targets. *Everything* is every checkpoint, layout, KV dtype, token
+budget and batch below; more budgets and batches than the search tries. An engine is dropped where it breaks the
+targets at the best rate per GPU so far; else its largest rate is found by bisection over whole predictions, queue
+included. What is certain is not replayed to its end: a rate above that of full batches, a target broken by more than
+any later request can mend, and settings which no step of an engine that broke the targets came near. Then::
+
+    found    requests/s per GPU of what ``recommend`` answers, with its confidence
+    best     the same of the best of everything
+    lost     1 - found / best; loads are told apart by 3 %
+
+``over`` is the most by which the engine that is best exceeds its closed form, which the search takes for a bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from planner.engine.images import default_version
+from planner.engine.settings import EngineArgs, EngineConfig
+from planner.errors import PlannerError
+from planner.hardware.profiles import load_profile
+from planner.model.architecture import Model
+from planner.model.resolve import resolve_model
+from planner.planning import defaults
+from planner.planning.capacity import TOLERANCE, Reading, ServedLoad, Steady, at_load, closed_form_load, measure
+from planner.planning.deployment import Deployment
+from planner.planning.predict import simulate_serve
+from planner.planning.recommend.assemble import rank
+from planner.planning.recommend.candidates import (
+    checkpoints,
+    deployed,
+    kv_cache_dtypes,
+    largest_batch,
+    launched,
+    layouts,
+)
+from planner.planning.recommend.request import Request, Targets
+from planner.simulator.record import Replay
+from planner.workload.targets import parse_slos
+
+BUDGETS = (None, 512, 1024, 2048, 4096, 16384)
+BATCHES = (32, 64, 128, 256)
+MODELS = {  # with the GPUs that it is tried on
+    "meta-llama/Llama-3.1-8B-Instruct": ("l40s", "h100", "mi300x", "rtx-4090"),
+    "meta-llama/Llama-3.3-70B-Instruct": ("h200", "b200", "mi300x"),
+    "Qwen/Qwen3-30B-A3B": ("h100", "l40s"),
+    "openai/gpt-oss-120b": ("h100", "mi355x"),
+    "Qwen/Qwen3-235B-A22B": ("h200", "mi300x"),
+    "deepseek-ai/DeepSeek-V3": ("b200", "h200"),
+}
+LOADS = {  # tokens in, tokens out, limits in ms
+    "chat": (1024, 1024, {"ttft": 2000.0, "tpot": 50.0}),
+    "long prompts": (4000, 500, {"ttft": 3000.0, "tpot": 60.0}),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked."""
+
+    model: str
+    gpu: str
+    load: str
+
+    @property
+    def request(self) -> Request:
+        """To the search: the most requests per second and GPU under the targets."""
+        input_len, output_len, limits_ms = LOADS[self.load]
+        return Request(
+            resolve_model(self.model), (load_profile(self.gpu),), "balanced", input_len, output_len,
+            targets=Targets(parse_slos(limits_ms), "rate", None),
+        )  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """Requests/s per GPU, and by how much replays exceed the closed form."""
+
+    case: Case
+    found: float = 0.0
+    best: float = 0.0
+    engine: str = "nothing"
+    tried: int = 0
+    over: float = 0.0
+    search_s: float = 0.0
+
+    @property
+    def lost(self) -> float:
+        """Share of the best that the search does not find."""
+        return max(1 - self.found / self.best, 0.0) if self.best else 0.0
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All engines of a case, each held against the best so far."""
+
+    request: Request
+    result: Outcome
+
+    def try_all(self) -> None:
+        """Every family: checkpoint, layout, KV dtype."""
+        request, (profile,) = self.request, self.request.gpus
+        version = default_version(profile)
+        for resolved in checkpoints(request.model, profile):
+            for layout in layouts(request, resolved.model, profile, version):
+                for kv_cache_dtype in kv_cache_dtypes(request, resolved.model, profile):
+                    given = replace(request.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
+                    self.try_family(resolved.model, launched(request, resolved.model, profile, given, version))
+
+    def try_family(self, model: Model, args: EngineArgs) -> None:
+        """Token budgets x batches."""
+        request, (profile,) = self.request, self.request.gpus
+        version = default_version(profile)
+        failed: list[tuple[EngineConfig, Replay, float]] = []
+        for budget in BUDGETS:
+            given = replace(args, max_num_batched_tokens=budget or args.max_num_batched_tokens)
+            try:
+                largest = largest_batch(request, model, profile, given, version)
+                for batch in sorted({largest, *(b for b in BATCHES if b < largest)}, reverse=True):
+                    if 1 <= batch <= (given.max_num_batched_tokens or batch):
+                        engine = deployed(request, model, profile, replace(given, max_num_seqs=batch), version)
+                        self.challenge(engine, failed)
+            except PlannerError:
+                continue
+
+    def challenge(self, engine: Deployment, failed: list[tuple[EngineConfig, Replay, float]]) -> None:
+        """One engine, at the best rate per GPU so far and a little more."""
+        result, config = self.result, engine.config
+        result.tried += 1
+        rate = max(result.best * config.num_gpus * (1 + TOLERANCE), 1e-3)
+        if any(value <= rate and alike(config, other, replay) for other, replay, value in failed):
+            return
+        load = self.kept(engine, rate)
+        if load is None or not load.meets:
+            if load:
+                failed.append((config, load.replay, rate))
+            return
+        low, high = rate, rate * 1.5
+        while self.meets(engine, high):
+            low, high = high, high * 1.5
+        while high > low * (1 + TOLERANCE):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if self.meets(engine, middle) else (low, middle)
+        slos, workload = self.targets.slos, self.request.workload
+        guess = closed_form_load(engine, workload, slos, "rate", confidence=self.targets.confidence)
+        result.best, result.over = low / config.num_gpus, low / guess
+        result.engine = (
+            f"{engine.model.id.split('/')[-1]} {config.weight_dtype}, KV {config.kv_cache_dtype}, "
+            f"TP {config.tensor_parallel_size} PP {config.pipeline_parallel_size} DP {config.data_parallel_size}"
+            f"{' EP' if config.enable_expert_parallel else ''}, {config.max_num_seqs} x {config.max_num_batched_tokens}"
+        )
+
+    @property
+    def targets(self) -> Targets:
+        """Of the case."""
+        assert self.request.targets is not None
+        return self.request.targets
+
+    def meets(self, engine: Deployment, rate: float) -> bool:
+        """Whether every target is kept with the confidence."""
+        load = self.kept(engine, rate)
+        return load is not None and load.meets
+
+    def kept(self, engine: Deployment, rate: float) -> ServedLoad | None:
+        """The load as ``predict`` has it, or as far as it is certain that a target is broken; None for too much."""
+        targets, workload = self.targets, self.request.workload
+        if rate > Steady.of(engine, workload).rate(targets.confidence):
+            return None
+        sent = at_load(engine, workload, targets.slos, "rate", rate)
+        first = measure(engine, sent, targets.slos, confidence=targets.confidence, whole=False)
+        if not first.meets and not first.whole:
+            return first
+        predicted = simulate_serve(engine, sent, served=first.replay, percentiles=defaults.PERCENTILES)
+        readings = tuple(
+            Reading(
+                slo,
+                predicted.figures[slo.key],
+                predicted.figures[slo.key] * predicted.uncertainty.upper(slo.key, targets.confidence),
+            )
+            for slo in targets.slos
+        )
+        return replace(first, readings=readings)
+
+
+def alike(one: EngineConfig, two: EngineConfig, replay: Replay) -> bool:
+    """Whether no step of ``replay``, of one of two engines, came near a limit in which they differ."""
+    return (
+        replay.most_seqs < min(one.max_num_seqs, two.max_num_seqs)
+        and replay.most_step_tok < min(one.max_num_batched_tokens, two.max_num_batched_tokens)
+        and replay.kv_cache_usage_peak < 0.9
+    )
+
+
+def outcome(case: Case) -> Outcome:
+    """The search beside everything."""
+    request, result = case.request, Outcome(case)
+    start_s = time.process_time()
+    (ranking,) = rank(request)
+    result.search_s = time.process_time() - start_s
+    if ranking.best and ranking.best.load:
+        result.found = ranking.best.load.value / ranking.best.config.num_gpus
+    result.best = result.found
+    Everything(request, result).try_all()
+    return result
+
+
+def cases() -> list[Case]:
+    """Thirty of them."""
+    return [Case(model, gpu, load) for load in LOADS for model, gpus in MODELS.items() for gpu in gpus]
+
+
+def lines(outcomes: list[Outcome]) -> Iterator[str]:
+    """The page."""
+    yield "# The search beside trying everything\n"
+    lost = [one.lost for one in outcomes]
+    yield (
+        f"{datetime.date.today()}; `python benchmarks/search.py`. {len(outcomes)} cases, "
+        f"{sum(one.tried for one in outcomes):,} engines. The answer is the best of all, to the {TOLERANCE:.0%} by "
+        f"which loads are told apart, in {sum(share <= TOLERANCE for share in lost)} cases; most is lost in the worst: "
+        f"{max(lost):.1%}; mean {sum(lost) / len(lost):.1%}. Requests/s per GPU with "
+        f"{defaults.CONFIDENCE:.0%} confidence.\n"
+    )
+    yield "| model | GPU | load | engines | found | best | lost | the better engine | CPU s of the search |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"
+    for one in outcomes:
+        case = one.case
+        better = one.engine if one.lost > 0 else ""
+        yield (
+            f"| {case.model} | {case.gpu} | {case.load} | {one.tried} | {one.found:.3f} | {one.best:.3f} | "
+            f"{one.lost:.1%} | {better} | {one.search_s:.1f} |"
+        )
+    for name, (input_len, output_len, limits_ms) in LOADS.items():
+        limits = ", ".join(f"p99 {metric.upper()} {limit:g} ms" for metric, limit in limits_ms.items())
+        yield f"\n{name}: {input_len:,} tokens in, {output_len:,} out; {limits}."
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, help="of the cases")
+    parser.add_argument("--write", type=Path, metavar="FILE.md")
+    arguments = parser.parse_args()
+    outcomes = []
+    for case in cases()[: arguments.first]:
+        outcomes.append(outcome(case))
+        text = "\n".join(lines(outcomes)) + "\n"
+        if arguments.write:  # after each case: it takes an hour
+            arguments.write.write_text(text, encoding="utf-8")
+        print(text.splitlines()[-3 - 2 * (len(LOADS) - 1)], flush=True)
+
+
+if __name__ == "__main__":
+    main()
