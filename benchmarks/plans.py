@@ -195,20 +195,22 @@ def lines(found: Sequence[Case]) -> Iterator[str]:
     yield (
         f"{datetime.date.today()}; `python benchmarks/plans.py`. {len(found)} cases, {several} with several layouts. "
         f"Aims: the setting's measured tokens/s are 95 % of the best's on average, and fleets are within {WITHIN:.0%} "
-        "of the measured need.\n"
+        "of the measured need. With one layout the setting is no choice: 100 % there says that there is a plan.\n"
     )
     yield (
-        "| confidence | no plan | setting, mean | least | load, mean | breaks the target | by, worst | fleet within "
-        f"{WITHIN:.0%} | fleet, median | least | most |"
+        "| confidence | no plan | setting, mean | with several layouts | least | load, mean | breaks the target | "
+        f"by, worst | fleet within {WITHIN:.0%} | fleet, median | least | most |"
     )
-    yield f"| --- |{' ---: |' * 10}"
+    yield f"| --- |{' ---: |' * 11}"
     for confidence in CONFIDENCES:
         every = [judged(case, confidence) for case in found]
         made = [one for one in every if one.curve]
         breaks = [one.tpot for one in made if one.tpot > 1]
         fleets = [one.fleet for one in made]
+        choosing = [one.setting for one in every if len(one.case.curves) > 1]
         yield (
             f"| {confidence:.0%} | {len(every) - len(made)} | {np.mean([one.setting for one in every]):.1%} | "
+            f"{np.mean(choosing):.1%} | "
             f"{min(one.setting for one in every):.1%} | {np.mean([one.load for one in every]):.1%} | "
             f"{len(breaks)} of {len(made)} | {max(breaks, default=1) - 1:.1%} | "
             f"{sum(one.within for one in every)} of {len(every)} | {np.median(fleets):.2f} | {min(fleets):.2f} | "

@@ -313,10 +313,10 @@ class Steady:
 
     @classmethod
     def of(cls, deployment: Deployment, workload: Workload, doubt: Uncertainty | None = None) -> Steady:
-        """As many requests as the server computes at once; ``doubt`` of a like engine, where it is at hand."""
-        most = most_in_flight(deployment)
-        steady = _at_concurrency(deployment, workload, most)
-        return cls(steady.output_tok_per_s / workload.output_len, doubt or doubt_at(deployment, workload, most))
+        """With as many requests as serve fastest; ``doubt`` of a like engine, where it is at hand."""
+        steady = _fastest(deployment, workload, most_in_flight(deployment))
+        doubt = doubt or doubt_at(deployment, workload, steady.concurrency)
+        return cls(steady.output_tok_per_s / workload.output_len, doubt)
 
     def rate(self, confidence: float) -> float:
         """Requests per second, as measured with probability ``confidence``."""
@@ -499,12 +499,25 @@ def _closed_form_load(
             low = middle
         else:
             high = middle - 1
-    return low if by == "concurrency" else low / _at_concurrency(deployment, workload, low).e2el_s
+    return low if by == "concurrency" else _request_per_s(_fastest(deployment, workload, low))
 
 
 def most_in_flight(deployment: Deployment) -> int:
     """Requests that the server computes at once, all DP ranks together."""
     return deployment.config.max_num_seqs * deployment.config.data_parallel_size
+
+
+def _fastest(deployment: Deployment, workload: Workload, most: int) -> Estimate:
+    """The closed form with as many requests, up to ``most``, as are served fastest.
+
+    More of them than that leave too few tokens of a step to prompts.
+    """
+    tried = (_at_concurrency(deployment, workload, max(most >> halvings, 1)) for halvings in range(most.bit_length()))
+    return max(tried, key=_request_per_s)
+
+
+def _request_per_s(found: Estimate) -> float:
+    return found.concurrency / found.e2el_s
 
 
 def _at_concurrency(deployment: Deployment, workload: Workload, concurrency: int) -> Estimate:

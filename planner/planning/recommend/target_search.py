@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from math import ceil, floor, inf
+from math import ceil, floor, inf, log
 
 from planner import progress
 from planner.engine import EngineArgs, EngineVersion
@@ -77,6 +77,11 @@ class RankedEngine:
     def num_gpus(self) -> int:
         """GPUs of one server."""
         return self.deployment.config.num_gpus
+
+    @property
+    def num_batched_tok(self) -> int:
+        """The token budget."""
+        return self.deployment.config.max_num_batched_tokens
 
     def servers(self, targets: Targets, *, at_least: bool) -> int:
         """Servers that the load needs at least, or by the closed form."""
@@ -240,8 +245,8 @@ class _Search:
         most, guess = max(member.most for member in members), max(member.guess for member in members)
         if targets.by == "rate":
             most = min(rate_bound(deployment, self.request, targets, most), guess * OPTIMISM[self.exactly])
-        members.sort(key=lambda member: -member.guess)
-        budgets = {member.deployment.config.max_num_batched_tokens: member.args for member in reversed(members)}
+        members.sort(key=lambda member: (-round(log(max(member.guess, 1e-12)) / TOLERANCE), member.num_batched_tok))
+        budgets = {member.num_batched_tok: member.args for member in reversed(members)}
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
         return replace(family, most=most, guess=guess, budgets=best_first)
 
@@ -478,4 +483,5 @@ def _no_better(args: EngineArgs, other: Deployment, load: ServedLoad) -> bool:
     )
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     decides = worst is not None and worst.slo.metric == "tpot" and (load.meets or worst.excess > FAR_OFF)
-    return (same and not load.meets) or (decides and replay.most_seqs < batch)
+    pipelined = config.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
+    return (same and not load.meets) or (decides and replay.most_seqs < batch and not pipelined)
