@@ -232,8 +232,13 @@ def test_stages_go_with_every_size_that_leaves_gpus_for_them() -> None:
     # 28 heads: TP 4 at most among powers of two, so the other four GPUs of a node take a second stage
     found = axes("Qwen/Qwen2.5-7B-Instruct", "h100")
     assert Layout(4, 2) in found and Layout(8) not in found
-    pairs = {(layout.tensor_parallel_size, layout.pipeline_parallel_size) for layout in axes(LLAMA, "h100")}
+    pairs = {(layout.tensor_parallel_size, layout.pipeline_parallel_size) for layout in axes(LLAMA, "l40s")}
     assert pairs == {(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8)}
+
+
+def test_over_fast_links_stages_are_for_where_tp_does_not_reach() -> None:
+    for gpu in ("h100", "mi300x"):
+        assert all(layout.pipeline_parallel_size == 1 for layout in axes(LLAMA, gpu))
 
 
 def test_among_many_types_of_gpus_stages_and_copies_are_for_where_nothing_else_reaches() -> None:

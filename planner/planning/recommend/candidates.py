@@ -27,6 +27,8 @@ TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
 GUESSES = 2  #: of the largest batch, before the range that is left is halved
 #: DP attention with EP has been in ``vllm serve`` since this release (``--data-parallel-size``: 0.8.3 offline, 0.9.0).
 DATA_PARALLEL_SINCE = (0, 9)
+#: Links over which TP goes as far as it reaches.
+FAST_LINKS = frozenset({"nvswitch", "xgmi-mesh"})
 
 
 def checkpoints(
@@ -147,8 +149,9 @@ def layouts(request: Request, model: Model, profile: GpuProfile, version: Engine
     """Every layout inside one node that is worth considering: ``left_out`` has the others.
 
     TP x pipeline stages; of an MoE also with whole experts on each rank (EP), and with copies of the attention (DP)
-    whose ranks share the experts. Many types of GPUs are searched coarsely: stages only where they reach GPUs that TP
-    cannot be cut for, DP only over whole nodes and where attention is latent, so that TP would repeat the KV cache.
+    whose ranks share the experts. Over fast links stages are only for GPUs that TP cannot be cut for: so they are served,
+    and hardly a run with stages was measured that could say otherwise. Many types of GPUs are searched coarsely: so it is
+    there over all links, and DP only over whole nodes and where attention is latent, so that TP would repeat the KV cache.
     """
     sizes, node = tensor_parallel_sizes(request, model, profile), node_size(request, profile)
     yield from tensor_layouts(request, model, profile, version)
@@ -156,12 +159,13 @@ def layouts(request: Request, model: Model, profile: GpuProfile, version: Engine
         return
     experts = whole_experts(model, version)
     shared = experts and (not request.coarse or uses_latent_attention(model))
+    reached = sizes if request.coarse or profile.interconnect.kind in FAST_LINKS else []
     for copies in _powers_of_two(node):
         if shared:
             least = node if request.coarse else 1
             whole = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=True)
             yield from (Layout(s, 1, copies, True) for s in whole if least <= s * copies <= node)
-        fits = [size for size in sizes if size * copies <= node and not (request.coarse and size * copies in sizes)]
+        fits = [size for size in sizes if size * copies <= node and size * copies not in reached]
         yield from (Layout(size, copies) for size in fits)
         if experts and not request.coarse:
             yield from (Layout(size, copies, 1, True) for size in fits if size > 1)
@@ -186,6 +190,10 @@ def left_out(request: Request, model: Model, version: EngineVersion) -> Iterator
     if not model.is_moe:
         yield "left out: DP, as copies of a model without experts share nothing: they are servers of their own"
     yield "left out: stages together with DP, and sizes that are no powers of two"
+    yield (
+        "left out: stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly a run with stages was "
+        "measured; planner predict serve --pipeline-parallel-size shows them"
+    )
     if request.args.speculative_config is None and model.mtp:
         yield (
             "left out: drafts of the checkpoint's own module, as nobody said how many are accepted: "
