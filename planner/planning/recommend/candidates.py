@@ -149,9 +149,9 @@ def layouts(request: Request, model: Model, profile: GpuProfile, version: Engine
     """Every layout inside one node that is worth considering: ``left_out`` has the others.
 
     TP x pipeline stages; of an MoE also with whole experts on each rank (EP), and with copies of the attention (DP)
-    whose ranks share the experts. Over fast links stages are only for GPUs that TP cannot be cut for: so they are served,
-    and hardly a run with stages was measured that could say otherwise. Many types of GPUs are searched coarsely: so it is
-    there over all links, and DP only over whole nodes and where attention is latent, so that TP would repeat the KV cache.
+    whose ranks share the experts. Over fast links stages are only for GPUs that TP cannot be cut for, since hardly a
+    run with stages was measured. Many types of GPUs are searched coarsely: stages as over fast links, DP only over
+    whole nodes and where attention is latent, so that TP would repeat the KV cache.
     """
     sizes, node = tensor_parallel_sizes(request, model, profile), node_size(request, profile)
     yield from tensor_layouts(request, model, profile, version)
