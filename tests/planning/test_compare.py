@@ -293,7 +293,7 @@ def test_lengths_are_an_axis_of_their_own() -> None:
 def test_gpus_that_are_paid_for_and_idle_are_told() -> None:
     """A 70B in bf16 takes two H100: of three one is left over, of four none."""
     words = ("compare", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--max-concurrency", "8")
-    three, four = run(*words, "--packages", "3"), run(*words, "--packages", "4")
+    three, four = (run(*words, "--packages", packages, "--explain") for packages in "34")
     assert "h100-sxm: 1 of 3 GPUs is paid for and stays idle: each server takes 2" in " ".join(three.err.split())
     assert "idle" not in four.err
     (row,) = json.loads(run(*words, "--packages", "3", "--format", "json").out)["rows"]
@@ -349,7 +349,8 @@ def test_the_table_names_the_price_that_is_missing() -> None:
 def test_a_model_that_nobody_holds_is_an_honest_no() -> None:
     outcome = run("compare", "meta-llama/Llama-3.1-405B-Instruct", "--gpu", "l4")
     assert outcome.status == 1
-    assert "l4 is left out" in outcome.err
+    assert outcome.out.startswith("No GPU holds meta-llama/Llama-3.1-405B-Instruct")
+    assert "x l4: TP 1: 756.0 GiB of weights" in outcome.out  # 405.9e9 parameters of 2 bytes are 756.0 GiB
 
 
 @pytest.mark.parametrize(
