@@ -21,6 +21,8 @@ from planner.workload import Requests, Workload
 
 #: Asked with the metrics of every request that ends, in s by name: whether there is no point in going on.
 Hopeless = Callable[[Mapping[str, float]], bool]
+#: Chunks of prompts that are replayed at most, and for each request: a budget of two tokens would take minutes.
+MOST_CHUNKS, MOST_CHUNKS_EACH = 40_000, 20
 SAID_EACH = 10_000  #: requests after which a replay says how far it is
 
 
@@ -84,6 +86,12 @@ class _Sender:
         self.arrival_s: list[float] = requests.arrival_s.tolist()
         for lengths in set(zip(self.input_len, self.output_len, strict=True)):
             limits.check(*lengths)
+        chunks = int((requests.input_len // limits.max_num_batched_tokens).sum())
+        if chunks > max(MOST_CHUNKS, MOST_CHUNKS_EACH * len(self.input_len)):
+            raise InputError(
+                f"the prompts come to {chunks:,} steps of --max-num-batched-tokens {limits.max_num_batched_tokens}",
+                hint=f"raise it, or send fewer prompts: {MOST_CHUNKS:,} such steps can be replayed",
+            )
         self.places = workload.max_concurrency or len(self.input_len)
         self.sent_s: list[float] = []
         self.ready_s: list[float] = []  # when the engine sees it

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from planner.engine import EngineConfig
 from planner.errors import InputError
@@ -215,6 +215,14 @@ class LocalFits(FitRecord):
     fitted_on: str  #: which runs, and when
     effects: tuple[Effect, ...] = ()
     runs: tuple[dict[str, str | bool | int | float], ...] = ()  #: columns of a table of runs
+
+    @field_validator("effects")
+    @classmethod
+    def _have_rows_of_one_length(cls, effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
+        lengths = {(effect.gpu, len(effect.known)) for effect in effects if effect.known}
+        if len(lengths) > len({gpu for gpu, _ in lengths}):
+            raise ValueError("known: what the runs of a GPU taught has the same length for each factor")
+        return effects
 
 
 @cache

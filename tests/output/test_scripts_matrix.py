@@ -73,6 +73,9 @@ def cases() -> dict[str, Case]:
     return found
 
 
+#: What tells the script that joins nodes where it is.
+JOINING = {"HEAD_PORT", "NODES", "NODE_GPUS", "LOCAL_RANKS"}
+
 # --- reading the scripts -------------------------------------------------------------------------------------------
 
 
@@ -92,7 +95,12 @@ def launched(files: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:
     # what is set to a word of the shell is launch.sh's own: the token, the folder of the models, a partition's number
     pairs = [value.partition("=") for flag, value in pairwise(words[:at]) if flag == "--env"]
     env = {name: value for name, equals, value in pairs if equals and not value.startswith("$")}
-    return shlex.split(image)[0], [words[words.index("--entrypoint") + 1], *words[at + 1 :]], env
+    argv = [words[words.index("--entrypoint") + 1], *words[at + 1 :]]
+    if "$node_script" in argv:  # over several nodes a script that joins them gets the command
+        argv = argv[argv.index("planner") + 1 :]
+        argv[argv.index("--host") + 1] = "0.0.0.0"  # noqa: S104  (it has the node's network, so it keeps to itself there)
+        env = {name: value for name, value in env.items() if name not in JOINING}
+    return shlex.split(image)[0], argv, env
 
 
 def launched_natively(script: str) -> tuple[str, list[str], dict[str, str]]:

@@ -341,7 +341,7 @@ def test_lengths_are_pairs_in_which_one_may_come_again() -> None:
 
 
 def test_the_table_names_the_price_that_is_missing() -> None:
-    outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8")
+    outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8", "--explain")
     assert outcome.status == 0
     assert "no price is known for mi355x: give one with --price GPU=USD" in outcome.err
 
