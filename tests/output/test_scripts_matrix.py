@@ -98,7 +98,7 @@ def launched(files: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:
     argv = [words[words.index("--entrypoint") + 1], *words[at + 1 :]]
     if "$node_script" in argv:  # over several nodes a script that joins them gets the command
         argv = argv[argv.index("planner") + 1 :]
-        argv[argv.index("--host") + 1] = "0.0.0.0"  # noqa: S104  (it has the node's network, so it keeps to itself there)
+        argv[argv.index("--host") + 1] = "0.0.0.0"  # launch.sh has the network of the node and listens on its own
         env = {name: value for name, value in env.items() if name not in JOINING}
     return shlex.split(image)[0], argv, env
 
