@@ -38,7 +38,7 @@ browser: $(STAMP)  ## the report and the page in headless Chromium, which has to
 e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB; needs nginx
 	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { echo "e2e needs nginx: apt-get install nginx-light"; exit 1; }
 	PYTHON=$(PYTHON) tests/e2e/install.sh $(E2E_VENV) build/e2e
-	$(BIN)/python tests/e2e/run.py $(E2E_VENV) build/e2e
+	$(BIN)/python tests/e2e/run.py $(E2E_VENV) build/e2e $(E2E)
 
 docs: $(STAMP)  ## the output of each documented command, and the reference of the commands
 	$(BIN)/python docs/refresh.py
