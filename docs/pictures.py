@@ -51,7 +51,7 @@ def take(page: str, width: int, height: int, *words: str) -> Image.Image:
     size = (f"--force-device-scale-factor={DOTS}", f"--window-size={width},{height}")
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
         words = (program, *always, *size, f"--screenshot={file.name}", *words, page)
-        subprocess.run(words, check=True, capture_output=True, timeout=120)  # noqa: S603  (ours)
+        subprocess.run(words, check=True, capture_output=True, timeout=120)
         return Image.open(file.name).copy()
 
 
@@ -79,7 +79,7 @@ def save(picture: Image.Image, name: str) -> None:
 def playing() -> Iterator[str]:
     """The page of ``planner ui``, with a question that has targets."""
     words = [sys.executable, "-m", "planner", "ui", "--port", "0"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)  # noqa: S603  (ours)
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         yield f"{process.stderr.readline().strip() if process.stderr else ''}?{PLAYED}"
     finally:

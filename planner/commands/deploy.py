@@ -71,7 +71,7 @@ def deploy(
     namespace: Namespace = "",
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    hf_secret: HfSecret = "hf-token",  # noqa: S107  (the name of a Secret)
+    hf_secret: HfSecret = "hf-token",
     cache: Cache = "emptydir",
     gpu_resource: GpuResource = "",
     toleration: Tolerations | None = None,

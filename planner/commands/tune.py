@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from planner import progress
 from planner.commands.declare import Argument, Option, command
@@ -76,6 +76,6 @@ def _tuned(
     "where the budget ends first.",
     extends=tune_plan,
 )
-def tune(**options: object) -> TuningAnswer:
+def tune(**options: Any) -> TuningAnswer:
     """The tuning, each step told on stderr as it happens: a run takes minutes."""
-    return _tuned(lambda line: write(f"{line}\n", sys.__stderr__), **options)  # type: ignore[arg-type]
+    return _tuned(lambda line: write(f"{line}\n", sys.__stderr__), **options)

@@ -59,7 +59,7 @@ class SilentTool(Exception):
 def run_tool(command: Sequence[str]) -> str:
     """What a command prints. Raises SilentTool."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError as error:
         raise SilentTool("not installed") from error
     except OSError as error:

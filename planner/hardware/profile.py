@@ -41,7 +41,7 @@ class Quantity(_Facts):
 
 
 def _known(*units: str) -> Callable[[str], str]:
-    assert set(units) <= FACTORS.keys()  # noqa: S101  (a slip in this file, not a user's)
+    assert set(units) <= FACTORS.keys()  # a slip in this file, not a user's
 
     def check(unit: str) -> str:
         if unit not in units:

@@ -58,7 +58,7 @@ class Tuner:
     @property
     def state(self) -> TuningState:
         """How far it is."""
-        assert self._state is not None  # noqa: S101
+        assert self._state is not None
         return self._state
 
     def run(self, local: Local, *, runs: int | None, minutes: float | None, retry: bool = False) -> None:

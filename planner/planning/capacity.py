@@ -441,7 +441,7 @@ def _next_value(
             return sqrt(met.value * broken.value)
         return min(max(crossing, met.value * near), broken.value / near)
     one = met or broken
-    assert one is not None  # noqa: S101
+    assert one is not None
     finite = [load for load in loads if load.whole and 0 < load.excess < inf]
     others = finite[-2:] if met else finite[:2]
     crossing = _crossing(*others) if len(others) == 2 else None

@@ -31,7 +31,7 @@ class Tree:
 
     def __init__(self, requests: Requests, block_size: int) -> None:
         prefixes = requests.prefixes
-        assert prefixes is not None  # noqa: S101  (who calls has asked)
+        assert prefixes is not None  # who calls has asked
         self._parent: list[int] = prefixes.parent.tolist()
         ends_tok: list[int] = prefixes.end_tok.tolist()
         self._prompt: list[int] = prefixes.prompt.tolist()

@@ -203,4 +203,4 @@ def _text(key: Key) -> str:
 
 def _key(text: str) -> Key:
     target, *when = text.split("|")
-    return target, tuple(tuple(pair.split("=", 1)) for pair in when)  # type: ignore[misc]
+    return target, tuple((name, value) for name, _, value in (pair.partition("=") for pair in when))

@@ -230,7 +230,7 @@ def _signed(data: dict[str, Any]) -> dict[str, Any]:
         told = re.search(r"its digest is ([0-9a-f]{12})", str(error))
         if told:
             return {**data, "digest": told[1]}
-    except Exception:  # noqa: S110: the command itself has to answer for it
+    except Exception:  # the command itself has to answer for it
         pass
     return data
 

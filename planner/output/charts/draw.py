@@ -177,7 +177,10 @@ class _Drawing:
             height = max(_height(panel, each, alone=len(panels) == 1) for panel in shown)
             for at, panel in enumerate(shown):
                 box = (at * (each + GAP), top, each, height)
-                (self.lines if isinstance(panel, LinePanel) else self.bars)(panel, *box)  # type: ignore[arg-type]
+                if isinstance(panel, LinePanel):
+                    self.lines(panel, *box)
+                else:
+                    self.bars(panel, *box)
             top += height
         return ceil(top)
 

@@ -18,7 +18,7 @@ _HEALTH = (
     "import urllib.request as r;r.build_opener(r.ProxyHandler({{}})).open('http://127.0.0.1:{port}/health', timeout=5)"
 )
 _MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}"  # as launch.sh has it
-_NGINX = "/tmp/nginx"  # noqa: S108  (in the balancer's own container)
+_NGINX = "/tmp/nginx"  # in the balancer's own container
 
 
 def compose(made: Deployable) -> dict[str, str]:

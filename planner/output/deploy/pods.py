@@ -10,7 +10,7 @@ from planner.output.deploy.yaml_text import Json, escape_dollars, escape_words
 from planner.output.scripts.emission import MODEL_CACHE
 
 START_PERIOD_S = 10
-TOKEN_KEY = "HF_TOKEN"  # noqa: S105  (a key of a Secret, and the name of the variable)
+TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
 MODELS, SHARED_MEMORY, MODEL_FOLDER = "models", "dshm", "model"
 
 
@@ -84,7 +84,7 @@ def probes(made: Deployable) -> Json:
 
 def mounts(made: Deployable) -> list[Json]:
     """Shared memory, the cache of models, and the model where it is a folder of the node."""
-    found: list[Json] = [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]  # noqa: S108
+    found: list[Json] = [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]
     found.append({"name": MODELS, "mountPath": MODEL_CACHE})
     if made.local_model:
         if ":" in made.local_model:

@@ -19,6 +19,7 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 #: Kubernetes appends to the name of a workload: ten characters of a ReplicaSet, numbers of LeaderWorkerSet's pods.
 _LONGEST_NAME = 50
+HF_SECRET = "hf-token"
 _LABEL_FORM = "lower-case letters, digits and dashes"
 
 
@@ -35,7 +36,7 @@ class Site:
     namespace: str = ""
     host: str = LOOPBACK  #: address that the server is reached at, where containers use the network of their node
     port: int = PORT
-    hf_secret: str = "hf-token"  # noqa: S105  (the name of a Secret, with the key HF_TOKEN)
+    hf_secret: str = HF_SECRET  #: name of a Secret with the key HF_TOKEN
     cache: str = "emptydir"  #: ``emptydir``, ``pvc`` (a new claim), or ``claim/NAME``
     gpu_resource: str = ""  #: as the device plugin names it
     tolerations: tuple[str, ...] = ()  #: ``KEY[=VALUE][:EFFECT]``

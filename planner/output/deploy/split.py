@@ -12,6 +12,7 @@ from typing import Any
 from planner.engine import docker_args, image_for
 from planner.errors import IllegalPlanError
 from planner.memory import stored_weight_bytes
+from planner.output.deploy.site import HF_SECRET
 from planner.output.deploy.yaml_text import Json, dump, escape_words
 from planner.output.scripts.command_line import option, without_option
 from planner.output.scripts.emission import MODEL_CACHE, PLACEMENT_VARIABLES
@@ -93,7 +94,7 @@ def _values(plan: Disaggregated, launches: tuple[SideLaunch, SideLaunch]) -> Jso
             "name": plan.model,
             "uri": f"hf://{plan.model}",
             "size": f"{ceil(1.2 * stored_weight_bytes(plan.decode.deployment.model) / GIB) + 1}Gi",
-            "authSecretName": "hf-token",
+            "authSecretName": HF_SECRET,
             "mountPath": MODEL_CACHE,
             "labels": {"llm-d.ai/inferenceServing": "true"},
         },

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from planner import __version__
 from planner.evidence import PlanFolder, PlanFolders
 from planner.output.charts.figure import style_sheet
@@ -85,7 +83,7 @@ def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequen
     """The whole page; ``gpus`` are ids with their full names."""
     context = {
         "asked": asked,
-        "answer": Markup(answer),  # noqa: S704  (made below)
+        "answer": answer,
         "models": models,
         "gpus": gpus,
         "planner_version": __version__,
@@ -134,7 +132,7 @@ def whole_answer(played: Played, query: str) -> str:
     context = {
         "key": played.key,
         "seconds": f"{played.seconds:.1f}",
-        "live": Markup(live_answer(played, None) if plan else ""),  # noqa: S704  (made here)
+        "live": live_answer(played, None) if plan else "",
         "plan": plan,
         "closest": [line for one in found.get("closest", ()) for line in _closest(one)],
         "pareto": picture(pareto_chart(folders, [played.sweep])) if plan else None,

@@ -27,7 +27,7 @@ def run_script(
     environment = {name: value for name, value in os.environ.items() if name not in _UNSET}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as printed:
-        process = subprocess.Popen(  # noqa: S603  (a script that we wrote, with words of ours)
+        process = subprocess.Popen(  # a script that we wrote
             [str(script), *words], stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
             env={**environment, **variables}, start_new_session=True, preexec_fn=_end_with_parent,
         )  # fmt: skip

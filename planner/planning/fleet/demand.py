@@ -44,7 +44,7 @@ class Demand:
     def dealt(self, servers: int, router: Router, most: int | None = None) -> Demand:
         """With the requests that one of ``servers`` gets, at most so many."""
         whole = self.whole or self.requests
-        assert whole is not None  # noqa: S101  (who calls has asked)
+        assert whole is not None  # who calls has asked
         each = max(len(whole.arrival_s) // servers, 2)
         return replace(self, requests=share(whole, servers, min(most or each, each), router), whole=whole)
 

@@ -188,7 +188,7 @@ def disaggregate(
                 return found
     except PlannerError as error:
         return NotDivided(profile, error.cause)
-    assert found is not None  # noqa: S101
+    assert found is not None
     return found
 
 

@@ -117,7 +117,7 @@ class Fleet:
         found = {}
         for router in ROUTERS if pool.servers > 1 else ROUTERS[:1]:
             part = pool.demand.dealt(pool.servers, router, defaults.TRACE_PROMPTS).requests
-            assert part is not None  # noqa: S101
+            assert part is not None
             load = replace(pool.demand.workload, num_prompts=len(part.arrival_s), request_rate=rate)
             found[router] = pool.kind.deployment.replay(load, paced(part, load)).cached_share
         return found
@@ -246,7 +246,7 @@ def _dealt(asked: FleetRequest) -> Fleets:
             if needed == servers:
                 break
             servers = needed
-        assert fleets is not None  # noqa: S101
+        assert fleets is not None
         single += fleets.single
         refused += fleets.refused
         objective = fleets.objective

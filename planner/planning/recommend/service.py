@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, inf
 from typing import Any
 
@@ -41,17 +42,16 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
     load, targets = candidate.load, request.targets
     if load is None or targets is None:
         return None
-    candidate = replace(candidate, capacity=candidate.capacity or capacity_of(request, candidate))
     profile = candidate.deployment.profile
+    capacity = candidate.capacity or capacity_of(request, targets, candidate)
     whole = targets.value if targets.value is not None else load.value
-    most = largest(request, candidate)
+    most = largest(request, replace(candidate, capacity=capacity))
     servers = node_size(request, profile) // candidate.config.num_gpus
     packages = candidate.num_gpus / profile.parts
     if targets.value is not None:  # nobody rents a part of a GPU
         packages = ceil(packages)
     price = price_of(profile, request.prices)
-    kept = _kept(candidate, most, targets.confidence) if best and most and targets.slos else 0.0
-    ladder = _ladder(request, candidate, most, kept) if most and kept else ()
+    carried = _Carried(request, targets, candidate, load, capacity, most) if best and most and targets.slos else None
     return Service(
         confidence=targets.confidence,
         targets=tuple(map(_target, load.readings)),
@@ -70,8 +70,8 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
         router=targets.router if reused(targets) else None,
         prefix_cache_share=load.replay.cached_share if reused(targets) else None,
-        ladder=ladder,
-        measure_next=_next_run(request, candidate, most, kept, ladder) if most else None,
+        ladder=carried.ladder if carried else (),
+        measure_next=carried.next_run() if carried else None,
     )
 
 
@@ -80,72 +80,73 @@ def reused(targets: Targets) -> bool:
     return targets.requests is not None and targets.requests.prefixes is not None
 
 
-def capacity_of(request: Request, candidate: Candidate) -> Capacity:
+def capacity_of(request: Request, targets: Targets, candidate: Candidate) -> Capacity:
     """What one server of ``candidate`` carries."""
-    targets = request.targets
-    assert targets is not None  # noqa: S101
     return Capacity(candidate.deployment, request.workload, targets.slos, by=targets.by, requests=targets.requests)
 
 
-def _kept(candidate: Candidate, most: ServedLoad, confidence: float) -> float:
-    """Share of what a server carries to first order that is left where the queue of a slower one is replayed too."""
-    assert candidate.capacity is not None  # noqa: S101
-    first = candidate.capacity.edge(confidence)
-    return min(most.value / first, 1.0) if first else 1.0
+@dataclass(frozen=True)
+class _Carried:
+    """What the servers of a plan carry at each confidence."""
 
+    request: Request
+    targets: Targets
+    candidate: Candidate
+    load: ServedLoad  #: what one of them has to carry
+    capacity: Capacity
+    most: ServedLoad  #: what one of them carries at the confidence that is asked for
 
-def _ladder(request: Request, candidate: Candidate, most: ServedLoad, kept: float) -> tuple[PlannedRung, ...]:
-    """The same servers at each confidence of ``LADDER``, and at the one that is asked for."""
-    assert request.targets is not None  # noqa: S101
-    confidences = sorted({*defaults.LADDER, request.targets.confidence})
-    return tuple(_rung(request, candidate, most, kept, confidence) for confidence in confidences)
+    @cached_property
+    def kept(self) -> float:
+        """Share of what a server carries to first order that is left where the queue of a slower one is replayed."""
+        first = self.capacity.edge(self.targets.confidence)
+        return min(self.most.value / first, 1.0) if first else 1.0
 
+    @cached_property
+    def ladder(self) -> tuple[PlannedRung, ...]:
+        """The same servers at each confidence of ``LADDER``, and at the one that is asked for."""
+        if not self.kept:
+            return ()
+        return tuple(self.rung(confidence) for confidence in sorted({*defaults.LADDER, self.targets.confidence}))
 
-def _rung(request: Request, candidate: Candidate, most: ServedLoad, kept: float, confidence: float) -> PlannedRung:
-    """More confidence never carries more, and never takes fewer servers."""
-    targets = request.targets
-    assert targets is not None  # noqa: S101
-    carried, servers = most.value, candidate.servers
-    if confidence != targets.confidence:
-        bound = max if confidence < targets.confidence else min
-        assert candidate.capacity is not None  # noqa: S101
-        carried = bound(candidate.capacity.edge(confidence) * kept, most.value)
-        if targets.value is not None and carried:
-            fewest, asked = ceil(targets.value / carried - ROUNDING), candidate.servers
-            servers = min(fewest, asked) if confidence < targets.confidence else max(fewest, asked)
-    gpus = servers * candidate.config.num_gpus if carried else None
-    return PlannedRung(confidence=confidence, largest_load=carried, total_gpus=gpus)
+    def rung(self, confidence: float) -> PlannedRung:
+        """More confidence never carries more, and never takes fewer servers."""
+        asked, whole = self.targets.confidence, self.targets.value
+        carried, servers = self.most.value, self.candidate.servers
+        if confidence != asked:
+            bound = max if confidence < asked else min
+            carried = bound(self.capacity.edge(confidence) * self.kept, carried)
+            if whole is not None and carried:
+                fewest = ceil(whole / carried - ROUNDING)
+                servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
+        gpus = servers * self.candidate.config.num_gpus if carried else None
+        return PlannedRung(confidence=confidence, largest_load=carried, total_gpus=gpus)
 
+    def next_run(self) -> PlannedRun | None:
+        """The run that is worth most, where even odds would take less than the confidence that is asked for."""
+        now = next((rung for rung in self.ladder if rung.confidence == self.targets.confidence), None)
+        if now is None or self._worth(self.ladder[0]) <= self._worth(now):
+            return None
+        bound = replace(self.load, bound_by=self.most.bound_by)
+        run = next_run(self.candidate.deployment, bound, self.targets.requests)
+        if run is None:
+            return None
+        then = self.rung(run.confidence(self.targets.confidence))
+        if self._worth(then) <= self._worth(now):
+            return None
+        sent = sent_to_one(self.request, self.candidate) if run.own else run.workload
+        return PlannedRun(
+            script="benchmark.sh" if run.own else "measure_next.sh",
+            workload=PlannedWorkload.of(sent),
+            duration_s=run.duration_s,
+            figure=run.figure,
+            deviation_factor=run.factor,
+            expected=then.model_copy(update={"confidence": self.targets.confidence}),
+        )
 
-def _next_run(
-    request: Request, candidate: Candidate, most: ServedLoad, kept: float, ladder: Sequence[PlannedRung]
-) -> PlannedRun | None:
-    """The run that is worth most, where even odds would take less than the confidence that is asked for."""
-    targets, load = request.targets, candidate.load
-    assert targets is not None and load is not None  # noqa: S101
-    now = next((rung for rung in ladder if rung.confidence == targets.confidence), None)
-    if now is None or _worth(targets, ladder[0]) <= _worth(targets, now):
-        return None
-    run = next_run(candidate.deployment, replace(load, bound_by=most.bound_by), targets.requests)
-    if run is None:
-        return None
-    then = _rung(request, candidate, most, kept, run.confidence(targets.confidence))
-    if _worth(targets, then) <= _worth(targets, now):
-        return None
-    sent = sent_to_one(request, candidate) if run.own else run.workload
-    return PlannedRun(
-        script="benchmark.sh" if run.own else "measure_next.sh",
-        workload=PlannedWorkload.of(sent),
-        duration_s=run.duration_s,
-        figure=run.figure,
-        deviation_factor=run.factor,
-        expected=PlannedRung(confidence=targets.confidence, largest_load=then.largest_load, total_gpus=then.total_gpus),
-    )
-
-
-def _worth(targets: Targets, rung: PlannedRung) -> float:
-    """Larger is better: fewer GPUs for the load, or without one more load on a server."""
-    return rung.largest_load if targets.value is None else -(rung.total_gpus or inf)
+    def _worth(self, rung: PlannedRung) -> float:
+        """Larger is better: fewer GPUs for the load, or without one more load on a server."""
+        return rung.largest_load if self.targets.value is None else -(rung.total_gpus or inf)
 
 
 def _target(reading: Reading) -> PlannedTarget:
@@ -165,7 +166,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
         return candidate.load
     if request.coarse or candidate.load is None:
         return None
-    capacity = candidate.capacity or capacity_of(request, candidate)
+    capacity = candidate.capacity or capacity_of(request, targets, candidate)
     found = capacity.largest(targets.confidence, exactly=True)
     if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
@@ -175,7 +176,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
 def cost(plan: Plan) -> tuple[bool, float]:
     """What a plan costs for a unit of its load: USD per hour; whole GPUs, sorted last, where no price is known."""
     service = plan.service
-    assert service is not None  # noqa: S101
+    assert service is not None
     carried = service.request_rate or service.max_concurrency or 1.0
     priced = service.usd_per_hour is not None
     return not priced, (service.usd_per_hour or 0.0 if priced else service.packages) / carried
@@ -184,7 +185,7 @@ def cost(plan: Plan) -> tuple[bool, float]:
 def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     """Why this plan: what it keeps, with how many GPUs, what the others need."""
     targets, load = request.targets, winner.load
-    assert targets is not None and load is not None  # noqa: S101
+    assert targets is not None and load is not None
     unit = load_words(targets.by)
     if targets.value is None:
         size = _gpus(winner.config.num_gpus)
@@ -216,7 +217,7 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
 
 def reuse_words(served: Replay, targets: Targets, servers: int) -> str:
     """What the prefix cache spares of a load whose prompts are known."""
-    assert targets.requests is not None  # noqa: S101
+    assert targets.requests is not None
     most = targets.requests.reusable_tok / float(targets.requests.input_len.mean())
     dealt = f" of {servers} servers, {targets.router}" if servers > 1 else ""
     found = f"{served.cached_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
@@ -273,7 +274,7 @@ def _gpus(count: int) -> str:
 def closest_point(candidate: Candidate) -> dict[str, Any]:
     """The plan that comes nearest to targets that none meets, as JSON has it."""
     config, load = candidate.config, candidate.load
-    assert load is not None  # noqa: S101
+    assert load is not None
     return {
         "gpu": candidate.deployment.profile.id,
         "model": candidate.resolved.resolved,
@@ -289,7 +290,7 @@ def closest_point(candidate: Candidate) -> dict[str, Any]:
 def closest_lines(candidate: Candidate) -> Iterator[str]:
     """The same in words."""
     config, load = candidate.config, candidate.load
-    assert load is not None  # noqa: S101
+    assert load is not None
     yield (
         f"closest: {candidate.resolved.resolved}, {_gpus(config.num_gpus)}, --tensor-parallel-size "
         f"{config.tensor_parallel_size}, one request at a time"

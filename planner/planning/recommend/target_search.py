@@ -106,7 +106,7 @@ class _Search:
     """What has been found of one GPU so far."""
 
     def __init__(self, request: Request, profile: GpuProfile, version: EngineVersion) -> None:
-        assert request.targets is not None  # noqa: S101  (``rank`` asks)
+        assert request.targets is not None  # ``rank`` asks
         self.request, self.profile, self.version = request, profile, version
         self.targets: Targets = request.targets
         self.found: list[Candidate] = []
@@ -358,7 +358,7 @@ class _Search:
 
         def order(candidate: Candidate) -> tuple[float, float]:
             load, cost = candidate.load, self.cost(candidate)
-            assert load is not None  # noqa: S101
+            assert load is not None
             if goal == "min-latency":
                 return cost, candidate.e2el_s
             if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
@@ -414,7 +414,7 @@ def share_of(
 
     ``whole`` and ``exactly`` as for ``measure``.
     """
-    assert targets.value is not None  # noqa: S101
+    assert targets.value is not None
     requests = targets.requests
     if requests is not None:
         requests = share(requests, servers, defaults.TRACE_PROMPTS, targets.router)

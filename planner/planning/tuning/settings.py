@@ -112,7 +112,7 @@ def _budgets(args: EngineArgs) -> Iterator[int | None]:
 
 def _ranked(request: Request, budget: int | None) -> Ranking:
     asked = replace(request, args=replace(request.args, max_num_batched_tokens=budget))
-    assert asked.version is not None  # noqa: S101
+    assert asked.version is not None
     return rank_by_goal(asked, request.gpus[0], asked.version)
 
 
@@ -134,7 +134,7 @@ def _promising(request: Request, merit: Merit, rankings: Iterable[Ranking]) -> I
 def _measurable(request: Request, merit: Merit, ranking: Ranking, candidate: Candidate) -> TunedSetting:
     """A candidate with its own benchmark, replayed."""
     found = with_figures(request, candidate)
-    assert found.prediction is not None  # noqa: S101
+    assert found.prediction is not None
     ranking = replace(ranking, candidates=tuple(found if one is candidate else one for one in ranking.candidates))
     return _setting(assemble(request, ranking, found), found.deployment, merit, found.prediction)
 
