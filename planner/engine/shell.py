@@ -29,6 +29,7 @@ MOST_BRANCHES = 32  #: ways through a script that are followed
 MOST_TURNS = 256  #: of a loop
 MOST_STATEMENTS = 10_000  #: that are followed, those of loops and functions each time
 MOST_CHARACTERS = 2**17  #: of a variable, all words of an array together; Linux passes no longer word on
+MOST_WORDS = 1_000  #: of an array, which each way through a script has its own copy of
 
 _VARIABLE = re.compile(r"\$(?:(\w+|#)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
 #: What a document leaves to its reader, ``<path/to/output.json>``: a shell would take it for two redirections, which
@@ -126,13 +127,11 @@ class _World:
             found=list(self.found), when=(*self.when, *when),
         )  # fmt: skip
 
-    def same(self, other: _World, unread: Set[str]) -> bool:
-        """Whether both go on alike, whatever led to them; variables of ``unread`` do not count."""
-        return (self.ended, self.exported, self.local) == (other.ended, other.exported, other.local) and all(
-            ours.get(name) == theirs.get(name)
-            for ours, theirs in ((self.scalars, other.scalars), (self.arrays, other.arrays))
-            for name in (ours.keys() | theirs.keys()) - unread
-        )
+    def state(self, unread: Set[str]) -> tuple[object, ...]:
+        """What is equal where two ways go on alike, whatever led to them; variables of ``unread`` do not count."""
+        scalars = frozenset(item for item in self.scalars.items() if item[0] not in unread)
+        arrays = frozenset((name, tuple(words)) for name, words in self.arrays.items() if name not in unread)
+        return self.ended, frozenset(self.exported), frozenset(self.local), scalars, arrays
 
     def built_in(self, words: Sequence[str]) -> bool:
         """Do what a command of the shell itself does to a way; whether it is one, or none that starts anything."""
@@ -237,14 +236,19 @@ class _Script:
             worlds = [world for world in worlds if world.ended]
             for world in going:
                 worlds += self._node(node, world)
-            worlds = _merged(worlds, self.unread)
-            if len(worlds) > MOST_BRANCHES:
-                worlds = _joined_where_alike(worlds, self.unread)
-            if len(worlds) > MOST_BRANCHES:
-                raise InputError(
-                    f"there are more than {MOST_BRANCHES} ways through this script",
-                    hint="set the variables that decide, with --set NAME=VALUE, or give the line itself",
-                )
+            worlds = self._few(worlds)
+        return worlds
+
+    def _few(self, worlds: list[_World]) -> list[_World]:
+        """The ways, those that go on alike as one. Raises InputError for more than are followed."""
+        worlds = _merged(worlds, self.unread)
+        if len(worlds) > MOST_BRANCHES:
+            worlds = _joined_where_alike(worlds, self.unread)
+        if len(worlds) > MOST_BRANCHES:
+            raise InputError(
+                f"there are more than {MOST_BRANCHES} ways through this script",
+                hint="set the variables that decide, with --set NAME=VALUE, or give the line itself",
+            )
         return worlds
 
     def _node(self, node: Node, world: _World) -> list[_World]:
@@ -394,17 +398,18 @@ class _Script:
             for one in turning:
                 held = self._holds(condition, one) if condition else None
                 held = held if held is None or node.children[0].type == "while" else not held
-                before = one.copy()
+                before = one.state(self.unread)
                 if body is None or held is False or (turn and held is None):
                     done.append(one)
                 else:
                     after = self._inside(body, one)
-                    done += [way for way in after if held is None or way.same(before, self.unread)]
-                    going += [way for way in after if held and not way.same(before, self.unread)]
-            turning = going
+                    ends = [held is None or way.state(self.unread) == before for way in after]
+                    done += [way for way, end in zip(after, ends, strict=True) if end]
+                    going += [way for way, end in zip(after, ends, strict=True) if not end]
+            turning = self._few(going)
             if not turning:
                 break
-        return _merged(done + turning, self.unread)
+        return self._few(done + turning)
 
     # --- conditions ---
 
@@ -561,8 +566,9 @@ class _Script:
 
 def _small(words: list[str]) -> list[str]:
     """The words. Raises InputError for more than a launch script has: loops may double them."""
-    if len(words) + sum(map(len, words)) > MOST_CHARACTERS:
-        raise InputError(f"a variable of this script grows beyond {MOST_CHARACTERS:,} characters", hint=_HINT)
+    if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_CHARACTERS:
+        most = f"{MOST_WORDS:,} words or {MOST_CHARACTERS:,} characters"
+        raise InputError(f"a variable of this script grows beyond {most}", hint=_HINT)
     return words
 
 
@@ -609,10 +615,11 @@ def _merged(worlds: list[_World], unread: Set[str]) -> list[_World]:
     Ended ways with nothing found are dropped.
     """
     kept: list[_World] = []
-    for world in worlds:
-        for place, other in enumerate(kept):
-            if not world.same(other, unread):
-                continue
+    alike: dict[object, list[int]] = {}  # places in kept
+    for world in worlds if len(worlds) > 1 else ():
+        places = alike.setdefault(world.state(unread), [])
+        for place in places:
+            other = kept[place]
             more, less = (world, other) if len(world.found) > len(other.found) else (other, world)
             if more.found == less.found:
                 common = tuple(one for one, also in zip(more.when, less.when, strict=False) if one == also)
@@ -622,22 +629,23 @@ def _merged(worlds: list[_World], unread: Set[str]) -> list[_World]:
                 kept[place] = more
                 break
         else:
+            places.append(len(kept))
             kept.append(world)
     alive = [world for world in kept if world.found or not world.ended]
-    return alive or kept
+    return alive or kept or worlds
 
 
 def _joined_where_alike(worlds: list[_World], unread: Set[str]) -> list[_World]:
     """Ways that go on alike as one that starts what any of them does, where they are too many to be told apart."""
-    kept: list[_World] = []
+    kept: dict[object, _World] = {}
     for world in worlds:
-        alike = next((place for place, other in enumerate(kept) if world.same(other, unread)), None)
-        if alike is None:
-            kept.append(world)
+        state = world.state(unread)
+        if state not in kept:
+            kept[state] = world
         else:
-            more = [one for one in world.found if one not in kept[alike].found]
-            kept[alike] = replace(kept[alike], found=kept[alike].found + more, when=())
-    return kept
+            more = [one for one in world.found if one not in kept[state].found]
+            kept[state] = replace(kept[state], found=kept[state].found + more, when=())
+    return list(kept.values())
 
 
 def _each_of(trees: Sequence[Tree], *types: str) -> Iterator[Node]:

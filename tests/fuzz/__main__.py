@@ -99,6 +99,7 @@ def main() -> int:
         shop = Shop.stocked(Path(folder) / "shop")
         if given.case is not None:
             return _show(shop, kinds[0], given.seed, given.case, Path(folder))
+        print(f"fuzz: seed {given.seed}, {given.seconds:.0f} s", flush=True)
         gc.collect()
         gc.freeze()  # or each child copies what it only counts
         until_s = began_s + given.seconds

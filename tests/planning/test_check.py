@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -226,12 +227,16 @@ def test_too_many_ways_through_a_script_are_refused_with_what_helps() -> None:
         "while true; do X=a$X; while true; do Y=a$Y; while true; do Z=a$Z; done; done; done",
         "f() { X=a$X; g; g; }; g() { Y=a$Y; h; h; }; h() { Z=a$Z; f; f; }; while true; do f; g; h; done",
         "".join(f"for i{n} in {' '.join(map(str, range(60)))}; do X=$X$i{n}; " for n in range(4)) + "done; " * 4,
+        'while true; do set -- a "$@" \'``` # title\'; while true; do set -- a "$@" b; done; shift; done',
+        'while true; do if [[ -n $A ]]; then a+=(w "$A"); else f; fi; done',
     ],
-    ids=["text", "array", "words", "loops", "functions", "for"],
+    ids=["text", "array", "words", "loops", "functions", "for", "words in loops", "ways"],
 )
 def test_a_script_that_grows_without_end_is_refused_soon(script: str) -> None:
-    with pytest.raises(InputError, match=r"grows beyond|steps to follow"):
+    began_s = process_time()
+    with pytest.raises(InputError, match=r"grows beyond|steps to follow|more than 32 ways"):
         find_launches(f"{script}\nvllm serve m -tp $X $Y $Z ${{a[@]}} $@")
+    assert process_time() - began_s < 3
 
 
 def test_ways_that_only_print_or_count_differently_are_one() -> None:
