@@ -51,6 +51,8 @@ class KvBlocks:
 
     def find(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens of a waiting request that need not be computed, and their blocks that others hold already."""
+        if not sequence.lost_tok:
+            return sequence.cached_tok, 0
         return max(sequence.cached_tok, self._found(sequence) * self.block_size), 0
 
     def reuse(self, sequence: Sequence, cached_tok: int) -> int:
@@ -90,6 +92,8 @@ class KvBlocks:
 
     def need_of(self, clock: int, ticks: int) -> int:
         """Blocks that the decoding requests need in ``ticks`` ticks from ``clock`` on."""
+        if ticks == 1:
+            return self._phase[-clock % self.block_size]
         periods, rest = divmod(ticks, self.block_size)
         need = periods * self.seqs
         for tick in range(clock, clock + rest):

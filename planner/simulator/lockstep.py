@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
-from dataclasses import replace
 from math import inf
 from operator import attrgetter, ge
 
@@ -67,7 +66,7 @@ class Lockstep:
     def _time_s(self, steps: Iterable[tuple[DpRank, Step]], tokens: int, at: int) -> float:
         """Seconds of the rank that takes longest over its step ``at``, beside the others: ``tokens`` in all."""
         batches = (rank.batch_at(step, at) for rank, step in steps)
-        return max(self.timer.step_s(replace(batch, peer_tok=tokens - self._tokens(batch))) for batch in batches)
+        return max(self.timer.step_s(batch._replace(peer_tok=tokens - self._tokens(batch))) for batch in batches)
 
     def _tokens(self, batch: Batch) -> int:
         return batch.decode_seqs * self.limits.decode_tok + batch.prefill_tok

@@ -8,7 +8,6 @@ on how many requests run.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from heapq import heappop, heappush
 from math import inf, nextafter
@@ -36,6 +35,9 @@ class DpRank:
         self.timer = timer
         self.limits = limits
         self.log = log
+        self._places, self._watermark_blocks, self._whole_prompts = (
+            limits.places, limits.watermark_blocks, limits.whole_prompts,
+        )  # fmt: skip
         self.kv = kv or KvBlocks(limits.num_blocks, limits.block_size, caching=limits.enable_prefix_caching)
         self.kv_peak_blocks = 0
         self.most_seqs = self.most_tok = 0  # of any step: requests that were admitted, and tokens
@@ -69,7 +71,10 @@ class DpRank:
         """Start what is to start now, and set ``event`` to its end."""
         step = self.plan(self.event[0])
         first_s = self.timer.step_s(step.batch)
-        self.start(step, first_s, *straight(lambda at: self.timer.step_s(self.batch_at(step, at)), step.steps, first_s))
+        steps, growth_s = step.steps, 0.0
+        if steps > 1:
+            steps, growth_s = straight(lambda at: self.timer.step_s(self.batch_at(step, at)), steps, first_s)
+        self.start(step, first_s, steps, growth_s)
 
     def plan(self, start_s: float) -> Step:
         """Schedule what starts at ``start_s``: one step, or at most as many as are alike. Its times are left open.
@@ -89,7 +94,8 @@ class DpRank:
             chunks, calm = self._schedule()
         expecting = bool(self._leaving and self._waiting)
         self._note_peak()
-        self._vacate()
+        if self._leaving:
+            self._vacate()
         return self._prefill(start_s, chunks) if chunks else self._decode(start_s, once=not calm or expecting)
 
     def batch_at(self, step: Step, at: int) -> Batch:
@@ -108,7 +114,8 @@ class DpRank:
             step.steps = steps
         self._step = step
         self.event = (step.end_s, ENDS)
-        self._cut()
+        if step.may_be_cut:
+            self._cut()
 
     @property
     def steps(self) -> int:
@@ -132,7 +139,7 @@ class DpRank:
         if self.limits.prefill_first:
             chunks = self._admit(self.limits.max_num_batched_tokens)
             return chunks, bool(chunks) or self._make_room()
-        calm = self._make_room()
+        calm = not self.kv.seqs or self._make_room()
         budget_tok = self.limits.max_num_batched_tokens - self.kv.seqs * self.limits.decode_tok
         chunks = []
         if self._partial is not None:
@@ -148,11 +155,12 @@ class DpRank:
 
     def _make_room(self) -> bool:
         """Take the blocks of the next step, preempting the youngest where they lack; whether nobody had to go."""
-        calm = True
-        while (need := self.kv.need_of(self._clock, self._pace.ticks(1))) > self.kv.free:
+        calm, kv = True, self.kv
+        while (need := kv.need_of(self._clock, self._pace.ticks(1))) > kv.free:
             self._preempt_youngest()
             calm = False
-        self.kv.take(need)
+        if need:
+            kv.take(need)
         return calm
 
     def _preempt_youngest(self) -> None:
@@ -192,24 +200,27 @@ class DpRank:
         """First chunks of waiting requests, first come first served, until something runs out."""
         limits, kv = self.limits, self.kv
         chunks: list[tuple[Sequence, int]] = []
-        places = limits.places - len(self._leaving)
+        places = self._places - len(self._leaving)
         while budget_tok > 0 and self._waiting and len(self._running) < places:
             sequence = self._waiting[0]
             cached_tok, held = kv.find(sequence)
             rest_tok = sequence.prompt_tok - cached_tok
-            new_tok = min(rest_tok, budget_tok)
-            if new_tok < rest_tok and limits.whole_prompts:
+            new_tok = rest_tok if rest_tok < budget_tok else budget_tok
+            if new_tok < rest_tok and self._whole_prompts:
                 break
             blocks = kv.blocks(cached_tok + new_tok)
-            must_fit = kv.blocks(sequence.prompt_tok) if limits.scheduler_reserve_full_isl else blocks
-            if must_fit - held > kv.free - limits.watermark_blocks:
+            whole = new_tok == rest_tok or not limits.scheduler_reserve_full_isl
+            must_fit = blocks if whole else kv.blocks(sequence.prompt_tok)
+            if must_fit - held > kv.free - self._watermark_blocks:
                 break
             self._waiting.popleft()
             self._running[sequence.index] = sequence
             sequence.done_tok = cached_tok
-            if cached_tok and not sequence.lost_tok:
-                self.log.cached_tok[sequence.index] = cached_tok
-            kv.take(blocks - kv.reuse(sequence, cached_tok))
+            if cached_tok:
+                if not sequence.lost_tok:
+                    self.log.cached_tok[sequence.index] = cached_tok
+                blocks -= kv.reuse(sequence, cached_tok)
+            kv.take(blocks)
             kv.fill(sequence.index, cached_tok + new_tok)
             budget_tok -= new_tok
             chunks.append((sequence, new_tok))
@@ -220,15 +231,16 @@ class DpRank:
     def _prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> Step:
         """One step with prompts in it; without chunking in V0, with nothing else."""
         decode_seqs = 0 if self.limits.prefill_first else self.kv.seqs
-        batch = Batch(
-            decode_seqs=decode_seqs,
-            decode_context_tok=self._context_tok + decode_seqs if decode_seqs else 0.0,
-            prefill_seqs=len(chunks),
-            prefill_tok=sum(new_tok for _, new_tok in chunks),
-            prefill_pair_tok=sum(new_tok * (seq.done_tok + (new_tok + 1) / 2) for seq, new_tok in chunks),
-            prefill_finishing=sum(seq.done_tok + new_tok == seq.prompt_tok for seq, new_tok in chunks),
-        )
-        self.most_tok = max(self.most_tok, decode_seqs * self.limits.decode_tok + batch.prefill_tok)
+        prefill_tok = finishing = 0
+        pair_tok = 0.0
+        for sequence, new_tok in chunks:
+            done_tok = sequence.done_tok
+            prefill_tok += new_tok
+            pair_tok += new_tok * (done_tok + (new_tok + 1) / 2)
+            finishing += done_tok + new_tok == sequence.prompt_tok
+        context_tok = self._context_tok + decode_seqs if decode_seqs else 0.0
+        batch = Batch(decode_seqs, context_tok, len(chunks), prefill_tok, pair_tok, finishing)
+        self.most_tok = max(self.most_tok, decode_seqs * self.limits.decode_tok + prefill_tok)
         return Step(start_s, 0.0, batch, steps=0 if self.limits.prefill_first else 1, chunks=chunks)
 
     def _decode(self, start_s: float, once: bool) -> Step:
@@ -238,9 +250,9 @@ class DpRank:
         """
         seqs = self.kv.seqs
         steps = 1 if once else self._pace.steps_for(self._ticks_to_next_ending())
-        if steps > 1:
+        if steps > 1 and self.kv.free < (steps // self.kv.block_size + 2) * seqs * self.limits.decode_tok:
             steps = self._steps_that_fit(steps)
-        room = not self._waiting and len(self._running) < self.limits.places
+        room = not self._waiting and len(self._running) < self._places
         return Step(start_s, 0.0, Batch(seqs, self._context_tok + seqs), steps=steps, may_be_cut=room)
 
     def _steps_that_fit(self, steps: int) -> int:
@@ -262,7 +274,7 @@ class DpRank:
         if not self._inbox or not step.may_be_cut:
             return
         ready_s = self._inbox[0][0] + MOMENT_S
-        steps = 1 + bisect_right(range(1, step.steps), ready_s, key=step.begins_s)
+        steps = 1 + step.before(ready_s)
         if self.limits.async_scheduling and ready_s >= step.start_s and self._running:
             steps += 1
         if steps < step.steps:
@@ -272,7 +284,7 @@ class DpRank:
     def end(self) -> list[int]:
         """Account for what ends now, set ``event``, and return the requests that are done."""
         step, end_s = self._step, self.event[0]
-        self._last_start_s = step.begins_s(max(step.steps, 1) - 1)
+        self._last_start_s = step.begins_s(step.steps - 1) if step.steps > 1 else step.start_s
         if self.step_runs is not None:
             self.step_runs.append(step.run(end_s, self._pace.ticks(max(step.steps, 1) - 1)))
         if step.steps:
@@ -281,13 +293,15 @@ class DpRank:
             self._stalled[self._ticked_s] = self.kv.seqs
         self._note_peak()
         done: list[int] = []
-        for sequence in self._due():
+        due = self._due() if self._ending_clocks and self._ending_clocks[0] <= self._clock else ()
+        for sequence in due:
             context_tok = sequence.context_tok(self._clock)
             self._context_tok -= context_tok
             self.kv.leave(context_tok, self._clock)
             self._leave(sequence, context_tok)
             done.append(sequence.index)
-        done += [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
+        if step.chunks:
+            done += [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
         if self._running or self._waiting:
             self.event = (end_s, BEGINS)
         else:
@@ -323,14 +337,16 @@ class DpRank:
 
     def _tick(self, step: Step, end_s: float) -> None:
         """Every decoding request got the tokens of ``step.steps`` steps."""
-        seqs, ticks, first_ticks = self.kv.seqs, self._pace.ticks(step.steps), self._pace.ticks(1)
+        seqs = self.kv.seqs
+        ticks, first_ticks = self._pace.ticks(step.steps), self._pace.ticks(1)
         if not step.chunks:
             growth_tok = self.limits.tokens_per_step
             self.log.decode.add_run(seqs, self._context_tok + seqs, step.steps, end_s - step.start_s, growth_tok)
         if seqs:
             self._log_gaps(step, seqs)
             self._context_tok += ticks * seqs
-            self.kv.take(self.kv.need_of(self._clock + first_ticks, ticks - first_ticks))
+            if ticks > first_ticks:
+                self.kv.take(self.kv.need_of(self._clock + first_ticks, ticks - first_ticks))
         self._clock += ticks
         self._pace.take(step.steps)
         self._ticked_s = end_s
@@ -338,14 +354,14 @@ class DpRank:
     def _log_gaps(self, step: Step, seqs: int) -> None:
         runs = self.log.runs
         if not self._stalled:
-            runs.append((step.start_s, step.steps, step.first_s, step.growth_s, seqs))
+            runs.extend((step.start_s, step.steps, step.first_s, step.growth_s, seqs))
             return
         first_end_s = step.begins_s(1)
         for since_s, waited in self._stalled.items():
-            runs.append((since_s, 1, first_end_s - since_s, 0.0, waited))
+            runs.extend((since_s, 1, first_end_s - since_s, 0.0, waited))
         self._stalled.clear()
         if step.steps > 1:
-            runs.append((first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs))
+            runs.extend((first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs))
 
     def _computed(self, sequence: Sequence, new_tok: int, end_s: float) -> bool:
         """A chunk of a prompt was computed; whether that was the end of the request."""
@@ -358,7 +374,7 @@ class DpRank:
             self.log.first_token_s[sequence.index] = end_s
         else:
             gap_s = end_s - sequence.last_token_s
-            self.log.runs.append((sequence.last_token_s, 1, gap_s, 0.0, 1))
+            self.log.runs.extend((sequence.last_token_s, 1, gap_s, 0.0, 1))
         if sequence.remaining_tok == 1:
             self._leave(sequence, sequence.prompt_tok)
             return True
@@ -372,7 +388,10 @@ class DpRank:
         self._context_tok += sequence.prompt_tok
         if self.limits.prefill_first:
             self._stalled[now_s] = self._stalled.get(now_s, 0) + 1
-        if sequence.ends not in self._endings:
-            self._endings[sequence.ends] = []
-            heappush(self._ending_clocks, sequence.ends)
-        self._endings[sequence.ends].append(sequence)
+        ends = sequence.ends
+        others = self._endings.get(ends)
+        if others is None:
+            self._endings[ends] = [sequence]
+            heappush(self._ending_clocks, ends)
+        else:
+            others.append(sequence)

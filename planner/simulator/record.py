@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import TYPE_CHECKING
@@ -62,10 +63,6 @@ class Tally:
         )
 
 
-#: A run of steps: start_s, steps, gap of the first step in s, growth of the gap per step in s, tokens per step.
-Run = tuple[float, int, float, float, int]
-
-
 @dataclass(frozen=True, slots=True)
 class StepRun:
     """Steps that differ in the context of their sequences only, from ``first`` to ``last``."""
@@ -81,18 +78,21 @@ class StepRun:
 class Log:
     """Written by the DP ranks while they run. Times are the engine's own."""
 
-    first_token_s: list[float]
-    end_s: list[float]
-    preemptions: list[int]
-    cached_tok: list[int]  #: found in the prefix cache when it was first scheduled
-    runs: list[Run] = field(default_factory=list)
+    first_token_s: array[float]
+    end_s: array[float]
+    preemptions: array[int]
+    cached_tok: array[int]  #: found in the prefix cache when it was first scheduled
+    #: Runs of steps, one after the other: start_s, steps, gap of the first step in s, growth of the gap per step in s,
+    #: tokens per step. Shape (runs * 5,)
+    runs: array[float] = field(default_factory=lambda: array("d"))
     decode: Tally = field(default_factory=Tally)  #: steps that only decode
     prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
 
     @classmethod
     def of(cls, num_requests: int) -> Log:
         """An empty log."""
-        return cls([nan] * num_requests, [inf] * num_requests, [0] * num_requests, [0] * num_requests)
+        nothing, none = array("d", [nan]), array("q", [0])
+        return cls(nothing * num_requests, array("d", [inf]) * num_requests, none * num_requests, none * num_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class TokenRuns:
     tokens: NDArray[np.int64]
 
     @classmethod
-    def of(cls, runs: list[Run], *, delay_s: float = 0.0) -> TokenRuns:
-        """Columns of ``runs``, seen ``delay_s`` later."""
-        start_s, steps, gap_s, growth_s, tokens = np.array(runs, dtype=np.float64).reshape(-1, 5).T
+    def of(cls, runs: array[float], *, delay_s: float = 0.0) -> TokenRuns:
+        """Columns of ``Log.runs``, seen ``delay_s`` later."""
+        start_s, steps, gap_s, growth_s, tokens = np.array(runs).reshape(-1, 5).T
         return cls(start_s + delay_s, steps.astype(np.int64), gap_s, growth_s, tokens.astype(np.int64))
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from math import ceil, floor
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
 
 from planner.simulator.record import StepRun
 from planner.timing import Batch
 
 #: How far the middle of a row of decode steps may be from a straight line, relative; shorter rows are not checked.
 BEND, SHORT_RUN = 1e-3, 32
+TINY_S = 1e-12  #: so that nothing is divided by zero
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +48,7 @@ class Step:
     batch: Batch  #: of the first step
     growth_s: float = 0.0  #: by which each further step is longer
     steps: int = 1  #: that decode; 0 while prompts keep everybody else waiting (V0)
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  #: prompts, with their new tokens
+    chunks: Several[tuple[Sequence, int]] = ()  #: prompts, with their new tokens
     may_be_cut: bool = False  #: whether a request that comes in meanwhile ends the run
 
     def begins_s(self, step: int) -> float:
@@ -56,7 +58,23 @@ class Step:
     @property
     def end_s(self) -> float:
         """When the last step ends."""
-        return self.begins_s(max(self.steps, 1))
+        return self.begins_s(self.steps) if self.steps > 1 else self.start_s + self.first_s
+
+    def before(self, time_s: float) -> int:
+        """How many of the further steps begin at ``time_s`` at the latest."""
+        last = self.steps - 1
+        if last < 1 or time_s < self.start_s + self.first_s:
+            return 0
+        wait_s = time_s - self.start_s
+        # begins_s(k) = time_s, solved for k; then put right by what rounding does
+        slope_s = self.first_s - self.growth_s / 2
+        root = sqrt(max(slope_s * slope_s + 2 * self.growth_s * wait_s, 0.0))
+        step = min(max(int(2 * wait_s / max(slope_s + root, TINY_S)), 0), last)
+        while step < last and self.begins_s(step + 1) <= time_s:
+            step += 1
+        while step and self.begins_s(step) > time_s:
+            step -= 1
+        return step
 
     def run(self, end_s: float, grown_tok: int) -> StepRun:
         """What ended at ``end_s``; the last batch is the first on contexts that grew by ``grown_tok`` each."""

@@ -85,13 +85,13 @@ class SpeculativeStep:
     def verified(self, batch: Batch) -> Batch:
         """What the model computes in the step of ``batch``: drafted tokens too."""
         tok = self.drafted_tok + 1
-        return replace(batch, decode_query_tok=tok, decode_sampled=tok)
+        return batch._replace(decode_query_tok=tok, decode_sampled=tok)
 
     def _passes(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
         """The batches that pass through the draft, and how often; later passes count at their mean context."""
         if not batch.decode_seqs + batch.prefill_seqs:
             return
-        yield 1, replace(batch, decode_query_tok=self.drafted_tok + 1)
+        yield 1, batch._replace(decode_query_tok=self.drafted_tok + 1)
         if self.drafted_tok > 1:
             seqs = batch.decode_seqs + batch.prefill_seqs
             yield self.drafted_tok - 1, Batch(seqs, batch.decode_context_tok + seqs * self.drafted_tok / 2)

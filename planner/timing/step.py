@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, log, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile, constant
@@ -36,9 +36,8 @@ TOKENS, SAMPLED, DECODES, _, CONTEXT, PAIRS, EXPERTS = Driver
 MOST_DECODES = 4096  #: batches that only decode, of which all but the attention is kept
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one step computes. All zero is an empty step."""
+class Batch(NamedTuple):
+    """What one step computes. All zero is an empty step. A tuple, since a replay makes some for every request."""
 
     decode_seqs: int = 0
     decode_context_tok: float = 0.0  #: sum of context lengths over the decoding sequences

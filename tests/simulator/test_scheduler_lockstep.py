@@ -125,7 +125,7 @@ def test_experts_see_the_tokens_of_all_ranks_as_they_are() -> None:
     batch = Batch(decode_seqs=64, decode_context_tok=64)
     # alike: 4 x 64 tokens x 8 experts over 4 ranks are 512 rows on the mean rank
     assert rows(batch) > 512
-    assert rows(replace(batch, peer_tok=3 * 64)) == rows(batch)
+    assert rows(batch._replace(peer_tok=3 * 64)) == rows(batch)
     # a prompt of 1,000 tokens elsewhere, and nothing on the two others
-    assert rows(replace(batch, peer_tok=1000)) == pytest.approx(rows(Batch(decode_seqs=266, decode_context_tok=266)))
-    assert rows(replace(batch, peer_tok=0)) < rows(batch)
+    assert rows(batch._replace(peer_tok=1000)) == pytest.approx(rows(Batch(decode_seqs=266, decode_context_tok=266)))
+    assert rows(batch._replace(peer_tok=0)) < rows(batch)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +21,9 @@ batches = st.builds(
     prefill_tok=st.integers(0, 16384),
     prefill_pair_tok=st.floats(0, 1e9),
     prefill_finishing=st.integers(0, 16),
+    decode_query_tok=st.just(1),
+    decode_sampled=st.just(1),
+    peer_tok=st.none(),
 )
 models = st.sampled_from(sorted(MODELS))
 tensor_parallel = st.sampled_from([1, 2, 8])
@@ -99,12 +100,12 @@ def test_the_busiest_rank_has_at_least_the_mean(rows: float, ranks: int) -> None
     batches,
     models,
     tensor_parallel,
-    st.sampled_from([f.name for f in fields(Batch) if f.name != "peer_tok"]),
+    st.sampled_from([name for name in Batch._fields if name != "peer_tok"]),
     st.integers(1, 1000),
 )
 def test_more_load_is_never_faster(batch: Batch, name: str, tp: int, field: str, more: int) -> None:
     at = step(name, tp)
-    assert at.step_s(replace(batch, **{field: getattr(batch, field) + more})) >= at.step_s(batch)
+    assert at.step_s(batch._replace(**{field: getattr(batch, field) + more})) >= at.step_s(batch)
 
 
 @given(batches, models, tensor_parallel, st.floats(1, 10))
