@@ -26,6 +26,7 @@ from planner.commands.options import (
     Calibration,
     EngineVersion,
     Explain,
+    NetworkGbPerS,
     RandomInputLen,
     RandomOutputLen,
     Refresh,
@@ -113,6 +114,7 @@ def check_command(
     num_prompts: NumPrompts | None = None,
     goal: Goal = "balanced",
     gpus: Gpus | None = None,
+    network_gb_per_s: NetworkGbPerS = None,
     calibration: Calibration = None,
     explain: Explain = False,
     revision: Revision = None,
@@ -150,7 +152,8 @@ def check_command(
     wanted = gpu or (plan.gpu if plan else None)
     if wanted is None:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
-    profile, remarks = find_gpu(wanted)
+    planned = plan.network_gb_per_s if plan else None
+    profile, remarks = find_gpu(wanted, planned if network_gb_per_s is None else network_gb_per_s)
     version = engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None)
     asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
     if seen:

@@ -27,6 +27,7 @@ from planner.commands.options import (
     Explain,
     GpusOrDefault,
     ModelOrDefault,
+    NetworkGbPerS,
     Price,
     RangeRatio,
     Refresh,
@@ -113,6 +114,7 @@ def compare_gpus(
     random_range_ratio: RangeRatio = 0.0,
     seed: Seed = 0,
     price: Price = (),
+    network_gb_per_s: NetworkGbPerS = None,
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
@@ -127,7 +129,8 @@ def compare_gpus(
     Equal are whole GPUs with all their partitions (``per="package"``, ``packages`` of them), nodes, or logical GPUs.
     Lengths are tokens, ``max_concurrency`` requests in flight (8, 32 and 128 where nothing is said), ``request_rate``
     requests per second, each of all servers of a GPU type together; several make a table for each. ``price`` are USD
-    per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``). The layout is searched unless
+    per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``), ``network_gb_per_s`` what one GPU has of the
+    network between nodes. The layout is searched unless
     ``tensor_parallel_size`` is given; the other keywords are those of ``check_fit``.
 
     ``answer.record.points`` has every figure, with its interval. Raises InputError for what is no load and no price,
@@ -142,7 +145,7 @@ def compare_gpus(
     args = engine_args(engine, own=keywords(compare_gpus))
     rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
     workloads = _workloads(input_len, output_len, max_concurrency, request_rate, rhythm)
-    profiles, remarks = find_gpus(gpu)
+    profiles, remarks = find_gpus(gpu, network_gb_per_s)
     prices = parse_prices(assignments(price), profiles)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     own_context = resolved.model.max_position_embeddings

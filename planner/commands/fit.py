@@ -16,6 +16,7 @@ from planner.commands.options import (
     Gpu,
     Gpus,
     Model,
+    NetworkGbPerS,
     PathName,
     Refresh,
     Revision,
@@ -47,6 +48,7 @@ def check_fit(
     model: Model,
     gpu: Gpu,
     *,
+    network_gb_per_s: NetworkGbPerS = None,
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     startup_log: StartupLog = None,
@@ -72,7 +74,7 @@ def check_fit(
     from planner.output import FitAnswer
 
     args = engine_args(engine, own=keywords(check_fit))
-    profile, remarks = find_gpu(gpu)  # before the model: a mistyped GPU should not wait for the hub
+    profile, remarks = find_gpu(gpu, network_gb_per_s)  # before the model: a mistyped GPU should not wait for the hub
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     if startup_log is not None:
         return _with_log(Path(startup_log), resolved, profile, args, engine_version, calibration, explain, remarks)
@@ -84,6 +86,7 @@ def list_fits(
     model: Model,
     gpu: Gpus,
     *,
+    network_gb_per_s: NetworkGbPerS = None,
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
@@ -100,7 +103,7 @@ def list_fits(
     from planner.output import FitTable, RefusedFit
 
     args = engine_args(engine, own=keywords(list_fits))
-    profiles, remarks = find_gpus(gpu)
+    profiles, remarks = find_gpus(gpu, network_gb_per_s)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     basis = basis_for(fits_for(calibration), args)
     answers = tuple(_fit_or_refusal(resolved, profile, args, engine_version, basis) for profile in profiles)
@@ -114,6 +117,7 @@ def sweep_fit(
     model: Model,
     gpu: Gpus,
     *,
+    network_gb_per_s: NetworkGbPerS = None,
     weight_dtype: WeightDtype = None,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
@@ -131,7 +135,7 @@ def sweep_fit(
     from planner.planning import sweep_settings
 
     args = engine_args(engine, own=keywords(sweep_fit))
-    profiles, remarks = find_gpus(gpu)
+    profiles, remarks = find_gpus(gpu, network_gb_per_s)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     basis = basis_for(fits_for(calibration), args)
     answers: list[GpuFit] = []

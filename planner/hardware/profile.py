@@ -299,6 +299,12 @@ class GpuProfile(_Facts):
         title = Source(title="Stated for this plan", retrieved=datetime.date.today())
         return self.model_copy(update={"interconnect": links, "sources": {**self.sources, STATED: title}})
 
+    @property
+    def stated_network_gb_per_s(self) -> float | None:
+        """What ``with_network`` stated; None where the network is the profile's own, or not known."""
+        network = self.interconnect.network_bandwidth
+        return network.value if network and network.source == STATED else None
+
     def with_node(self, gpus: int) -> GpuProfile:
         """The same in nodes of ``gpus``, which the links of a node join; links beyond it (NVL72) stay as they are."""
         links = self.interconnect

@@ -89,6 +89,7 @@ from .fleet.disaggregated import Disaggregated as Disaggregated
 from .fleet.disaggregated import SideLaunch as SideLaunch
 from .fleet.disaggregated import NotDivided as NotDivided
 from .fleet.disaggregated import disaggregate as disaggregate
+from .fleet.disaggregated import beside as beside
 
 # Is the answer in proportion?
 from .sanity import Doubt as Doubt

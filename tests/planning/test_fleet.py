@@ -338,7 +338,9 @@ def test_rates_of_links_and_networks() -> None:
     assert transfer_rate(h100, True, None)[0] == 450e9
     assert transfer_rate(mi300x, False, None) == (50e9, "network")
     assert transfer_rate(h100, False, 12e9)[0] == 12e9
-    with pytest.raises(InputError, match="network between nodes is not known"):
+    with pytest.raises(
+        InputError, match="nobody stated the bandwidth of the network between nodes of l40s: add --network-gb-per-s"
+    ):
         transfer_rate(load_profile("l40s"), False, None)
 
 

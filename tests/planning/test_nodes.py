@@ -126,3 +126,70 @@ def test_the_plan_carries_its_network() -> None:
     assert any("2 nodes" in warning for warning in plan["warnings"])
     inside = answered("recommend", DEEPSEEK, "--gpu", "mi300x")["plans"][0]
     assert inside["network_gb_per_s"] is None
+
+
+# ------------------------------------------------------------------------------ prefill and decode apart, beside a plan
+
+CHAT = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--ttft", "2000", "--tpot", "60")
+
+
+def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -> None:
+    answer = answered(*CHAT, "--gpu", "h100", "--request-rate", "60")
+    service, (apart,) = answer["plans"][0]["service"], answer["disaggregated"]
+    assert service["replicas"] > 1 and apart["aggregated_gpus"] == service["total_gpus"]
+    assert apart["aggregated_rate"] == pytest.approx(service["replicas"] * service["largest_load"])
+    assert apart["prefill_servers"] * apart["prefill_load"] >= 60 * (1 - 1e-9)
+    assert apart["decode_servers"] * apart["decode_load"] >= 60 * (1 - 1e-9)
+    split, both = apart["disaggregated_rate"], apart["aggregated_rate"]
+    said = " ".join(run(*CHAT, "--gpu", "h100", "--request-rate", "60").out.split())
+    better = {"disaggregated": f"split is better by {split / both - 1:.0%}: ", None: "equal: "}.get(
+        apart["wins"], f"together is better by {both / split - 1:.0%}: "
+    )
+    assert f"would need {apart['least_gpus']} GPUs against {service['total_gpus']} at the same confidence" in said
+    assert better in said
+
+
+def test_one_server_is_compared_on_the_gpus_that_somebody_names() -> None:
+    assert answered(*CHAT, "--gpu", "h100")["disaggregated"] == []
+    answer = answered(*CHAT, "--gpu", "h100", "--gpus", "4")
+    (apart,) = answer["disaggregated"]
+    each = answer["plans"][0]["num_gpus"]
+    assert apart["equal_gpus"] == 4 // each * each
+    assert apart["aggregated_rate"] == pytest.approx(4 // each * answer["plans"][0]["service"]["largest_load"])
+
+
+def test_what_leaves_a_node_needs_its_network() -> None:
+    load = (*CHAT, "--gpu", "l40s", "--request-rate", "60")
+    (refused,) = answered(*load)["disaggregated"]
+    assert "nobody stated the bandwidth of the network" in refused["refused"]
+    said = " ".join(run(*load).out.split())
+    assert "prefill and decode apart are not compared: " in said and "add --network-gb-per-s" in said
+    (apart,) = answered(*load, "--network-gb-per-s", "12.5")["disaggregated"]
+    assert (apart["kv_transfer_over"], apart["kv_transfer_bytes_per_s"]) == ("network", 12.5e9)
+
+
+def test_loads_and_targets_of_another_kind_are_not_divided() -> None:
+    (refused,) = answered(*CHAT, "--gpu", "h100", "--request-rate", "60", "--e2el", "60000")["disaggregated"]
+    assert "--ttft and --tpot" in refused["refused"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", DEEPSEEK, "--gpu", "h100-pcie", "--tensor-parallel-size", "16", "--packages", "16",
+         "--max-concurrency", "8"),
+        ("check", "--gpu", "h100-pcie", "--max-concurrency", "8", "--", "vllm", "serve", DEEPSEEK,
+         "--tensor-parallel-size", "16"),
+    ],
+)  # fmt: skip
+def test_compare_and_check_take_a_network_that_is_stated(words: tuple[str, ...]) -> None:
+    refused = run(*words)
+    assert refused.status == 2 and "--network-gb-per-s" in refused.err
+    found = run(words[0], "--network-gb-per-s", "25", *words[1:])
+    assert found.status == 0 and "each GPU with 25 GB/s of the network" in " ".join(found.err.split())
+    assert run(words[0], "--network-gb-per-s", "0", *words[1:]).status == 2
+
+
+def test_memory_does_not_hang_on_the_network() -> None:
+    words = ("fit", DEEPSEEK, "--gpu", "h100-pcie", "--tensor-parallel-size", "16")
+    assert answered(*words) == answered(*words, "--network-gb-per-s", "25")

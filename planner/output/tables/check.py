@@ -146,6 +146,7 @@ class CheckAnswer(Result):
     def _brief_notes(self) -> Iterator[str]:
         line = self.record.line
         yield from _about_drafts(self.record)
+        yield from _about_network(self.record)
         fits = [f"calibration: {used}"] if (used := _calibration(self.record)) else []
         unknown = [f"not simulated: {', '.join(line.not_simulated)}"] if line.not_simulated else []
         yield "; ".join([*unknown, *fits, MORE])
@@ -356,6 +357,11 @@ def _about_drafts(answer: LineVerdict) -> Iterator[str]:
         yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
 
 
+def _about_network(answer: LineVerdict) -> Iterator[str]:
+    if answer.served and (remark := answer.served.deployment.network_remark):
+        yield remark
+
+
 def _notes(answer: LineVerdict) -> Iterator[str]:
     if used := _calibration(answer):
         yield f"calibration: {used}"
@@ -365,6 +371,7 @@ def _notes(answer: LineVerdict) -> Iterator[str]:
     if answer.line.not_simulated:
         yield f"not simulated: {', '.join(answer.line.not_simulated)}"
     yield from _about_drafts(answer)
+    yield from _about_network(answer)
     if answer.fit:
         if answer.fit.config.defaults_taken:
             yield f"defaults: {', '.join(answer.fit.config.defaults_taken)}"

@@ -127,7 +127,10 @@ class ComparisonAnswer(Result):
             yield from items("-", [line])
         yield from items("-", [f"what binds: {_binding(comparison.points)}"])
         leader = max(comparison.points, key=lambda point: point.tok_per_s_per_gpu.mid)
-        yield from command_lines({}, ["planner", "recommend", comparison.question.model.id, "--gpu", leader.gpu])
+        network = leader.setup.profile.stated_network_gb_per_s
+        stated = [f"--network-gb-per-s={network:g}"] if network else []
+        words = ["planner", "recommend", comparison.question.model.id, "--gpu", leader.gpu, *stated]
+        yield from command_lines({}, words)
 
     def _title(self) -> str:
         return f"{self.record.question.model.id}, on {_hardware_words(self.record)}"
@@ -140,6 +143,7 @@ class ComparisonAnswer(Result):
         points, refused = self.record.points, [one.gpu for one in self.record.refused]
         if refused and points:
             yield f"left out: {listed(refused, BRIEF_REASONS)}"
+        yield from _network_remarks(self.record)
         fits = calibration_note((point.gpu, point.setup.deployment.calibrated_by) for point in points)
         versions = engine_note(str(point.setup.deployment.config.version) for point in points)
         yield "; ".join([*versions, *fits, "in brackets the 90 % interval" if points else "", MORE]).removeprefix("; ")
@@ -148,6 +152,7 @@ class ComparisonAnswer(Result):
         used = ((point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points)
         yield from calibration_note(used)
         yield from (f"{refused.gpu} is left out: {refused.reason}" for refused in self.record.refused)
+        yield from _network_remarks(self.record)
         yield from _remarks(self.record, self.profiles, self.prices)
         yield from self.said
 
@@ -306,6 +311,11 @@ def _remarks(comparison: Comparison, profiles: Sequence[GpuProfile], prices: Map
     shared = [p.id for p in profiles if p.id in taking_part and p.partition and not p.partition.isolated_bandwidth]
     if shared:
         yield f"{', '.join(shared)}: all partitions of the GPU are assumed to be busy at once"
+
+
+def _network_remarks(comparison: Comparison) -> Iterator[str]:
+    """What to know of servers over several nodes."""
+    yield from dict.fromkeys(filter(None, (point.setup.deployment.network_remark for point in comparison.points)))
 
 
 def _idle_remarks(comparison: Comparison) -> Iterator[str]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from typing import Any
 
-from planner.errors import IllegalPlanError
-from planner.output.deploy.split import ROUTED_PORT, split_files
+from planner.output.deploy.split import split_files
 from planner.output.render import SPACE, Column, command_lines, table_text, wrapped
 from planner.output.result import Result
+from planner.output.tables.disaggregated import divided_object, equal_words, needs_words
 from planner.output.tables.shared import (
     MORE,
     calibration_note,
@@ -122,7 +122,7 @@ class FleetAnswer(Result):
             "rented_by": asked.rented_by,
             "prefix_cache_share": fleets.best.reuse if fleets.best else {},
             "fleets": [_row(fleet) for fleet in fleets.fleets],
-            "disaggregated": [_divided_object(plan) for plan in self.divided],
+            "disaggregated": [divided_object(plan) for plan in self.divided],
             "prices": price_rows(asked.gpus, asked.prices),
             "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
         }
@@ -147,7 +147,7 @@ class FleetAnswer(Result):
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
         yield from items("-", [*_reasons(fleets, best), *_certainty(best)])
         split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
-        yield from items("-", map(_needs, split[:2]))
+        yield from items("-", map(needs_words, split[:2]))
         yield from command_lines({}, _next_command(best))
 
     def _brief_notes(self) -> Iterator[str]:
@@ -375,44 +375,6 @@ def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
-    if isinstance(plan, NotDivided):
-        return {"gpu": plan.profile.id, "refused": plan.reason}
-    return {
-        "gpu": plan.profile.id,
-        "refused": None,
-        "prefill_servers": plan.prefill_servers,
-        "prefill_tensor_parallel_size": plan.prefill.deployment.config.tensor_parallel_size,
-        "prefill_load": plan.prefill.load.value,
-        "decode_servers": plan.decode_servers,
-        "decode_tensor_parallel_size": plan.decode.deployment.config.tensor_parallel_size,
-        "decode_load": plan.decode.load.value,
-        "spare_servers": 2 * plan.spares,
-        "num_gpus": plan.num_gpus,
-        "kv_bytes_per_prompt": plan.transfer.kv_bytes,
-        "kv_transfer_bytes_per_s": plan.transfer.bytes_per_s,
-        "kv_transfer_over": plan.transfer.over,
-        "kv_transfer_ms": plan.transfer.time_s / MS,
-        "ttft_ms": plan.ttft_ms,
-        "tpot_ms": plan.tpot_ms,
-        "least_gpus": plan.least_gpus,
-        "aggregated_gpus": plan.aggregated_gpus,
-        "launch": _launches(plan),
-        "equal_gpus": plan.aggregated_gpus,
-        "aggregated_rate": plan.aggregated_rate,
-        "disaggregated_rate": plan.disaggregated_rate,
-        "wins": "disaggregated" if plan.wins else "aggregated" if plan.loses else None,
-    }
-
-
-def _launches(plan: Disaggregated) -> list[dict[str, Any]] | None:
-    """How the sides are started; None where the version has no connector for it."""
-    try:
-        return [asdict(side) for side in plan.launches(ROUTED_PORT)]
-    except IllegalPlanError:
-        return None
-
-
 def _divided_row(plan: Disaggregated) -> dict[str, Any]:
     extra = f" + {plan.spares}" if plan.spares else ""
     prefill, decode = plan.prefill.deployment.config, plan.decode.deployment.config
@@ -426,7 +388,7 @@ def _divided_row(plan: Disaggregated) -> dict[str, Any]:
         f"{transfer.bytes_per_s / GB:,.0f} GB/s",
         "ttft_ms": plan.ttft_ms,
         "tpot_ms": plan.tpot_ms,
-        "verdict": _verdict(plan),
+        "verdict": equal_words(plan),
     }
 
 
@@ -444,28 +406,6 @@ def _measure_next_words(fleet: Fleet) -> Iterator[str]:
             f"measure next: one run of vllm bench serve on one of these servers at {load} ({minutes(run.duration_s)}) "
             f"is expected to take the fleet from {fleet.gpus:,} to {then.gpus:,} GPUs"
         )
-
-
-def _verdict(plan: Disaggregated) -> str:
-    rates = f"{plan.disaggregated_rate:,.3g} against {plan.aggregated_rate:,.3g} requests/s on {plan.aggregated_gpus}"
-    if plan.wins:
-        return f"split is better: {rates}"
-    return f"together is better: {rates}" if plan.loses else f"equal: {rates}"
-
-
-def _needs(plan: Disaggregated) -> str:
-    """What the division takes beside servers that do both, at the same confidence."""
-    both = f"against {plan.aggregated_gpus}" if plan.aggregated_gpus else "where servers that do both keep no target"
-    sides = " and ".join(
-        f"{servers} x TP {side.deployment.config.tensor_parallel_size} {role}"
-        for role, side, servers in (
-            ("prefill", plan.prefill, plan.prefill_servers), ("decode", plan.decode, plan.decode_servers)
-        )
-    )  # fmt: skip
-    return (
-        f"disaggregated on {plan.profile.id} would need {plan.least_gpus} GPUs {both} at the same confidence, without "
-        f"spares: {sides}; {_verdict(plan)}"
-    )
 
 
 def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> Iterator[str]:

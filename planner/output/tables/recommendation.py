@@ -11,6 +11,7 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.output.render import SPACE, Column, command_lines, rows_of, table_text, wrapped
 from planner.output.result import Result
+from planner.output.tables.disaggregated import divided_object, needs_words
 from planner.output.tables.shared import (
     MORE,
     calibration_note,
@@ -28,8 +29,10 @@ from planner.output.tables.shared import (
 from planner.output.workflows.documents import said_of
 from planner.planning import (
     Candidate,
+    Disaggregated,
     Doubt,
     Merit,
+    NotDivided,
     Plan,
     PlannedRung,
     Ranking,
@@ -37,6 +40,7 @@ from planner.planning import (
     Request,
     Service,
     assemble,
+    beside,
     closest_lines,
     closest_point,
     doubt_about_refusal,
@@ -160,6 +164,21 @@ class Recommendation(Result):
         """The best of all plans; None where there is none."""
         return next(iter(self._best_first(self._made)), None)
 
+    @cached_property
+    def divided(self) -> Disaggregated | NotDivided | None:
+        """Prefill and decode apart, beside the best plan; None where one server takes all, or many types are named.
+
+        The GPUs are those of a plan of several servers, or of the nodes that somebody named.
+        """
+        best, request = self.best, self.request
+        if best is None or best.service is None or request.coarse or best.platform == "cpu":
+            return None
+        named = "gpus" not in self.defaults_taken or request.nodes
+        gpus = max(best.gpus_per_node * (request.nodes or 1) if named else 0, best.service.total_gpus)
+        if gpus < 2 * best.num_gpus:
+            return None
+        return beside(request, self._candidates[id(best)], best.service.largest_load, gpus)
+
     def to_svg(self) -> str:
         """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError where there is no plan."""
         from planner.output.charts import draw
@@ -224,6 +243,7 @@ class Recommendation(Result):
             "probability_behind": self._behind(plans),
             "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
+            "disaggregated": [divided_object(self.divided)] if self.divided else [],
             "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
             "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
         }
@@ -254,7 +274,8 @@ class Recommendation(Result):
             yield "\n" + table_text(rows_of(made, columns), columns)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
             ahead = self._odds_words() if len(made) > 1 else ""
-            yield from _brief_plan_lines(self.request, ranking, self._candidates[id(best)], best, ahead)
+            candidate, divided = self._candidates[id(best)], list(self._divided_words())
+            yield from _brief_plan_lines(self.request, ranking, candidate, best, ahead, divided)
         without = [ranking for ranking, plan in pairs if plan is None]
         for ranking in without[: 1 if best else BRIEF_REFUSED]:
             yield from items("x", [f"no plan on {card(ranking.profile.id)}: {_why_none(ranking)}"])
@@ -279,6 +300,7 @@ class Recommendation(Result):
         yield ""
         if self._made:
             yield from super()._lines()
+        yield from items("-", self._divided_words(why=True))
         if self._are_many and self.best:
             yield from _best_lines(self.rankings, self.plans, self.best, self.request.prices)
         else:
@@ -289,6 +311,14 @@ class Recommendation(Result):
         pairs = list(zip(self.rankings, self.plans, strict=True))
         order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
         return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
+
+    def _divided_words(self, *, why: bool = False) -> Iterator[str]:
+        """Which is better, together or apart; ``why`` not, too, where targets or load are not of the kind for it."""
+        plan, targets = self.divided, self.request.targets
+        if isinstance(plan, Disaggregated):
+            yield needs_words(plan)
+        elif plan and targets and (why or {slo.metric for slo in targets.slos} == {"ttft", "tpot"}):
+            yield f"prefill and decode apart are not compared: {plan.reason}"
 
     def _odds_words(self) -> str:
         """How sure the first place is, where a goal decides."""
@@ -367,7 +397,7 @@ def _why_none(ranking: Ranking) -> str:
 
 
 def _brief_plan_lines(
-    request: Request, ranking: Ranking, candidate: Candidate, plan: Plan, ahead: str
+    request: Request, ranking: Ranking, candidate: Candidate, plan: Plan, ahead: str, divided: Sequence[str]
 ) -> Iterator[str]:
     """Three reasons, what binds, what it costs to be surer, and the warnings that touch the answers of the model."""
     yield from items("-", _brief_reasons(ranking, plan, ahead))
@@ -380,7 +410,7 @@ def _brief_plan_lines(
         found = f"{plan.service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache"
         yield from items("-", [f"{found}{dealt}"])
     if plan.service:
-        yield from items("-", _ladder_lines(plan.service))
+        yield from items("-", [*_ladder_lines(plan.service), *divided])
     general = candidate.resolved.notes
     urgent = [warning for warning in plan.warnings if warning not in general]
     yield from items("!", urgent[:BRIEF_WARNINGS])

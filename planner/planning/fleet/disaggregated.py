@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import ceil, inf
 from typing import Literal
 
@@ -26,19 +27,23 @@ from planner.hardware import GpuProfile
 from planner.planning.capacity import (
     IDLE,
     TOLERANCE,
+    USUALLY_KEPT,
+    Capacity,
     Reading,
     ServedLoad,
     at_load,
     doubt_at,
-    largest_load,
     largest_of,
     most_in_flight,
+    steady_rate,
 )
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
 from planner.planning.recommend.assemble import recipe_of, served_name
-from planner.planning.recommend.candidates import tensor_parallel_sizes
+from planner.planning.recommend.candidates import node_size, tensor_parallel_sizes
+from planner.planning.recommend.request import Candidate, Request
+from planner.planning.uncertainty import MOST_REQUESTS, UncertaintyOfReplay
 from planner.simulator import statistic_ms
 from planner.timing import Batch
 from planner.units import MS
@@ -176,12 +181,13 @@ def disaggregate(
     demand, profile = _only(asked), kind.profile
     aggregated = kind.loads[0]
     try:
-        decode = max(_decode_sides(asked, kind, demand), key=lambda side: side.rate_per_gpu, default=None)
+        decode = _decode_side(asked, kind, demand)
         if decode is None:
             return NotDivided(profile, "no decode server keeps the targets")
         load = demand.request_rate * (1 + asked.headroom)
         found: Disaggregated | NotDivided | None = None
-        for within_node in (True, False):
+        fits_node = servers_for(load, decode.load.value) * decode.num_gpus < profile.gpus_per_node
+        for within_node in (True, False) if fits_node else (False,):
             bytes_per_s, over = transfer_rate(profile, within_node, transfer_bytes_per_s)
             found = _with_transfer(asked, kind, demand, decode, bytes_per_s, over, load, aggregated)
             if transfer_bytes_per_s or isinstance(found, NotDivided) or found.num_gpus <= profile.gpus_per_node:
@@ -190,6 +196,43 @@ def disaggregate(
         return NotDivided(profile, error.cause)
     assert found is not None
     return found
+
+
+def beside(request: Request, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | NotDivided:
+    """Prefill and decode apart beside ``candidate``, a plan of ``request`` for targets: same load, same confidence.
+
+    ``most``: requests per second that one of its servers carries, None where no more than its share is known. Without
+    a load: on ``gpus`` GPUs, with as many requests as servers that do both carry there.
+    """
+    targets, load, profile = request.targets, candidate.load, candidate.deployment.profile
+    assert targets is not None and load is not None  # noqa: S101
+    if targets.by != "rate" or targets.requests is not None:
+        return NotDivided(profile, "planned for a load of --request-rate and lengths alone")
+    if candidate.deployment.covariates["nodes"]:
+        return NotDivided(profile, "a side over several nodes is not planned")
+    servers = candidate.servers if targets.value is not None else gpus // candidate.config.num_gpus
+    node = profile.with_node(node_size(request, profile)) if profile.partition is None else profile
+    candidate = replace(candidate, deployment=replace(candidate.deployment, profile=node))
+    most = max(most or 0.0, load.value)
+    rate = targets.value if targets.value is not None else servers * most
+    demand = Demand("", rate, request.input_len, request.output_len, request.range_ratio, prefix_len=request.prefix_len)
+    asked = FleetRequest(
+        model=request.model,
+        gpus=(node,),
+        demands=(demand,),
+        slos=targets.slos,
+        headroom=0.0,
+        n_plus=0,
+        confidence=targets.confidence,
+        version=candidate.config.version,
+        basis=request.basis,
+        calibration=request.calibration,
+        args=request.args,
+    )
+    try:
+        return disaggregate(asked, ServerKind(candidate, (replace(load, value=most),)))
+    except InputError as error:
+        return NotDivided(profile, error.cause)
 
 
 def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:
@@ -208,9 +251,8 @@ def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: flo
     elif links.network_bandwidth:
         return links.network_bandwidth.base, "network"
     what = "link between GPUs" if within_node else "network between nodes"
-    raise InputError(
-        f"{profile.id}: the bandwidth of the {what} is not known", hint="give --kv-transfer-gb-per-s, of one GPU"
-    )
+    state = "--kv-transfer-gb-per-s of planner fleet states it" if within_node else "add --network-gb-per-s"
+    raise InputError(f"nobody stated the bandwidth of the {what} of {profile.id}: {state}", hint="of one GPU, in GB/s")
 
 
 def prompt_kv_bytes(deployment: Deployment, input_len: int) -> int:
@@ -242,18 +284,25 @@ def _with_transfer(
 ) -> Disaggregated | NotDivided:
     """The plan over one way of transfer."""
     profile = kind.profile
-    sides = []
     ttft = next(slo for slo in asked.slos if slo.metric == "ttft")
     first_ms = _expected_ms(decode, "ttft")
-    for deployment in _engines(asked, kind, demand):
+
+    def tried(deployment: Deployment) -> tuple[Side, Transfer] | None:
         kv_bytes = max(prompt_kv_bytes(end, demand.input_len) for end in (deployment, decode.deployment))
         transfer = Transfer(kv_bytes, bytes_per_s, over)
         left_ms = ttft.limit_ms - transfer.time_s / MS - first_ms
-        if left_ms > 0 and (side := _prefill_side(asked, deployment, demand, ttft, left_ms, transfer)):
-            sides.append((side, transfer))
-    if not sides:
+        side = _prefill_side(asked, deployment, demand, ttft, left_ms, transfer) if left_ms > 0 else None
+        return (side, transfer) if side else None
+
+    best: tuple[Side, Transfer] | None = None
+    prompts = replace(demand.workload, output_len=1)
+    bounds = [(steady_rate(one, prompts, confidence=asked.confidence), one) for one in _engines(asked, kind, demand)]
+    for bound, deployment in sorted(bounds, key=lambda pair: -pair[0] / pair[1].config.num_gpus):
+        if best is None or bound / deployment.config.num_gpus > best[0].rate_per_gpu:
+            best = max(filter(None, (best, tried(deployment))), key=lambda pair: pair[0].rate_per_gpu, default=None)
+    if best is None:
         return NotDivided(profile, "no prefill server keeps the TTFT target once the transfer is added")
-    prefill, transfer = max(sides, key=lambda pair: pair[0].rate_per_gpu)
+    prefill, transfer = best
     both = servers_for(load, aggregated.value) if aggregated else 0
     gpus = both * kind.num_gpus
     return Disaggregated(
@@ -276,12 +325,12 @@ def _with_transfer(
 def _only(asked: FleetRequest) -> Demand:
     if len(asked.demands) > 1 or asked.demands[0].requests is not None:
         raise InputError(
-            "--disaggregated plans for one class of requests",
+            "prefill and decode apart are planned for one class of requests",
             hint="give --request-rate and lengths instead of --class or --trace",
         )
     if {slo.metric for slo in asked.slos} != {"ttft", "tpot"}:
         raise InputError(
-            "--disaggregated needs --ttft and --tpot, one for each side, and takes no other target",
+            "prefill and decode apart need --ttft and --tpot, one for each side, and take no other target",
             hint="give both; how --e2el divides over the two sides is not known",
         )
     return asked.demands[0]
@@ -300,12 +349,20 @@ def _engines(asked: FleetRequest, kind: ServerKind, demand: Demand, *, cached: b
             yield found
 
 
-def _decode_sides(asked: FleetRequest, kind: ServerKind, demand: Demand) -> Iterator[Side]:
+def _decode_side(asked: FleetRequest, kind: ServerKind, demand: Demand) -> Side | None:
+    """The decode server that carries most on each GPU; None where none keeps the targets."""
     slos = [replace(slo, limit_ms=slo.limit_ms * DECODE_SHARE) if slo.metric == "ttft" else slo for slo in asked.slos]
     computed = replace(demand.workload, prefix_cache_hit_rate=1.0)
-    for server in _engines(asked, kind, demand, cached=True):
-        if load := _largest_decode(server, computed, tuple(slos), confidence=asked.confidence):
-            yield Side(server, load)
+    loads = [
+        _DecodeLoad(one, computed, tuple(slos), asked.confidence) for one in _engines(asked, kind, demand, cached=True)
+    ]
+    best: Side | None = None
+    for load in sorted(loads, key=lambda load: -load.guess / load.server.config.num_gpus):
+        if best is None or load.guess / load.server.config.num_gpus > best.rate_per_gpu:
+            found = load.largest()
+            side = Side(load.server, found) if found else None
+            best = max(filter(None, (best, side)), key=lambda side: side.rate_per_gpu, default=None)
+    return best
 
 
 def _prefill_side(
@@ -313,68 +370,73 @@ def _prefill_side(
 ) -> Side | None:
     """One prefill server: prompts that ask for one token, and whose cache has to leave again."""
     workload = replace(demand.workload, output_len=1)
-    load = largest_load(deployment, workload, (replace(ttft, limit_ms=left_ms),), confidence=asked.confidence)
+    capacity = Capacity(deployment, workload, (replace(ttft, limit_ms=left_ms),))
+    load = capacity.largest(asked.confidence, exactly=True)
     if load is None:
         return None
     most = 1 / transfer.time_s if transfer.time_s else inf
     return Side(deployment, load if load.value <= most else replace(load, value=most, bound_by="the transfer"))
 
 
-def _largest_decode(
-    server: Deployment, workload: Workload, slos: tuple[Slo, ...], *, confidence: float
-) -> ServedLoad | None:
-    """The largest rate of one decode server under ``slos``, by bisection over replays."""
-    places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * _ranks(server))
+class _DecodeLoad:
+    """What one decode server carries under targets."""
 
-    def steady_rate(batch: float) -> float:
-        """Requests per second of a full batch of decode steps."""
-        return _ranks(server) * batch / (workload.output_len * _step_s(server, workload, batch))
+    def __init__(self, server: Deployment, workload: Workload, slos: tuple[Slo, ...], confidence: float) -> None:
+        self.server, self.workload, self.slos, self.confidence = server, workload, slos, confidence
+        places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * self._ranks)
+        self._most = max(places / self._ranks, 1)  # requests on one rank
+        doubt = doubt_at(server, workload, round(self._most))
+        self._ceiling = self._steady_rate(self._most) * doubt.upper("output_throughput", 1 - confidence)
 
-    most = max(places / _ranks(server), 1)
-    doubt = doubt_at(server, workload, round(most))
-    ceiling = steady_rate(most) * doubt.upper("output_throughput", 1 - confidence)
+    @cached_property
+    def guess(self) -> float:
+        """The rate of the largest batch whose steps keep the limit of TPOT: hardly more is carried."""
+        doubt = doubt_at(self.server, self.workload, 1)
+        limit_s = min(
+            (slo.limit_ms * MS / doubt.upper(slo.key, self.confidence) for slo in self.slos if slo.metric == "tpot"),
+            default=inf,
+        )
+        low, high = 1, max(ceil(self._most), 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._step_s(middle) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return min(self._steady_rate(low), self._ceiling)
 
-    def probe(rate: float) -> ServedLoad:
-        sent = at_load(server, workload, slos, "rate", rate)
-        served = server.replay(sent)
+    def largest(self) -> ServedLoad | None:
+        """The largest rate that keeps the targets, by bisection: to first order, then where the batch reacts too."""
+        least = min(IDLE / (self.workload.output_len * self._step_s(1)), self._ceiling)
+        first = largest_of(partial(self._at, reacts=False), self.guess, least, self._ceiling)
+        if first is None:
+            return None
+        return largest_of(partial(self._at, reacts=True), first.value * USUALLY_KEPT, least, first.value)
+
+    def _at(self, rate: float, *, reacts: bool) -> ServedLoad:
+        """One rate; ``reacts``: on an engine that is slower more requests are in flight, which slows its steps."""
+        sent = at_load(self.server, self.workload, self.slos, "rate", rate)
+        served = self.server.replay(sent, keep_steps=sent.num_prompts <= MOST_REQUESTS)
+        doubt = UncertaintyOfReplay(self.server, sent, served, queue_reacts=reacts)
         readings = []
-        for slo in slos:
+        for slo in self.slos:
             predicted_ms = statistic_ms(slo, served)
-            readings.append(Reading(slo, predicted_ms, predicted_ms * doubt.upper(slo.key, confidence)))
-        return ServedLoad("rate", rate, sent, tuple(readings), 1.0, rate <= ceiling * (1 + TOLERANCE), served)
+            readings.append(Reading(slo, predicted_ms, predicted_ms * doubt.upper(slo.key, self.confidence)))
+        stable = rate <= self._ceiling * (1 + TOLERANCE)
+        return ServedLoad("rate", rate, sent, tuple(readings), 1.0, stable, served)
 
-    least = IDLE / (workload.output_len * _step_s(server, workload, 1))
-    guess = min(_decode_guess(server, workload, slos, places, confidence), ceiling)
-    return largest_of(probe, guess, min(least, ceiling), ceiling)
+    def _steady_rate(self, batch: float) -> float:
+        """Requests per second of full batches of decode steps, ``batch`` on each rank."""
+        return self._ranks * batch / (self.workload.output_len * self._step_s(batch))
 
+    def _step_s(self, batch: float) -> float:
+        context_tok = self.workload.input_len + self.workload.output_len / 2
+        step_s = self.server.timer.step_s(Batch(decode_seqs=round(batch), decode_context_tok=batch * context_tok))
+        return step_s / self.server.tokens_per_step
 
-def _decode_guess(
-    server: Deployment, workload: Workload, slos: tuple[Slo, ...], places: float, confidence: float
-) -> float:
-    """Where to begin: the rate of the largest batch whose steps keep the limit of TPOT."""
-    doubt = doubt_at(server, workload, 1)
-    limit_s = min(
-        (slo.limit_ms * MS / doubt.upper(slo.key, confidence) for slo in slos if slo.metric == "tpot"),
-        default=inf,
-    )
-    low, high = 1, max(ceil(places / _ranks(server)), 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _step_s(server, workload, middle) <= limit_s:
-            low = middle
-        else:
-            high = middle - 1
-    return _ranks(server) * low / (workload.output_len * _step_s(server, workload, low))
-
-
-def _step_s(server: Deployment, workload: Workload, batch: float) -> float:
-    context_tok = workload.input_len + workload.output_len / 2
-    step_s = server.timer.step_s(Batch(decode_seqs=round(batch), decode_context_tok=batch * context_tok))
-    return step_s / server.tokens_per_step
-
-
-def _ranks(server: Deployment) -> int:
-    return server.config.data_parallel_size
+    @property
+    def _ranks(self) -> int:
+        return self.server.config.data_parallel_size
 
 
 def _expected_ms(side: Side, metric: str) -> float:

@@ -199,7 +199,10 @@ def left_out(request: Request, model: Model, version: EngineVersion) -> Iterator
             "left out: drafts of the checkpoint's own module, as nobody said how many are accepted: "
             "--speculative-config with --speculative-acceptance-rate plans with them"
         )
-    yield "left out: prefill and decode on servers of their own: planner fleet --disaggregated plans these"
+    yield (
+        "left out of the ranking: prefill and decode on servers of their own, which stand beside the best plan where "
+        "the load takes several servers; planner fleet --disaggregated -o writes what launches them"
+    )
 
 
 def wherever(

@@ -63,7 +63,7 @@ def request_again(file: PlanFile, local: Local) -> Request:
     def given(name: str) -> bool:
         return any(word.partition("=")[0] == flag_of(name) for word in words)
 
-    profile, sent = load_profile(plan.gpu), plan.workload
+    profile, sent = load_profile(plan.gpu).with_network(plan.network_gb_per_s), plan.workload
     args = launched_args(plan)
     opened = {name: unset for name, unset in OPEN.items() if not given(name)}
     fixed = given("max_concurrency") or file.goal == "min-latency"
