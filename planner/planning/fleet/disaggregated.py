@@ -205,7 +205,7 @@ def beside(request: Request, candidate: Candidate, most: float | None, gpus: int
     a load: on ``gpus`` GPUs, with as many requests as servers that do both carry there.
     """
     targets, load, profile = request.targets, candidate.load, candidate.deployment.profile
-    assert targets is not None and load is not None  # noqa: S101
+    assert targets is not None and load is not None
     if targets.by != "rate" or targets.requests is not None:
         return NotDivided(profile, "planned for a load of --request-rate and lengths alone")
     if candidate.deployment.covariates["nodes"]:
