@@ -4,6 +4,8 @@ Inside the package every quantity is in bytes, seconds, FLOP and tokens; names c
 (``_bytes``, ``_s``, ``_flop``, ``_flop_per_s``, ``_bytes_per_s``). GB is 10^9 bytes, GiB is 2^30 bytes.
 """
 
+from math import floor, isfinite, log10
+
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
@@ -52,6 +54,20 @@ def to_base(value: float, unit: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):  # a text times a GB would be a long one
         raise TypeError(f"{value!r} is not a number")
     return value * FACTORS[unit]
+
+
+def figure(value: float) -> str:
+    """A number with the digits that a prediction is good for, two below 100 and three above: ``0.13``, ``5.4``, ``28``,
+    ``1,040``.
+    """
+    if not isfinite(value):
+        return f"{value:g}"
+    digits = 2 if abs(value) < 100 else 3
+    decimals = digits - 1 - (floor(log10(abs(value))) if value else 0)
+    rounded = round(value, decimals)
+    if rounded and floor(log10(abs(rounded))) > digits - 1 - decimals:  # 9.96 has become 10.0
+        decimals -= 1
+    return f"{rounded:,.{max(decimals, 0)}f}"
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -78,7 +78,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
         return found
     if same:
         where = ", ".join(same[0].gpus)
-        return replace(same[0], note=f"named by its source for {where}, not for {profile.id}")
+        return replace(same[0], note=f"its source ran it on {where}, not on {profile.id}")
     if own := _commit_of(version, profile.platform):
         note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {own.version}"
         return Image(

@@ -34,6 +34,7 @@ THROUGHPUT = "the throughput of full batches"
 #: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
 NEAR_EDGE = 0.15  #: the same where loads between are read off a line
+FAR_FROM_EDGE = 0.5  #: the same where the end of an interval is, which a coarse figure will do for
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: where to begin
 HALVED_EACH = 4  #: of the steps towards the largest load, that is halved whatever the targets say
 USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out
@@ -154,12 +155,19 @@ class Capacity:
             self._largest[key] = met and replace(met, bound_by=broken.binding if broken else limit)
         return self._largest[key]
 
-    def edge(self, confidence: float) -> float:
+    def edge(self, confidence: float, tolerance: float = NEAR_EDGE) -> float:
         """About the largest load, to first order: between two replays, where the worst target reaches its limit."""
-        met, broken = self._between(confidence, NEAR_EDGE)
+        met, broken = self._between(confidence, tolerance)
         if met is None or broken is None or met.value >= broken.value:
             return met.value if met else 0.0
         return min(_crossing(met, broken) or met.value, broken.value)
+
+    def interval(self, most: float, kept: float = 1.0) -> tuple[float, float]:
+        """What 95 % and 5 % of such servers carry at least, where ``most`` is what is planned for; to two digits.
+
+        ``kept``: the share of what a server carries to first order that is left.
+        """
+        return min(self.edge(0.95) * kept, most), max(self.edge(0.05, FAR_FROM_EDGE) * kept, most)
 
     def at(self, value: float, confidence: float, *, exactly: bool = False) -> ServedLoad:
         """One load, which ends as soon as a target is broken for certain, unless ``exactly``."""

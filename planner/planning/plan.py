@@ -128,6 +128,8 @@ class Service(_Record):
     packages: float  #: whole GPUs that these are, or are partitions of; likewise
     goodput: float  #: requests per second of all servers that meet every target
     largest_load: float | None = None  #: of one server, in the unit of the load; None: not looked for
+    largest_load_lo: float | None = None  #: 95 % of measurements carry more; of the best plan
+    largest_load_hi: float | None = None  #: 5 % carry more
     node_load: float | None = None  #: the same of all servers that one node has room for
     bound_by: str = ""  #: what a larger load breaks
     output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for

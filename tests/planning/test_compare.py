@@ -236,7 +236,7 @@ def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
     close = [stub("a", 1, 100, 0.1), stub("b", 1, 100.5, 0.1), stub("a", 2, 2), stub("b", 2, 5)]
     assert standings(close, _at, _figure)[0].tied
     tied = [standing for standing in standings(close, _at, _figure) if standing.tied]
-    assert describe_order("concurrency", tied) == "b and a alike lead"
+    assert describe_order("concurrency", tied) == "b and a lead alike"
     assert not list(flips(close, _at, _figure))
 
 

@@ -17,11 +17,11 @@ from planner.output.tables.shared import (
     card,
     doubt_object,
     engine_note,
+    figure_between,
     items,
     listed,
     price_notes,
     price_rows,
-    rate_in_words,
     with_interval,
 )
 from planner.planning import (
@@ -30,6 +30,7 @@ from planner.planning import (
     Doubt,
     Flip,
     Order,
+    Span,
     doubts_about_comparison,
     limit_in_words,
     percent,
@@ -125,7 +126,11 @@ class ComparisonAnswer(Result):
             yield f"and {left_out} more rows"
         for line in list(_order_lines(list(comparison.orders())))[:BRIEF_REASONS]:
             yield from items("-", [line])
-        yield from items("-", [f"what binds: {_binding(comparison.points)}"])
+        keeping = [point for point in comparison.points if point.keeps_up]
+        if keeping:
+            yield from items("-", [f"what binds: {_binding(keeping)}"])
+        if len(keeping) < len(comparison.points):
+            yield from items("!", [_overloaded([point for point in comparison.points if not point.keeps_up])])
         leader = max(comparison.points, key=lambda point: point.tok_per_s_per_gpu.mid)
         network = leader.setup.profile.stated_network_gb_per_s
         stated = [f"--network-gb-per-s={network:g}"] if network else []
@@ -146,7 +151,8 @@ class ComparisonAnswer(Result):
         yield from _network_remarks(self.record)
         fits = calibration_note((point.gpu, point.setup.deployment.calibrated_by) for point in points)
         versions = engine_note(str(point.setup.deployment.config.version) for point in points)
-        yield "; ".join([*versions, *fits, "in brackets the 90 % interval" if points else "", MORE]).removeprefix("; ")
+        read = ["in brackets the 90 % interval, behind who leads the odds"] if points else []
+        yield "; ".join([*versions, *fits, *read, MORE])
 
     def _notes(self) -> Iterator[str]:
         used = ((point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points)
@@ -165,12 +171,28 @@ def _verdict(comparison: Comparison) -> str:
     first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(list(comparison.orders()))}
     if not first:
         best = max(points, key=lambda point: point.tok_per_s_per_gpu.mid)
-        span = best.tok_per_s_per_gpu
-        rate = rate_in_words(span.mid, span.low, span.high, "tokens/s per GPU")
+        rate = _span_words(best.tok_per_s_per_gpu, "tokens/s per GPU")
         return f"{card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
-    words = [f"Most {metric} of {model}: {first[metric]}" for metric in ("tokens/s per GPU",) if metric in first]
-    words += [f"most {metric}: {first[metric]}" for metric in ("tokens per USD",) if metric in first]
+    figures = {
+        "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in points if p.keeps_up],
+        "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in points if p.keeps_up and (d := p.usd_per_million_tok)],
+    }
+    words: list[str] = []
+    for metric, known in figures.items():
+        if metric in first and known:
+            _, span, unit, best = max(known, key=lambda one: one[0])
+            at = f" on {best.gpu} at {_load_in_row(best)}" if len(comparison.workloads) > 1 else ""
+            of = f"Most {metric} of {model}" if not words else f"most {metric}"
+            words.append(f"{of}: {first[metric]}, {_span_words(span, unit)}{at}")
     return "; ".join(words or [f"{metric}: {said}" for metric, said in first.items()])
+
+
+def _span_words(span: Span, unit: str) -> str:
+    return figure_between(span.mid, span.low, span.high, unit)
+
+
+def _load_in_row(point: ComparedPoint) -> str:
+    return f"{point.load:,g} in flight" if point.workload.max_concurrency is not None else f"{point.load:,g}/s"
 
 
 def _first_of_each_load(comparison: Comparison) -> tuple[list[ComparedPoint], int]:
@@ -186,7 +208,7 @@ def _first_of_each_load(comparison: Comparison) -> tuple[list[ComparedPoint], in
 
 def _brief_row(comparison: Comparison, point: ComparedPoint) -> dict[str, Any]:
     workload, dollars = point.workload, point.usd_per_million_tok
-    load = f"{point.load:,g} {'in flight' if workload.max_concurrency is not None else '/s'}"
+    load = _load_in_row(point)
     if len({(w.input_len, w.output_len) for w in comparison.workloads}) > 1:
         load = f"{workload.input_len:,}/{workload.output_len:,} {load}"
     return {
@@ -208,6 +230,15 @@ def _binding(points: Sequence[ComparedPoint]) -> str:
         for cause, of in sorted(by_cause.items(), key=lambda pair: -len(pair[1]))
     ]
     return "; ".join(words[: BRIEF_REASONS + 1])
+
+
+def _overloaded(points: Sequence[ComparedPoint]) -> str:
+    """Where more arrives than is served, so that there are no latencies."""
+    by_load: dict[str, list[str]] = {}
+    for point in points:
+        by_load.setdefault(_load_in_row(point), []).append(point.gpu)
+    where = "; ".join(f"at {load} on {listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
+    return f"more arrives than is served, so no latency is told and no lead counted: {where}"
 
 
 def _table_lines(comparison: Comparison) -> Iterator[str]:

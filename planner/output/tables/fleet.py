@@ -14,10 +14,12 @@ from planner.output.result import Result
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words
 from planner.output.tables.shared import (
     MORE,
+    asked_for,
     calibration_note,
     card,
     doubt_object,
     engine_note,
+    figure_between,
     items,
     listed,
     load_of_run,
@@ -37,7 +39,7 @@ from planner.planning import (
     doubts_about_fleets,
     span_figures,
 )
-from planner.units import GB, MB, MS
+from planner.units import GB, MB, MS, figure
 from planner.workload import targets_in_words
 
 COLUMNS = (
@@ -120,6 +122,7 @@ class FleetAnswer(Result):
             "n_plus": asked.n_plus,
             "minimised": fleets.objective,
             "rented_by": asked.rented_by,
+            "carries": span_figures("request_rate", fleets.best.carries if fleets.best else None),
             "prefix_cache_share": fleets.best.reuse if fleets.best else {},
             "fleets": [_row(fleet) for fleet in fleets.fleets],
             "disaggregated": [divided_object(plan) for plan in self.divided],
@@ -237,7 +240,7 @@ def _question(fleets: Fleets) -> str:
 def _verdict_of(fleets: Fleets) -> str:
     """The best fleet in a sentence."""
     asked, best = fleets.asked, fleets.best
-    loads = f"{sum(demand.request_rate for demand in asked.demands):,.4g}{SPACE}requests/s"
+    loads = f"{asked_for(sum(demand.request_rate for demand in asked.demands))}{SPACE}requests/s"
     loads += f" in {len(asked.demands)} classes" if len(asked.demands) > 1 else ""
     kept = targets_in_words(asked.slos) if asked.slos else "no latency target"
     if best is None:
@@ -246,7 +249,13 @@ def _verdict_of(fleets: Fleets) -> str:
     models = listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
     gpus = " + ".join(f"{rented.gpus:,} x {card(rented.profile.id)}" for rented in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
-    return f"Serve {models} on {gpus}: {loads} with {kept}{price}"
+    return f"Serve {models} on {gpus}: {loads} with {kept}{_room(best)}{price}"
+
+
+def _room(best: Fleet) -> str:
+    """What the servers without the spares carry, with its interval; empty for several pools."""
+    most = best.carries
+    return f"; room for {figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
 
 
 def _reuse_words(fleet: Fleet) -> str:
@@ -265,10 +274,11 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     spares = f" and {spare} spare" if spare else ""
     yield (
         f"{best.servers - spare:,} server{'s' if best.servers - spare != 1 else ''}{spares}: one {_engine_words(pool)} "
-        f"carries {pool.load.value:,.3g} requests/s; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
+        f"carries {figure(pool.load.value)} requests/s; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
     )
     if others := fleets.fleets[1:]:
-        usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
+        usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ", whose price is not known"
+        usd = "" if fleets.objective != "usd" and not others[0].usd_per_h else usd
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     yield f"what binds: {pool.load.bound_by or pool.load.binding}"
     if best.reuse:
@@ -279,7 +289,7 @@ def _certainty(best: Fleet) -> Iterator[str]:
     """What other confidences take, and the measurement that is worth most."""
     if best.asked.slos:
         kept = f"targets are kept with {best.asked.confidence:.0%} confidence"
-        yield f"{kept}; on the same GPUs {ladder_words(best)}"
+        yield f"{kept}; the load takes {ladder_words(best)}"
         yield from _measure_next_words(best)
 
 
@@ -337,7 +347,8 @@ def _engine_words(pool: Pool) -> str:
         ("PP", config.pipeline_parallel_size),
         ("DP", config.data_parallel_size),
     )
-    return " ".join(f"{name} {size}" for name, size in axes if size > 1 or name == "TP")
+    words = [f"{name} {size}" for name, size in axes if size > 1 or name == "TP"]
+    return " ".join([*words, *["EP"] * config.enable_expert_parallel])
 
 
 def _row(fleet: Fleet) -> dict[str, Any]:
@@ -394,8 +405,9 @@ def _divided_row(plan: Disaggregated) -> dict[str, Any]:
 
 def ladder_words(fleet: Fleet) -> str:
     """What more and less confidence take: ``6 GPUs at 50 %, 8 at 80 %, 12 at 95 %``."""
-    rungs = [f"{rung.gpus if rung.gpus else 'no number'} at {rung.confidence:.0%}" for rung in fleet.ladder]
-    return ", ".join(rungs) + " confidence"
+    rungs = [f"{rung.gpus or 'no number'} at {rung.confidence:.0%}" for rung in fleet.ladder]
+    first = "GPU" if fleet.ladder[0].gpus == 1 else "GPUs"
+    return ", ".join(rungs).replace(" at", f" {first} at", 1) + " confidence"
 
 
 def _measure_next_words(fleet: Fleet) -> Iterator[str]:

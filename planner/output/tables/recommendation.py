@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,16 +15,18 @@ from planner.output.result import Result
 from planner.output.tables.disaggregated import divided_object, needs_words
 from planner.output.tables.shared import (
     MORE,
+    asked_for,
     calibration_note,
     card,
     doubt_object,
     engine_note,
+    figure_between,
     items,
     listed,
     load_of_run,
     local_argv,
+    milliseconds,
     minutes,
-    rate_in_words,
     seconds,
 )
 from planner.output.workflows.documents import said_of
@@ -53,7 +56,7 @@ from planner.planning import (
     what_binds,
 )
 from planner.timing import SHIPPED
-from planner.units import GIB, MS
+from planner.units import GIB, MS, figure
 from planner.workload import targets_in_words
 
 
@@ -96,9 +99,9 @@ TARGET_COLUMNS = (
     Column("kv_cache_dtype", "kv cache"),
     Column("max_num_seqs", "batch", ","),
     Column("max_num_batched_tokens", "tokens", ","),
-    Column("load", "load", ",.4g", of=_service("load")),
-    Column("largest_load", "largest", ",.4g", of=_service("largest_load")),
-    Column("goodput", "goodput", ",.4g", aside=True, of=_service("goodput")),
+    Column("load", "load", figure, of=_service("load")),
+    Column("largest_load", "largest", figure, of=_service("largest_load")),
+    Column("goodput", "goodput", figure, aside=True, of=_service("goodput")),
     *_LATENCIES,
 )
 #: On one screen: the best plan of each GPU.
@@ -343,7 +346,7 @@ class Recommendation(Result):
 def _brief_target_columns(plan: Plan) -> Sequence[Column]:
     """With what is predicted for each target; without targets the mean latencies."""
     kept = tuple(
-        Column(target.metric, f"{statistic} {name.upper()} ms", ",.4g", of=_predicted_of_target(place))
+        Column(target.metric, f"{statistic} {name.upper()} ms", figure, of=_predicted_of_target(place))
         for place, target in enumerate(plan.service.targets if plan.service else ())
         for statistic, name, _ in [target.metric.split("_")]
     )
@@ -358,25 +361,39 @@ def plan_in_words(plan: Plan) -> str:
     """The plan in a sentence: what to serve on what, and what that delivers."""
     service, figures = plan.service, plan.predicted
     layout = layout_in_words(plan)
-    means = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {figures['mean_tpot_ms']:,.3g}{SPACE}ms"
+    means = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
-        rate = rate_in_words(value, low, high, "requests/s")
+        rate = figure_between(value, low, high, "requests/s")
         size, delivers = plan.num_gpus, f"{rate}, {means}"
     else:
-        size, load = service.total_gpus, service.load
+        size, most = service.total_gpus, _most_in_words(service)
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout}"
         kept = [_target_in_words(target.metric, target.predicted_ms) for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
-        delivers = ", ".join([f"{load:,.4g} {service.load_unit}", *(kept or [means]), *price])
+        load = most if _is_largest(service) else f"{asked_for(service.load or 0.0)}{SPACE}{service.load_unit}"
+        delivers = ", ".join([load, *(kept or [means]), *price])
+        delivers += f"; room for {most}" if most and not _is_largest(service) else ""
     return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}, {layout}: {delivers}"
+
+
+def _is_largest(service: Service) -> bool:
+    """Whether the load is what one server carries, because none was asked for."""
+    return service.load == service.largest_load
+
+
+def _most_in_words(service: Service) -> str:
+    """The largest load of all servers, with its interval; empty where it was not looked for."""
+    ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
+    most, low, high = (end and end * service.replicas for end in ends)
+    return figure_between(most, low, high, service.load_unit) if most else ""
 
 
 def _target_in_words(metric: str, value_ms: float) -> str:
     """``p99 TTFT 0.65 s`` of ``p99_ttft_ms``."""
     statistic, name, _ = metric.split("_")
-    value = seconds(value_ms) if name in ("ttft", "e2el") else f"{value_ms:,.3g}{SPACE}ms"
+    value = seconds(value_ms) if name in ("ttft", "e2el") else milliseconds(value_ms)
     return f"{statistic} {name.upper()} {value}"
 
 
@@ -401,10 +418,7 @@ def _brief_plan_lines(
 ) -> Iterator[str]:
     """Three reasons, what binds, what it costs to be surer, and the warnings that touch the answers of the model."""
     yield from items("-", _brief_reasons(ranking, plan, ahead))
-    binds = what_binds(request, candidate)
-    if plan.service and not binds.startswith(plan.service.bound_by):  # a larger load breaks something else first
-        binds = plan.service.bound_by
-    yield from items("-", [f"what binds: {binds}"])
+    yield from items("-", [f"what binds: {_binding(request, candidate, plan.service)}"])
     if plan.service and plan.service.prefix_cache_share is not None:
         dealt = f", {plan.service.router}" if plan.service.replicas > 1 else ""
         found = f"{plan.service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache"
@@ -416,20 +430,55 @@ def _brief_plan_lines(
     yield from items("!", urgent[:BRIEF_WARNINGS])
 
 
+def _binding(request: Request, candidate: Candidate, service: Service | None) -> str:
+    """What keeps a server from serving more; of a target how near the prediction and its interval come to it."""
+    binds = what_binds(request, candidate)
+    if service is None:
+        return binds
+    if not binds.startswith(service.bound_by):  # a larger load breaks something else first
+        binds = service.bound_by
+    slo, _, behind = binds.partition("; ")
+    near = next((r for r in candidate.load.readings if str(r.slo) == slo), None) if candidate.load else None
+    if near is None:
+        return binds
+    form = seconds if near.slo.metric in ("ttft", "e2el") else milliseconds
+    said = (
+        f"{slo}: {form(near.predicted_ms)} predicted, up to {form(near.expected_ms)} with "
+        f"{service.confidence:.0%} confidence"
+    )
+    return f"{said}; {behind}" if behind else said
+
+
+def _next_best(ranking: Ranking, plan: Plan) -> Iterator[str]:
+    """The best other engine, and how far it is behind."""
+    if plan.service is None:
+        lost = next((one for one in ranking.rejected if one.probability_behind is not None), None)
+        if lost:  # the first reason has the figure that it stands against
+            value, _, behind = lost.reason.partition(" against ")
+            lost = replace(lost, reason=f"{value}, {behind.rpartition(', ')[2]}")
+    else:
+        lost = _next_under_targets(ranking, plan.service)
+    if lost:
+        yield f"next best: {_describe(lost).removeprefix(f'{plan.model} ')}"
+
+
+def _next_under_targets(ranking: Ranking, service: Service) -> Rejected | None:
+    """The first candidate that is another engine than the best; where none was looked at, what lost to it."""
+    best, *others = ranking.candidates
+    other = next((candidate for candidate in others if candidate.engine != best.engine), None)
+    if other is None or other.load is None:
+        return next((one for one in ranking.rejected if one.reason.startswith("breaks ")), None)
+    if _is_largest(service):
+        return Rejected.of(other, f"{figure(other.load.value / other.config.num_gpus)} {service.load_unit} per GPU")
+    return Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else f"{other.num_gpus:,} GPUs")
+
+
 def _brief_reasons(ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
     if plan.service is None:
         yield plan.why[0] + ahead
-        lost = next((one for one in ranking.rejected if one.probability_behind is not None), None)
-    else:
-        if carried := next(_carried_most(plan), None):
-            yield carried
-        lost = next((one for one in ranking.rejected if " against " in one.reason), None)
-    if lost:
-        words = _describe(lost).removeprefix(f"{plan.model} ")
-        if plan.service is None:  # the first reason has the figure that it stands against
-            figure, _, behind = lost.reason.partition(" against ")
-            words = words.replace(lost.reason, f"{figure}, {behind.rpartition(', ')[2]}")
-        yield f"next best: {words}"
+    elif carried := next(_carried_most(plan), None):
+        yield carried
+    yield from _next_best(ranking, plan)
     memory = plan.memory
     yield (
         f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each GPU; "
@@ -490,7 +539,8 @@ def _service_lines(service: Service) -> Iterator[str]:
             f"target             {target.metric} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
             f"{target.expected_ms:,.4g} with {service.confidence:.0%} confidence"
         )
-    yield f"load               {service.load:,.4g} {service.load_unit} over {service.replicas} such servers"
+    servers = f"{service.replicas} such server{'s' if service.replicas > 1 else ''}"
+    yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
     yield from _ladder_lines(service)
 
 
@@ -588,20 +638,24 @@ def _carried_most(plan: Plan) -> Iterator[str]:
     """The largest load of one server and of a node, where it was looked for."""
     service = plan.service
     if service and service.largest_load is not None and service.node_load is not None:
-        then = f"; limited by {service.bound_by}" if service.bound_by else ""
-        node = f", a node of {plan.gpus_per_node} GPUs {service.node_load:,.4g}" if service.node_load else ""
+        most = figure_between(service.largest_load, service.largest_load_lo, service.largest_load_hi, service.load_unit)
         rate = service.output_throughput_per_gpu
-        tokens = f" ({rate:,.0f} output tokens/s per GPU)" if rate is not None else ""
-        most = f"{service.largest_load:,.4g} {service.load_unit}"
-        yield f"one server carries {most} under the targets{tokens}{node}{then}"
+        tokens = f", {figure(rate)} output tokens/s per GPU" if rate is not None else ""
+        held = plan.gpus_per_node // plan.num_gpus
+        node = f"; {held} fit on a node and carry {figure(service.node_load)}" if held > 1 else ""
+        yield f"one server carries {most} under the targets{tokens}{node}"
 
 
 def _ladder_lines(service: Service) -> Iterator[str]:
     """What other confidences take, and the measurement that is worth most."""
     per_server = service.replicas == 1 and len({rung.total_gpus for rung in service.ladder}) == 1
     if service.ladder:
-        rungs = [f"{_rung_words(rung, service, per_server)} at {rung.confidence:.0%}" for rung in service.ladder]
-        yield f"{'one server carries ' if per_server else ''}{', '.join(rungs)} confidence"
+        first, *others = (
+            f"{_rung_words(rung, service, per_server)} at {rung.confidence:.0%}" for rung in service.ladder
+        )
+        rest = [re.sub(f" ({service.load_unit}|GPUs?) at ", " at ", words) for words in others]
+        verb = "one server carries" if per_server else "the load takes"
+        yield f"{verb} {', '.join([first, *rest])} confidence"
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run is None or now is None:
@@ -618,7 +672,7 @@ def _ladder_lines(service: Service) -> Iterator[str]:
 
 def _rung_words(rung: PlannedRung, service: Service, per_server: bool) -> str:
     if per_server:
-        return f"{rung.largest_load:,.3g} {service.load_unit}"
+        return f"{figure(rung.largest_load)} {service.load_unit}"
     return f"{rung.total_gpus:,} GPU{'s' if rung.total_gpus != 1 else ''}" if rung.total_gpus else "no number of GPUs"
 
 
@@ -651,12 +705,15 @@ def _rejected_of_each(ranking: Ranking) -> list[Rejected]:
 
 
 def _describe(rejected: Rejected) -> str:
-    size = f" TP {rejected.tensor_parallel_size}" if rejected.tensor_parallel_size else ""
-    axes = ((rejected.pipeline_parallel_size, "PP"), (rejected.data_parallel_size, "DP"))
-    size += "".join(f" {name} {axis}" for axis, name in axes if axis and axis > 1)
-    size += " EP" if rejected.enable_expert_parallel else ""
-    cache = f" with a KV cache of {rejected.kv_cache_dtype}" if rejected.kv_cache_dtype not in (None, "auto") else ""
-    return f"{rejected.model}{size}{cache}: {rejected.reason}"
+    axes = (
+        ("TP", rejected.tensor_parallel_size or 0),
+        ("PP", rejected.pipeline_parallel_size or 1),
+        ("DP", rejected.data_parallel_size or 1),
+    )
+    words = [f"{name} {size}" for name, size in axes if size > (name != "TP")]
+    layout = " + ".join([*words, *["EP"] * bool(rejected.enable_expert_parallel)])
+    cache = f"{rejected.kv_cache_dtype} KV cache" if rejected.kv_cache_dtype not in (None, "auto") else ""
+    return f"{rejected.model} {', '.join(filter(None, (layout, cache)))}".rstrip() + f": {rejected.reason}"
 
 
 def _plain(value: Any) -> str:

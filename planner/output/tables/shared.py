@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from planner.hardware import GpuProfile
 from planner.output.render import SPACE, wrapped
 from planner.planning import price_of, span_figures
-from planner.units import MS
+from planner.units import MS, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
     from planner.planning import Doubt, Plan, Span
@@ -38,14 +38,23 @@ def card(gpu: str) -> str:
 
 def seconds(duration_ms: float) -> str:
     """A latency in seconds: ``0.26 s``, ``12 s``."""
-    duration_s = duration_ms * MS
-    return f"{duration_s:.2g}{SPACE}s" if duration_s < 10 else f"{duration_s:,.0f}{SPACE}s"
+    return f"{figure(duration_ms * MS)}{SPACE}s"
 
 
-def rate_in_words(value: float, low: float, high: float, unit: str) -> str:
-    """A figure with its interval, all with as many digits: ``1.70 requests/s (1.20 to 2.41)``."""
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:,.{digits}f}{SPACE}{unit} ({low:,.{digits}f} to {high:,.{digits}f})"
+def milliseconds(duration_ms: float) -> str:
+    """A latency in milliseconds: ``28 ms``."""
+    return f"{figure(duration_ms)}{SPACE}ms"
+
+
+def figure_between(value: float, low: float | None, high: float | None, unit: str = "") -> str:
+    """A figure in a sentence, with its 90 % interval where there is one: ``1.7 requests/s (1.2 to 2.4)``."""
+    named = f"{figure(value)}{SPACE}{unit}" if unit else figure(value)
+    return named if low is None or high is None else f"{named} ({figure(low)} to {figure(high)})"
+
+
+def asked_for(value: float) -> str:
+    """A figure that somebody asked for, with all its digits."""
+    return f"{value:,.6g}"
 
 
 def listed(words: Sequence[str], most: int) -> str:

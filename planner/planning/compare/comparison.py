@@ -105,7 +105,8 @@ def describe_order(axis: str, found: Sequence[Standing]) -> str:
     runs = [(leader, list(group)) for leader, group in groupby(found, key=_leader)]
     if len(runs) == 1:
         where = f" at every {axis}" if len(found) > 1 else ""
-        return f"{runs[0][0]} {'lead' if found[0].tied else 'leads'}{where}{_odds_in_words(found)}"
+        verb = "lead" if found[0].tied else "leads"
+        return f"{runs[0][0]} {verb}{where}{_odds_in_words(found)}".replace(" alike lead", " lead alike")
     return ", ".join(_run_in_words(leader, group, index, len(runs), axis) for index, (leader, group) in enumerate(runs))
 
 

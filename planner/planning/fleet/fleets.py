@@ -16,7 +16,7 @@ from planner import progress
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad, paced
+from planner.planning.capacity import Capacity, ServedLoad, paced, steady_rate
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
 from planner.planning.fleet.demand import Demand, together
@@ -144,6 +144,22 @@ class Fleet:
         progress.say(f"{confidence:.0%} confidence on {' and '.join(kind.profile.id for kind in self.kinds)}")
         _, rented = _solved(self.asked, self.kinds, "gpus", _rates(self.asked, self.pools, confidence))
         return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
+
+    @cached_property
+    def carries(self) -> Span | None:
+        """Requests per second that the servers of the only pool carry, spares left out, with the 90 % interval.
+
+        None for several pools.
+        """
+        if len(self.pools) > 1:
+            return None
+        (pool,), asked = self.pools, self.asked
+        most, deployment, sent = pool.load.value, pool.kind.deployment, pool.demand.workload
+        if asked.slos:
+            low, high = Capacity(deployment, sent, asked.slos, requests=pool.demand.requests).interval(most)
+        else:
+            low, high = (steady_rate(deployment, sent, confidence=odds) for odds in (0.95, 0.05))
+        return Span(low, most, high).times(pool.servers)
 
     @cached_property
     def measure_next(self) -> tuple[NextRun, Rung] | None:

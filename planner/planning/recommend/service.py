@@ -52,6 +52,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         packages = ceil(packages)
     price = price_of(profile, request.prices)
     carried = _Carried(request, targets, candidate, load, capacity, most) if best and most and targets.slos else None
+    ends = capacity.interval(most.value, carried.kept) if carried and most and carried.kept else (None, None)
     return Service(
         confidence=targets.confidence,
         targets=tuple(map(_target, load.readings)),
@@ -64,6 +65,8 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         packages=packages,
         goodput=load.goodput_per_s * candidate.servers,
         largest_load=most.value if most else None,
+        largest_load_lo=ends[0],
+        largest_load_hi=ends[1],
         node_load=most.value * servers if most and servers else None,
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,

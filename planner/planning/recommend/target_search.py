@@ -145,7 +145,8 @@ class _Search:
                     continue
             if family:
                 least = self._cost_words(family.cost(self.targets, at_least=True))
-                self._reject(family, f"{least} at best, against {self._cost_words(self.best_cost)}")
+                best = self._cost_words(self.best_cost)
+                self._reject(family, f"{least} at best" + ("" if least == best else f", against {best}"))
         model = self.request.model
         for reason in left_out(self.request, model.model, self.version):
             self.rejected.append(Rejected(self.profile.id, model.resolved, None, None, reason))
@@ -173,8 +174,8 @@ class _Search:
         if not served:
             closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
             best = self._cost_words(self.best_cost)
-            why = f"limited by {closest.binding}" if closest else "cannot be cheaper"
-            self._reject(family, f"{why}, against {best}" if self.found else why)
+            why = f"breaks {closest.binding}" if closest else "cannot be cheaper"
+            self._reject(family, f"{why} at {best}" if self.found else why)
 
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in checkpoints(self.request.model, self.profile, self.rejected):
@@ -371,8 +372,9 @@ class _Search:
         for candidate in candidates:
             key = (candidate.resolved.resolved, candidate.config.tensor_parallel_size, candidate.config.kv_cache_dtype)
             if seen and key not in seen:
-                words = f"{self._cost_words(self.cost(candidate))} against {self._cost_words(self.cost(candidates[0]))}"
-                self.rejected.append(Rejected.of(candidate, words))
+                words, best = (self._cost_words(self.cost(one)) for one in (candidate, candidates[0]))
+                reason = f"{words} against {best}" if words != best else f"{words}, too"
+                self.rejected.append(Rejected.of(candidate, reason))
             seen.add(key)
         closest = None if candidates else self._closest()
         return Ranking(self.profile, self.version, tuple(candidates), tuple(self.rejected), closest)
