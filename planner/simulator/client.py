@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 import numpy as np
 
@@ -24,6 +25,8 @@ Hopeless = Callable[[Mapping[str, float]], bool]
 #: Chunks of prompts that are replayed at most, and for each request: a budget of two tokens would take minutes.
 MOST_CHUNKS, MOST_CHUNKS_EACH = 40_000, 20
 SAID_EACH = 10_000  #: requests after which a replay says how far it is
+#: Of an open loop, requests that are handed to the engine together, and how long before it can see them, at least.
+AHEAD, AHEAD_S = 4096, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,11 @@ class _Sender:
         self.requests = requests
         self.client = client
         self.limits = limits
-        self.input_len: list[int] = requests.input_len.tolist()
-        self.output_len: list[int] = requests.output_len.tolist()
-        self.arrival_s: list[float] = requests.arrival_s.tolist()
-        for lengths in set(zip(self.input_len, self.output_len, strict=True)):
-            limits.check(*lengths)
+        self.input_len = array("q", requests.input_len.astype(np.int64).tobytes())
+        self.output_len = array("q", requests.output_len.astype(np.int64).tobytes())
+        self.arrival_s = array("d", requests.arrival_s.astype(np.float64).tobytes())
+        longest = int((requests.input_len + requests.output_len).argmax())
+        limits.check(self.input_len[longest], self.output_len[longest])
         chunks = int((requests.input_len // limits.max_num_batched_tokens).sum())
         if chunks > max(MOST_CHUNKS, MOST_CHUNKS_EACH * len(self.input_len)):
             raise InputError(
@@ -93,8 +96,11 @@ class _Sender:
                 hint=f"raise it, or send fewer prompts: {MOST_CHUNKS:,} such steps can be replayed",
             )
         self.places = workload.max_concurrency or len(self.input_len)
-        self.sent_s: list[float] = []
-        self.ready_s: list[float] = []  # when the engine sees it
+        self.opening = min(self.places, len(self.input_len))  # requests that find a place whatever happens
+        self.sent_s = array("d")
+        self.ready_s = array("d")  # when the engine sees it
+        self._ahead_s = -inf  # until when each rank knows what comes next
+        self._together = _together(self.arrival_s, self.opening) if client.frontend_s else None
         self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
         self.log = Log.of(len(self.input_len))
         caches = _caches(requests, limits)
@@ -105,27 +111,36 @@ class _Sender:
 
     def run(self, hopeless: Hopeless | None = None) -> None:
         """From the opening burst to the last token, or to the request after which all is ``hopeless``."""
-        opening = min(self.places, len(self.input_len))
-        together = Counter(self.arrival_s[:opening])
-        for arrival_s in self.arrival_s[:opening]:
-            self._send_next(0.0, together[arrival_s])
+        count, end_s, next_event = len(self.input_len), self.log.end_s, attrgetter("event")
+        one = self.clocked[0] if len(self.clocked) == 1 else None
+        time_s = 0.0 if self.opening == count else inf  # in a closed loop what follows is sent after all of these
         while True:
-            first = min(self.clocked, key=_next_event)
+            if self._ahead_s < time_s + AHEAD_S:
+                self._open(time_s)
+            first = one or min(self.clocked, key=next_event)
             time_s, kind = first.event
-            if time_s == inf:
-                break
             if kind != ENDS:
+                if time_s == inf:
+                    break
                 first.begin()
                 continue
             done = first.end()
             for index in done:
-                self.log.end_s[index] = time_s
+                end_s[index] = time_s
                 if hopeless and hopeless(self._metrics_s(index)):
                     return
                 if index % SAID_EACH == SAID_EACH - 1:
-                    progress.say(f"{len(self.sent_s):,} of {len(self.input_len):,} requests")
-                if len(self.sent_s) < len(self.input_len):
+                    progress.say(f"{index + 1:,} of {count:,} requests")
+                if self.opening < count and len(self.sent_s) < count:
                     self._send_next(time_s + self.client.response_s, len(done))
+
+    def _open(self, time_s: float) -> None:
+        """Send what the engine may look at up to ``time_s`` and a while longer, and for each rank one request more."""
+        while self._ahead_s < time_s + AHEAD_S:
+            sent = len(self.sent_s)
+            for index in range(sent, min(sent + AHEAD, self.opening)):
+                self._send_next(0.0, self._together[index] if self._together else 0)
+            self._ahead_s = inf if len(self.sent_s) >= self.opening else self.ready_s[-len(self.ranks)]
 
     def _send_next(self, place_s: float, together: int) -> None:
         """Send the next request, one of ``together``, once it has arrived and a place is free from ``place_s`` on."""
@@ -195,5 +210,7 @@ def _caches(requests: Requests, limits: SchedulerLimits) -> list[KvBlocks | None
     return [PrefixBlocks(limits.num_blocks, limits.block_size, tree) for _ in range(ranks)]
 
 
-def _next_event(clocked: DpRank | Lockstep) -> tuple[float, int]:
-    return clocked.event
+def _together(arrival_s: array[float], count: int) -> array[int]:
+    """For each of the first ``count`` requests, how many arrive at its moment."""
+    _, place, counts = np.unique(np.array(arrival_s[:count]), return_inverse=True, return_counts=True)
+    return array("q", counts[place].astype(np.int64).tobytes())

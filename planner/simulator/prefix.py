@@ -15,12 +15,19 @@ prompt has to compute again, come in two parts.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from planner.simulator.blocks import KvBlocks
 from planner.simulator.sequence import Sequence
 from planner.workload import Requests
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 OPEN = 1 << 62  #: where the private part of a request ends
 NOBODYS = -OPEN  #: the node of blocks that nobody will find
@@ -32,29 +39,31 @@ class Tree:
     def __init__(self, requests: Requests, block_size: int) -> None:
         prefixes = requests.prefixes
         assert prefixes is not None  # who calls has asked
-        self._parent: list[int] = prefixes.parent.tolist()
-        ends_tok: list[int] = prefixes.end_tok.tolist()
-        self._prompt: list[int] = prefixes.prompt.tolist()
-        self._answer: list[int] = [*prefixes.answer.tolist(), *prefixes.before.tolist()]
+        parent, ends_tok, prompt = prefixes.parent, prefixes.end_tok, prefixes.prompt
         #: Requests that were answered before: their indices, beyond those that are sent, and their tokens.
-        self.before = list(enumerate(prefixes.before_tok.tolist(), len(self._prompt)))
-        self.stop = [tok // block_size for tok in ends_tok]  #: block after the last of each node
-        self.start = [self.stop[above] if above >= 0 else 0 for above in self._parent]  #: its first block
-        self._tip: dict[int, int] = {}  # the last block of a node, as a node of its own
-        for node, prompt_tok in zip(self._prompt, requests.input_len.tolist(), strict=True):
-            whole = node >= 0 and ends_tok[node] == prompt_tok and not prompt_tok % block_size
-            if whole and node not in self._tip and self.stop[node] - self.start[node] > 1:
-                self._tip[node] = len(self.start)
-                self.start.append(self.stop[node] - 1)
-                self.stop.append(self.stop[node])
-                self.stop[node] -= 1
+        self.before = list(enumerate(prefixes.before_tok.tolist(), len(prompt)))
+        stop = ends_tok // block_size
+        start = np.where(parent >= 0, stop[parent], 0) if len(parent) else stop
+        shared = prompt >= 0
+        ends, prompt_tok = prompt[shared], requests.input_len[shared]
+        ends = ends[(ends_tok[ends] == prompt_tok) & (prompt_tok % block_size == 0)]
+        tipped = np.unique(ends[stop[ends] - start[ends] > 1])
+        last = stop[tipped]
+        stop[tipped] -= 1
+        tip = np.full(len(parent), -1)
+        tip[tipped] = len(parent) + np.arange(len(tipped))
+        self.start = _column(np.concatenate([start, last - 1]))  #: first block of each node
+        self.stop = _column(np.concatenate([stop, last]))  #: block after its last one
+        self._tip = _column(tip)  # the last block of a node, as a node of its own
+        self._parent = _column(parent)
+        self._answer = _column(np.concatenate([prefixes.answer, prefixes.before]))
 
     def path(self, node: int) -> list[int]:
         """The nodes with blocks from the beginning to ``node``."""
         found = []
         start, stop, tips, parent = self.start, self.stop, self._tip, self._parent
         while node >= 0:
-            if node in tips:
+            if tips[node] >= 0:
                 found.append(tips[node])
             if stop[node] > start[node]:
                 found.append(node)
@@ -65,6 +74,11 @@ class Tree:
     def path_of(self, index: int) -> list[int]:
         """The nodes of a request, its answer included as far as others go on from there."""
         return self.path(self._answer[index])
+
+
+def _column(values: NDArray[np.int64]) -> array[int]:
+    """The same numbers, quickly read one by one."""
+    return array("q", values.astype(np.int64).tobytes())
 
 
 @dataclass(slots=True, eq=False)
@@ -228,6 +242,7 @@ class PrefixBlocks(KvBlocks):
 
     def _forget(self, run: _Run) -> None:
         copies = self._runs[run.node]
-        copies.remove(run)
-        if not copies:
+        if len(copies) == 1:
             del self._runs[run.node]
+        else:
+            copies.remove(run)
