@@ -86,7 +86,8 @@ def calibrate(
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
     earlier = there.efficiency or _NOTHING
     kept = runs_of(earlier.runs, str(path))
-    new, unusable, remarks = _usable([run for run in sources.runs if not run.suspect])
+    usable, unusable, remarks = _usable([run for run in sources.runs if not run.suspect])
+    new = [one.run for one in usable]
     runs = list({run.run_id: run for run in (*kept, *new)}.values())
     if not runs:
         raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
@@ -110,14 +111,17 @@ def calibrate(
         effects=effects_of(fits),
         runs=tuple(run.record() for run in runs),
     )
-    usable = there if there.efficiency and not there.is_stale else SHIPPED
+    shipped = tuple(usable if used == new else evaluate(used))
+    before = shipped
+    if there.efficiency and not there.is_stale:
+        before = tuple(evaluate(used, Local(path, efficiency=there.efficiency)))
     answer = CalibrationOutcome(
         path=path,
         base=load_calibration().fitted_on,
         runs=tuple(used),
         new_runs=len({run.run_id for run in new} - failed),
         factors=factors,
-        before=tuple(evaluate(used, Local(path, efficiency=usable.efficiency))),
+        before=before,
         after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
         left_out=left_out,
         refused=(*unusable, *refused),
@@ -125,7 +129,6 @@ def calibrate(
         efficiency=efficiency,
         notes=(*remarks, *_notes(used, _others(kept, new), factors, left_out)),
     )
-    shipped = answer.before if usable is SHIPPED else tuple(evaluate(used))
     return replace(answer, reason=_reason(shipped, answer))
 
 
@@ -133,8 +136,8 @@ _NOTHING = LocalFits(base="", fitted_on="")
 _SEE_EVALUATE = "planner evaluate gives the reason for each run"
 
 
-def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[tuple[MeasuredRun, str]], list[str]]:
-    """New runs that can be replayed, the others with the reason, and notes.
+def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[MeasuredRun, str]], list[str]]:
+    """New runs that can be replayed, as predicted without them, the others with the reason, and notes.
 
     Raises InputError where no run can be replayed, and for a run in another unit.
     """
@@ -146,7 +149,7 @@ def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[tuple[
         if _received_together(one):
             one = _without_split(one)
             remarks.append(f"{one.run.run_id}: the client read many tokens at once, so TTFT, TPOT and ITL are left out")
-        usable.append(one.run)
+        usable.append(one)
         _refuse_implausible(one)
     if unusable and not usable:
         raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=_SEE_EVALUATE)

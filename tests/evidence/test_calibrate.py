@@ -316,6 +316,20 @@ def test_a_second_calibration_adds_to_the_first_and_fresh_forgets_it(tmp_path: P
     assert json.loads(run("calibrate", second, "--fresh", *count).out)["runs"] == 1
 
 
+def test_before_is_what_the_fits_of_that_moment_predict(tmp_path: Path) -> None:
+    runs = [measured(machine(slowdown=1.3), *SEEN[i]) for i in (1, 2)]
+    unseen = replace(runs[0], run_id="unseen", metrics={})
+    first = learn(tmp_path, *runs, unseen)
+    assert first.before == tuple(evaluate(runs))
+    first.save()
+    again = learn(tmp_path, *runs)
+    assert (
+        [one.figures for one in again.before]
+        == [one.figures for one in first.after]
+        != [one.figures for one in first.before]
+    )
+
+
 def test_a_run_survives_the_file(tmp_path: Path) -> None:
     one = replace(measured(machine(), *SEEN[0]), enforce_eager=True, seed=3, suspect="", request_rate=1.5)
     assert runs_of([one.record()], "here") == [one]
