@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 MOST_FILE_BYTES = 64 * 2**20  #: of a file that somebody names; the largest config.json takes 3 MB
@@ -17,6 +18,7 @@ MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
 _PACKAGE = Path(__file__).resolve().parent
 
 
+@cache
 def data_dir(name: str) -> Path:
     """The folder ``hardware`` or ``templates``: packaged in a wheel, else the checkout's."""
     packaged = _PACKAGE / "_data" / name

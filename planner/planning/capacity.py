@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 THROUGHPUT = "the throughput of full batches"
 #: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
-NEAR_EDGE = 0.15  #: the same where loads between are read off a line
+NEAR_EDGE = 0.25  #: the same where loads between are read off a line
 FAR_FROM_EDGE = 0.5  #: the same where the end of an interval is, which a coarse figure will do for
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: where to begin
 HALVED_EACH = 4  #: of the steps towards the largest load, that is halved whatever the targets say
@@ -72,6 +72,7 @@ class ServedLoad:
     replay: Replay
     bound_by: str = ""  #: what keeps it from being larger; empty where no larger one was tried
     whole: bool = True  #: whether all requests were served; else it ended as soon as a target was broken
+    doubt: UncertaintyOfReplay | None = None  #: how far measurements of the replay may lie from it
 
     @property
     def excess(self) -> float:
@@ -290,7 +291,7 @@ def _read(
         workload = as_found(workload, replay)
         steady = Steady.of(doubt.deployment, workload, steady.doubt)
     stable = by == "concurrency" or value <= steady.rate(confidence) * (1 + ROUNDING)
-    return ServedLoad(by, value, workload, tuple(readings), good, stable, replay, whole=served.whole)
+    return ServedLoad(by, value, workload, tuple(readings), good, stable, replay, whole=served.whole, doubt=doubt)
 
 
 def as_found(workload: Workload, served: Replay) -> Workload:
@@ -422,7 +423,7 @@ def bracket(
         low = met.value if met else 0.0
         broken = next((load for load in loads if not load.meets and load.value > low), None)
         high = broken.value if broken else inf
-        if low >= most or high <= least or high - low <= max(tolerance * low, 1.0 if whole else 0.0):
+        if low >= most or high <= least or high - low <= max(tolerance * low * (1 + ROUNDING), 1.0 if whole else 0.0):
             return met, broken
         if value is None:
             value = _next_value(loads, met, broken, by_halves=not turn % HALVED_EACH)
@@ -437,7 +438,8 @@ def bracket(
 def _next_value(
     loads: Sequence[ServedLoad], met: ServedLoad | None, broken: ServedLoad | None, *, by_halves: bool
 ) -> float:
-    """Where the worst target is expected to reach its limit, a little beyond it where that closes the bracket.
+    """Where the worst target is expected to reach its limit, a little beyond it where that closes the bracket, and no
+    nearer to what is known than loads are told apart.
 
     Unless ``by_halves``, or where nothing is known: between the bounds where there are two, else half as much again or
     half of the one there is.
@@ -456,8 +458,8 @@ def _next_value(
     if crossing is None or (crossing > one.value) != bool(met):
         crossing = one.value / min(max(one.excess, 0.5), 2.0)
     if met:
-        return min(max(crossing * sqrt(near), met.value * near**2), met.value * 1.5)
-    return min(max(crossing / sqrt(near), one.value / 2), one.value / near**2)
+        return min(max(crossing * sqrt(near), met.value * near), met.value * 1.5)
+    return min(max(crossing / sqrt(near), one.value / 2), one.value / near)
 
 
 def _crossing(one: ServedLoad, other: ServedLoad) -> float | None:
@@ -520,8 +522,13 @@ def _fastest(deployment: Deployment, workload: Workload, most: int) -> Estimate:
 
     More of them than that leave too few tokens of a step to prompts.
     """
-    tried = (_at_concurrency(deployment, workload, max(most >> halvings, 1)) for halvings in range(most.bit_length()))
-    return max(tried, key=_request_per_s)
+    best = found = _at_concurrency(deployment, workload, most)
+    slower = 0
+    while found.concurrency > 1 and slower < 2:  # fewer yet are slower still
+        found = _at_concurrency(deployment, workload, found.concurrency // 2)
+        slower = 0 if _request_per_s(found) > _request_per_s(best) else slower + 1
+        best = found if not slower else best
+    return best
 
 
 def _request_per_s(found: Estimate) -> float:
@@ -533,5 +540,7 @@ def _at_concurrency(deployment: Deployment, workload: Workload, concurrency: int
     ranks = deployment.config.data_parallel_size
     lengths = workload.input_len, workload.output_len
     each = estimate(deployment, *lengths, ceil(concurrency / ranks), workload.prefix_len)
+    if ranks == 1:
+        return each
     busy = min(ranks, concurrency)
     return replace(each, concurrency=concurrency, output_tok_per_s=each.output_tok_per_s * busy)

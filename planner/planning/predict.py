@@ -25,7 +25,7 @@ import numpy as np
 
 from planner.engine import bench_backend
 from planner.planning.deployment import Deployment
-from planner.planning.uncertainty import MOST_REQUESTS, Floats, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps
+from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps
 from planner.simulator import Replay, latency_result, serve_result, speculative_result, throughput_result
 from planner.timing import Batch
 from planner.workload import Requests, Workload
@@ -55,16 +55,17 @@ def simulate_serve(
     *,
     served: Replay | None = None,
     requests: Requests | None = None,
+    doubt: Uncertainty | None = None,
     **asked: Any,
 ) -> Prediction:
-    """The result of ``vllm bench serve``; ``served`` is the replay, of ``requests`` if any, where it is at hand;
-    ``asked`` as for ``bench.serve_result``."""
+    """The result of ``vllm bench serve``; ``served`` is the replay, of ``requests`` if any, and ``doubt`` that about
+    it, where they are at hand; ``asked`` as for ``bench.serve_result``."""
     served = served or _replayed(deployment, workload, requests)
     backend = bench_backend(deployment.config.version)
     result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:
         result |= speculative_result(served, drafts.acceptance_rates)
-    return Prediction(result, served, UncertaintyOfReplay(deployment, workload, served, requests))
+    return Prediction(result, served, doubt or UncertaintyOfReplay(deployment, workload, served, requests))
 
 
 def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, float]:
@@ -125,8 +126,11 @@ def estimate(
     All begin with the same ``prefix_len`` tokens more, which the prefix cache spares where it is on.
     """
     steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
-    seconds = np.array([deployment.timer.step_s(batch) for batch in steps.batches])
-    ttft_s, tpot_s, e2el_s = (float(steps.sums[name] @ seconds) for name in ("ttft", "tpot", "e2el"))
+    decode_s, beside_s, prefill_s = map(deployment.timer.step_s, steps.batches)
+    ttft_s, tpot_s, e2el_s = (
+        decodes * decode_s + besides * beside_s + prefills * prefill_s
+        for decodes, besides, prefills in (steps.sums["ttft"], steps.sums["tpot"], steps.sums["e2el"])
+    )
     return Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
 
 
@@ -135,7 +139,11 @@ def estimated_uncertainty(
 ) -> Uncertainty:
     """How far measurements may lie from ``estimate``."""
     steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
-    return UncertaintyOfSteps(deployment, steps.batches, steps.sums, lonely=concurrency == 1)
+    sums = {name: np.array(weights) for name, weights in steps.sums.items()}
+    return UncertaintyOfSteps(deployment, steps.batches, sums, lonely=concurrency == 1)
+
+
+Weights = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ class _Steps:
     """The closed form as weighted steps."""
 
     batches: tuple[Batch, ...]  #: a decode step of all; of all but one; and that with a prompt's chunk
-    sums: dict[str, Floats]  #: weights of these for each latency, and for the time of a throughput
+    sums: dict[str, Weights]  #: of these for each latency, and for the time of a throughput
 
     @classmethod
     def of(cls, deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int) -> _Steps:
@@ -158,13 +166,11 @@ class _Steps:
             Batch(others, others * context_tok),
             Batch(others, others * context_tok, 1, chunk_tok, pairs_tok, 1),
         )
-        decode, beside, prefill = np.eye(3)
-        ttft = chunks * prefill + decode / 2
-        added = chunks * (prefill - beside)
-        steps = max((output_len - 1) / deployment.tokens_per_step, 1.0)
-        waits = others * _ranks_waited_for(deployment, others * chunks / steps)
-        e2el = chunks * prefill + (output_len - 1) / deployment.tokens_per_step * decode + waits * added
-        tpot = (e2el - ttft) / max(output_len - 1, 1)
+        decodes = (output_len - 1) / deployment.tokens_per_step
+        waits = others * _ranks_waited_for(deployment, others * chunks / max(decodes, 1.0))
+        ttft, e2el = (0.5, 0.0, float(chunks)), (decodes, -waits * chunks, (1 + waits) * chunks)
+        more_tok = max(output_len - 1, 1)
+        tpot = ((e2el[0] - ttft[0]) / more_tok, e2el[1] / more_tok, (e2el[2] - ttft[2]) / more_tok)
         return cls(batches, {"ttft": ttft, "tpot": tpot, "e2el": e2el, "throughput": e2el})
 
 

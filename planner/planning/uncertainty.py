@@ -116,6 +116,8 @@ class Uncertainty(ABC):
         if figure is None or scatter is None:
             return 1.0
         level = 2 * probability - 1
+        if not level:
+            return 1.0
         reach = _reach(scatter, abs(level))
         return exp((reach if level > 0 else -reach) * self._sd(figure, above=level > 0))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,9 @@ from planner.timing import Batch
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+LOADS = 6  #: the first fields of a batch, by which steps differ in a replay
 LOADS_PER_OCTAVE = 2  #: batches whose loads round to the same half octave are merged
+DIGITS = 1024  #: more than there are half octaves of a float, on both sides of 1, in what is met
 #: Requests that a statistic is the mean of: shares of all, ordered by the metric.
 NEAR = {"mean": (0.0, 1.0), "median": (0.45, 0.55), "p90": (0.85, 0.95), "p95": (0.92, 0.98), "p99": (0.98, 1.0)}
 #: A server keeps up with a load that takes it this much longer than the last request takes to arrive, at most.
@@ -127,8 +130,9 @@ class Timeline:
 
 def _representatives(runs: Sequence[StepRun]) -> tuple[list[Batch], tuple[Ints, Ints]]:
     """Merged batches, and for each run of steps the numbers of its first and its last one."""
-    loads = np.array([[_loads(run.first), _loads(run.last)] for run in runs]).reshape(-1, 6)
-    _, chosen, ends = np.unique(_likeness(loads), axis=0, return_index=True, return_inverse=True)
+    both = chain.from_iterable((run.first, run.last) for run in runs)
+    loads = np.fromiter(chain.from_iterable(batch[:LOADS] for batch in both), float).reshape(-1, LOADS)
+    _, chosen, ends = np.unique(_likeness(loads), return_index=True, return_inverse=True)
     order = np.argsort(chosen)  # as they come
     ends = np.argsort(order)[ends.ravel()]
     weights = np.repeat([run.steps / 2 for run in runs], 2)
@@ -137,19 +141,14 @@ def _representatives(runs: Sequence[StepRun]) -> tuple[list[Batch], tuple[Ints, 
     return [Batch(*mean) for mean in means.tolist()], (ends[::2], ends[1::2])
 
 
-def _loads(batch: Batch) -> tuple[float, ...]:
-    return (
-        batch.decode_seqs, batch.decode_context_tok,
-        batch.prefill_seqs, batch.prefill_tok, batch.prefill_pair_tok, batch.prefill_finishing,
-    )  # fmt: skip
-
-
-def _likeness(loads: Floats) -> Floats:
-    """Equal rows for batches whose sequences, contexts and prompts round to the same half octaves."""
+def _likeness(loads: Floats) -> Ints:
+    """Equal numbers for batches whose sequences, contexts and prompts round to the same half octaves."""
     seqs, context_tok, _, prompt_tok, pair_tok, _ = loads.T
-    sizes = np.array([seqs, context_tok / np.maximum(seqs, 1), prompt_tok, pair_tok / np.maximum(prompt_tok, 1)]).T
+    sizes = np.array([seqs, context_tok / np.maximum(seqs, 1), prompt_tok, pair_tok / np.maximum(prompt_tok, 1)])
     octaves = np.log2(sizes, out=np.full_like(sizes, -np.inf), where=sizes > 0)
-    return np.where(sizes > 0, np.rint(LOADS_PER_OCTAVE * octaves), -1.0)
+    digits = np.where(sizes > 0, np.rint(LOADS_PER_OCTAVE * octaves) + DIGITS // 2, 0.0).astype(np.int64)
+    likeness: Ints = DIGITS ** np.arange(len(digits)) @ digits
+    return likeness
 
 
 def _together(sent_s: Floats) -> Floats:

@@ -8,7 +8,6 @@ batch touches, and the host.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,6 +26,8 @@ INDEX = {name: i for i, name in enumerate(PARAMETERS)}
 IS_SHARE = np.array([name in SHARES for name in PARAMETERS])
 NONE = len(PARAMETERS)  #: the column that stands for no efficiency: 1
 WIDTH = NONE + 1
+#: Costs of one kind: their part, efficiencies, whether experts decide them; and their seconds per step, unit and row.
+Kinds = list[tuple[tuple[int, int, int, bool], tuple[float, float, float]]]
 
 
 class StepTimes:
@@ -34,6 +35,7 @@ class StepTimes:
 
     def __init__(self, steps: Iterable[tuple[StepModel, Batch, int]]) -> None:
         self._experts: dict[tuple[int, StepLoad, float], int] = {}
+        self._kinds: dict[int, tuple[Term, Kinds]] = {}
         batches: list[tuple[float, ...]] = []
         terms: list[int] = []  # the batch of each
         costs: list[tuple[float, ...]] = []
@@ -69,13 +71,14 @@ class StepTimes:
         if term.load.driver is Driver.EXPERTS:
             key = (run, term.load, step.expert_tok(term.load, batch))
             experts = self._experts.setdefault(key, len(self._experts) + 1)
-        sums: dict[tuple[int, ...], float] = defaultdict(float)
-        for cost in term.costs:
-            touched = experts if cost.per is Per.UNIT else 0  # experts touched are worked out with the efficiencies
-            amount = (1.0, 1.0 if touched else units, rows)[cost.per]
-            times, over = INDEX.get(cost.times, NONE), INDEX.get(cost.over, NONE)
-            sums[cost.part, times, over, touched] += cost.seconds * amount
-        return ((number, *kind, seconds) for kind, seconds in sums.items() if seconds)
+        found = self._kinds.get(id(term))
+        if found is None:
+            found = self._kinds[id(term)] = term, _kinds_of(term)  # which keeps the term, and so its id
+        for (part, times, over, touches), (step_s, unit_s, row_s) in found[1]:
+            # experts touched are worked out with the efficiencies
+            seconds = step_s + unit_s * (1.0 if touches else units) + row_s * rows
+            if seconds:
+                yield number, part, times, over, experts if touches else 0, seconds
 
     def seconds(self, log_values: Floats) -> tuple[Floats, Floats]:
         """Seconds of each batch, and the derivative by the logarithm of each efficiency of its run.
@@ -133,6 +136,16 @@ class StepTimes:
         found, slope = found / self._ranks, slope.copy()
         found[0], slope[0] = 1.0, 0.0
         return found, slope
+
+
+def _kinds_of(term: Term) -> Kinds:
+    """The costs of a term by part, efficiencies and whether its experts decide: seconds per step, unit and row."""
+    kinds: dict[tuple[int, int, int, bool], list[float]] = {}
+    for cost in term.costs:
+        touches = cost.per is Per.UNIT and term.load.driver is Driver.EXPERTS
+        key = int(cost.part), INDEX.get(cost.times, NONE), INDEX.get(cost.over, NONE), touches
+        kinds.setdefault(key, [0.0] * len(Per))[cost.per] += cost.seconds
+    return [(key, (seconds[Per.STEP], seconds[Per.UNIT], seconds[Per.ROW])) for key, seconds in kinds.items()]
 
 
 def _sums(to: Ints, values: Floats, count: int) -> Floats:

@@ -29,7 +29,7 @@ from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import efficiency_for
 from planner.timing.links import collective_term, host_read_term, step_collectives
 from planner.timing.operators import Driver, StepLoad, adapter_operators, step_operators
-from planner.timing.roofline import Term, TimedTerm, operator_term, sum_s
+from planner.timing.roofline import Row, Term, TimedTerm, operator_term, sum_s
 
 #: The drivers under names of their own: ``Driver.TOKENS`` takes as long to look up as a term to compute.
 TOKENS, SAMPLED, DECODES, _, CONTEXT, PAIRS, EXPERTS = Driver
@@ -125,16 +125,10 @@ class StepModel:
         """``efficiency``: by default ours. Raises PlannerError where the GPU lacks a dtype or a link."""
         self.model, self.profile, self.config = model, profile, config
         self.efficiency = efficiency or efficiency_for(model, profile, config)
-        #: operators, collectives and reads from the host, in the order of a breakdown
-        self.terms = _step_terms(model, profile, config)
+        made_of = _parts_of(model, profile, config)
+        self.terms, self._contexts, self._loads = made_of.terms, made_of.contexts, made_of.loads
         self.kernels = sum(term.count for term in self.terms if term.path == "memory")  #: launches of one step
-        loads = dict.fromkeys(term.load for term in self.terms)
-        self._contexts = [load for load in loads if load.driver is CONTEXT]
-        self._loads = self._contexts + [load for load in loads if load.driver is not CONTEXT]
-        self._timed = [
-            TimedTerm.of(term, self._loads.index(term.load), self.efficiency.__getattribute__) for term in self.terms
-        ]
-        self._rows = tuple(timed.row for timed in self._timed)
+        self._timed, self._rows = made_of.timed(self.efficiency)
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
         self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
         self._graphs = graphs(config, profile)
@@ -270,16 +264,36 @@ class StepModel:
         return touched / load.ranks, hottest_rows(tokens * load.top_k, load.ranks, self._row_spread)
 
 
-_kept_terms: PerModel[list[Any]] = PerModel(lambda _model, _gpu, _config: [])
+class _Parts:
+    """What a step is made of, and its times under each set of efficiencies that was asked for."""
+
+    def __init__(self, model: Model, profile: GpuProfile, config: EngineConfig) -> None:
+        self.profile = profile
+        #: operators, collectives and reads from the host, in the order of a breakdown
+        self.terms = tuple(_each_term(model, profile, config))
+        loads = dict.fromkeys(term.load for term in self.terms)
+        self.contexts = [load for load in loads if load.driver is CONTEXT]
+        self.loads = self.contexts + [load for load in loads if load.driver is not CONTEXT]
+        self._timed: dict[Efficiency, tuple[list[TimedTerm], tuple[Row, ...]]] = {}
+
+    def timed(self, efficiency: Efficiency) -> tuple[list[TimedTerm], tuple[Row, ...]]:
+        """The terms under ``efficiency``, and their numbers for ``sum_s``."""
+        if efficiency not in self._timed:
+            values = efficiency.__getattribute__
+            timed = [TimedTerm.of(term, self.loads.index(term.load), values) for term in self.terms]
+            self._timed[efficiency] = timed, tuple(one.row for one in timed)
+        return self._timed[efficiency]
 
 
-def _step_terms(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple[Term, ...]:
-    """The terms of a step, kept: engines that differ in the limits of a step alone have the same."""
-    kept = _kept_terms(model, profile.id, replace(config, max_num_seqs=0, max_num_batched_tokens=0))
-    if not kept or kept[0] is not profile:
-        kept[:] = profile, tuple(_each_term(model, profile, config))
-    terms: tuple[Term, ...] = kept[1]
-    return terms
+_kept: PerModel[list[_Parts]] = PerModel(lambda _model, _gpu, _config: [])
+
+
+def _parts_of(model: Model, profile: GpuProfile, config: EngineConfig) -> _Parts:
+    """Kept: engines that differ in the limits of a step alone are made of the same."""
+    kept = _kept(model, profile.id, replace(config, max_num_seqs=0, max_num_batched_tokens=0))
+    if not kept or kept[0].profile is not profile:
+        kept[:] = [_Parts(model, profile, config)]
+    return kept[0]
 
 
 def _each_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Iterator[Term]:

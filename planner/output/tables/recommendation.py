@@ -201,17 +201,16 @@ class Recommendation(Result):
 
     @cached_property
     def _candidates(self) -> dict[int, Candidate]:
-        """Of each plan, by ``id``: the picked plans, and those that could be picked instead."""
-        return {id(plan): candidate for plan, candidate in self._pairs}
-
-    @cached_property
-    def _pairs(self) -> list[tuple[Plan, Candidate]]:
+        """Of each picked plan, by ``id``."""
         picked = zip(self.plans, self.rankings, strict=True)
-        found = [(plan, ranking.candidates[self.pick - 1]) for plan, ranking in picked if plan]
+        return {id(plan): ranking.candidates[self.pick - 1] for plan, ranking in picked if plan}
+
+    def _others(self) -> Iterator[tuple[Plan, Candidate]]:
+        """The plans that could be picked instead."""
         for ranking in self.rankings:
-            others = [c for place, c in enumerate(ranking.candidates[:LISTED], 1) if place != self.pick]
-            found += [(assemble(self.request, ranking, candidate), candidate) for candidate in others]
-        return found
+            for place, candidate in enumerate(ranking.candidates[:LISTED], 1):
+                if place != self.pick:
+                    yield assemble(self.request, ranking, candidate), candidate
 
     @cached_property
     def _merit(self) -> Merit:
@@ -220,21 +219,22 @@ class Recommendation(Result):
     def _best_first(self, plans: Iterable[Plan]) -> list[Plan]:
         return plans_best_first(plans, self._merit)
 
-    def _behind(self, plans: Sequence[Plan]) -> list[float | None]:
-        """Probability that the first of ``plans`` serves the goal better than each.
+    def _behind(self, plans: Sequence[Plan], more: Iterable[tuple[Plan, Candidate]] = ()) -> list[float | None]:
+        """Probability that the first of ``plans``, picked ones or of ``more``, serves the goal better than each.
 
         None for itself, and with targets, where GPUs are counted.
         """
         if self.request.targets or not plans:
             return [None for _ in plans]
-        best, *others = (self._candidates[id(plan)] for plan in plans)
+        candidates = self._candidates | {id(plan): candidate for plan, candidate in more}
+        best, *others = (candidates[id(plan)] for plan in plans)
         return [None, *(self._merit.odds(self.request, best, other) for other in others)]
 
     def _object(self) -> dict[str, Any]:
         request, rankings = self.request, self.rankings
-        others = [plan for plan, _ in self._pairs[len(self._made) :]]
+        others = list(self._others())
         first = self._best_first(self._made)[:1]  # what is printed and written
-        plans = first + self._best_first(plan for plan in (*self._made, *others) if plan not in first)
+        plans = first + self._best_first(p for p in (*self._made, *(plan for plan, _ in others)) if p not in first)
         return {
             "goal": request.goal,
             "workload": _workload(request),
@@ -243,7 +243,7 @@ class Recommendation(Result):
             "order": order_words(self._made, request.goal) if self._made else None,
             "doubts": [doubt_object(doubt) for doubt in self.doubts],
             "plans": [plan.model_dump(mode="json") for plan in plans],
-            "probability_behind": self._behind(plans),
+            "probability_behind": self._behind(plans, others),
             "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": [divided_object(self.divided)] if self.divided else [],

@@ -67,8 +67,12 @@ def replayed(request: Request, candidate: Candidate, workload: Workload) -> Pred
     """
     traced = request.targets is not None and request.targets.requests is not None
     load = candidate.load
-    served = load.replay if load and load.workload == workload and not traced else None
-    return simulate_serve(candidate.deployment, workload, served=served, percentiles=defaults.PERCENTILES)
+    if load is None or load.doubt is None or load.workload != workload or traced:
+        return simulate_serve(candidate.deployment, workload, percentiles=defaults.PERCENTILES)
+    return simulate_serve(
+        candidate.deployment, workload,
+        served=load.replay, doubt=load.doubt.reacting(), percentiles=defaults.PERCENTILES,
+    )  # fmt: skip
 
 
 def _batches(

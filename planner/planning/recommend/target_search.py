@@ -114,6 +114,7 @@ class _Search:
         self.alternatives = 0 if request.coarse else defaults.TARGET_ALTERNATIVES
         self.hopeless: list[tuple[float, RankedEngine]] = []  # break targets even when requests are alone
         self.exactly = not request.coarse  # many types of GPUs are left at first order
+        self._known: dict[tuple[str, EngineArgs], Deployment] = {}  # whose step times are worked out once
 
     @property
     def best_cost(self) -> float:
@@ -152,8 +153,13 @@ class _Search:
             self.rejected.append(Rejected(self.profile.id, model.resolved, None, None, reason))
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
-        """Whether it may be cheaper; as cheap is of interest while there are few to choose from."""
+        """Whether it may be cheaper; as cheap is of interest while there are few to choose from.
+
+        Without a load, cheaper by more than loads are told apart: that is what it is held against.
+        """
         least = engine.cost(self.targets, at_least=True)
+        if self.targets.value is None:
+            return least * (1 + TOLERANCE) < self.best_cost
         return least < self.best_cost or (least == self.best_cost and len(self.found) <= self.alternatives)
 
     def _search_family(self, family: RankedEngine) -> None:
@@ -274,7 +280,10 @@ class _Search:
         return largest_batch(self.request, resolved.model, self.profile, args, self.version)
 
     def _deployed(self, resolved: ResolvedModel, args: EngineArgs) -> Deployment:
-        return deployed(self.request, resolved.model, self.profile, args, self.version)
+        key = resolved.resolved, args
+        if key not in self._known:
+            self._known[key] = deployed(self.request, resolved.model, self.profile, args, self.version)
+        return self._known[key]
 
     def _members(self, family: RankedEngine) -> Iterator[EngineArgs]:
         """Token budgets x batches, the largest batch first."""
