@@ -174,7 +174,7 @@ class _Sender:
         log = self.log
         end_s = np.array(log.end_s) + self.client.response_s
         ended = np.flatnonzero(np.isfinite(end_s))
-        peak_blocks = max(rank.kv_peak_blocks for rank in self.ranks)
+        peak_blocks = self.limits.num_blocks - min(rank.least_free for rank in self.ranks)
         return Replay(
             input_len=self.requests.input_len[ended],
             output_len=self.requests.output_len[ended],

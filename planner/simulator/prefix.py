@@ -177,26 +177,24 @@ class PrefixBlocks(KvBlocks):
     def fill(self, index: int, tok: int) -> None:
         """As ``KvBlocks.fill``: full blocks can be found from now on."""
         holding, full = self._holdings[index], tok // self.block_size
-        start, stop, runs, path = self._tree.start, self._tree.stop, holding.runs, holding.path
-        place = max(len(runs) - 1, 0)
-        while place < len(path):
+        runs, path, tree = holding.runs, holding.path, self._tree
+        known = len(runs)
+        for place in range(known - 1 if known else 0, len(path)):
             node = path[place]
-            first, last = (holding.own, OPEN) if node < 0 else (start[node], stop[node])
+            first, last = (holding.own, OPEN) if node < 0 else (tree.start[node], tree.stop[node])
             if full <= first:
-                break
-            blocks = min(full, last) - first
-            if place < len(runs):
-                run = runs[place]
-                if blocks > run.blocks and run.users > 1:  # another request goes on from here too: each keeps its own
+                return
+            blocks = (full if full < last else last) - first
+            if place >= known:
+                runs.append(self._run(node, blocks))
+            elif blocks > (run := runs[place]).blocks:
+                if run.users > 1:  # another request goes on from here too: each keeps its own
                     path[place + 1 :] = [NOBODYS]
                     holding.own = first + run.blocks
-                elif blocks > run.blocks:
-                    run.blocks = blocks
-            else:
-                run = _Run(node, blocks, users=1)
-                self._runs.setdefault(node, []).append(run)
-                runs.append(run)
-            place += 1
+                    if full > holding.own:
+                        runs.append(self._run(NOBODYS, full - holding.own))
+                    return
+                run.blocks = blocks
 
     def release(self, index: int, tok: int) -> None:
         """As ``KvBlocks.release``: full blocks can still be found."""
@@ -212,6 +210,17 @@ class PrefixBlocks(KvBlocks):
         path = self._tree.path_of(index)
         holding = self._holdings[index] = _Holding([*path, -1 - index], self._tree.stop[path[-1]] if path else 0, [])
         return holding
+
+    def _run(self, node: int, blocks: int) -> _Run:
+        """One copy more of the first blocks of a node, for one request."""
+        run = _Run(node, blocks, users=1)
+        if node != NOBODYS:
+            copies = self._runs.get(node)
+            if copies is None:
+                self._runs[node] = [run]
+            else:
+                copies.append(run)
+        return run
 
     def _hold(self, run: _Run) -> None:
         """One more request has a run, which leaves the queue where it stood there."""
@@ -237,10 +246,11 @@ class PrefixBlocks(KvBlocks):
         copies = self._runs[run.node]
         copies[copies.index(run)] = part
         run.node, run.blocks = NOBODYS, self._beyond
-        self._runs.setdefault(NOBODYS, []).append(run)
         return part
 
     def _forget(self, run: _Run) -> None:
+        if run.node == NOBODYS:
+            return
         copies = self._runs[run.node]
         if len(copies) == 1:
             del self._runs[run.node]

@@ -39,7 +39,7 @@ class DpRank:
             limits.places, limits.watermark_blocks, limits.whole_prompts,
         )  # fmt: skip
         self.kv = kv or KvBlocks(limits.num_blocks, limits.block_size, caching=limits.enable_prefix_caching)
-        self.kv_peak_blocks = 0
+        self.least_free = self.kv.free  # blocks, at any time
         self.most_seqs = self.most_tok = 0  # of any step: requests that were admitted, and tokens
         self.step_runs: list[StepRun] | None = None  #: every step, where somebody asks for them
         self.event: tuple[float, int] = (inf, BEGINS)
@@ -83,8 +83,7 @@ class DpRank:
         sent later, even in answer to the very tokens of the last step, has to wait. An idle engine starts with
         what wakes it.
         """
-        if self._inbox:
-            self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
+        self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
         chunks, calm = self._schedule()
         if not chunks and not self.kv.seqs:  # nothing was known in time: the engine pauses and looks again
             self._vacate()
@@ -93,7 +92,8 @@ class DpRank:
                 self._receive(nextafter(start_s + 2 * MOMENT_S, inf))  # after weeks the clock is coarser than a moment
             chunks, calm = self._schedule()
         expecting = bool(self._leaving and self._waiting)
-        self._note_peak()
+        if self.kv.free < self.least_free:
+            self.least_free = self.kv.free
         if self._leaving:
             self._vacate()
         return self._prefill(start_s, chunks) if chunks else self._decode(start_s, once=not calm or expecting)
@@ -150,8 +150,9 @@ class DpRank:
         return chunks, calm
 
     def _receive(self, before_s: float) -> None:
-        while self._inbox and self._inbox[0][0] + MOMENT_S < before_s:
-            self._waiting.append(self._inbox.popleft()[1])
+        inbox = self._inbox
+        while inbox and inbox[0][0] + MOMENT_S < before_s:
+            self._waiting.append(inbox.popleft()[1])
 
     def _make_room(self) -> bool:
         """Take the blocks of the next step, preempting the youngest where they lack; whether nobody had to go."""
@@ -226,6 +227,7 @@ class DpRank:
             chunks.append((sequence, new_tok))
             if new_tok < rest_tok:
                 self._partial = sequence
+        self.most_seqs = max(self.most_seqs, len(self._running))
         return chunks
 
     def _prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> Step:
@@ -291,7 +293,8 @@ class DpRank:
             self._tick(step, end_s)
         elif self.kv.seqs and not self._stalled:
             self._stalled[self._ticked_s] = self.kv.seqs
-        self._note_peak()
+        if self.kv.free < self.least_free:
+            self.least_free = self.kv.free
         done: list[int] = []
         due = self._due() if self._ending_clocks and self._ending_clocks[0] <= self._clock else ()
         for sequence in due:
@@ -318,22 +321,16 @@ class DpRank:
     def _leave(self, sequence: Sequence, tok: int) -> None:
         """End a request. With asynchronous scheduling the next step has been scheduled around it already."""
         del self._running[sequence.index]
-        self._leaving.append((sequence.index, tok))
-        if not self.limits.async_scheduling:
-            self._vacate()
+        if self.limits.async_scheduling:
+            self._leaving.append((sequence.index, tok))
+        else:
+            self.kv.release(sequence.index, tok)
 
     def _vacate(self) -> None:
         """Let go of the places and blocks of the requests that have ended."""
         for index, tok in self._leaving:
             self.kv.release(index, tok)
         self._leaving.clear()
-
-    def _note_peak(self) -> None:
-        used = self.kv.total - self.kv.free
-        if used > self.kv_peak_blocks:
-            self.kv_peak_blocks = used
-        if len(self._running) > self.most_seqs:
-            self.most_seqs = len(self._running)
 
     def _tick(self, step: Step, end_s: float) -> None:
         """Every decoding request got the tokens of ``step.steps`` steps."""
