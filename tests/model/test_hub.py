@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler
 from itertools import chain, repeat
 from pathlib import Path
@@ -225,6 +226,15 @@ def test_an_answer_that_drips_has_a_deadline(server: HubServer, tmp_path: Path, 
     assert time.monotonic() - began_s < 1 + hub.GRACE_S + 1
     assert "--timeout" in error.value.hint
     assert [path for path in tmp_path.rglob("*") if "incomplete" in path.name] == []
+
+
+def test_a_time_that_is_over_before_anything_is_asked_is_an_answer_too(tmp_path: Path) -> None:
+    # a machine so busy that the alarm rings while the limits are being set
+    slow = "import resource, time; resource.setrlimit = lambda *_: time.sleep(0.5)\n"
+    code = f"{slow}from planner.model import hub_download; hub_download.main()"
+    ask = Ask("snapshot", "org/model", None, "http://127.0.0.1:9", str(tmp_path), 1.0, 0.05)
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(asdict(ask)), capture_output=True, text=True)
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"late": True}, "")
 
 
 def test_headers_of_weights_that_drip_cost_the_answer_nothing_but_time(server: HubServer) -> None:
