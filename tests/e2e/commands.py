@@ -16,7 +16,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -98,25 +100,29 @@ def workflow_commands() -> Iterator[tuple[str, str, list[str]]]:
                 yield f"{name} {found.plan.model}", str(found.version), list(argv)
 
 
-def judge_workflows(python: Path, trees: Path) -> int:
-    """Commands of workflows that the parser of their version refuses."""
-    found, refused = list(dict.fromkeys((n, v, tuple(a)) for n, v, a in workflow_commands())), 0
-    for version in sorted({version for _, version, _ in found}):
-        own = [(name, list(argv)) for name, other, argv in found if other == version]
-        if version not in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: "", NEWER: ""}:
-            print(f"vLLM {version}: {len(own)} commands of workflows, no parser at hand")
-            continue
-        verdicts = in_vllm("parse_commands.py", [argv for _, argv in own], python, *paths_of(version, trees))
-        judged = [(name, argv, said) for (name, argv), said in zip(own, verdicts, strict=True)
-                  if not (said or "").startswith("not judged")]  # fmt: skip
-        wrong = [one for one in judged if one[2]]
-        for name, argv, said in wrong:
-            print(f"  {name}: {' '.join(argv)}\n    -> {said}")
-        print(
-            f"vLLM {version}: {len(judged) - len(wrong)} of {len(judged)} commands of workflows accepted by its parsers"
-        )
-        refused += len(wrong)
-    return refused
+@dataclass(frozen=True)
+class Verdict:
+    """How much is wrong, and the lines that say so."""
+
+    wrong: int
+    lines: list[str]
+
+
+def judge_workflows(version: str, own: Sequence[tuple[str, list[str]]], python: Path, trees: Path) -> Verdict:
+    """Commands of workflows, by name, that the parser of their version refuses."""
+    if version not in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: "", NEWER: ""}:
+        return Verdict(0, [f"vLLM {version}: {len(own)} commands of workflows, no parser at hand"])
+    return parsed(version, own, "commands of workflows accepted by its parsers", python, trees)
+
+
+def parsed(version: str, own: Sequence[tuple[str, list[str]]], words: str, python: Path, trees: Path) -> Verdict:
+    """What the parser of a version says about commands, by name."""
+    verdicts = in_vllm("parse_commands.py", [argv for _, argv in own], python, *paths_of(version, trees))
+    judged = [(name, argv, said) for (name, argv), said in zip(own, verdicts, strict=True)
+              if not (said or "").startswith("not judged")]  # fmt: skip
+    wrong = [one for one in judged if one[2]]
+    lines = [f"  {name}: {' '.join(argv)}\n    -> {said}" for name, argv, said in wrong]
+    return Verdict(len(wrong), [*lines, f"vLLM {version}: {len(judged) - len(wrong)} of {len(judged)} {words}"])
 
 
 def in_vllm(script: str, data: Any, python: Path, *path: Path) -> Any:
@@ -144,26 +150,15 @@ def paths_of(version: str, trees: Path) -> tuple[Path, ...]:
     return (trees / f"vllm-{version}", *((trees / f"libraries-{libraries}",) if libraries else ()))
 
 
-def judge_parsers(cases: Sequence[Case], python: Path, trees: Path) -> int:
-    """Commands that a parser refuses, over all versions."""
-    refused = 0
-    for version in FACTORS["version"]:
-        own = [case for case in cases if case.plan.engine_version == version]
-        argvs = [list(argv) for case in own for argv in (case.plan.serve_argv, case.plan.bench_argv)]
-        names = [case.name for case in own for _ in range(2)]
-        verdicts = in_vllm("parse_commands.py", argvs, python, *paths_of(version, trees))
-        judged = [v for v in verdicts if not (v or "").startswith("not judged")]
-        wrong = [(n, a, v) for n, a, v in zip(names, argvs, verdicts, strict=True) if v and v in judged]
-        for name, argv, said in wrong:
-            print(f"  {name}: {' '.join(argv)}\n    -> {said}")
-        by = f"the parsers of {INSTALLED}" if version == NEWER else "its parsers"
-        accepted = len(judged) - len(wrong)
-        print(f"vLLM {version}: {len(own)} plans, {accepted} of {len(judged)} commands accepted by {by}")
-        refused += len(wrong)
-    return refused
+def judge_parsers(version: str, cases: Sequence[Case], python: Path, trees: Path) -> Verdict:
+    """Commands of the plans of a version that its parser refuses."""
+    own = [case for case in cases if case.plan.engine_version == version]
+    commands = [(case.name, list(argv)) for case in own for argv in (case.plan.serve_argv, case.plan.bench_argv)]
+    by = f"the parsers of {INSTALLED}" if version == NEWER else "its parsers"
+    return parsed(version, commands, f"commands of {len(own)} plans accepted by {by}", python, trees)
 
 
-def judge_configs(cases: Sequence[Case], version: str, python: Path, trees: Path) -> int:
+def judge_configs(version: str, cases: Sequence[Case], python: Path, trees: Path) -> Verdict:
     """Plans of a version with which vLLM would run other settings than planned."""
     jobs, judged = [], []
     for case in cases:
@@ -173,7 +168,7 @@ def judge_configs(cases: Sequence[Case], version: str, python: Path, trees: Path
             jobs.append({"argv": plan.serve_argv, "env": plan.env, "config": entry.config, "platform": plan.platform})
             judged.append(case)
     verdicts = in_vllm("build_configs.py", jobs, python, *paths_of(version, trees))
-    wrong, left_out = 0, Counter[str]()
+    lines, left_out = list[str](), Counter[str]()
     for case, verdict in zip(judged, verdicts, strict=True):
         differing = [
             f"{name} is {value}, planned {getattr(case.plan, name)}"
@@ -182,17 +177,14 @@ def judge_configs(cases: Sequence[Case], version: str, python: Path, trees: Path
         ]
         left_out[verdict.get("not_judged", "")] += "not_judged" in verdict
         if differing or "error" in verdict:
-            wrong += 1
-            print(f"  {case.name}: {case.plan.model}\n    -> {'; '.join(differing) or verdict['error']}")
-    skipped = sum(left_out.values())
-    print(
+            lines.append(f"  {case.name}: {case.plan.model}\n    -> {'; '.join(differing) or verdict['error']}")
+    wrong, skipped = len(lines), sum(left_out.values())
+    lines.append(
         f"vLLM {version}: of {len(judged)} configurations built from config.json, {len(judged) - wrong - skipped} have "
         f"exactly the plan's settings, {wrong} differ, {skipped} need a GPU build to judge"
     )
-    for reason, times in left_out.items():
-        if times:
-            print(f"  {times} x {reason[:160]}")
-    return wrong
+    lines += [f"  {times} x {reason[:160]}" for reason, times in left_out.items() if times]
+    return Verdict(wrong, lines)
 
 
 def main(venv: Path, trees: Path) -> int:
@@ -202,8 +194,17 @@ def main(venv: Path, trees: Path) -> int:
     print(f"{len(cases)} plans, {sum(none.values())} combinations without one ({time.monotonic() - start_s:.0f} s)")
     for reason, times in none.most_common():
         print(f"  {times} x {reason}")
-    wrong = judge_parsers(cases, python, trees) + judge_workflows(python, trees)
-    wrong += sum(judge_configs(cases, version, python, trees) for version in BUILT)
+    found = list(dict.fromkeys((name, version, tuple(argv)) for name, version, argv in workflow_commands()))
+    judges = [partial(judge_configs, version, cases) for version in BUILT]  # what takes longest begins first
+    judges += [partial(judge_parsers, version, cases) for version in FACTORS["version"]]
+    for version in sorted({version for _, version, _ in found}):
+        own = [(name, list(argv)) for name, other, argv in found if other == version]
+        judges.append(partial(judge_workflows, version, own))
+    wrong = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for an interpreter of its own
+        for verdict in pool.map(lambda judge: judge(python, trees), judges):
+            print(*verdict.lines, sep="\n", flush=True)
+            wrong += verdict.wrong
     print(f"commands: {'all as planned' if not wrong else f'{wrong} wrong'} ({time.monotonic() - start_s:.0f} s)")
     return 1 if wrong else 0
 

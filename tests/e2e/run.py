@@ -2,15 +2,17 @@
 
 ::
 
-    python tests/e2e/run.py VENV FOLDER [--without-tuning]
+    python tests/e2e/run.py VENV FOLDER [PART ...]
 
 VENV has vLLM, FOLDER the trees of older versions (``install.sh`` makes both); the model and the plan go there too.
+Without a PART all run. ``loop`` and ``tuning`` measure: nothing else may keep the machine busy meanwhile.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import balancer
@@ -19,18 +21,23 @@ import engines
 import loop
 import tuning
 
+PARTS: dict[str, Callable[[Path, Path], int]] = {
+    "balancer": lambda venv, folder: balancer.main(),
+    "commands": commands.main,
+    "engines": engines.main,
+    "loop": lambda venv, folder: loop.main(venv, folder / "loop"),
+    "tuning": lambda venv, folder: tuning.main(venv, folder / "tune"),
+}
 
-def main(venv: Path, folder: Path, *, tuned: bool) -> int:
+
+def main(venv: Path, folder: Path, parts: Sequence[str]) -> int:
     """0 when the commands are accepted and the loop closes."""
-    start_s = time.monotonic()
-    status = balancer.main() | commands.main(venv, folder) | engines.main(venv, folder)
-    status |= loop.main(venv, folder / "loop")
-    if tuned:
-        status |= tuning.main(venv, folder / "tune")
-    print(f"e2e: {'failed' if status else 'passed'} in {time.monotonic() - start_s:.0f} s")
+    start_s, status = time.monotonic(), 0
+    for part in parts:
+        status |= PARTS[part](venv, folder)
+    print(f"e2e, {', '.join(parts)}: {'failed' if status else 'passed'} in {time.monotonic() - start_s:.0f} s")
     return status
 
 
 if __name__ == "__main__":
-    places = (Path(word).absolute() for word in sys.argv[1:3])
-    sys.exit(main(*places, tuned="--without-tuning" not in sys.argv[3:]))
+    sys.exit(main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute(), sys.argv[3:] or tuple(PARTS)))
