@@ -7,10 +7,12 @@ What a command prints is collected and written when the command has ended, so an
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from difflib import get_close_matches
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -152,5 +154,10 @@ def _cause(error: Exception) -> str:
 
 
 def _usage_hint(error: Exception) -> str:
-    context = getattr(error, "ctx", None)
+    """Where the options are told; of a word that is none of several, the nearest of these."""
+    context, message = getattr(error, "ctx", None), str(getattr(error, "message", ""))
+    if choices := re.search(r"'(.*)' is not one of (.*)", message):
+        names = re.findall(r"'([^']+)'", choices[2])
+        if near := get_close_matches(choices[1], names, n=2, cutoff=0.5):
+            return f"nearest: {', '.join(near)}"
     return f"see {context.command_path if context else 'planner'} --help"

@@ -431,7 +431,8 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
             prefix_len=workload.prefix_len,
         )
     )
-    alone = tuple(candidate for candidate in ranking.candidates if candidate.servers == 1)  # one server is compared
+    most = asked.gpus or (ranks if answer.served else inf)
+    alone = tuple(c for c in ranking.candidates if c.servers == 1 and c.num_gpus <= most)  # one server is compared
     return replace(ranking, candidates=alone)
 
 

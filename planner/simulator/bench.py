@@ -352,8 +352,8 @@ def throughput_table(result: BenchResult) -> str:
 
 def latency_table(result: BenchResult) -> str:
     """What ``vllm bench latency`` prints for ``result``; the interval below, if any."""
-    lines = [f"Avg latency: {result['avg_latency']} seconds"]
-    lines += [f"{percent}% percentile latency: {s} seconds" for percent, s in result["percentiles"].items()]
+    lines = [f"Avg latency: {round(result['avg_latency'], 4)} seconds"]
+    lines += [f"{percent}% percentile latency: {round(s, 4)} seconds" for percent, s in result["percentiles"].items()]
     if between := _interval(result, "avg_latency", 4):
         lines.append(f"90% interval: {between} seconds")
     return "\n".join(lines)

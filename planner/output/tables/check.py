@@ -282,8 +282,9 @@ def _start_lines(answer: LineVerdict) -> Iterator[str]:
         return
     if fit.reason:
         yield wrapped(fit.reason, first="  x " if not fit.fits else "  ! ", rest="    ")
+    on_each = " on each GPU" if fit.config.num_gpus > 1 else ""
     yield from pair_lines((
-        ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)} on each GPU, {fit.config.weight_dtype}"),
+        ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)}{on_each}, {fit.config.weight_dtype}"),
         ("KV cache", f"{format_bytes(fit.kv_cache.mid)}, {fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}"),
         ("context", f"{fit.config.max_model_len:,} tokens, {fit.max_concurrency:.2f} requests of that length at once"),
         ("batch", f"{fit.config.max_num_seqs:,} requests, {fit.config.max_num_batched_tokens:,} tokens{_engine(fit)}"),
@@ -330,7 +331,7 @@ def _brief_speed(answer: LineVerdict, ways: int) -> Iterator[str]:
         return
     plan = next(iter(answer.better()))
     changes = [f"{name}: {own} -> {other}" for name, (own, other) in answer.changes(plan).items()]
-    yield from items("-", [f"a plan that is better for {answer.goal} changes {listed(changes, BRIEF_CHANGES)}"])
+    yield from items("-", [f"the goal {answer.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
     if ways == 1:
         yield from command_lines(plan.env, plan.command)
 
@@ -340,7 +341,8 @@ def _load_words(load: Workload) -> str:
     varied = f", varied by {load.range_ratio:.0%}" if load.range_ratio else ""
     shared = f", after {load.prefix_len:,} shared tokens" if load.prefix_len else ""
     rate = f", {load.request_rate:g} per second" if isfinite(load.request_rate) else ""
-    limit = "" if rate and not load.max_concurrency else f", {load.max_concurrency or 'all'} in flight"
+    most = f"{load.max_concurrency:,}" if load.max_concurrency else "all"
+    limit = "" if rate and not load.max_concurrency else f", {most} in flight"
     return f"{requests}{varied}{shared}{rate}{limit}"
 
 

@@ -22,6 +22,7 @@ from planner.output.tables.shared import (
     listed,
     price_notes,
     price_rows,
+    told_table,
     with_interval,
 )
 from planner.planning import (
@@ -121,7 +122,7 @@ class ComparisonAnswer(Result):
         same = f"{next(iter(lengths))}, " if len(lengths) == 1 else ""
         yield f"\n{same}{_hardware_words(comparison)}; mean latencies, figures per {_unit(comparison)}:\n"
         points, left_out = _first_of_each_load(comparison)
-        yield table_text([_brief_row(comparison, point) for point in points], BRIEF)
+        yield told_table([_brief_row(comparison, point) for point in points], BRIEF)
         if left_out:
             yield f"and {left_out} more rows"
         for line in list(_order_lines(list(comparison.orders())))[:BRIEF_REASONS]:

@@ -147,10 +147,11 @@ class FitTable(Result):
         names = [answer.gpu_id for answer in fitting]
         most = max(fitting, key=lambda answer: answer.max_concurrency)
         where = "" if self.sweep else f": {listed(names, BRIEF_NAMES)}"
-        return (
-            f"{model} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among} {what}{where}; most requests at "
-            f"once ({most.max_concurrency:,.2f} of {most.config.max_model_len:,} tokens) on {_setting(most)}"
+        held = f"{most.max_concurrency:,.2f} of {most.config.max_model_len:,} tokens"
+        then = (
+            f"most requests at once ({held}) on {_setting(most)}" if len(fitting) > 1 else f"requests at once: {held}"
         )
+        return f"{model} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among} {what}{where}; {then}"
 
     def _lines(self) -> Iterator[str]:
         yield wrapped(self._verdict()) + "\n"
@@ -296,7 +297,7 @@ def _per_token(result: FitResult) -> str:
     mean, dtype = result.kv_bytes_per_request / length, result.config.kv_cache_dtype
     if abs(mean - more) <= 0.01 * mean:
         return f"{more:,.0f} bytes, {dtype}"
-    return f"{mean:,.0f} bytes in {length:,} tokens, {more:,.0f} for one more, {dtype}"
+    return f"{mean:,.0f} bytes on average over {length:,} tokens, {more:,.0f} for each further one, {dtype}"
 
 
 def _left(room: Interval) -> str:
@@ -304,7 +305,9 @@ def _left(room: Interval) -> str:
     low, high = f"{room.low / GIB:,.2f}", f"{room.high / GIB:,.2f}"
     if room.mid >= 0:
         return f"{format_bytes(room.mid)} ({low} to {high})"
-    return f"nothing: {format_bytes(-room.mid)} too little ({low} to {high} left)"
+    most = f"{-room.high / GIB:,.2f}" if room.high < 0 else f"{high} GiB to spare"
+    between = f"{most} to {-room.low / GIB:,.2f}" if room.high < 0 else f"{-room.low / GIB:,.2f} too little to {most}"
+    return f"nothing: {format_bytes(-room.mid)} too little ({between})"
 
 
 def _log_row(line: LogLine) -> dict[str, Any]:

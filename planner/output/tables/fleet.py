@@ -24,8 +24,10 @@ from planner.output.tables.shared import (
     listed,
     load_of_run,
     minutes,
+    no_price,
     price_notes,
     price_rows,
+    told_table,
     with_interval,
 )
 from planner.planning import (
@@ -145,7 +147,7 @@ class FleetAnswer(Result):
             yield from items("x", [f"{refused.profile.id}: {refused.reason}"])
         if best is None:
             return
-        yield "\n" + table_text([_brief_row(fleet) for fleet in self.fleets[:BRIEF_FLEETS]], BRIEF)
+        yield "\n" + told_table([_brief_row(fleet) for fleet in self.fleets[:BRIEF_FLEETS]], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
         yield from items("-", [*_reasons(fleets, best), *_certainty(best)])
@@ -163,7 +165,7 @@ class FleetAnswer(Result):
             row["gpu"] for row in price_rows(taking_part.values(), self.record.asked.prices) if not row["origin"]
         ]
         if unpriced:
-            yield f"no price is known for {listed(unpriced, BRIEF_REFUSED)}: give one with --price GPU=USD"
+            yield no_price(unpriced)
         fits = calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
         versions = engine_note(str(pool.kind.deployment.config.version) for pool in pools)
         yield "; ".join([*versions, *fits, MORE])

@@ -260,7 +260,10 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     config = deployment.config
     for condition in deployment.checked.conditions:
         if condition.margin.mid < 0:
-            yield f"vLLM does not start with these settings: {condition.message}; the figures assume that it does"
+            yield (
+                f"vLLM does not start with these settings: {condition.message}; the figures assume that it does; "
+                "planner fit shows what would make it start"
+            )
             break
     yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
     yield f"calibration: {deployment.calibrated_by}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.output.render import SPACE, Column, command_lines, rows_of, table_text, wrapped
+from planner.output.render import SPACE, Column, command_lines, rows_of, wrapped
 from planner.output.result import Result
 from planner.output.tables.disaggregated import divided_object, needs_words
 from planner.output.tables.shared import (
@@ -27,7 +27,9 @@ from planner.output.tables.shared import (
     local_argv,
     milliseconds,
     minutes,
+    no_price,
     seconds,
+    told_table,
 )
 from planner.output.workflows.documents import said_of
 from planner.planning import (
@@ -274,7 +276,7 @@ class Recommendation(Result):
         if best:
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
             columns = _brief_target_columns(made[0]) if self.request.targets else BRIEF_COLUMNS
-            yield "\n" + table_text(rows_of(made, columns), columns)
+            yield "\n" + told_table(rows_of(made, columns), columns)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
             ahead = self._odds_words() if len(made) > 1 else ""
             candidate, divided = self._candidates[id(best)], list(self._divided_words())
@@ -290,6 +292,9 @@ class Recommendation(Result):
     def _brief_notes(self) -> Iterator[str]:
         if taken := self._taken():
             yield f"defaults taken: {taken}"
+        unpriced = [plan.gpu for plan in self._made if plan.service and plan.service.usd_per_hour is None]
+        if unpriced:
+            yield no_price(unpriced)
         fits = calibration_note((plan.gpu, plan.calibration) for plan in self._made)
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
         yield "; ".join([*engine_note(plan.engine_version for plan in self._made), *fits, *scripts, MORE])

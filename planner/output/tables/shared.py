@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.hardware import GpuProfile
-from planner.output.render import SPACE, wrapped
+from planner.output.render import SPACE, Column, table_text, wrapped
 from planner.planning import price_of, span_figures
 from planner.units import MS, figure
 
@@ -88,6 +88,16 @@ def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
     words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
     if words:
         yield f"calibration: {', '.join(words)}"
+
+
+def told_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    """A table without the columns of which nothing is known."""
+    return table_text(rows, [column for column in columns if any(row.get(column.key) is not None for row in rows)])
+
+
+def no_price(gpus: Sequence[str]) -> str:
+    """What to do where no price is known."""
+    return f"no price is known for {listed(gpus, 3)}: give one with --price {gpus[0]}=USD"
 
 
 def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:

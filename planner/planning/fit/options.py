@@ -115,15 +115,19 @@ def ways_out(asked: Asked, result: FitResult) -> Iterator[WayOut]:
     """Changes after which it fits, each checked by asking again.
 
     The best setting, precision, number and kind of GPU come first, then the second best of each, and so on: the first
-    three are three kinds of way out where there are as many.
+    three are three kinds of way out where there are as many. Where none of them is enough on such GPUs, several
+    changes together come first.
     """
     kinds = (
         tuple(_settings(asked, result)) or tuple(_frugal(asked, result)),
         tuple(_precisions(asked)),
         tuple(_more_gpus(asked, result)),
-        (*_modes(asked), *_other_gpus(asked)),
     )
-    for rank in zip_longest(*kinds):
+    if not any(kinds[:2]) and not result.min_tensor_parallel_size:
+        yield from sorted(_several(asked), key=lambda option: option.settings["tensor_parallel_size"])
+    others = (*_modes(asked), *_other_gpus(asked))
+    ordered = (*kinds[:2], others, kinds[2]) if asked.profile.partition else (*kinds, others)  # disputed TP is last
+    for rank in zip_longest(*ordered):
         yield from (option for option in rank if option is not None)
 
 
@@ -157,6 +161,31 @@ def _more_gpus(asked: Asked, result: FitResult) -> Iterator[WayOut]:
         yield from asked.option(f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
     elif asked.profile.partition:
         yield from _more_partitions(asked)
+
+
+def _several(asked: Asked) -> Iterator[WayOut]:
+    """Of each precision the fewest GPUs on which it fits, with a shorter context where the whole one is too much."""
+    args, profile = asked.args, asked.profile
+    as_is: tuple[str, Model, dict[str, Setting]] = ("", asked.model, {})
+    for name, model, settings in (as_is, *_narrower(asked)):
+        narrow = replace(asked, model=model)
+        sizes = legal_tensor_parallel_sizes(
+            served_model(model, args), profile, fp8_blocks=version_features(asked.version, profile).fp8_blocks
+        )
+        for size in sizes:
+            if size < args.tensor_parallel_size:
+                continue
+            gpus = f"{size} GPUs, tensor parallel" if size > 1 else f"1 {'partition' if profile.partition else 'GPU'}"
+            change = f"{gpus}, {name}" if name else gpus
+            found = tuple(narrow.option(change, {"tensor_parallel_size": size, **settings}, model=model))
+            if not found and (short := narrow.shorter({"tensor_parallel_size": size})):
+                length = short["max_model_len"]
+                found = tuple(
+                    narrow.option(f"{change}, a context of {length:,} tokens", {**short, **settings}, model=model)
+                )
+            if found:
+                yield from found
+                break
 
 
 def _more_partitions(asked: Asked) -> Iterator[WayOut]:
@@ -206,10 +235,19 @@ def _precisions(asked: Asked) -> Iterator[WayOut]:
         return
     if profile.supports("fp8"):
         yield from asked.option("fp8 weights, quantised while they load", {"quantization": "fp8"})
+    for name, narrow, settings in _narrower(asked):
+        yield from asked.option(name, settings, model=narrow)
+
+
+def _narrower(asked: Asked) -> Iterator[tuple[str, Model, dict[str, Setting]]]:
+    """Checkpoints of fewer bits that somebody may have made, the smallest first; none of one that is quantised."""
+    model, profile = asked.model, asked.profile
+    if model.quantization.method is not None or asked.args.quantization:
+        return
     four_bits = "nvfp4" if profile.vendor == "nvidia" and profile.supports("fp4") else "int4-awq"
     for name, dtype in ((f"a 4-bit checkpoint of the model ({four_bits})", four_bits), ("an fp8 checkpoint", "fp8")):
         if dtype != "fp8" or profile.supports("fp8"):
-            yield from asked.option(name, {"weight_dtype": dtype}, model=as_quantized(model, dtype))
+            yield name, as_quantized(model, dtype), {"weight_dtype": dtype}
 
 
 def _modes(asked: Asked) -> Iterator[WayOut]:

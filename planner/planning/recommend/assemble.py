@@ -219,7 +219,9 @@ def _why_goal(request: Request, ranking: Ranking, winner: Candidate) -> Iterator
     best = ranking.candidates[0] if ranking.candidates else winner
     among = "the best" if place == 1 else f"number {place}, behind {figure(best, goal)},"
     merit = Merit.among(ranking.candidates, goal)
-    yield f"{goal}: {figure(winner, goal)}, {among} of {len(ranking.candidates)} settings that fit"
+    count = len(ranking.candidates)
+    place_words = f"{among} of {count} settings that fit" if count > 1 else "the only setting that fits"
+    yield f"{goal}: {figure(winner, goal)}, {place_words}"
     for sizes, best in sorted(_best_by_size(ranking, winner).items()):
         if sizes != _sizes(winner):
             behind = odds_words(merit.odds(request, winner, best))

@@ -304,6 +304,9 @@ def why_not(deployment: Deployment) -> str:
     """Why not one request fits."""
     stage, space = deployment.budget.binding, deployment.config.cpu_kvcache_space
     left = max(stage.left.low, 0)
+    if not left:
+        weights, memory = stage.weights.loaded_bytes / GIB, deployment.budget.memory_bytes / GIB
+        return f"does not fit: {weights:.1f} GiB of weights on each GPU, which has {memory:.1f} GiB"
     return (
         f"does not fit: {stage.weights.loaded_bytes / GIB:.1f} GiB of weights on each GPU leave "
         f"{left / GIB:.1f} GiB for the KV cache" + (f", {CPU_KVCACHE_SPACE} is {space}" if space else "")
