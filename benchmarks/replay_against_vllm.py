@@ -6,12 +6,14 @@ client like the benchmark's sends the requests::
 
     PYTHONPATH=.:tests python benchmarks/replay_against_vllm.py --cases 300
     PYTHONPATH=.:tests python benchmarks/replay_against_vllm.py --cases 300 --prefixes
+    PYTHONPATH=.:tests python benchmarks/replay_against_vllm.py --cases 300 --priorities
 
 With ``--prefixes`` prompts share prefixes, and some go on from the answer to another one. Then the tokens that vLLM's
-``KVCacheManager`` finds for each request have to be the same too.
+``KVCacheManager`` finds for each request have to be the same too. With ``--priorities`` requests have one of three,
+and vLLM serves them by ``--scheduling-policy priority``.
 
 With asynchronous scheduling about one case in four hundred differs: there vLLM preempts a request that has just
-ended, which the replay does not know.
+ended, which the replay knows by priority only; and with ``--prefixes`` a preempted request may find a block less.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import random
 import tempfile
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,7 @@ def vllm_scheduler(folder: str, limits: SchedulerLimits) -> Scheduler:
         "enable_prefix_caching": limits.enable_prefix_caching,
         "block_size": limits.block_size,
         "scheduler_reserve_full_isl": limits.scheduler_reserve_full_isl,
+        "scheduling_policy": limits.scheduling_policy,
     }
     config = EngineArgs(**args).create_engine_config()
     config.scheduler_config.async_scheduling = limits.async_scheduling
@@ -152,6 +156,8 @@ class Bench:
                 sampling_params=SamplingParams(max_tokens=int(self.requests.output_len[index]), ignore_eos=True),
                 pooling_params=None,
                 block_hasher=self.hasher,
+                arrival_time=float(index),
+                priority=0 if self.requests.priority is None else int(self.requests.priority[index]),
             )
             self.live[str(index)] = request
             self.scheduler.add_request(request)
@@ -218,6 +224,8 @@ class Bench:
                 self.receive(now_s + MOMENT_S)
             while len(queue) < self.depth:
                 output = self.scheduler.schedule()
+                if not output.total_num_scheduled_tokens and not queue:
+                    continue  # by priority a step may preempt whom it serves, and be empty
                 if not output.total_num_scheduled_tokens:
                     break
                 resumed = set(output.scheduled_cached_reqs.resumed_req_ids)
@@ -283,6 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The replay beside vLLM's own scheduler.")
     parser.add_argument("--cases", type=int, default=300, help="how many random workloads")
     parser.add_argument("--prefixes", action="store_true", help="prompts share prefixes, and the cache keeps them")
+    parser.add_argument("--priorities", action="store_true", help="requests have priorities, and vLLM goes by them")
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     options = parser.parse_args()
     same = {False: 0, True: 0}
@@ -301,6 +310,9 @@ def main() -> None:
             if options.prefixes:
                 requests, texts = random_texts(dice, requests, answers=dice.random() < 0.5)
                 limits = with_prefixes(dice, limits, requests)
+            if options.priorities:
+                chosen = np.array([dice.choice([0, 1, 5]) for _ in requests.input_len])
+                requests, limits = replace(requests, priority=chosen), replace(limits, scheduling_policy="priority")
             try:
                 ours = replay(timer, workload, limits, client, requests)
             except InputError:

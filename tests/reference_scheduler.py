@@ -25,11 +25,16 @@ class Request:
     prompt: int
     output: int
     ready_s: float
+    priority: int = 0
     computed: int = 0
     blocks: int = 0
     preemptions: int = 0
     decoding: bool = False  #: its prompt, or all it had before a preemption, is computed
     token_times_s: list[float] = field(default_factory=list)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.priority, self.index
 
     @property
     def tokens(self) -> int:
@@ -105,7 +110,7 @@ class Engine:
         now_s = self.idle_until_s
         self.receive((self.last_start_s if self.limits.async_scheduling else now_s) - MOMENT_S)
         self.schedule()
-        if not self.scheduled:  # idle: start with whatever is there now
+        if not self.scheduled:  # idle, or all it served had to go: start with whatever is there now
             self.clear_ended()
             self.receive(now_s - MOMENT_S)
             if not self.waiting:
@@ -119,6 +124,11 @@ class Engine:
     def receive(self, before_s: float) -> None:
         while self.inbox and self.inbox[0].ready_s < before_s:
             self.waiting.append(self.inbox.pop(0))
+        self.sort_waiting()
+
+    def sort_waiting(self) -> None:
+        if self.limits.scheduling_policy == "priority":
+            self.waiting.sort(key=lambda request: request.rank)
 
     def clear_ended(self) -> None:
         for request in self.ended:
@@ -142,12 +152,24 @@ class Engine:
             new = self.gained() if request.decoding else min(request.tokens - request.computed, budget)
             fits = self.allocate(request, new)
             while not fits:
-                victim = self.running.pop()
+                victim = self.victim()
+                preempted = True
+                if victim in self.ended:
+                    self.ended.remove(victim)
+                    self.release(victim)
+                    fits = self.allocate(request, new)
+                    continue
+                if self.running.index(victim) < position:
+                    position -= 1
+                    served = next(entry for entry in self.scheduled if entry[0] is victim)
+                    self.scheduled.remove(served)
+                    budget += self.limits.decode_tok
+                self.running.remove(victim)
                 self.release(victim)
                 victim.computed, victim.decoding = 0, False
                 victim.preemptions += 1
                 self.waiting.insert(0, victim)
-                preempted = True
+                self.sort_waiting()
                 if victim is request:
                     break
                 fits = self.allocate(request, new)
@@ -157,6 +179,11 @@ class Engine:
             budget -= self.limits.decode_tok if request.decoding else new
             position += 1
         return budget, preempted
+
+    def victim(self) -> Request:
+        if self.limits.scheduling_policy == "priority":
+            return max([*self.running, *self.ended], key=lambda request: request.rank)
+        return self.running[-1]
 
     def admit(self, budget: int) -> None:
         limits = self.limits
@@ -257,6 +284,7 @@ def reference_replay(
             int(requests.input_len[index]),
             int(requests.output_len[index]),
             sent_s[-1] + client.request_s,
+            0 if requests.priority is None else int(requests.priority[index]),
         )
         everything.append(request)
         engines[index % len(engines)].submit(request)

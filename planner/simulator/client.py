@@ -15,6 +15,7 @@ from planner.errors import InputError
 from planner.simulator.blocks import KvBlocks
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.lockstep import Lockstep
+from planner.simulator.priority import PriorityRank
 from planner.simulator.rank import ENDS, DpRank
 from planner.simulator.record import Log, Replay, TokenRuns
 from planner.simulator.sequence import Sequence
@@ -89,6 +90,7 @@ class _Sender:
         self.arrival_s = array("d", requests.arrival_s.astype(np.float64).tobytes())
         longest = int((requests.input_len + requests.output_len).argmax())
         limits.check(self.input_len[longest], self.output_len[longest])
+        self.priority = None if requests.priority is None else array("q", requests.priority.astype(np.int64).tobytes())
         chunks = int((requests.input_len // limits.max_num_batched_tokens).sum())
         if chunks > max(MOST_CHUNKS, MOST_CHUNKS_EACH * len(self.input_len)):
             raise InputError(
@@ -104,7 +106,8 @@ class _Sender:
         self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
         self.log = Log.of(len(self.input_len))
         caches = _caches(requests, limits)
-        self.ranks = [DpRank(timer, limits, self.log, kv) for kv in caches]
+        kind = PriorityRank if limits.scheduling_policy == "priority" else DpRank
+        self.ranks = [kind(timer, limits, self.log, kv) for kv in caches]
         together = limits.lockstep and len(self.ranks) > 1
         self.group = Lockstep(timer, self.ranks, limits) if together else None
         self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
@@ -150,6 +153,8 @@ class _Sender:
         prompt_tok = self.input_len[index]
         cached_tok = self.limits.cached_tok(prompt_tok)
         sequence = Sequence(index, prompt_tok, self.output_len[index], cached_tok)
+        if self.priority:
+            sequence.priority = self.priority[index]
         ready_s = sent_s + self.client.delay_s(prompt_tok, together)
         place = index % len(self.ranks)
         if self.limits.load_s_per_tok:

@@ -42,7 +42,9 @@ class SchedulerLimits:
     more, and moves it on by ``tokens_per_step`` on average. All requests move alike: n steps make
     floor(n x ``tokens_per_step``) tokens, so differences in acceptance between requests are not seen.
 
-    Not modelled: ``long_prefill_token_threshold`` (off by default), priorities, that requests take turns where the
+    ``scheduling_policy`` is ``fcfs`` or ``priority``, see ``planner.simulator.priority``.
+
+    Not modelled: ``long_prefill_token_threshold`` (off by default), that requests take turns where the
     budget does not hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request
     that has just ended, to have its blocks a step earlier.
 
@@ -66,6 +68,7 @@ class SchedulerLimits:
     pipelined: bool = False
     decode_tok: int = 1
     tokens_per_step: float = 1.0
+    scheduling_policy: str = "fcfs"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):

@@ -15,7 +15,7 @@ from math import inf, nextafter
 from planner.simulator.blocks import KvBlocks
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.record import Log, StepRun
-from planner.simulator.sequence import Pace, Sequence, Step, straight
+from planner.simulator.sequence import ByPriority, Pace, Sequence, Step, straight
 from planner.timing import Batch
 
 #: Times closer than this, in s, count as one moment, so that rounding does not decide who comes first.
@@ -44,10 +44,10 @@ class DpRank:
         self.step_runs: list[StepRun] | None = None  #: every step, where somebody asks for them
         self.event: tuple[float, int] = (inf, BEGINS)
         self._inbox: deque[tuple[float, Sequence]] = deque()  # sent, by the time they can be seen
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[Sequence] | ByPriority = deque()
         self._running: dict[int, Sequence] = {}  # in order of admission
         self._partial: Sequence | None = None  # the last of them, when its prompt is not finished
-        self._leaving: list[tuple[int, int]] = []  # ended, but still in the way of the next step; with their tokens
+        self._leaving: dict[Sequence, int] = {}  # ended, but still in the way of the next step; with their tokens
         self._endings: dict[int, list[Sequence]] = {}  # by the decode clock
         self._ending_clocks: list[int] = []  # heap
         self._context_tok = 0  # sum over decoding requests
@@ -144,7 +144,7 @@ class DpRank:
         chunks = []
         if self._partial is not None:
             chunks = self._continue_prompt(self._partial, budget_tok)
-            calm = bool(chunks)
+            calm = calm and bool(chunks)
         if calm and self._waiting:  # nobody is admitted in a step that preempts
             chunks += self._admit(budget_tok - sum(new_tok for _, new_tok in chunks))
         return chunks, calm
@@ -165,40 +165,57 @@ class DpRank:
         return calm
 
     def _preempt_youngest(self) -> None:
-        """Back to the head of the waiting queue; all its tokens are to be computed again, unless they are found."""
-        _, sequence = self._running.popitem()
+        self._preempt(self._running.popitem()[1])
+
+    def _preempt(self, sequence: Sequence, given_tok: int = 0) -> None:
+        """Back to the head of the waiting queue; all its tokens are to be computed again, unless they are found.
+
+        ``given_tok``: tokens for which the step to come had given it blocks already.
+        """
         if sequence is self._partial:
             self._partial = None
             sequence.lost_tok = sequence.done_tok
-            self.kv.preempt(sequence.index, sequence.done_tok)
         else:
-            context_tok = sequence.lost_tok = sequence.context_tok(self._clock)
-            self.kv.leave(context_tok, self._clock)
-            self.kv.preempt(sequence.index, context_tok)
-            self._context_tok -= context_tok
-            self._endings[sequence.ends].remove(sequence)
-            sampled_tok = 1 + self._clock - sequence.joined
-            sequence.last_token_s = sequence.joined_s if sampled_tok == 1 else self._ticked_s
-            sequence.prompt_tok += sampled_tok
-            sequence.remaining_tok -= sampled_tok
-            if self._stalled:
-                self._stalled[sequence.last_token_s] -= 1
+            sequence.lost_tok = self._stop_decoding(sequence)
+        self.kv.preempt(sequence.index, sequence.lost_tok + given_tok)
         self.log.preemptions[sequence.index] += 1
         self._waiting.appendleft(sequence)
+
+    def _stop_decoding(self, sequence: Sequence) -> int:
+        """What it has sampled is part of its prompt from now on; how many of its tokens are computed."""
+        context_tok = sequence.context_tok(self._clock)
+        self.kv.leave(context_tok, self._clock)
+        self._context_tok -= context_tok
+        self._endings[sequence.ends].remove(sequence)
+        sampled_tok = 1 + self._clock - sequence.joined
+        sequence.last_token_s = last_s = sequence.joined_s if sampled_tok == 1 else self._ticked_s
+        sequence.prompt_tok += sampled_tok
+        sequence.remaining_tok -= sampled_tok
+        if self._stalled:
+            self._stalled[last_s] -= 1
+            if not self._stalled[last_s]:
+                del self._stalled[last_s]
+        return context_tok
 
     def _continue_prompt(self, sequence: Sequence, budget_tok: int) -> list[tuple[Sequence, int]]:
         """The next chunk of the prompt that is under way; nothing when it had to be preempted itself."""
         new_tok = min(sequence.prompt_tok - sequence.done_tok, budget_tok)
         blocks = self.kv.blocks(sequence.done_tok + new_tok) - self.kv.blocks(sequence.done_tok)
-        if blocks > self.kv.free:
-            self._preempt_youngest()
+        if not self._claim(sequence, blocks):
             return []
-        self.kv.take(blocks)
         self.kv.fill(sequence.index, sequence.done_tok + new_tok)
         return [(sequence, new_tok)]
 
+    def _claim(self, sequence: Sequence, blocks: int) -> bool:  # noqa: ARG002
+        """Take blocks for the prompt of the youngest; False when it had to go itself, for lack of them."""
+        if blocks > self.kv.free:
+            self._preempt_youngest()
+            return False
+        self.kv.take(blocks)
+        return True
+
     def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
-        """First chunks of waiting requests, first come first served, until something runs out."""
+        """First chunks of waiting requests in the order of the queue, until something runs out."""
         limits, kv = self.limits, self.kv
         chunks: list[tuple[Sequence, int]] = []
         places = self._places - len(self._leaving)
@@ -322,14 +339,14 @@ class DpRank:
         """End a request. With asynchronous scheduling the next step has been scheduled around it already."""
         del self._running[sequence.index]
         if self.limits.async_scheduling:
-            self._leaving.append((sequence.index, tok))
+            self._leaving[sequence] = tok
         else:
             self.kv.release(sequence.index, tok)
 
     def _vacate(self) -> None:
         """Let go of the places and blocks of the requests that have ended."""
-        for index, tok in self._leaving:
-            self.kv.release(index, tok)
+        for sequence, tok in self._leaving.items():
+            self.kv.release(sequence.index, tok)
         self._leaving.clear()
 
     def _tick(self, step: Step, end_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import ceil, floor, sqrt
 
 from planner.simulator.record import StepRun
@@ -28,6 +29,7 @@ class Sequence:
     joined: int = 0  #: decode clock when it began to decode
     joined_s: float = 0.0
     last_token_s: float | None = None  #: of a preempted request: when its last token came
+    priority: int = 0  #: lower comes first, with ``--scheduling-policy priority``
 
     def context_tok(self, clock: int) -> int:
         """Tokens computed before tick ``clock``, while decoding."""
@@ -37,6 +39,37 @@ class Sequence:
     def ends(self) -> int:
         """Decode clock when its last token comes."""
         return self.joined + self.remaining_tok - 1
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among others: by priority, then as they were sent."""
+        return self.priority, self.index
+
+
+class ByPriority:
+    """Waiting requests, the first by ``rank`` ahead, also of those that were preempted; in the words of a deque."""
+
+    __slots__ = ("_heap",)
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+
+    def append(self, sequence: Sequence) -> None:
+        """One more."""
+        heappush(self._heap, (sequence.rank, sequence))
+
+    appendleft = append
+
+    def popleft(self) -> Sequence:
+        """Take the first."""
+        return heappop(self._heap)[1]
+
+    def __getitem__(self, place: int) -> Sequence:
+        """The first, at 0."""
+        return self._heap[place][1]
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ class Requests:
     output_len: Tokens
     arrival_s: NDArray[np.float64]  #: when each may be sent at the earliest, non-decreasing
     prefixes: Prefixes | None = None  #: what their prompts have in common; None: nothing is known
+    priority: Tokens | None = None  #: as sent with each; lower is sooner; None: all alike
 
     @property
     def max_total_len(self) -> int:
@@ -85,7 +86,8 @@ class Requests:
     def chosen(self, which: NDArray[Any] | slice) -> Requests:
         """Some of them, in order."""
         prefixes = self.prefixes and self.prefixes.chosen(which)
-        return Requests(self.input_len[which], self.output_len[which], self.arrival_s[which], prefixes)
+        priority = self.priority if self.priority is None else self.priority[which]
+        return Requests(self.input_len[which], self.output_len[which], self.arrival_s[which], prefixes, priority)
 
     @property
     def reusable_tok(self) -> float:

@@ -68,12 +68,14 @@ def serve(
     arrival_s: list[float] | None = None,
     max_concurrency: int | None = None,
     client: Client | None = None,
+    priority: list[int] | None = None,
 ) -> Replay:
     """Serve requests of these (input, output) lengths."""
     requests = Requests(
         input_len=np.array([prompt for prompt, _ in lengths]),
         output_len=np.array([output for _, output in lengths]),
         arrival_s=np.array(arrival_s or [0.0] * len(lengths)),
+        priority=None if priority is None else np.array(priority),
     )
     workload = Workload(1, 1, len(lengths), max_concurrency=max_concurrency)
     return replay(timer or Second(), workload, limits, client, requests)
@@ -249,6 +251,58 @@ def test_a_preempted_request_finds_its_blocks_again() -> None:
     assert (kept.prefill_batch.prefill_tok, lost.prefill_batch.prefill_tok) == (17 // 2, 25 // 2)  # means
 
 
+# By priority: the lower number comes first.
+
+BY_PRIORITY = replace(ROOMY, scheduling_policy="priority")
+
+
+def test_who_waits_is_admitted_by_priority() -> None:
+    # One place, all there from the beginning: C (0), then A and D (1) as they were sent, then B (2).
+    lengths, priority = [(4, 2)] * 4, [1, 2, 0, 1]
+    one = replace(BY_PRIORITY, max_num_seqs=1)
+    assert times(serve(lengths, one, priority=priority)) == [(3, 4), (7, 8), (1, 2), (5, 6)]
+    assert times(serve(lengths, replace(one, scheduling_policy="fcfs"), priority=priority)) == [
+        (1, 2), (3, 4), (5, 6), (7, 8),
+    ]  # fmt: skip
+
+
+def test_nobody_is_preempted_for_who_waits() -> None:
+    # A runs in the one place for five steps. B, which matters more, comes at 1.5 and waits for its end, C (9) for both.
+    one = replace(BY_PRIORITY, max_num_seqs=1)
+    served = serve([(4, 5), (4, 1), (4, 1)], one, arrival_s=[0, 1.5, 1.2], priority=[5, 0, 9])
+    assert times(served)[:2] == [(1, 5), (6, 6)]
+
+
+def test_the_last_by_priority_goes() -> None:
+    # 6 blocks of 4; A (0), B (5) and C (0) have prompts of 8, 7 and 8 tokens: two blocks each, none is free.
+    # Step 2: A needs a third block. B is the last by priority, and goes: A takes one of its two, C the other.
+    # Steps 3 and 4: A and C decode and end with their 4th token in step 4. Step 5: B computes 7 + 1 tokens, and ends
+    # with its second token.
+    limits = SchedulerLimits(8, 64, 24, block_size=4, scheduling_policy="priority", scheduler_reserve_full_isl=False)
+    served = serve([(8, 4), (7, 2), (8, 4)], limits, priority=[0, 5, 0])
+    assert served.preemptions.tolist() == [0, 1, 0]
+    assert times(served) == [(1, 4), (1, 5), (1, 4)]
+    # First come, first served: C was admitted last, and goes instead.
+    served = serve([(8, 4), (7, 2), (8, 4)], replace(limits, scheduling_policy="fcfs"), priority=[0, 5, 0])
+    assert served.preemptions.tolist() == [0, 0, 1]
+
+
+def test_the_step_ends_with_who_finds_no_block_and_is_the_last() -> None:
+    # 5 blocks of 4. Step 1: A (0) and B (5) take two each for prompts of 6 and 7 tokens. C (0) comes, and is admitted
+    # in step 2 with the fifth. Step 3: A has room for its 8th token, B has none for its 9th, and is the last itself. It
+    # goes, and the step ends: C, which has room for its 4th, misses it. Step 4: A takes a block and ends, C goes on; B
+    # does not fit. Step 5: C ends, B computes 7 + 2 tokens and samples its third; its fourth comes in step 6.
+    limits = SchedulerLimits(8, 64, 20, block_size=4, scheduling_policy="priority", scheduler_reserve_full_isl=False)
+    timer = Second()
+    lengths, arrival_s = [(6, 4), (7, 4), (3, 3)], [0, 0, 0.5]
+    served = serve(lengths, limits, timer=timer, arrival_s=arrival_s, priority=[0, 5, 0])
+    assert [batch.decode_seqs for batch in timer.batches] == [0, 2, 1, 2, 1, 1]
+    assert served.preemptions.tolist() == [0, 1, 0]
+    assert times(served) == [(1, 4), (1, 6), (2, 5)]
+    gaps_s, tokens = served.token_runs.gaps()
+    assert sorted(np.repeat(gaps_s, tokens)) == [1, 1, 1, 1, 1, 1, 2, 3]
+
+
 # Random workloads, token for token beside the reference.
 
 
@@ -329,6 +383,40 @@ def test_the_random_cases_do_preempt_and_chunk() -> None:
 
 
 # What must hold for any timer.
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(), st.data())
+def test_so_it_is_by_priority(case: tuple[Linear, Workload, SchedulerLimits, Client], data: st.DataObject) -> None:
+    timer, workload, limits, client = case
+    # what a request that was preempted finds again, and the rule of another engine, are not of this page
+    limits = replace(limits, scheduling_policy="priority", prefill_first=False, enable_prefix_caching=False)
+    count = workload.num_prompts
+    chosen = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=count, max_size=count))
+    requests = replace(workload.sample(), priority=np.array(chosen))
+    served = replay(timer, workload, limits, client, requests)
+    expected = reference_replay(timer, requests, limits, workload.max_concurrency, client)
+    same = {"rtol": 1e-9, "atol": 1e-12}
+    np.testing.assert_allclose(served.first_token_s, [t[0] for t in expected.token_times_s], **same)
+    np.testing.assert_allclose(served.end_s, [t[-1] for t in expected.token_times_s], **same)
+    assert served.preemptions.tolist() == expected.preemptions
+    gaps_s, tokens = served.token_runs.gaps()
+    np.testing.assert_allclose(np.sort(np.repeat(gaps_s, tokens)), np.sort(expected.gaps_s), rtol=1e-7, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.integers(-3, 3))
+def test_equal_priorities_are_first_come_first_served(
+    case: tuple[Linear, Workload, SchedulerLimits, Client], priority: int
+) -> None:
+    timer, workload, limits, client = case
+    limits = replace(limits, async_scheduling=False)  # then vLLM may also preempt who has just ended
+    requests = workload.sample()
+    alike = replace(requests, priority=np.full(workload.num_prompts, priority))
+    fcfs = replay(timer, workload, limits, client, requests)
+    served = replay(timer, workload, replace(limits, scheduling_policy="priority"), client, alike)
+    np.testing.assert_allclose(times(served), times(fcfs), rtol=1e-9)
+    assert served.preemptions.tolist() == fcfs.preemptions.tolist()
 
 
 @settings(max_examples=60, deadline=None)
