@@ -81,7 +81,7 @@ class LinearTimer:
         return self.base_s + sum(rate * count for rate, count in zip(self.rates_s, counts, strict=True))
 
 
-def vllm_scheduler(folder: str, limits: SchedulerLimits) -> Scheduler:
+def vllm_scheduler(folder: str, limits: SchedulerLimits, connector: Any = None) -> Scheduler:
     """vLLM's scheduler with the blocks of ``limits`` and the null block it keeps beside them."""
     args: dict[str, Any] = {
         "model": folder,
@@ -94,6 +94,7 @@ def vllm_scheduler(folder: str, limits: SchedulerLimits) -> Scheduler:
         "block_size": limits.block_size,
         "scheduler_reserve_full_isl": limits.scheduler_reserve_full_isl,
         "scheduling_policy": limits.scheduling_policy,
+        "kv_transfer_config": connector,
     }
     config = EngineArgs(**args).create_engine_config()
     config.scheduler_config.async_scheduling = limits.async_scheduling

@@ -12,7 +12,6 @@ import numpy as np
 
 from planner import progress
 from planner.errors import InputError
-from planner.simulator.blocks import KvBlocks
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.lockstep import Lockstep
 from planner.simulator.priority import PriorityRank
@@ -105,9 +104,7 @@ class _Sender:
         self._together = _together(self.arrival_s, self.opening) if client.frontend_s else None
         self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
         self.log = Log.of(len(self.input_len))
-        caches = _caches(requests, limits)
-        kind = PriorityRank if limits.scheduling_policy == "priority" else DpRank
-        self.ranks = [kind(timer, limits, self.log, kv) for kv in caches]
+        self.ranks = _ranks(timer, limits, self.log, requests)
         together = limits.lockstep and len(self.ranks) > 1
         self.group = Lockstep(timer, self.ranks, limits) if together else None
         self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
@@ -179,6 +176,8 @@ class _Sender:
         log = self.log
         end_s = np.array(log.end_s) + self.client.response_s
         ended = np.flatnonzero(np.isfinite(end_s))
+        host_tok = np.zeros(len(self.input_len), dtype=np.int64)
+        host_tok[[*log.host_tok]] = [*log.host_tok.values()]
         peak_blocks = self.limits.num_blocks - min(rank.least_free for rank in self.ranks)
         return Replay(
             input_len=self.requests.input_len[ended],
@@ -190,6 +189,7 @@ class _Sender:
             end_s=end_s[ended],
             preemptions=np.array(log.preemptions)[ended],
             cached_tok=np.array(log.cached_tok)[ended],
+            host_tok=host_tok[ended],
             token_runs=TokenRuns.of(log.runs, delay_s=self.client.response_s),
             kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
             most_seqs=max(rank.most_seqs for rank in self.ranks),
@@ -204,15 +204,23 @@ class _Sender:
         )
 
 
-def _caches(requests: Requests, limits: SchedulerLimits) -> list[KvBlocks | None]:
-    """The blocks of each rank where it is known what requests have in common."""
-    ranks = limits.data_parallel_size
+def _ranks(timer: StepTimer, limits: SchedulerLimits, log: Log, requests: Requests) -> list[DpRank]:
+    """The DP ranks; where it is known what requests have in common, with blocks that know it too."""
+    ranks = range(limits.data_parallel_size)
+    kind = PriorityRank if limits.scheduling_policy == "priority" else DpRank
     if requests.prefixes is None or not limits.enable_prefix_caching:
-        return [None] * ranks
+        return [kind(timer, limits, log) for _ in ranks]
     from planner.simulator.prefix import PrefixBlocks, Tree
 
     tree = Tree(requests, limits.block_size)
-    return [PrefixBlocks(limits.num_blocks, limits.block_size, tree) for _ in range(ranks)]
+    caches = [PrefixBlocks(limits.num_blocks, limits.block_size, tree) for _ in ranks]
+    if not limits.host_blocks:
+        return [kind(timer, limits, log, kv) for kv in caches]
+    from planner.simulator.host import HostBlocks
+    from planner.simulator.offload import OffloadRank
+
+    blocks, size, block_s = limits.host_blocks, limits.block_size, limits.host_block_s
+    return [OffloadRank(timer, limits, log, kv, HostBlocks(blocks, size, tree, block_s)) for kv in caches]
 
 
 def _together(arrival_s: array[float], count: int) -> array[int]:

@@ -32,6 +32,8 @@ class SchedulerLimits:
     blocks are counted for each request, shared or not; a preempted request finds its own blocks again with
     ``enable_prefix_caching``, as far as nobody has taken them. ``load_s_per_tok`` is what a token takes that is
     found in host memory instead: blocks are loaded one request after the other before its prompt can be scheduled.
+    ``host_blocks`` is the room in host memory of each DP rank for blocks of requests of which it is known what they
+    have in common, and ``host_block_s`` what one takes over the link, see ``planner.simulator.offload``.
     ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
     and a request that has ended keeps its place and blocks for one step more.
 
@@ -63,6 +65,8 @@ class SchedulerLimits:
     prefix_cache_hit_rate: float = 0.0
     shared_prefix_tok: int = 0
     load_s_per_tok: float = 0.0
+    host_blocks: int = 0
+    host_block_s: float = 0.0
     data_parallel_size: int = 1
     lockstep: bool = False
     pipelined: bool = False

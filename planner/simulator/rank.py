@@ -216,36 +216,42 @@ class DpRank:
 
     def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
         """First chunks of waiting requests in the order of the queue, until something runs out."""
-        limits, kv = self.limits, self.kv
         chunks: list[tuple[Sequence, int]] = []
         places = self._places - len(self._leaving)
         while budget_tok > 0 and self._waiting and len(self._running) < places:
             sequence = self._waiting[0]
-            cached_tok, held = kv.find(sequence)
-            rest_tok = sequence.prompt_tok - cached_tok
-            new_tok = rest_tok if rest_tok < budget_tok else budget_tok
-            if new_tok < rest_tok and self._whole_prompts:
-                break
-            blocks = kv.blocks(cached_tok + new_tok)
-            whole = new_tok == rest_tok or not limits.scheduler_reserve_full_isl
-            must_fit = blocks if whole else kv.blocks(sequence.prompt_tok)
-            if must_fit - held > kv.free - self._watermark_blocks:
+            new_tok = self._begin_prompt(sequence, *self.kv.find(sequence), budget_tok)
+            if not new_tok:
                 break
             self._waiting.popleft()
-            self._running[sequence.index] = sequence
-            sequence.done_tok = cached_tok
-            if cached_tok:
-                if not sequence.lost_tok:
-                    self.log.cached_tok[sequence.index] = cached_tok
-                blocks -= kv.reuse(sequence, cached_tok)
-            kv.take(blocks)
-            kv.fill(sequence.index, cached_tok + new_tok)
             budget_tok -= new_tok
             chunks.append((sequence, new_tok))
-            if new_tok < rest_tok:
-                self._partial = sequence
         self.most_seqs = max(self.most_seqs, len(self._running))
         return chunks
+
+    def _begin_prompt(self, sequence: Sequence, cached_tok: int, held: int, budget_tok: int) -> int:
+        """Admit a request with its first chunk, as ``kv.find`` has found it; the tokens of that, 0 for lack of room."""
+        kv = self.kv
+        rest_tok = sequence.prompt_tok - cached_tok
+        new_tok = rest_tok if rest_tok < budget_tok else budget_tok
+        if new_tok < rest_tok and self._whole_prompts:
+            return 0
+        blocks = kv.blocks(cached_tok + new_tok)
+        whole = new_tok == rest_tok or not self.limits.scheduler_reserve_full_isl
+        must_fit = blocks if whole else kv.blocks(sequence.prompt_tok)
+        if must_fit - held > kv.free - self._watermark_blocks:
+            return 0
+        self._running[sequence.index] = sequence
+        sequence.done_tok = cached_tok
+        if cached_tok:
+            if not sequence.lost_tok:
+                self.log.cached_tok[sequence.index] = cached_tok
+            blocks -= kv.reuse(sequence, cached_tok)
+        kv.take(blocks)
+        kv.fill(sequence.index, cached_tok + new_tok)
+        if new_tok < rest_tok:
+            self._partial = sequence
+        return new_tok
 
     def _prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> Step:
         """One step with prompts in it; without chunking in V0, with nothing else."""

@@ -84,6 +84,7 @@ class Log:
     #: Runs of steps, one after the other: start_s, steps, gap of the first step in s, growth of the gap per step in s,
     #: tokens per step. Shape (runs * 5,)
     runs: array[float] = field(default_factory=lambda: array("d"))
+    host_tok: dict[int, int] = field(default_factory=dict)  #: of ``cached_tok``, by request: loaded from host memory
     decode: Tally = field(default_factory=Tally)  #: steps that only decode
     prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
 
@@ -147,6 +148,7 @@ class Replay:
     end_s: NDArray[np.float64]
     preemptions: NDArray[np.int64]
     cached_tok: NDArray[np.int64]  #: of the prompt, found in the prefix cache
+    host_tok: NDArray[np.int64]  #: of these, loaded from host memory
     token_runs: TokenRuns
     kv_cache_usage_peak: float  #: largest fraction of KV blocks in use on a DP rank
     most_seqs: int  #: requests that a DP rank had admitted at once
@@ -173,6 +175,11 @@ class Replay:
     def cached_share(self) -> float:
         """Share of all prompt tokens that came from the prefix cache."""
         return float(self.cached_tok.sum() / self.input_len.sum())
+
+    @property
+    def host_share(self) -> float:
+        """Share of all prompt tokens that were loaded from host memory."""
+        return float(self.host_tok.sum() / self.input_len.sum())
 
     @property
     def ttft_s(self) -> NDArray[np.float64]:
