@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
 from planner.errors import InputError
 from planner.hardware import GpuProfile, constant
-from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, memory_budget, stage_weights, with_kv_cache_space
+from planner.memory import (
+    SHIPPED_BASIS,
+    Basis,
+    MemoryBudget,
+    host_kv_tokens,
+    memory_budget,
+    stage_weights,
+    with_kv_cache_space,
+)
 from planner.model import Model, PerModel, as_quantized, load_quantized
 from planner.planning.fit.check import Checked, check_memory
 from planner.simulator import SchedulerLimits
@@ -213,6 +221,8 @@ class Deployment:
         client = Client() if offline else self.client
         longest = workload.max_total_len if requests is None else requests.max_total_len
         limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
+        if requests is not None and requests.prefixes is not None:
+            limits = self.with_host_blocks(limits)
         return replay(self.timer, workload, limits, client, requests, keep_steps=keep_steps, hopeless=hopeless)
 
     def with_prefixes(self, limits: SchedulerLimits, workload: Workload) -> SchedulerLimits:
@@ -231,14 +241,45 @@ class Deployment:
             return limits
         load_s_per_tok = 0.0
         if rate and config.kv_offloading_size and pool.block_size:
-            token_bytes = self.budget.binding.block_bytes / pool.block_size
-            load_s_per_tok = token_bytes / host_bytes_per_s(self.profile, "--kv-offloading-size")
+            load_s_per_tok = self._token_bytes / self._host_bytes_per_s
         return replace(
             limits,
             prefix_cache_hit_rate=rate,
             shared_prefix_tok=workload.prefix_len,
             load_s_per_tok=load_s_per_tok,
         )
+
+    def with_host_blocks(self, limits: SchedulerLimits) -> SchedulerLimits:
+        """``limits`` with what ``--kv-offloading-size`` keeps of requests of which it is known what they share.
+
+        Raises InputError where the speed of the link is not known, and for what is not replayed.
+        """
+        config, pool = self.config, self.budget.pool
+        if not config.kv_offloading_size:
+            return limits
+        not_replayed = {
+            "an engine that keeps no prefixes": not config.enable_prefix_caching,
+            "DP ranks that step together": limits.lockstep,
+            "a model whose layers keep different blocks": len(pool.groups) != 1 or not pool.block_size,
+        }
+        for what, holds in not_replayed.items():
+            if holds:
+                raise InputError(
+                    f"--kv-offloading-size: what the host keeps of a trace is not replayed for {what}",
+                    hint="leave it out to see the trace without it",
+                )
+        blocks = host_kv_tokens(config, self._token_bytes) // limits.block_size
+        block_s = self._token_bytes * limits.block_size / self._host_bytes_per_s
+        return replace(limits, host_blocks=blocks, host_block_s=block_s)
+
+    @property
+    def _token_bytes(self) -> float:
+        """KV bytes of a token of a long context on a GPU of the stage that has most."""
+        return self.budget.binding.block_bytes / self.budget.pool.block_size
+
+    @property
+    def _host_bytes_per_s(self) -> float:
+        return host_bytes_per_s(self.profile, "--kv-offloading-size")
 
 
 def served_model(model: Model, args: EngineArgs) -> Model:

@@ -46,7 +46,7 @@ class OffloadRank(DpRank):
         self._ended_s = -inf  # end of the last step
         # starts of the last steps; a step is scheduled when the one before is launched, or still one earlier
         self._looks_s = [-inf] * (3 if limits.async_scheduling else 1)
-        self._asleep = False  # nothing to compute until a copy has ended
+        self._asleep = self._woken = False  # whether nothing is to compute until a copy has ended, and was until now
         self._looked = False  # whether this is the second look of an idle engine
 
     def submit(self, ready_s: float, sequence: Sequence) -> None:
@@ -59,7 +59,7 @@ class OffloadRank(DpRank):
         """As ``DpRank.plan``; a step of nothing where all wait for copies."""
         if self._asleep or start_s > self._ended_s:
             self._looks_s = [start_s] * len(self._looks_s)
-        self._asleep = self._looked = False
+        self._woken, self._asleep, self._looked = self._asleep, False, False
         self._old, self._ended = self._ended, []
         self._learn(self._looks_s[0])
         step = super().plan(start_s)
@@ -125,7 +125,7 @@ class OffloadRank(DpRank):
         if self._looked:  # an idle engine looks again at once, and starts with what wakes it
             self._pause(self.event[0])
             self._learn(before_s)
-            before_s = nextafter(before_s + 2 * MOMENT_S, inf)
+            before_s = nextafter(before_s + 2 * MOMENT_S, inf) if self._woken else before_s
         super()._receive(before_s)
 
     def _continue_prompt(self, sequence: Sequence, budget_tok: int) -> list[tuple[Sequence, int]]:
@@ -147,14 +147,14 @@ class OffloadRank(DpRank):
                 chunks.append((sequence, new_tok))
         while budget_tok > 0 and self._waiting and len(self._running) < places and not self._blocked:
             sequence = self._waiting[0]
-            new_tok = self._look_up(sequence, budget_tok)
-            if new_tok is None:
+            begun_tok = self._look_up(sequence, budget_tok)
+            if begun_tok is None:
                 aside.append(self._waiting.popleft())
-            elif new_tok or sequence.index in self._loading:
+            elif begun_tok or sequence.index in self._loading:
                 self._waiting.popleft()
-            if new_tok:
-                budget_tok -= new_tok
-                chunks.append((sequence, new_tok))
+            if begun_tok:
+                budget_tok -= begun_tok
+                chunks.append((sequence, begun_tok))
         self._deferred = self._deferred or bool(aside)
         self._waiting.extendleft(reversed(aside))
         return chunks
