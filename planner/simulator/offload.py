@@ -155,6 +155,7 @@ class OffloadRank(DpRank):
             if begun_tok:
                 budget_tok -= begun_tok
                 chunks.append((sequence, begun_tok))
+        self.most_seqs = max(self.most_seqs, len(self._running))
         self._deferred = self._deferred or bool(aside)
         self._waiting.extendleft(reversed(aside))
         return chunks
@@ -235,6 +236,11 @@ class OffloadRank(DpRank):
             earlier = sum(at_s >= end_s for at_s in self._looks_s[1:])
             steps = bisect_left(range(step.steps), end_s, key=step.begins_s) + late - earlier
             self.stop_after(min(max(steps, 1), step.steps))
+
+    def _leave(self, sequence: Sequence, tok: int) -> None:
+        super()._leave(sequence, tok)
+        if not self._leaving:
+            self._ended.append(sequence.index)
 
     def _vacate(self) -> None:
         self._ended += [index for index, _ in self._leaving]
