@@ -260,6 +260,7 @@ class Deployment:
         not_replayed = {
             "an engine that keeps no prefixes": not config.enable_prefix_caching,
             "DP ranks that step together": limits.lockstep,
+            "--scheduling-policy priority": limits.scheduling_policy != "fcfs",
             "a model whose layers keep different blocks": len(pool.groups) != 1 or not pool.block_size,
         }
         for what, holds in not_replayed.items():
