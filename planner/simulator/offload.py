@@ -157,7 +157,8 @@ class OffloadRank(DpRank):
                 chunks.append((sequence, begun_tok))
         self.most_seqs = max(self.most_seqs, len(self._running))
         self._deferred = self._deferred or bool(aside)
-        self._waiting.extendleft(reversed(aside))
+        for sequence in reversed(aside):
+            self._waiting.appendleft(sequence)
         return chunks
 
     def _look_up(self, sequence: Sequence, budget_tok: int) -> int | None:
@@ -243,7 +244,7 @@ class OffloadRank(DpRank):
             self._ended.append(sequence.index)
 
     def _vacate(self) -> None:
-        self._ended += [index for index, _ in self._leaving]
+        self._ended += [sequence.index for sequence in self._leaving]
         super()._vacate()
 
     def _offer(self, index: int, tok: int) -> None:
