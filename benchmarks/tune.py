@@ -249,10 +249,16 @@ def lines(asked: Sequence[Question]) -> Iterator[str]:
     stops, shares = [stop for _, stop, _ in tuned], [share for _, _, share in tuned]
     yield ""
     yield (
-        f"It stops after {median(stops):.0f} runs (median; mean {mean(stops):.2f}, most {max(stops)}) and is then "
+        f"It stops after {median(stops):.0f} run{'s' if median(stops) != 1 else ''} (median; mean {mean(stops):.2f}, "
+        f"most {max(stops)}) and is then "
         f"within 3 % in {mean(share >= 1 - WITHIN for share in shares):.1%} of the cases ({SURE:.0%} promised), "
         f"{1 - mean(shares):.2%} behind on average, {1 - min(shares):.0%} at worst."
     )
+
+
+def _one_layout(found: Sequence[dict[str, Any]]) -> int:
+    """Grids whose settings differ in nothing but batch and token budget."""
+    return sum(len({str(setting["layout"]) for setting in grid["settings"]}) == 1 for grid in found)
 
 
 def report(found: Sequence[dict[str, Any]]) -> str:
@@ -262,6 +268,8 @@ def report(found: Sequence[dict[str, Any]]) -> str:
         f"{datetime.date.today()}; `python benchmarks/tune.py hardware/calibration/runs.csv`: runs until the best "
         "measured setting is within 3 % of the best of its grid, each predicted by a fit that saw no run of that GPU "
         "and model. Goal: a median of 3. No constant of the rule was chosen on these grids.\n",
+        f"An easy question: in {_one_layout(found)} of {len(found)} grids the settings are batches of one layout and "
+        "precision, and more throughput mostly means the largest of them.\n",
     ]
     for title, limited in (("Most output tokens/s per GPU", False), ("The same under a limit of the TPOT", True)):
         asked = list(questions(found, limited=limited))

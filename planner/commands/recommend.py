@@ -224,7 +224,9 @@ def script_files(recommendation: Recommendation) -> dict[str, str]:
             continue
         file = PlanFile(planner_version=__version__, command=recommendation.command, goal=request.goal, plan=plan)
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
-        made = plan_files(file, ranking.profile, tunable=plan.service is None)
+        made = plan_files(
+            file, ranking.profile, tunable=plan.service is None or (plan.service.trace or plan.service.router) is None
+        )
         files |= {f"{folder}{name}": content for name, content in made.items()}
     return files and {**files, "recommendation.json": recommendation.to_json()}  # the last for planner report
 

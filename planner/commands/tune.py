@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.output import TuningAnswer
 
 TunedDir = Annotated[
-    PathName, Argument(kind=Path, metavar="DIR", help="Folder of a plan for a goal, on the machine that it is for.")
+    PathName, Argument(kind=Path, metavar="DIR", help="Folder of a plan, on the machine that it is for.")
 ]
 Runs = Annotated[int, Option(min=1, help="Runs after which no other begins, earlier ones counted. Default: no limit.")]
 Minutes = Annotated[float, Option(help="Minutes of all runs after which no other begins. Default: no limit.")]
@@ -37,13 +37,14 @@ def tune_plan(
 
     Each run launches a server with the emitted scripts, measures and stops it. Next comes what gains most by what the
     runs so far say; the end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or
-    ``minutes``. All is kept below ``directory/tune``: the same call goes on after a break, and measures nothing twice.
-    ``retry`` tries settings again that did not start. ``calibration`` as in ``check_fit``; it counts when
-    a tuning begins.
+    ``minutes``. Of a plan with targets one server gets its share of the load, and a setting that breaks a target as
+    measured is not the best. All is kept below ``directory/tune``: the same call goes on after a break, and measures
+    nothing twice. ``retry`` tries settings again that did not start. ``calibration`` as in ``check_fit``; it counts
+    when a tuning begins.
 
     ``answer.best`` is the folder of the best measured plan, ``answer.ok`` whether it is known to be the best. Raises
-    InputError where there is no plan for a goal, where the machine does not pass ``preflight.sh``, where several
-    settings fail and none was measured, and where the state is broken.
+    InputError where there is no plan, or one of a recorded load, where the machine does not pass ``preflight.sh``,
+    where several settings fail and none was measured, and where the state is broken.
     """
     return _tuned(progress.say, directory, runs, minutes, retry, calibration)
 

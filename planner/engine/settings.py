@@ -139,9 +139,7 @@ class EngineArgs:
     tensor_parallel_size: int = _row(1, "GPUs that share each layer.", short="-tp", **_RANKS)
     pipeline_parallel_size: int = _row(1, "Stages of layers.", short="-pp", **_RANKS)
     data_parallel_size: int = _row(1, "Copies of the engine that share the load (DP ranks).", short="-dp", **_RANKS)
-    decode_context_parallel_size: int = _row(
-        1, "Ranks that share the tokens of the KV cache.", short="-dcp", only="memory", **_RANKS
-    )
+    decode_context_parallel_size: int = _row(1, "Ranks that share the tokens of the KV cache.", short="-dcp", **_RANKS)
     enable_expert_parallel: bool = _row(False, "Whole experts on each rank.", short="-ep")
     dtype: str = _row("auto", "auto, bfloat16, float16 or float32.")
     quantization: str | None = _row(

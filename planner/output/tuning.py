@@ -29,6 +29,7 @@ from planner.planning import (
     PlanFile,
     TunedRun,
     TuningState,
+    broken_words,
     measured_merit,
     merit_words,
     percent,
@@ -112,8 +113,8 @@ class Tuner:
         for folder, setting in zip(folders[1:], settings[1:], strict=True):
             file = self.file.model_copy(update={"plan": setting.plan, "planner_version": __version__})
             write_folder(self.directory / folder, plan_files(file, load_profile(setting.plan.gpu)), force=True)
-        merits = [setting.merit for setting in settings]
-        state = TuningState.begun(__version__, self.file.plan.digest, merit, merits, folders)
+        prospects = [setting.prospects for setting in settings]
+        state = TuningState.begun(__version__, self.file.plan, merit, prospects, folders)
         state.save(self.path)
         self.tell(f"{len(folders)} settings may be the best")
         return state
@@ -147,9 +148,11 @@ class Tuner:
             self._save(running=None, process=None)
         seconds = time.monotonic() - began_s
         if self._path_of_result(number).exists():
-            merit = measured_merit(self.state.merit, self.plan(number), self.result(number))
-            self._add(TunedRun(setting=number, merit=merit, seconds=seconds))
-            self.tell(f"  {merit_words(self.state.merit, merit)}; {self._known()}")
+            targets = self.state.targets
+            merit, *margins = measured_merit(self.state.merit, self.plan(number), self.result(number), targets)
+            self._add(TunedRun(setting=number, merit=merit, margins=tuple(margins), seconds=seconds))
+            found = broken_words(targets, margins) or merit_words(self.state.merit, merit)
+            self.tell(f"  {found}; {self._known()}")
         else:
             self._fail(number, seconds)
 
@@ -205,6 +208,8 @@ class Tuner:
 
     def _known(self) -> str:
         standing = self.state.standing
+        if standing.best is None:
+            return f"no setting keeps the targets with {percent(standing.known)} probability"
         return f"the best measured is the best with {percent(standing.known)} probability"
 
 

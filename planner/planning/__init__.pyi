@@ -100,6 +100,7 @@ from .sanity import doubts_about_plan as doubts_about_plan
 from .sanity import kept_limits as kept_limits
 
 # Which settings, by measuring?
+from .tuning.settings import broken_words as broken_words
 from .tuning.settings import measured_merit as measured_merit
 from .tuning.settings import merit_words as merit_words
 from .tuning.settings import tuned_settings as tuned_settings

@@ -195,6 +195,11 @@ class Plan(_Record):
     warnings: tuple[str, ...] = ()
 
     @property
+    def targets(self) -> tuple[PlannedTarget, ...]:
+        """What it has to keep; empty without targets."""
+        return self.service.targets if self.service else ()
+
+    @property
     def nodes(self) -> int:
         """Nodes that one server fills."""
         return -(-self.num_gpus // self.gpus_per_node)

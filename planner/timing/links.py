@@ -27,8 +27,8 @@ from planner.engine import EngineConfig, Layout, features_of
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant, constant_of
 from planner.memory import offloaded_bytes, stage_weights
-from planner.model import Component, Layer, Model, Shard
-from planner.timing.operators import ACTIVATION_BYTES, SAMPLED, TOKENS, StepLoad
+from planner.model import Attention, Component, LatentAttention, Layer, Model, Shard
+from planner.timing.operators import ACTIVATION_BYTES, FP32_BYTES, SAMPLED, TOKENS, Driver, StepLoad
 from planner.timing.roofline import Cost, Part, Per, Term
 
 #: The latency of a collective was measured up to so many ranks, and is taken to grow no further.
@@ -77,7 +77,40 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
     if dealt:
         gathered_bytes = dealt * hidden_bytes * (tp - 1) / tp
         found.append(Collective("token all-gather", dealt, TOKENS, gathered_bytes, tp, tp))
-    return (*found, *_stage_hops(hidden_bytes, profile, tp, pp))
+    return (*found, *_shared_context(model, config), *_stage_hops(hidden_bytes, profile, tp, pp))
+
+
+def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
+    """What ranks exchange that share the tokens of the cache: in each layer, for each token that is decoded.
+
+    ::
+
+        all-gather of the query        each rank answers for the heads of all, in MLA of 512 + 64 (W_UK is absorbed)
+        all-gather of the sums         one exponent of each head, of every rank, in fp32
+        reduce-scatter of the output   each rank keeps its own heads, of 512 in MLA
+
+    Source: ``forward`` of ``v1/attention/backends/mla/common.py`` and ``cp_lse_ag_out_rs`` of vLLM 0.11.0; the group
+    is of neighbours (``initialize_model_parallel``). Left out: prompts that go on from cached tokens gather those, of
+    MLA 1,152 bytes of a token and layer. Raises InputError for a sparse index: it is not known who scores what.
+    """
+    ranks = config.decode_context_parallel_size
+    if ranks == 1:
+        return
+    heads_of, layers, moved_bytes = ranks / config.tensor_parallel_size, 0, 0.0
+    for mixer in model.mixers():
+        if not isinstance(mixer, Attention | LatentAttention) or mixer.indexer is not None:
+            raise InputError(
+                f"--decode-context-parallel-size: what ranks of {model.id} exchange for their index is not known",
+                hint="leave it out; planner fit says what it leaves for the KV cache",
+            )
+        if isinstance(mixer, LatentAttention):
+            query_and_output = mixer.kv_elements_per_token + mixer.kv_lora_rank
+        else:
+            query_and_output = mixer.head_dim + mixer.v_head_dim
+        of_a_head_bytes = query_and_output * ACTIVATION_BYTES + ranks * FP32_BYTES
+        moved_bytes += mixer.num_heads * heads_of * of_a_head_bytes * (ranks - 1) / ranks
+        layers += 1
+    yield Collective("context exchange", 3 * layers, StepLoad(Driver.DECODES), moved_bytes, ranks, ranks)
 
 
 def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Iterator[Collective]:

@@ -283,8 +283,13 @@ def _attention(
     config: EngineConfig,
     name: str = "attention",
 ) -> list[Operator]:
-    """One attention layer: ``row_bytes`` of cache per token seen, FLOP per (query, key) pair."""
+    """One attention layer: ``row_bytes`` of cache per token seen, FLOP per (query, key) pair.
+
+    Ranks that share the tokens of the cache (``--decode-context-parallel-size``) each read their share of them, for the
+    heads of all: as many FLOP as for all tokens and their own heads.
+    """
     pairs = StepLoad(Driver.PAIRS, seen.span, seen.ratio)
+    row_bytes /= config.decode_context_parallel_size
     return [
         Operator(
             f"{name} decode", OperatorKind.ATTENTION, seen, 1,

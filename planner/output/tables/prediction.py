@@ -272,6 +272,11 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
     if remark := deployment.network_remark:
         yield remark
+    if config.decode_context_parallel_size > 1:
+        yield (
+            f"{config.decode_context_parallel_size} ranks share the tokens of the cache: what they exchange is timed, "
+            "but no run behind the efficiencies does so: the intervals are those of the engine without"
+        )
     if drafts := config.speculative_config:
         yield (
             f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "

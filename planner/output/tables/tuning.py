@@ -11,7 +11,8 @@ from planner.evidence import CalibrationOutcome
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
 from planner.output.tuning import Tuner
-from planner.planning import SURE, WITHIN, percent
+from planner.planning import SURE, WITHIN, broken_words, percent
+from planner.workload import targets_in_words
 
 COLUMNS = (
     Column("setting"),
@@ -52,6 +53,7 @@ class TuningAnswer(Result):
             "best": self.best,
             "probability_best": state.standing.known,
             "within": WITHIN,
+            "targets": [{"metric": one.metric, "limit_ms": one.limit_ms} for one in state.targets],
             "runs": len(state.tried),
             "minutes": sum(run.seconds for run in state.runs) / 60,
             "calibration": self._calibration,
@@ -66,7 +68,7 @@ class TuningAnswer(Result):
         state = self.tuner.state
         standing = state.standing
         best = state.measured[standing.best] if standing.best is not None else 0.0
-        order = sorted(state.measured, key=lambda number: -state.measured[number])
+        order = sorted(state.measured, key=lambda number: (bool(self._broken(number)), -state.measured[number]))
         order += sorted(standing.gains, key=lambda number: -standing.gains[number])
         return [self._row(number, best) for number in (*order, *state.out)]
 
@@ -78,11 +80,15 @@ class TuningAnswer(Result):
             "predicted_tok_per_s_per_gpu": plan.predicted["output_throughput"] / plan.num_gpus,
             "output_throughput_per_gpu": result["output_throughput"] / plan.num_gpus if result else None,
             "mean_e2el_ms": result.get("mean_e2el_ms"),
-            "behind": 1 - exp(state.measured[number] - best) if result else None,
+            "behind": 1 - exp(state.measured[number] - best) if result and not self._broken(number) else None,
             "gain": state.standing.gains.get(number),
-            "reason": state.out.get(number, ""),
+            "reason": state.out.get(number, "") or self._broken(number),
             "folder": str(tuner.folder(number)),
         }
+
+    def _broken(self, number: int) -> str:
+        state = self.tuner.state
+        return broken_words(state.targets, state.margins[number]) if number in state.margins else ""
 
     def _columns(self) -> Sequence[Column]:
         return COLUMNS
@@ -93,7 +99,8 @@ class TuningAnswer(Result):
         empty = {column.key for column in COLUMNS if all(row[column.key] in (None, "") for row in shown)}
         yield table_text(shown, [column for column in COLUMNS if not column.aside and column.key not in empty])
         if len(shown) < len(rows):
-            yield f"and {len(rows) - len(shown)} settings that may gain less than 0.1%"
+            left = len(rows) - len(shown)
+            yield f"and {left} setting{'s' if left != 1 else ''} that may gain less than 0.1%"
         yield ""
         yield wrapped(self._title())
         if self.best:
@@ -103,9 +110,14 @@ class TuningAnswer(Result):
 
     def _title(self) -> str:
         state = self.tuner.state
-        if self.best is None:
-            return f"nothing was measured in {len(state.tried)} runs"
         runs = f"{len(state.tried)} run{'s' if len(state.tried) != 1 else ''}"
+        if self.best is None and state.measured:
+            none = f"no other does, with {percent(state.standing.known)} probability"
+            return (
+                f"no measured setting keeps {targets_in_words([one.slo for one in state.targets])} after {runs}; {none}"
+            )
+        if self.best is None:
+            return f"nothing was measured in {runs}"
         sure = f"no other setting is better by more than {WITHIN:.0%}, with {percent(state.standing.known)} probability"
         return f"best after {runs}: {self.tuner.words(state.standing.best or 0)}; {sure}"
 

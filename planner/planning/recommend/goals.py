@@ -157,6 +157,12 @@ class Merit:
         # both rates are one throughput, over GPUs and over users
         return "output_throughput", 1.0 if self.goal == "max-throughput" else self.per_user + self.per_gpu
 
+    def hangs_on_at(self, max_concurrency: int | None) -> tuple[str, float]:
+        """The same of one measured load. At a rate that is sent, not ``max_concurrency``, users wait: E2EL says how."""
+        if max_concurrency is not None or self.goal != "balanced":
+            return self.hangs_on
+        return "mean_e2el_ms", -self.per_user
+
     def odds(self, request: Request, one: Candidate, other: Candidate) -> float:
         """Probability that measurements of ``one`` serve the goal better than those of ``other``."""
         return self._forecast(request, one).beats(self._forecast(request, other))

@@ -2,6 +2,10 @@
 
 The plan says GPU, model, lengths and goal. What its command gave stays as given; layout, precision, batch and token
 budget are open again. Only settings that may be the best are kept, by the odds that ``recommend`` has for them.
+
+A plan with targets has a load, and all settings are measured under it: one server's share, as its benchmark sends it.
+The best serves the goal best of those that keep every target as measured. At a rate that all keep up with, that is for
+``max-throughput`` the fewest GPUs, for ``min-latency`` the shortest requests, for ``balanced`` both.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, log
 from typing import Any
 
 from planner.engine import EngineArgs, flag_of
@@ -22,12 +26,14 @@ from planner.planning import defaults
 from planner.planning.calibration import Local
 from planner.planning.check import launched_args, redeploy
 from planner.planning.deployment import Deployment
-from planner.planning.plan import Plan, PlanFile
+from planner.planning.plan import Plan, PlanFile, PlannedTarget
 from planner.planning.predict import Prediction, compared_rates, simulate_serve
 from planner.planning.recommend.assemble import assemble
 from planner.planning.recommend.goals import Merit, rank_by_goal, with_figures
 from planner.planning.recommend.request import Candidate, Ranking, Request
-from planner.planning.tuning.standing import Prospect
+from planner.planning.tuning.standing import Prospect, Prospects
+from planner.units import MS
+from planner.workload import Workload
 
 #: Settings that a search chooses, so that they are open again unless the plan's command gave them.
 OPEN: Mapping[str, Any] = {
@@ -42,23 +48,20 @@ MOST_SETTINGS, MOST_PER_ENGINE = 24, 6
 
 @dataclass(frozen=True)
 class TunedSetting:
-    """One setting: the plan that measures it, and what is known of its merit."""
+    """One setting: the plan that measures it, and what is known of its merit and of its margin to each target."""
 
     plan: Plan
-    merit: Prospect
+    prospects: tuple[Prospect, ...]
 
 
 def request_again(file: PlanFile, local: Local) -> Request:
     """What ``recommend`` was asked for when it made the plan of ``file``.
 
-    Raises InputError for a plan with targets: its servers share a load, and one machine measures one server.
+    Its targets are left out: they are measured. Raises InputError for a plan of a recorded load, and for targets that
+    its benchmark does not measure.
     """
     plan, words = file.plan, shlex.split(file.command)
-    if plan.service is not None:
-        raise InputError(
-            "the plan has targets: tune looks for the best settings of a goal",
-            hint="plan again with --goal and without targets, or validate this plan: planner validate DIR",
-        )
+    _refuse_unmeasured(plan)
 
     def given(name: str) -> bool:
         return any(word.partition("=")[0] == flag_of(name) for word in words)
@@ -66,7 +69,7 @@ def request_again(file: PlanFile, local: Local) -> Request:
     profile, sent = load_profile(plan.gpu).with_network(plan.network_gb_per_s), plan.workload
     args = launched_args(plan)
     opened = {name: unset for name, unset in OPEN.items() if not given(name)}
-    fixed = given("max_concurrency") or file.goal == "min-latency"
+    fixed = plan.service is None and (given("max_concurrency") or file.goal == "min-latency")
     return Request(
         model=resolve_model(plan.model if plan.model.startswith("/") else plan.requested_model),
         gpus=(profile,),
@@ -87,13 +90,34 @@ def request_again(file: PlanFile, local: Local) -> Request:
     )
 
 
+def _refuse_unmeasured(plan: Plan) -> None:
+    service = plan.service
+    if service is None:
+        return
+    if service.trace is not None or service.router is not None:
+        raise InputError(
+            "the plan is for requests whose prompts are known: its benchmark sends random ones, so tune cannot tell "
+            "which settings keep its targets",
+            hint="plan for --request-rate and lengths, or validate this plan: planner validate DIR",
+        )
+    named = ("mean", "median", *(f"p{percentile}" for percentile in defaults.PERCENTILES))
+    for target in service.targets:
+        if target.metric.split("_")[0] not in named:
+            raise InputError(
+                f"the benchmark does not measure {target.metric}, which the plan has a target for",
+                hint=f"plan again with --percentile {', '.join(map(str, defaults.PERCENTILES))} or mean",
+            )
+
+
 def tuned_settings(file: PlanFile, local: Local) -> tuple[Merit, list[TunedSetting]]:
     """The plan of ``file`` first, then every other setting that may be better, and what they are judged by."""
     request = request_again(file, local)
     rankings = [_ranked(request, budget) for budget in _budgets(request.args)]
     merit = Merit.among(rankings[0].candidates, request.goal)
-    own = redeploy(file.plan, local)
-    found = [_setting(file.plan, own, merit, simulate_serve(own, file.plan.workload.sent))]
+    own, sent = redeploy(file.plan, local), file.plan.workload.sent
+    found = [_setting(file.plan, own, merit, _replayed(own, sent), file.plan.targets)]
+    if file.plan.service is not None:
+        return merit, found + _under_load(request, file.plan, merit, rankings)
     for ranking, candidate in _promising(request, merit, rankings):
         if len(found) == MOST_SETTINGS:
             break
@@ -131,6 +155,45 @@ def _promising(request: Request, merit: Merit, rankings: Iterable[Ranking]) -> I
             yield pairs[config]
 
 
+def _under_load(request: Request, plan: Plan, merit: Merit, rankings: Iterable[Ranking]) -> list[TunedSetting]:
+    """Settings that may be the best under the load of ``plan`` and its targets, most expected of them first.
+
+    Of each engine with each token budget the largest batch, and that of the plan.
+    """
+    sent = plan.workload.sent
+    tried: dict[tuple[object, int], list[tuple[Ranking, Candidate]]] = {}
+    for ranking in rankings:
+        for candidate in ranking.candidates:
+            key = candidate.engine, candidate.config.max_num_batched_tokens
+            tried.setdefault(key, []).append((ranking, candidate))
+    settings: list[TunedSetting] = []
+    engines: list[object] = []
+    for (engine, _), pairs in tried.items():
+        largest = max(candidate.config.max_num_seqs for _, candidate in pairs)
+        for ranking, candidate in pairs:
+            if candidate.config.max_num_seqs in (largest, plan.max_num_seqs):
+                prediction = _replayed(candidate.deployment, sent)
+                one = replace(candidate, prediction=None)
+                measured = assemble(request, ranking, one, workload=sent)
+                if measured.digest != plan.digest:
+                    settings.append(_setting(measured, candidate.deployment, merit, prediction, plan.targets))
+                    engines.append(engine)
+    if not settings:
+        return []
+    worth = Prospects.of([setting.prospects for setting in settings]).standing({}).gains
+    of_engine: Counter[object] = Counter()
+    kept: list[TunedSetting] = []
+    for number in sorted(worth, key=lambda number: -worth[number]):
+        if worth[number] > 0 and of_engine[engines[number]] < MOST_PER_ENGINE and len(kept) < MOST_SETTINGS - 1:
+            of_engine[engines[number]] += 1
+            kept.append(settings[number])
+    return kept
+
+
+def _replayed(deployment: Deployment, sent: Workload) -> Prediction:
+    return simulate_serve(deployment, sent, percentiles=defaults.PERCENTILES)
+
+
 def _measurable(request: Request, merit: Merit, ranking: Ranking, candidate: Candidate) -> TunedSetting:
     """A candidate with its own benchmark, replayed."""
     found = with_figures(request, candidate)
@@ -139,22 +202,32 @@ def _measurable(request: Request, merit: Merit, ranking: Ranking, candidate: Can
     return _setting(assemble(request, ranking, found), found.deployment, merit, found.prediction)
 
 
-def _setting(plan: Plan, deployment: Deployment, merit: Merit, prediction: Prediction) -> TunedSetting:
-    key, power = merit.hangs_on
+def _setting(
+    plan: Plan, deployment: Deployment, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()
+) -> TunedSetting:
     figures = {**prediction.figures, **compared_rates(deployment, prediction)}
     doubt = prediction.uncertainty
-    return TunedSetting(
-        plan, Prospect(merit.of(figures), doubt.spread(key).times(power), abs(power) * doubt.noise(key))
-    )
+
+    def prospect(logarithm: float, key: str, power: float) -> Prospect:
+        return Prospect(logarithm, doubt.spread(key).times(power), abs(power) * doubt.noise(key))
+
+    own = [prospect(merit.of(figures), *merit.hangs_on_at(plan.workload.max_concurrency))]
+    result = prediction.result
+    margins = [prospect(log(one.limit_ms / result[one.metric]), one.metric, -1.0) for one in targets]
+    return TunedSetting(plan, (*own, *margins))
 
 
-def measured_merit(merit: Merit, plan: Plan, result: Mapping[str, Any]) -> float:
-    """The logarithm of the merit of a measured plan, from the result of its benchmark."""
+def measured_merit(
+    merit: Merit, plan: Plan, result: Mapping[str, Any], targets: Iterable[PlannedTarget] = ()
+) -> tuple[float, ...]:
+    """The logarithm of the merit of a measured plan, from its benchmark's result, and of its margin to each target.
+
+    In an open loop as many users are there as requests are in flight: their rate x how long one takes (Little).
+    """
     rate = float(result["output_throughput"])
-    users = plan.workload.max_concurrency or 1
-    return merit.of(
-        {**result, "output_throughput_per_gpu": rate / plan.num_gpus, "output_throughput_per_user": rate / users}
-    )
+    users = plan.workload.max_concurrency or result["request_throughput"] * result["mean_e2el_ms"] * MS
+    figures = {**result, "output_throughput_per_gpu": rate / plan.num_gpus, "output_throughput_per_user": rate / users}
+    return merit.of(figures), *(log(one.limit_ms / result[one.metric]) for one in targets)
 
 
 def merit_words(merit: Merit, logarithm: float) -> str:
@@ -165,3 +238,10 @@ def merit_words(merit: Merit, logarithm: float) -> str:
     if merit.goal == "max-throughput":
         return f"{value:,.0f} tokens/s per GPU"
     return f"a balance of {value:,.4g}"
+
+
+def broken_words(targets: Iterable[PlannedTarget], margins: Iterable[float]) -> str:
+    """The targets that a measured setting breaks; empty where it keeps all."""
+    pairs = zip(targets, margins, strict=True)
+    broken = [f"{one.slo} by {exp(-margin) - 1:.0%}" for one, margin in pairs if margin < 0]
+    return f"breaks {' and '.join(broken)}" if broken else ""

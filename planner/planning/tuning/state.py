@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.errors import InputError
 from planner.planning.defaults import Goal
+from planner.planning.plan import Plan, PlannedTarget
 from planner.planning.recommend.goals import Merit
 from planner.planning.tuning.standing import Prospect, Prospects, Standing
 from planner.resources import read_given, write_then_rename
@@ -32,6 +33,7 @@ class TunedRun(_Record):
 
     setting: int
     merit: float | None = None  #: its logarithm as measured; None: the setting does not run
+    margins: tuple[float, ...] = ()  #: logarithm of limit over measured, of each target
     reason: str = ""  #: why it does not
     seconds: float = 0.0  #: start and end of the server included
     tried: bool = True  #: else another run says that it does not run
@@ -47,7 +49,8 @@ class TuningState(_Record):
     per_user: float = 1.0  #: powers of ``Merit``
     per_gpu: float = 1.0
     folders: tuple[str, ...]  #: of each setting's plan, below that of the plan that is tuned
-    mean: tuple[float, ...]  #: of the logarithm of each merit, as predicted
+    targets: tuple[PlannedTarget, ...] = ()  #: that a setting has to keep as measured
+    mean: tuple[float, ...]  #: of the logarithms of merit and margins, setting by setting, as predicted
     covariance: tuple[tuple[float, ...], ...]
     runs: tuple[TunedRun, ...] = ()
     running: int | None = None  #: the setting whose server may be up
@@ -55,18 +58,24 @@ class TuningState(_Record):
 
     @classmethod
     def begun(
-        cls, planner_version: str, digest: str, merit: Merit, merits: Sequence[Prospect], folders: Sequence[str]
+        cls,
+        planner_version: str,
+        plan: Plan,
+        merit: Merit,
+        prospects: Sequence[Sequence[Prospect]],
+        folders: Sequence[str],
     ) -> TuningState:
-        """Before any run. ``merits``: of each setting, whose plans lie in ``folders``."""
-        known = Prospects.of([(one,) for one in merits])
+        """Before any run of the tuning of ``plan``. ``prospects``: of each setting, whose plans lie in ``folders``."""
+        known = Prospects.of(prospects)
         return cls(
             planner_version=planner_version,
-            digest=digest,
+            digest=plan.digest,
             goal=merit.goal,
             per_user=merit.per_user,
             per_gpu=merit.per_gpu,
             folders=tuple(folders),
-            mean=tuple(known.mean[:, 0].tolist()),
+            targets=plan.targets,
+            mean=tuple(known.mean.ravel().tolist()),
             covariance=tuple(map(tuple, known.covariance.tolist())),
         )
 
@@ -79,6 +88,11 @@ class TuningState(_Record):
     def measured(self) -> Mapping[int, float]:
         """Logarithm of the merit by setting."""
         return {run.setting: run.merit for run in self.runs if run.merit is not None}
+
+    @property
+    def margins(self) -> Mapping[int, tuple[float, ...]]:
+        """Logarithms of limit over measured by setting."""
+        return {run.setting: run.margins for run in self.runs if run.merit is not None}
 
     @property
     def out(self) -> Mapping[int, str]:
@@ -98,8 +112,8 @@ class TuningState(_Record):
     @cached_property
     def standing(self) -> Standing:
         """What is known now."""
-        prospects = Prospects(np.array(self.mean)[:, None], np.array(self.covariance))
-        measured = {setting: (merit,) for setting, merit in self.measured.items()}
+        prospects = Prospects(np.array(self.mean).reshape(len(self.folders), -1), np.array(self.covariance))
+        measured = {setting: (merit, *self.margins[setting]) for setting, merit in self.measured.items()}
         return prospects.standing(measured, self.out, within=WITHIN)
 
     @property
@@ -133,9 +147,11 @@ def read_state(path: Path, digest: str) -> TuningState | None:
         return None
     except (OSError, ValidationError, ValueError) as error:
         raise InputError(f"{path} is not the state of a tuning", hint=again) from error
-    sizes = {len(state.folders), len(state.mean), len(state.covariance), *map(len, state.covariance)}
+    rows = len(state.folders) * (1 + len(state.targets))
+    sizes = {rows, len(state.mean), len(state.covariance), *map(len, state.covariance)}
     numbers = [run.setting for run in state.runs] + [state.running or 0]
-    if len(sizes) != 1 or not all(0 <= number < len(state.folders) for number in numbers):
+    judged = all(len(run.margins) == len(state.targets) for run in state.runs if run.merit is not None)
+    if len(sizes) != 1 or not judged or not all(0 <= number < len(state.folders) for number in numbers):
         raise InputError(f"{path} is not the state of a tuning: its parts do not fit", hint=again)
     if state.schema_version != SCHEMA_VERSION or state.digest != digest:
         raise InputError(f"{path} is of another plan, {state.digest}, or another planner", hint=again)
