@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 OPEN = 1 << 62  #: where the private part of a request ends
 NOBODYS = -OPEN  #: the node of blocks that nobody will find
+REMEMBERED = 1.1  #: how often a cache has to be filled until nothing is left of what was in it, and somewhat more
 
 
 class Tree:
@@ -40,8 +41,7 @@ class Tree:
         prefixes = requests.prefixes
         assert prefixes is not None  # who calls has asked
         parent, ends_tok, prompt = prefixes.parent, prefixes.end_tok, prefixes.prompt
-        #: Requests that were answered before: their indices, beyond those that are sent, and their tokens.
-        self.before = list(enumerate(prefixes.before_tok.tolist(), len(prompt)))
+        self._sent, self._before_tok = len(prompt), prefixes.before_tok.tolist()
         stop = ends_tok // block_size
         start = np.where(parent >= 0, stop[parent], 0) if len(parent) else stop
         shared = prompt >= 0
@@ -70,6 +70,26 @@ class Tree:
             node = parent[node]
         found.reverse()
         return found
+
+    def before(self, blocks: int, block_size: int) -> list[tuple[int, int]]:
+        """Requests that were answered before: their indices, beyond those that are sent, and their tokens.
+
+        The last ones, as far back as a cache of so many ``blocks`` remembers: it keeps what was used last.
+        """
+        seen: set[int] = set()
+        found: list[tuple[int, int]] = []
+        used = 0
+        for index in range(self._sent + len(self._before_tok) - 1, self._sent - 1, -1):
+            tok = self._before_tok[index - self._sent]
+            path = self.path_of(index)
+            own = tok // block_size - (self.stop[path[-1]] if path else 0)
+            if tok <= blocks * block_size:
+                used += own + sum(self.stop[node] - self.start[node] for node in path if node not in seen)
+                seen.update(path)
+                found.append((index, tok))
+            if used > REMEMBERED * blocks:
+                break
+        return found[::-1]
 
     def path_of(self, index: int) -> list[int]:
         """The nodes of a request, its answer included as far as others go on from there."""
@@ -113,12 +133,11 @@ class PrefixBlocks(KvBlocks):
         self._holdings: dict[int, _Holding] = {}
         self._found_runs: list[_Run] = []  # of the last ``find``
         self._beyond = 0  # blocks of the last of them that are not to be used
-        for index, tok in tree.before:
-            if self.blocks(tok) <= total:
-                sequence = Sequence(index, tok, remaining_tok=1, cached_tok=0)
-                cached_tok, _ = self.find(sequence)
-                self.take(self.blocks(tok) - self.reuse(sequence, cached_tok))
-                self.release(index, tok)
+        for index, tok in tree.before(total, block_size):
+            sequence = Sequence(index, tok, remaining_tok=1, cached_tok=0)
+            cached_tok, _ = self.find(sequence)
+            self.take(self.blocks(tok) - self.reuse(sequence, cached_tok))
+            self.release(index, tok)
 
     def take(self, blocks: int) -> None:
         """Blocks leave the head of the queue, and what they held is forgotten."""
