@@ -87,7 +87,7 @@ class HostBlocks:
         self._requests: dict[int, _Request] = {}
         self._copies: tuple[deque[Copy], deque[Copy]] = (deque(), deque())  # loads and stores that have begun
         self._link_free_s = [0.0, 0.0]
-        for index, tok in tree.before:
+        for index, tok in tree.before(total, block_size):
             self._enter(index, tok)
             if (copy := self.offer(index, tok)) is not None:
                 self._settle(copy)
