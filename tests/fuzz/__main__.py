@@ -58,13 +58,15 @@ class Summary:
     slowest_s: float = 0.0
     slowest: str = ""
     largest_bytes: int = 0
+    largest: str = ""
 
     def add(self, other: Summary) -> None:
         """Join the counts of another process."""
         self.cases += other.cases
         self.statuses += other.statuses
         self.findings += other.findings
-        self.largest_bytes = max(self.largest_bytes, other.largest_bytes)
+        if other.largest_bytes > self.largest_bytes:
+            self.largest_bytes, self.largest = other.largest_bytes, other.largest
         if other.slowest_s > self.slowest_s:
             self.slowest_s, self.slowest = other.slowest_s, other.slowest
 
@@ -75,7 +77,8 @@ class Summary:
         found = ", ".join(f"{count} {what}" for what, count in sorted(self.findings.items())) or "nothing"
         return (
             f"fuzz: {self.cases.total():,} cases in {seconds:.0f} s with seed {seed} ({cases}); exit statuses {ended}; "
-            f"slowest {self.slowest_s:.1f} s ({self.slowest}), largest {self.largest_bytes / 1e6:.0f} MB; found {found}"
+            f"slowest {self.slowest_s:.1f} s ({self.slowest}), "
+            f"largest {self.largest_bytes / 1e6:.0f} MB ({self.largest}); found {found}"
         )
 
 
@@ -165,7 +168,8 @@ def _work(
             case, done, found = run_case(shop, kind, seed, number, home)
             summary.cases[kind] += 1
             summary.statuses[str(done.status)] += 1
-            summary.largest_bytes = max(summary.largest_bytes, done.bytes)
+            if done.bytes > summary.largest_bytes:
+                summary.largest_bytes, summary.largest = done.bytes, f"{kind} {number}"
             if done.seconds > summary.slowest_s:
                 summary.slowest_s, summary.slowest = done.seconds, f"{kind} {number}"
             for finding in found:

@@ -37,6 +37,28 @@ TRACES = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     + "".join(f"2026-05-01 10:{n // 60:02}:{n % 60:02}.5,{n + 5},{n % 9 + 1}\n" for n in range(90)),
     "".join(json.dumps({"timestamp": n * 400, "input_length": 90 + n, "output_length": 30}) + "\n" for n in range(50)),
+    # what prompts have in common: blocks by name, rows of a session, turns, and the tokens in vLLM's own log
+    "".join(
+        json.dumps({"timestamp": n * 400, "input_length": 1500 + n, "output_length": 9, "hash_ids": [0, n % 5, n]})
+        + "\n"
+        for n in range(50)
+    ),
+    "".join(
+        json.dumps({"chat_id": n, "timestamp": n, "input_length": 40, "output_length": 9, "hash_ids": [1, 2, n]}) + "\n"
+        for n in range(50)
+    ),
+    "arrival_s,input_len,output_len,session\n" + "".join(f"{n},{200 * (n // 9 + 1)},{20},{n % 9}\n" for n in range(45)),
+    "".join(
+        json.dumps({"arrival_s": n, "turns": [{"input_len": 90, "output_len": 20, "pause_s": t} for t in range(4)]})
+        + "\n"
+        for n in range(20)
+    ),
+    "".join(
+        f"INFO 05-01 10:00:{n:02} [logger.py:42] Received request r-{n}: params: SamplingParams(max_tokens=16)\n"
+        f"DEBUG 05-01 10:00:{n:02} [logger.py:46] Request r-{n} details: prompt_token_ids: {list(range(20 + n))}\n"
+        f"DEBUG 05-01 10:00:{n:02} [logger.py:61] Generated response r-{n} details: output_token_ids: [1, 2, {n}]\n"
+        for n in range(50)
+    ),
 )
 #: Statements of launch scripts, and what they stand in.
 SHELL = (
@@ -94,6 +116,8 @@ class Shop:
     @classmethod
     def stocked(cls, folder: Path) -> Shop:
         """Ask the planner for plans and for a calibration."""
+        from planner.output.tuning import Tuner
+        from planner.planning import SHIPPED
         from planner.resources import data_dir
 
         folder.mkdir(parents=True)
@@ -105,9 +129,13 @@ class Shop:
         }
         for name, words in asked.items():
             _sure([*words, "-o", str(folder / name)])
+        tuned = folder / "tuned"
+        goal = ["--goal", "max-throughput", "--gpus", "1", "--input-len", "256", "--output-len", "128"]
+        _sure(["recommend", MODEL, "--gpu", "h100", *goal, "-o", str(tuned)])
+        Tuner(tuned, lambda _: None).run(SHIPPED, runs=0, minutes=None)
         _sure(["calibrate", str(folder / "runs.csv"), "-o", str(folder / "calibration.toml")], also=1)
         kept = folder / "calibration.toml"
-        plans = {name: _content(folder / name) for name in asked}
+        plans = {name: _content(folder / name) for name in (*asked, "tuned")}
         profiles = {p.stem: p.read_text() for p in sorted(data_dir("hardware").glob("*.toml"))}
         return cls(plans, kept.read_text() if kept.exists() else "", profiles)
 
@@ -283,9 +311,28 @@ def trace(random: Random, shop: Shop, work: Path) -> Case:
     else:
         _put(own, work / "trace", as_bytes(random, token_text(random, random.choice(TRACES))))
     words = ["recommend", MODEL, "--gpu", "h100", "--trace", "trace", "--tpot", "100", "--format", "json"]
-    if random.random() < 0.2:
-        words = ["fleet", MODEL, "--gpu", "h100", "--trace", "trace", "--tpot", "100", "--format", "json"]
+    if random.random() < 0.3:
+        words[0] = "fleet"
+    if random.random() < 0.3:
+        words += ["--router", random.choice(("round-robin", "least-loaded", "prefix-aware"))]
     return Case(words, json=True, own=own)
+
+
+def tuning(random: Random, shop: Shop, work: Path) -> Case:
+    """A tuning that has begun, with a broken state, on a machine where nothing starts."""
+    own: set[Path] = set()
+    for file, content in shop.plans["tuned"].items():
+        _put(own, work / "p" / file, content)
+    state = json.dumps(mutated(random, json.loads(shop.plans["tuned"]["tune/state.json"])))
+    _put(own, work / "p/tune/state.json", damaged(random, state) if random.random() < 0.1 else state)
+    for script in (work / "p").rglob("*.sh") if random.random() < 0.9 else ():
+        script.chmod(0o755)
+    for path in [work / "bin" / name for name in ("docker", "vllm", "nvidia-smi")]:
+        _put(own, path, "#!/bin/sh\nexit 1\n")
+        path.chmod(0o755)
+    words = ["tune", "p", "--runs", str(random.choice((1, 1, 2, 50)))]
+    words += random.choice(([], ["--retry"], ["--minutes", "5"])) + random.choice(([], ["--format", "json"]))
+    return Case(words, json="json" in words, own=own, env={"PATH": f"{work / 'bin'}:{os.environ['PATH']}"})
 
 
 # --- scripts -----------------------------------------------------------------------------------------------------
@@ -369,7 +416,8 @@ def _spellings(name: str) -> list[tuple[str, Any]]:
 
 _SENSIBLE = {
     "--format": ("json", "csv", "markdown", "table"), "--goal": ("min-latency", "max-throughput", "balanced"),
-    "--gpu": GPUS, "--workload": ("chat", "rag", "code"), "--weight-dtype": ("fp8", "int4-awq", "bf16", "mxfp4"),
+    "--gpu": GPUS, "--workload": ("chat", "rag", "code", "multi-turn-chat", "coding-agent"),
+    "--router": ("round-robin", "least-loaded", "prefix-aware"), "--weight-dtype": ("fp8", "int4-awq", "bf16", "mxfp4"),
     "--kv-cache-dtype": ("auto", "fp8", "fp8_e5m2"), "--engine-version": ("0.6.0", "0.8.5", "0.11.0", "0.27.1"),
     "--speculative-config": ('{"method":"ngram","num_speculative_tokens":2}', "[" * 50_000),
     "--price": ("h100=2", "mi300x=0", "h100=nan"), "--docker-arg": ("--privileged", "-e", "HF_TOKEN=hf_" + "a" * 34),
@@ -434,5 +482,6 @@ def physics(random: Random, shop: Shop, work: Path) -> Case:
 
 KINDS: dict[str, Callable[[Random, Shop, Path], Case]] = {
     "config": config, "profile": profile, "plan": plan, "calibration": calibration, "runs": runs, "trace": trace,
+    "tuning": tuning,
     "scripts": scripts, "hub": hub, "options": options, "templates": templates, "physics": physics,
 }  # fmt: skip

@@ -157,6 +157,13 @@ def test_a_server_that_a_dead_script_left_is_measured_and_stopped(machine: Tuned
     assert len(machine.results) == 1 and not machine.serves
 
 
+def test_scripts_that_lost_their_permissions_are_said_so(machine: TunedMachine) -> None:
+    (machine.plan / "preflight.sh").chmod(0o644)
+    with pytest.raises(InputError, match=r"preflight\.sh: Permission denied") as error:
+        tuned(machine)
+    assert "chmod" in error.value.hint
+
+
 def test_two_do_not_tune_one_folder(machine: TunedMachine) -> None:
     from planner.output.tuning import _alone
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from planner.errors import InputError
+
 _PR_SET_PDEATHSIG = 1  #: of <sys/prctl.h>
 #: Variables that change what the scripts leave behind.
 _UNSET = ("FORCE", "KEEP", "STOP")
@@ -23,21 +25,28 @@ def run_script(
     """Run ``script`` and append what it prints to ``log``; gives its exit status. ``started`` is told its process.
 
     Whatever ends this program, kill -9 included, ends the script with SIGTERM, upon which it stops what it started.
+    Raises InputError where it cannot be started, or its log not be written.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _UNSET}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as printed:
-        process = subprocess.Popen(  # a script that we wrote
-            [str(script), *words], stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
-            env={**environment, **variables}, start_new_session=True, preexec_fn=_end_with_parent,
-        )  # fmt: skip
-        try:
-            started(process.pid)
-            return process.wait()
-        except BaseException:  # Ctrl-C: the script has a session of its own, so it is told here
-            process.terminate()
-            process.wait()
-            raise
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as printed:
+            process = subprocess.Popen(  # a script that we wrote
+                [str(script), *words], stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
+                env={**environment, **variables}, start_new_session=True, preexec_fn=_end_with_parent,
+            )  # fmt: skip
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or script}: {error.strerror}",
+            hint="the folder has to be writable, and its scripts executable (chmod +x *.sh)",
+        ) from error
+    try:
+        started(process.pid)
+        return process.wait()
+    except BaseException:  # Ctrl-C: the script has a session of its own, so it is told here
+        process.terminate()
+        process.wait()
+        raise
 
 
 def wait_for(process: int, script: Path) -> None:
