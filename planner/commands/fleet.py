@@ -29,6 +29,7 @@ from planner.commands.load import (
 from planner.commands.options import (
     LOAD,
     Calibration,
+    Classes,
     Confidence,
     E2el,
     EngineVersion,
@@ -67,23 +68,6 @@ FLEET = "Fleet"
 WAYS = (LENGTHS, ("workload",), ("classes",), ("trace",))
 
 
-def _classes_of(words: Sequence[str]) -> tuple[Demand, ...]:
-    from planner.planning import Demand
-
-    return tuple(map(Demand.parse, words))
-
-
-Classes = Annotated[
-    "Sequence[Demand]",
-    Option(
-        "--class",
-        kind=list[str],
-        read=_classes_of,
-        metavar="NAME=RATE:IN:OUT",
-        panel=LOAD,
-        help="Instead: one of several classes of requests, which may get servers of their own. Repeatable.",
-    ),
-]
 Trace = Annotated[
     PathName | None,
     Option(
@@ -231,6 +215,7 @@ def size_fleet(
         "gpu_memory_utilization",
         "cpu_kvcache_space",
         "enforce_eager",
+        "scheduling_policy",
         "flashinfer_sampler",
         "mxfp4_use_marlin",
         "allow_unvalidated",
@@ -272,10 +257,6 @@ def _demands(
     if classes:
         if request_rate is not None:
             raise InputError("--request-rate and --class both say how many requests come", hint="give one of them")
-        if len(classes) > defaults.MOST_CLASSES:
-            raise InputError(
-                f"--class is given {len(classes)} times", hint=f"plan {defaults.MOST_CLASSES} classes at most"
-            )
         return tuple(replace(one, request_rate=float(one.request_rate)) for one in classes), ()
     rate = None if request_rate is None else typed("request_rate", request_rate, float)
     if trace is not None:

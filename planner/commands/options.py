@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from planner.commands.inputs import GpuName, ModelName
+    from planner.planning import Demand
 
 LOAD = "Load (flags of vllm bench)"
 TARGETS = "Targets"
@@ -130,6 +131,25 @@ BatchSize = Annotated[int, Option(min=1, panel=LOAD, help="Prompts of the one ba
 MaxConcurrency = Annotated[int | None, Option(min=1, panel=LOAD, help="Most requests in flight.")]
 RequestRate = Annotated[float, Option(panel=LOAD, help="Requests per second.")]
 TotalRate = Annotated[float | None, Option(panel=LOAD, help="Requests per second, of all servers together.")]
+
+
+def _classes_of(words: "Sequence[str]") -> "tuple[Demand, ...]":
+    from planner.planning import Demand
+
+    return tuple(map(Demand.parse, words))
+
+
+Classes = Annotated[
+    "Sequence[Demand]",
+    Option(
+        "--class",
+        kind=list[str],
+        read=_classes_of,
+        metavar="NAME=RATE:IN:OUT[,ttft=MS][,tpot=MS][,e2el=MS][,priority=N]",
+        panel=LOAD,
+        help="Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.",
+    ),
+]
 Burstiness = Annotated[float, Option(panel=LOAD, default=1.0, help="Of the arrivals: 1 is Poisson, less is burstier.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, panel=LOAD, default=0, help="Of random lengths and arrivals.")]
 

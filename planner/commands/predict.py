@@ -17,6 +17,7 @@ from planner.commands.options import (
     BatchSize,
     Burstiness,
     Calibration,
+    Classes,
     EngineVersion,
     Explain,
     Gpu,
@@ -127,6 +128,7 @@ def predict_serve(
     random_prefix_len: PrefixLen = 0,
     prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
     trace: Trace = None,
+    classes: Classes = (),
     metric_percentiles: Percentiles = (99,),
     goodput: Goodput = None,
     network_gb_per_s: NetworkGbPerS = None,
@@ -142,18 +144,32 @@ def predict_serve(
     """What ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
 
     Lengths are tokens, ``request_rate`` is requests per second (infinite: all at once), ``goodput`` holds targets in ms
-    by metric (``{"ttft": 500}``). ``engine`` and the other keywords are those of ``check_fit``.
+    by metric (``{"ttft": 500}``). ``classes`` (``Demand("chat", 4, 1024, 256)``: a name, requests per second, tokens in
+    and out) are sent together; those without targets of their own have the ``goodput``. ``engine`` and the other
+    keywords are those of ``check_fit``.
 
     ``answer.result`` has the keys of the bench's result file (``mean_ttft_ms``, ``output_throughput`` in tokens/s, ...)
     and beside each figure ``KEY_lo`` and ``KEY_hi``, its 90 % interval. Where the KV cache does not hold one request,
     ``answer.ok`` is false and ``answer.reason`` says so. Raises IllegalPlanError for settings that vLLM refuses,
     InputError for a load that it would refuse or that does not end, and what ``load_model`` and ``load_gpu`` raise.
     """
+    from planner.planning import check_classes, mixed
+
     requests: Requests | None = None
     said: tuple[str, ...] = ()
     if trace is not None:
         requests, lengths, said = _recorded(Path(trace), request_rate)
         input_len, output_len, num_prompts, request_rate = lengths
+    if classes:
+        if trace is not None or isfinite(request_rate) or (input_len, output_len) != (1024, 128):
+            raise InputError(
+                "--class says how long requests are and how many come",
+                hint="leave out lengths, --request-rate, --trace",
+            )
+        check_classes(classes, engine.get("scheduling_policy"))
+        together = replace(classes[0].workload, seed=seed, burstiness=burstiness)  # refuses what is no load
+        requests = mixed(classes, num_prompts, seed=together.seed, burstiness=together.burstiness)
+        input_len, output_len, num_prompts, request_rate = _means(requests, sum(one.request_rate for one in classes))
     workload = workload_of(
         input_len=input_len,
         output_len=output_len,
@@ -169,10 +185,12 @@ def predict_serve(
     case = _Case(
         model, gpu, network_gb_per_s, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine
     )
-    asked = {
+    asked: dict[str, Any] = {
         "percentiles": tuple(typed("metric_percentiles", one, float) for one in metric_percentiles),
         "goodput": _targets_ms(goodput or {}),
     }
+    if classes:
+        asked["classes"] = tuple(classes)
     return _predict("serve", workload, case, explain=explain, requests=requests, said=said, **asked)
 
 
@@ -252,6 +270,7 @@ def _predict(
     from planner.output import PredictionAnswer, PredictionRefused
     from planner.planning import (
         resolve_deployment,
+        simulate_classes,
         simulate_latency,
         simulate_serve,
         simulate_throughput,
@@ -288,7 +307,7 @@ def _predict(
     }
     if requests is not None:
         asked["requests"] = requests
-    prediction = benches[bench](deployment, workload, **asked)
+    prediction = (simulate_classes if "classes" in asked else benches[bench])(deployment, workload, **asked)
     return PredictionAnswer(bench, prediction, deployment, resolved, explain, remarks)
 
 
@@ -300,10 +319,13 @@ def _recorded(path: Path, rate: float) -> tuple[Requests, tuple[int, int, int, f
     requests = trace.busiest
     if isfinite(rate):
         requests = replace(requests, arrival_s=requests.arrival_s * (trace.busiest_rate / rate))
-    means = (max(round(float(lengths.mean())), 1) for lengths in (requests.input_len, requests.output_len))
-    input_len, output_len = means
-    rate = rate if isfinite(rate) else trace.busiest_rate
-    return requests, (input_len, output_len, len(requests.arrival_s), rate), trace.notes
+    return requests, _means(requests, rate if isfinite(rate) else trace.busiest_rate), trace.notes
+
+
+def _means(requests: Requests, rate: float) -> tuple[int, int, int, float]:
+    """Mean lengths, number and rate."""
+    input_len, output_len = (max(round(float(one.mean())), 1) for one in (requests.input_len, requests.output_len))
+    return input_len, output_len, len(requests.arrival_s), rate
 
 
 def _targets_ms(targets: Mapping[str, float]) -> dict[str, float]:

@@ -64,7 +64,7 @@ GIVEN = (
     "cpu_kvcache_space", "enforce_eager", "speculative_config", "speculative_acceptance_rate", "enable_lora",
     "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "cpu_offload_gb", "kv_offloading_size",
     "enable_prefix_caching", "flashinfer_sampler", "mxfp4_use_marlin", "max_cudagraph_capture_size",
-    "allow_unvalidated",
+    "scheduling_policy", "allow_unvalidated",
 )  # fmt: skip
 
 Served = Annotated[

@@ -40,6 +40,7 @@ SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp
 _METHODS = {("modelopt", "nvfp4"): "modelopt_fp4", ("modelopt", "mxfp8"): "modelopt_mxfp8"}
 #: ``BlockSize`` of ``config/cache.py`` to 0.17; 256 from 0.12.0 on.
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+POLICIES = ("fcfs", "priority")  #: of ``--scheduling-policy``
 #: V0 splits prompts by default where contexts are longer (``arg_utils.py``).
 V0_LONG_CONTEXT = 32768
 #: V0, ``SchedulerConfig``: tokens of a step with chunked prefill; 512 to 0.6.4.
@@ -133,6 +134,11 @@ class _Resolver:
                 raise IllegalPlanError(
                     f"{row.flag}: vLLM {self.version} does not have it ({status})", hint=status.hint or "leave it out"
                 )
+
+        if self.args.scheduling_policy not in (None, *POLICIES):
+            raise InputError(
+                f"--scheduling-policy {self.args.scheduling_policy!r} is unknown", hint=f"use {' or '.join(POLICIES)}"
+            )
 
     def _check_layout(self) -> None:
         """Parallel axes that the model does not have."""

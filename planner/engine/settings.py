@@ -180,6 +180,9 @@ class EngineArgs:
     enable_prefix_caching: bool | None = _row(None, "Keep blocks of shared prefixes.")
     enable_chunked_prefill: bool | None = _row(None, "Split long prompts.")
     async_scheduling: bool | None = _row(None, "Schedule while the GPU computes.")
+    scheduling_policy: str | None = _row(
+        None, "Who comes first: fcfs, or priority (of --class, the lower number).", only="time", metavar="POLICY"
+    )
     flashinfer_sampler: bool | None = _row(
         None, "Sample with FlashInfer.", env=FLASHINFER_SAMPLER, on="gpu", only="memory"
     )
@@ -223,6 +226,7 @@ class EngineFlags(TypedDict, total=False):
     enable_prefix_caching: bool | None
     enable_chunked_prefill: bool | None
     async_scheduling: bool | None
+    scheduling_policy: str | None
     flashinfer_sampler: bool | None
     mxfp4_use_marlin: bool | None
     language_model_only: bool
@@ -299,6 +303,7 @@ class EngineConfig:
     engine: Engine = "V1"
     quantization: str | None = None  #: what the checkpoint is quantised to at load time; None: served as it is
     kv_cache_dtype_flag: str | None = None  #: value of ``--kv-cache-dtype`` that gives ``kv_cache_dtype``
+    scheduling_policy: str | None = None  #: None: first come, first served
     num_scheduler_steps: int = 1  #: V0 only: steps that the GPU takes for one visit of the scheduler
     decode_context_parallel_size: int = 1  #: ranks of the TP group that share the tokens of the KV cache
     speculative_config: SpeculativeConfig | None = None

@@ -25,8 +25,10 @@ from .fit.explain import ArithmeticLine as ArithmeticLine
 from .fit.explain import explain as explain
 
 # How fast is it?
+from .predict import ClassFigures as ClassFigures
 from .predict import Prediction as Prediction
 from .predict import simulate_serve as simulate_serve
+from .predict import simulate_classes as simulate_classes
 from .predict import simulate_throughput as simulate_throughput
 from .predict import simulate_latency as simulate_latency
 from .predict import estimate as estimate
@@ -79,6 +81,8 @@ from .compare.comparison import compare_partitions as compare_partitions
 
 # How many?
 from .fleet.demand import Demand as Demand
+from .fleet.demand import check_classes as check_classes
+from .fleet.demand import mixed as mixed
 from .fleet.kinds import FleetRequest as FleetRequest
 from .fleet.fleets import Pool as Pool
 from .fleet.fleets import Fleet as Fleet

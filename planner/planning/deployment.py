@@ -177,6 +177,11 @@ class Deployment:
         Raises InputError where not one such request fits.
         """
         config = self.config
+        if config.engine == "V0" and config.scheduling_policy == "priority":
+            raise InputError(
+                "--scheduling-policy priority of vLLM's V0 engine is not simulated",
+                hint="choose a newer --engine-version",
+            )
         whole_blocks_tok = -(-total_len // config.block_size) * config.block_size  # what such a request takes
         return SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
@@ -187,6 +192,7 @@ class Deployment:
             enable_prefix_caching=config.enable_prefix_caching,
             prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
             async_scheduling=config.async_scheduling,
+            scheduling_policy=config.scheduling_policy or "fcfs",
             scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
             data_parallel_size=config.data_parallel_size,
             lockstep=config.data_parallel_size > 1 and self.model.is_moe,

@@ -15,8 +15,8 @@ takes a few steps instead of thousands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -25,10 +25,28 @@ import numpy as np
 
 from planner.engine import bench_backend
 from planner.planning.deployment import Deployment
+from planner.planning.fleet.demand import Demand
 from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps
-from planner.simulator import Replay, latency_result, serve_result, speculative_result, throughput_result
+from planner.simulator import (
+    Replay,
+    class_result,
+    good_requests,
+    latency_result,
+    serve_result,
+    speculative_result,
+    throughput_result,
+)
 from planner.timing import Batch
 from planner.workload import Requests, Workload
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """One class of requests among the others."""
+
+    demand: Demand
+    targets_ms: Mapping[str, float]
+    result: dict[str, Any]  #: as of the whole load, with intervals
 
 
 @dataclass(frozen=True)
@@ -38,11 +56,13 @@ class Prediction:
     figures: dict[str, Any]  #: the keys of the bench's result file
     replay: Replay
     uncertainty: Uncertainty
+    goodput: Mapping[str, float] = field(default_factory=dict)  #: targets in ms, by metric
+    classes: tuple[ClassFigures, ...] = ()  #: of a load of several
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """``figures`` with their intervals."""
-        return self.with_intervals(self.figures)
+        return self.with_intervals(self.figures) | _good_between(self.replay, self.goodput, self.uncertainty)
 
     def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
@@ -65,7 +85,43 @@ def simulate_serve(
     result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:
         result |= speculative_result(served, drafts.acceptance_rates)
-    return Prediction(result, served, doubt or UncertaintyOfReplay(deployment, workload, served, requests))
+    doubt = doubt or UncertaintyOfReplay(deployment, workload, served, requests)
+    return Prediction(result, served, doubt, asked.get("goodput") or {})
+
+
+def simulate_classes(
+    deployment: Deployment, workload: Workload, *, requests: Requests, classes: Sequence[Demand], **asked: Any
+) -> Prediction:
+    """As ``simulate_serve``, of the ``requests`` of several classes; those without targets have the ``goodput``."""
+    found, goodput = simulate_serve(deployment, workload, requests=requests, **asked), asked.get("goodput") or {}
+    served, doubt = found.replay, found.uncertainty
+    assert isinstance(doubt, UncertaintyOfReplay)
+    parts = []
+    for one in classes:
+        targets_ms, among = one.limits_ms or goodput, doubt.among(one.name)
+        figures = class_result(served, one.name, asked.get("percentiles", (99,)), targets_ms)
+        good = _good_between(served.of(one.name), targets_ms, among, served.duration_s)
+        parts.append(ClassFigures(one, targets_ms, among.beside(figures) | good))
+    figures = found.figures
+    if any(one.targets_ms for one in parts):  # of all together: those that meet the targets of their class
+        keys = ("request_goodput", "request_goodput_lo", "request_goodput_hi")
+        figures = {**figures, **{key: sum(one.result.get(key) or 0.0 for one in parts) for key in keys}}
+    return replace(found, figures=figures, goodput={}, classes=tuple(parts))
+
+
+def _good_between(
+    served: Replay, targets_ms: Mapping[str, float], doubt: Uncertainty, duration_s: float = 0.0
+) -> dict[str, float]:
+    """Goodput with all latencies at the upper end of their intervals, and at the lower; nothing without targets."""
+    if not targets_ms:
+        return {}
+    ends = {name: doubt.factors(f"mean_{name}_ms") or (1.0, 1.0) for name in targets_ms}
+    low, high = (
+        good_requests(served, {name: limit_ms / ends[name][end] for name, limit_ms in targets_ms.items()})
+        / (duration_s or served.duration_s)
+        for end in (1, 0)
+    )
+    return {"request_goodput_lo": low, "request_goodput_hi": high}
 
 
 def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, float]:

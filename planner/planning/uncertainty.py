@@ -192,11 +192,23 @@ class UncertaintyOfReplay(Uncertainty):
         self.workload, self.requests, self.offline = workload, requests, offline
         self._replays = self.open_loop and queue_reacts
         self._served = served
+        self._all: UncertaintyOfReplay | None = None  # of a class: that of all of them
+        self._group = ""
 
     def reacting(self) -> UncertaintyOfReplay:
         """The same where the queue reacts, if requests come at their own pace."""
         found = copy(self)
         found._sds, found._replays = {}, self.open_loop
+        if self._all:
+            found._all = self._all.reacting()
+        return found
+
+    def among(self, group: str) -> UncertaintyOfReplay:
+        """That of the figures of one class of the requests."""
+        found = copy(self)
+        found._sds, found._all, found._group, found._served = {}, self, group, self._served.of(group)
+        for kept in ("_timeline", "_step_gradients", "_slower", "_on_slower", "_on_faster"):
+            found.__dict__.pop(kept, None)
         return found
 
     def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:
@@ -233,7 +245,8 @@ class UncertaintyOfReplay(Uncertainty):
             return Timeline(self._served)
         fewer = replace(self.workload, num_prompts=min(self.workload.num_prompts, MOST_REQUESTS))
         requests = self.requests and self.requests.first(MOST_REQUESTS)
-        return Timeline(self.deployment.replay(fewer, requests, offline=self.offline, keep_steps=True))
+        served = self.deployment.replay(fewer, requests, offline=self.offline, keep_steps=True)
+        return Timeline(served.of(self._group) if self._group else served)
 
     @cached_property
     def _client(self) -> Client:
@@ -256,11 +269,18 @@ class UncertaintyOfReplay(Uncertainty):
     @cached_property
     def _on_slower(self) -> Replay:
         """The load on an engine that is slower by one standard deviation."""
-        return self.deployment.with_efficiencies_moved(self._slower).replay(self.workload, self.requests)
+        return self._moved(1.0)
 
     @cached_property
     def _on_faster(self) -> Replay:
-        return self.deployment.with_efficiencies_moved(-self._slower).replay(self.workload, self.requests)
+        return self._moved(-1.0)
+
+    def _moved(self, deviations: float) -> Replay:
+        if self._all:
+            served = self._all._on_slower if deviations > 0 else self._all._on_faster
+            return served.of(self._group)
+        moved = self.deployment.with_efficiencies_moved(deviations * self._slower)
+        return moved.replay(self.workload, self.requests)
 
 
 class UncertaintyOfSteps(Uncertainty):

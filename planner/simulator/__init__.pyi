@@ -1,3 +1,4 @@
+from .bench import class_result as class_result
 from .bench import good_requests as good_requests
 from .bench import hopeless_at as hopeless_at
 from .bench import latency_result as latency_result

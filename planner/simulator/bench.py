@@ -157,6 +157,26 @@ def serve_result(
     )
 
 
+def class_result(
+    replay: Replay, group: str, percentiles: Sequence[float] = (99,), goodput: Mapping[str, float] | None = None
+) -> BenchResult:
+    """The figures of one class of requests among the others, as in ``serve_result``; gaps between tokens are of all."""
+    served, duration_s = replay.of(group), replay.duration_s
+    once = np.ones(len(served.sent_s), dtype=np.int64)
+    result = {
+        "completed": len(once),
+        "total_input_tokens": int(served.input_len.sum()),
+        "total_output_tokens": int(served.output_len.sum()),
+        "request_throughput": len(once) / duration_s,
+        "request_goodput": good_requests(served, goodput) / duration_s if goodput else None,
+        "output_throughput": float(served.output_len.sum() / duration_s),
+    }
+    for name in OF_A_REQUEST:
+        values_s = getattr(served, f"{name}_s")
+        result |= _statistics(name, values_s, once[: len(values_s)], percentiles)
+    return result
+
+
 def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> BenchResult:
     """What ``vllm bench serve`` adds where the server drafts; ``acceptance_rates`` position by position.
 

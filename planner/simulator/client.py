@@ -201,6 +201,8 @@ class _Sender:
             prefill_time_s=log.prefill.time_s,
             prefill_batch=log.prefill.mean(),
             step_runs=tuple(self.ranks[0].step_runs or ()),
+            group=None if self.requests.group is None else self.requests.group[ended],
+            groups=self.requests.groups,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -132,6 +132,13 @@ class TokenRuns:
         return run, np.arange(len(run)) - before[run]
 
 
+#: Fields of a replay that hold a figure of each request.
+_OF_REQUESTS = (
+    "input_len", "output_len", "arrival_s", "sent_s", "ready_s", "first_token_s", "end_s", "preemptions", "cached_tok",
+    "group",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """A workload served: the client's view of every request, and what the engine did meanwhile.
@@ -160,6 +167,16 @@ class Replay:
     prefill_time_s: float
     prefill_batch: Batch | None
     step_runs: tuple[StepRun, ...] = ()  #: every step of the first DP rank in order, with ``keep_steps``
+    group: NDArray[np.int64] | None = None  #: the number of each request's class, in ``groups``
+    groups: tuple[str, ...] = ()
+
+    def of(self, group: str) -> Replay:
+        """The requests of one class; the steps and the token gaps stay those of all."""
+        if self.group is None:
+            raise ValueError("no classes were sent")
+        which = self.group == self.groups.index(group)
+        arrays = {name: value[which] for name in _OF_REQUESTS if (value := getattr(self, name)) is not None}
+        return replace(self, **arrays)
 
     @property
     def duration_s(self) -> float:

@@ -73,6 +73,8 @@ class Requests:
     arrival_s: NDArray[np.float64]  #: when each may be sent at the earliest, non-decreasing
     prefixes: Prefixes | None = None  #: what their prompts have in common; None: nothing is known
     priority: Tokens | None = None  #: as sent with each; lower is sooner; None: all alike
+    group: Tokens | None = None  #: the number of each one's class, in ``groups``
+    groups: tuple[str, ...] = ()
 
     @property
     def max_total_len(self) -> int:
@@ -86,8 +88,9 @@ class Requests:
     def chosen(self, which: NDArray[Any] | slice) -> Requests:
         """Some of them, in order."""
         prefixes = self.prefixes and self.prefixes.chosen(which)
-        priority = self.priority if self.priority is None else self.priority[which]
-        return Requests(self.input_len[which], self.output_len[which], self.arrival_s[which], prefixes, priority)
+        priority, group = (None if one is None else one[which] for one in (self.priority, self.group))
+        lengths = self.input_len[which], self.output_len[which]
+        return Requests(*lengths, self.arrival_s[which], prefixes, priority, group, self.groups)
 
     @property
     def reusable_tok(self) -> float:

@@ -458,6 +458,23 @@ def test_a_single_server_queue() -> None:
     assert served.ttft_s.mean() == pytest.approx(1.5, rel=0.02)
 
 
+def test_a_queue_with_two_priorities() -> None:
+    # The same server with two classes of a quarter of its capacity each. Cobham (1954), nobody is interrupted:
+    # W(k) = R / ((1 - s(k-1)) (1 - s(k))), R = rate / 2 = 0.25, s the load of a class and those above: 0.25 and 0.5.
+    # 0.25 / 0.75 = 1/3 and 0.25 / (0.75 x 0.5) = 2/3 services, so TTFT is 1.33 and 1.67 s; the mean stays 1.5.
+    parts = [Workload(4, 1, 20_000, request_rate=0.25, seed=seed).sample() for seed in (5, 6)]
+    arrival_s = np.concatenate([part.arrival_s for part in parts])
+    order = np.argsort(arrival_s)
+    lengths = np.full(40_000, 4), np.ones(40_000, dtype=int)
+    group = np.repeat([0, 1], 20_000)[order]
+    requests = Requests(*lengths, arrival_s[order], priority=group, group=group, groups=("first", "second"))
+    one = replace(BY_PRIORITY, max_num_seqs=1)
+    served = replay(Second(), Workload(4, 1, 40_000, request_rate=0.5), one, requests=requests)
+    assert served.of("first").ttft_s.mean() == pytest.approx(1 + 1 / 3, rel=0.02)
+    assert served.of("second").ttft_s.mean() == pytest.approx(1 + 2 / 3, rel=0.02)
+    assert served.ttft_s.mean() == pytest.approx(1.5, rel=0.02)
+
+
 def test_offline_decoding_has_a_closed_form() -> None:
     # 16 prompts of 100 tokens, 1000 tokens each: one prefill step and 999 decode steps; the context of step k
     # (k = 1, ..., 999) is 100 + k a request, and the sum of all k is 999 x 1000 / 2.

@@ -12,7 +12,7 @@ from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.render import Column, rows_of, screen_width, table_text, wrapped
 from planner.output.result import MetricRows
-from planner.planning import Deployment, Prediction
+from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import Batch, StepBreakdown
 from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
@@ -40,6 +40,15 @@ OPERATOR_COLUMNS = (
     Column("tflop_per_s", "TFLOP/s", ",.1f", of=lambda part: _rate(part.flop / TFLOP, part.time_s)),
     Column("tb_per_s", "TB/s", ",.2f", of=lambda part: _rate(part.bytes / TB, part.time_s)),
     Column("bound", "bound by"),
+)
+
+CLASS_COLUMNS = (
+    Column("class"),
+    Column("figure"),
+    Column("value", "predicted", ",.2f"),
+    Column("lo", "low", ",.2f"),
+    Column("hi", "high", ",.2f"),
+    Column("target", form=",.10g"),
 )
 
 #: Why, and where it was measured: ML.ENERGY leaderboard, lm-arena-chat, Qwen3-235B-A22B-Instruct-2507 with TP and EP 8.
@@ -76,11 +85,16 @@ class PredictionAnswer(MetricRows):
 
     def _object(self) -> dict[str, Any]:
         breakdown = {name: _breakdown(step) for name, step in self.steps.items()}
-        return {**self.result, "notes": list(self._notes()), "breakdown": breakdown}
+        classes = [_class(one) for one in self.record.classes]
+        said = {"classes": classes} if classes else {}
+        return {**self.result, **said, "notes": list(self._notes()), "breakdown": breakdown}
 
     def _lines(self) -> Iterator[str]:
         for line in TABLES[self.bench](self.result).splitlines():
             yield line if len(line) <= screen_width() else wrapped(line, rest="  ")
+        if self.record.classes:
+            yield ""
+            yield table_text([row for one in self.record.classes for row in _class_rows(one)], CLASS_COLUMNS)
         if self.explain:
             yield ""
             yield from _basis_lines(self.deployment)
@@ -172,6 +186,28 @@ class PredictionRefused(MetricRows):
 
     def _notes(self) -> Iterator[str]:
         yield "planner fit shows what would make it fit"
+
+
+def _class(one: ClassFigures) -> dict[str, Any]:
+    demand = one.demand
+    said = {"name": demand.name, "request_rate": demand.request_rate, "priority": demand.priority}
+    return {**said, "targets_ms": dict(one.targets_ms), **one.result}
+
+
+def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
+    """The latencies that have a target, else TTFT and TPOT, at the highest percentile that was asked for; goodput."""
+    demand, found = one.demand, one.result
+    sooner = f", priority {demand.priority}" if demand.priority else ""
+    name, figures = f"{demand.name}, {demand.request_rate:,.4g} req/s{sooner}", {}
+    for metric in one.targets_ms or ("ttft", "tpot"):
+        key = [key for key in found if key.endswith(f"_{metric}_ms")][-1]  # percentiles come last, in their order
+        figures[key] = f"{key.split('_')[0].upper()} {metric.upper()} (ms)", one.targets_ms.get(metric)
+    figures["request_throughput"] = "requests/s", None
+    if one.targets_ms:
+        figures["request_goodput"] = "good requests/s", None
+    for place, (key, (figure, target)) in enumerate(figures.items()):
+        row = {"class": "" if place else name, "figure": figure, "target": target}
+        yield row | {"value": found[key], "lo": found.get(f"{key}_lo"), "hi": found.get(f"{key}_hi")}
 
 
 def _breakdown(step: StepBreakdown) -> dict[str, Any]:

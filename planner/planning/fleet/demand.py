@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from planner.errors import InputError
 from planner.planning import defaults
-from planner.workload import NAMED, Requests, Router, Trace, Workload, share
+from planner.workload import NAMED, OF_A_REQUEST, Requests, Router, Trace, Workload, share
+
+PRIORITY = "priority"
 
 
 @dataclass(frozen=True, eq=False)  # requests of a trace are arrays: a class is itself and no other
@@ -23,6 +25,8 @@ class Demand:
     requests: Requests | None = None  #: of a trace
     prefix_len: int = 0  #: tokens on top of ``input_len`` that a cache finds which forgets nothing
     whole: Requests | None = None  #: all of the trace, where ``requests`` are what one of the servers gets
+    limits_ms: Mapping[str, float] = field(default_factory=dict)  #: its own targets, by ``ttft``, ``tpot``, ``e2el``
+    priority: int = 0  #: sent with its requests; lower is sooner
 
     def __post_init__(self) -> None:
         if not 0 < self.request_rate < float("inf"):
@@ -61,10 +65,41 @@ class Demand:
 
     @classmethod
     def parse(cls, text: str) -> Demand:
-        """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``. Raises InputError."""
+        """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``.
+
+        Targets of its own in ms and a priority may follow: ``chat=20:rag,ttft=500,tpot=40,priority=1``. Raises
+        InputError.
+        """
+        load, *more = text.split(",")
+        found = cls._sized(load)
+        words = dict(word.partition("=")[::2] for word in more)
+        if unknown := [word for word in words if word not in (*OF_A_REQUEST, PRIORITY)]:
+            raise InputError(
+                f"--class {text!r}: {unknown[0]!r} is no target of a class",
+                hint=f"add {', '.join(f'{metric}=MS' for metric in OF_A_REQUEST)} or {PRIORITY}=N after a comma",
+            )
+        if len(words) < len(more):
+            raise InputError(f"--class {text!r} gives a target twice", hint="give each once")
+        try:
+            priority = int(words.pop(PRIORITY, "0"))
+        except ValueError as error:
+            raise InputError(f"--class {text!r}: a priority is a whole number", hint="lower is sooner") from error
+        try:
+            limits_ms = {metric: float(limit) for metric, limit in words.items()}
+        except ValueError as error:
+            raise InputError(f"--class {text!r}: targets are in ms", hint="for example ttft=500") from error
+        for metric, limit_ms in limits_ms.items():
+            if not (isfinite(limit_ms) and limit_ms > 0):
+                raise InputError(f"--class {text!r}: {metric} must be positive", hint="targets are in ms")
+        return replace(found, limits_ms=limits_ms, priority=priority)
+
+    @classmethod
+    def _sized(cls, text: str) -> Demand:
         name, _, numbers = text.partition("=")
         rate_text, _, lengths = numbers.partition(":")
         hint = f"for example chat=20:1024:256, or chat=20:WORKLOAD with one of {', '.join(NAMED)}"
+        if name and (not rate_text or rate_text in NAMED):
+            raise InputError(f"--class {text!r} has no rate", hint=hint)
         try:
             rate = float(rate_text)
             known = NAMED.get(lengths)
@@ -128,6 +163,17 @@ class Demand:
 
 def together(demands: Sequence[Demand]) -> Demand:
     """All classes as one, in the order of arrival: what servers get that serve every class."""
+    mix = mixed(demands, defaults.MIXED_PROMPTS)
+    means = round(float(mix.input_len.mean())), round(float(mix.output_len.mean()))
+    return Demand("all", sum(demand.request_rate for demand in demands), *means, requests=mix)
+
+
+def mixed(demands: Sequence[Demand], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0) -> Requests:
+    """About ``num_prompts`` requests of all classes, by their rates, in the order of arrival.
+
+    Each class is what a benchmark of its own would send meanwhile: the first with ``seed``, the next with ``seed`` + 1,
+    so that their arrivals have nothing to do with each other.
+    """
     import numpy as np
 
     rate = sum(demand.request_rate for demand in demands)
@@ -135,17 +181,35 @@ def together(demands: Sequence[Demand]) -> Demand:
         demand.requests
         or replace(
             demand.workload,
-            num_prompts=max(round(defaults.MIXED_PROMPTS * demand.request_rate / rate), 1),
+            num_prompts=max(round(num_prompts * demand.request_rate / rate), 1),
             request_rate=demand.request_rate,
+            burstiness=burstiness,
+            seed=seed + place,
         ).sample()
-        for demand in demands
+        for place, demand in enumerate(demands)
     ]
-    arrival_s = np.concatenate([part.arrival_s for part in parts])
-    order = np.argsort(arrival_s, kind="stable")
-    mixed = Requests(
-        np.concatenate([part.input_len for part in parts])[order],
-        np.concatenate([part.output_len for part in parts])[order],
-        arrival_s[order],
+    group = np.repeat(np.arange(len(parts)), [len(part.arrival_s) for part in parts])
+    everything = Requests(
+        np.concatenate([part.input_len for part in parts]),
+        np.concatenate([part.output_len for part in parts]),
+        np.concatenate([part.arrival_s for part in parts]),
+        priority=np.array([demand.priority for demand in demands])[group],
+        group=group,
+        groups=tuple(demand.name for demand in demands),
     )
-    means = round(float(mixed.input_len.mean())), round(float(mixed.output_len.mean()))
-    return Demand("all", rate, *means, requests=mixed)
+    return everything.chosen(np.argsort(everything.arrival_s, kind="stable"))
+
+
+def check_classes(demands: Sequence[Demand], policy: str | None) -> None:
+    """Raise InputError for classes of one name, and for priorities that ``--scheduling-policy`` does not heed."""
+    names = [demand.name for demand in demands]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"--class {twice[0]} is given twice", hint="name each class once")
+    if len(demands) > defaults.MOST_CLASSES:
+        raise InputError(f"--class is given {len(demands)} times", hint=f"plan {defaults.MOST_CLASSES} classes at most")
+    first = next((demand for demand in demands if demand.priority), None)
+    if first and policy != PRIORITY:
+        raise InputError(
+            f"--class {first.name} has a priority, which vLLM refuses where requests are served as they come",
+            hint=f"add --scheduling-policy {PRIORITY}",
+        )

@@ -21,7 +21,7 @@ from planner.planning import defaults
 from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, paced, steady_rate
 from planner.planning.defaults import Objective, RentedBy
 from planner.planning.deployment import Deployment
-from planner.planning.fleet.demand import Demand
+from planner.planning.fleet.demand import Demand, check_classes
 from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
@@ -55,9 +55,7 @@ class FleetRequest:
             raise InputError(
                 f"--headroom {self.headroom:g} is not a share of the load", hint="0.2 leaves room for 20 %"
             )
-        names = [demand.name for demand in self.demands]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise InputError(f"--class {twice[0]} is given twice", hint="name each class once")
+        check_classes(self.demands, self.args.scheduling_policy)
 
     @property
     def loads(self) -> tuple[float, ...]:

@@ -1,0 +1,112 @@
+"""Several classes of requests on one server: what is sent, what each gets, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import run
+
+from planner.errors import InputError
+from planner.planning import Demand, check_classes, mixed
+
+CHAT, BATCH = "chat=3:1024:256,ttft=500,tpot=40", "batch=1:4096:512,e2el=60000,priority=5"
+COMMAND = ("predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", "--format", "json")
+
+
+def predicted(*words: str) -> dict:
+    status, out, err = run(*COMMAND, *words)
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_a_class_as_it_is_typed() -> None:
+    one = Demand.parse(BATCH)
+    assert (one.name, one.request_rate, one.input_len, one.output_len) == ("batch", 1, 4096, 512)
+    assert (one.limits_ms, one.priority) == ({"e2el": 60000}, 5)
+    assert Demand.parse("code=2:code").limits_ms == {}
+
+
+def test_classes_are_sent_as_their_own_benchmarks_would() -> None:
+    # vllm bench serve draws the arrivals of a class from its own seed; 300 of 400 requests are of the first class
+    sent = mixed([Demand("a", 3, 100, 10), Demand("b", 1, 200, 20, priority=2)], 400, seed=7)
+    assert (np.diff(sent.arrival_s) >= 0).all()
+    assert np.bincount(sent.group).tolist() == [300, 100]
+    for number, (name, priority, input_len, rate) in enumerate([("a", 0, 100, 3), ("b", 2, 200, 1)]):
+        of = sent.chosen(sent.group == number)
+        assert sent.groups[number] == name
+        assert set(of.priority) == {priority}
+        assert set(of.input_len) == {input_len}
+        count = len(of.arrival_s)
+        gaps_s = np.random.RandomState(7 + number).gamma(1.0, 1 / rate, size=count)  # as in ``get_request``
+        expected_s = gaps_s.cumsum()
+        np.testing.assert_allclose(of.arrival_s, expected_s * (count / rate / expected_s[-1]))
+
+
+def test_two_equal_classes_are_one_of_their_sum() -> None:
+    two = predicted("--class", "a=2:1024:128", "--class", "b=2:1024:128", "--num-prompts", "4000")
+    one = predicted("--class", "all=4:1024:128", "--num-prompts", "4000")
+    single = predicted("--request-rate", "4", "--num-prompts", "4000")
+    for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
+        assert one[key] == single[key]  # a single class is the load itself
+        assert two[key] == pytest.approx(one[key], rel=0.03)  # other draws of the same load
+        a, b = (part[key] for part in two["classes"])
+        assert a == pytest.approx(b, rel=0.05)
+        assert (a + b) / 2 == pytest.approx(two[key])
+
+
+def test_each_class_has_its_figures_its_goodput_and_their_intervals() -> None:
+    found = predicted("--class", CHAT, "--class", BATCH, "--scheduling-policy", "priority")
+    chat, batch = found["classes"]
+    assert (chat["name"], chat["priority"], chat["targets_ms"]) == ("chat", 0, {"ttft": 500, "tpot": 40})
+    assert chat["completed"] + batch["completed"] == found["completed"]
+    assert chat["request_goodput"] + batch["request_goodput"] == pytest.approx(found["request_goodput"])
+    for part in (chat, batch, found):
+        assert part["request_goodput_lo"] <= part["request_goodput"] <= part["request_goodput_hi"]
+        for key in ("p99_ttft_ms", "p99_tpot_ms", "p99_e2el_ms", "request_throughput"):
+            assert part[f"{key}_lo"] < part[key] < part[f"{key}_hi"]
+    assert chat["request_goodput"] <= chat["request_throughput"]
+
+
+def test_priority_helps_the_first_class_and_costs_the_others() -> None:
+    # an engine of few places, so that requests wait for one
+    load = ("--class", "chat=3:512:64", "--class", "batch=3:512:256", "--max-num-seqs", "8")
+    fcfs = predicted(*load)["classes"]
+    load = ("--class", "chat=3:512:64", "--class", "batch=3:512:256,priority=1", "--max-num-seqs", "8")
+    first, last = predicted(*load, "--scheduling-policy", "priority")["classes"]
+    assert first["mean_ttft_ms"] < 0.8 * fcfs[0]["mean_ttft_ms"]
+    assert last["mean_ttft_ms"] > fcfs[1]["mean_ttft_ms"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("chat=:1024:256", "has no rate"),
+        ("chat=rag", "has no rate"),
+        ("chat=1024:256", "is not NAME=RATE"),
+        ("chat=1:-5:256", "must be positive"),
+        ("chat=1:5:256,ttft=-1", "ttft must be positive"),
+        ("chat=1:5:256,ttft=fast", "targets are in ms"),
+        ("chat=1:5:256,itl=3", "no target of a class"),
+        ("chat=1:5:256,ttft=3,ttft=4", "gives a target twice"),
+        ("chat=1:5:256,priority=high", "a priority is a whole number"),
+    ],
+)
+def test_what_is_no_class(words: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        Demand.parse(words)
+    assert caught.value.hint
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(InputError, match="chat is given twice"):
+        check_classes([Demand.parse(CHAT), Demand.parse(CHAT)], None)
+    with pytest.raises(InputError, match="batch has a priority") as caught:
+        check_classes([Demand.parse(CHAT), Demand.parse(BATCH)], None)
+    assert caught.value.hint == "add --scheduling-policy priority"
+    check_classes([Demand.parse(CHAT), Demand.parse(BATCH)], "priority")
+    status, _, err = run(*COMMAND, "--class", CHAT, "--request-rate", "3")
+    assert status == 2
+    assert "--class says how long requests are" in err
+    status, _, err = run(*COMMAND, "--class", CHAT, "--scheduling-policy", "fair")
+    assert status == 2
+    assert "use fcfs or priority" in err
