@@ -315,6 +315,8 @@ def trace(random: Random, shop: Shop, work: Path) -> Case:
         words[0] = "fleet"
     if random.random() < 0.3:
         words += ["--router", random.choice(("round-robin", "least-loaded", "prefix-aware"))]
+    if random.random() < 0.3 and words[0] == "recommend":
+        words += ["--kv-offloading-size", random.choice(("0", "0.001", "1", "64", "1e9", "nan"))]
     return Case(words, json=True, own=own)
 
 
@@ -417,6 +419,8 @@ def _spellings(name: str) -> list[tuple[str, Any]]:
 _SENSIBLE = {
     "--format": ("json", "csv", "markdown", "table"), "--goal": ("min-latency", "max-throughput", "balanced"),
     "--gpu": GPUS, "--workload": ("chat", "rag", "code", "multi-turn-chat", "coding-agent"),
+    "--class": ("a=4:512:128", "b=1:100:10,ttft=500,priority=0", "c=0.5:2000:200,tpot=50,priority=-5", "d=1:1e5:1"),
+    "--scheduling-policy": ("priority", "fcfs"), "--kv-offloading-size": ("0.001", "1", "64"),
     "--router": ("round-robin", "least-loaded", "prefix-aware"), "--weight-dtype": ("fp8", "int4-awq", "bf16", "mxfp4"),
     "--kv-cache-dtype": ("auto", "fp8", "fp8_e5m2"), "--engine-version": ("0.6.0", "0.8.5", "0.11.0", "0.27.1"),
     "--speculative-config": ('{"method":"ngram","num_speculative_tokens":2}', "[" * 50_000),

@@ -7,11 +7,13 @@ exception the relation says so and leaves such a case out (``None``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from random import Random
 from typing import Any
+
+import numpy as np
 
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
@@ -22,8 +24,10 @@ from planner.model.quantization import as_quantized
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import simulate_latency, simulate_serve
+from planner.simulator.client import replay
 from planner.timing.step import Batch
-from planner.workload.requests import Workload
+from planner.workload.prefixes import Prefixes
+from planner.workload.requests import Requests, Workload
 
 #: Rounding of whole steps: a batch that ends a step later is no violation.
 ROUNDING = 1.01
@@ -298,10 +302,41 @@ def target(asked: Question) -> Pair:
     return float(found.figures["p99_ttft_ms"]) * below, limit_ms
 
 
+def _conversations(asked: Question, alone_s: float) -> Requests:
+    """Conversations side by side, each turn with all of those before it in its prompt."""
+    talks, piece_tok = min(asked.number, 60) + 2, max(asked.input_len // 4, 16)
+    turns = [turn for turn in range(6) for _ in range(talks)]
+    names = [[6 * (place % talks) + n for n in range(turn + 1)] for place, turn in enumerate(turns)]
+    sizes = [[piece_tok] * (turn + 1) for turn in turns]
+    arrival_s = np.arange(len(turns)) * alone_s * (asked.number % 3)
+    prompts, answers = np.array([sum(one) for one in sizes]), np.full(len(turns), asked.output_len)
+    return Requests(prompts, answers, arrival_s, Prefixes.of(names, sizes))
+
+
+def host_memory(asked: Question) -> Pair:
+    """More host memory for KV blocks never lets less be found, from four times the longest request on.
+
+    Below, it may: what finds no room on the host is not stored (``prepare_store`` of ``v1/kv_offload`` gives None), so
+    a host that holds the first turns alone keeps them, and one that holds a whole request loses all to the next.
+    """
+    one = asked.deployment(offline=False)
+    requests = _conversations(asked, _latency_s(one, asked.load(num_prompts=1)))
+    longest = requests.max_total_len
+    limits = replace(one.limits(longest), kv_cache_tokens=3 * longest, enable_prefix_caching=True, host_block_s=1e-5)
+    few = (0, 4, 8)[asked.number % 3] * -(-longest // limits.block_size)
+    load = asked.load(num_prompts=len(requests.input_len))
+    found = [
+        replay(one.timer, load, replace(limits, host_blocks=blocks), one.client, requests).cached_tok.sum()
+        for blocks in (few, 2 * few or longest)
+    ]
+    return float(found[0]), float(found[1])
+
+
 RELATIONS: dict[str, Callable[[Question], Pair]] = {
     "fp8": fp8, "tensor-parallel": tensor_parallel, "batch": batch, "concurrency": concurrency,
     "data-parallel": data_parallel, "rate": rate, "eager": eager, "context": context, "utilization": utilization,
     "longer-prompt": longer_prompt, "longer-answer": longer_answer, "target": target,
+    "host-memory": host_memory,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ CASES = {
     "longer-prompt": 300,
     "longer-answer": 300,
     "target": 5,
+    "host-memory": 60,
 }
 
 
