@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 from decisions import Option, options
 
-from planner.evidence.observe import observe
 from planner.evidence.runs import MeasuredRun, read_runs
 
 SHIPPED_RUNS = Path(__file__).parent.parent / "hardware" / "calibration" / "runs.csv"
@@ -222,7 +221,9 @@ def lines(found: Sequence[Case]) -> Iterator[str]:
         one = judged(case, CONFIDENCES[-1])
         layouts = "; ".join(curve.name for curve in case.curves)
         said = (
-            f"{one.setting:.0%} | {one.load:.0%} | {one.tpot:.2f} | {one.fleet:.2f}" if one.curve else "- | - | - | -"
+            f"{one.curve.name} | {one.setting:.0%} | {one.load:.0%} | {one.tpot:.2f} | {one.fleet:.2f}"
+            if one.curve
+            else "- | - | - | - | -"
         )
         yield (
             f"| {case.gpu}, {case.model}, {case.engine} | {case.lengths[0]:g}, {case.lengths[1]:g} | "
@@ -241,8 +242,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE.md")
     arguments = parser.parse_args()
     runs = {run.run_id: run for run in read_runs(arguments.runs)}
-    observed, _ = observe(run for run in runs.values() if run.bench == "serve" or run.bench == "throughput")
-    text = "\n".join(lines(cases(options(observed, runs))))
+    text = "\n".join(lines(cases(options(runs))))
     print(text)
     if arguments.write:
         arguments.write.write_text(text + "\n", encoding="utf-8")

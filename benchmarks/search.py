@@ -1,12 +1,13 @@
 """Whether the search finds what trying everything finds: 30 cases, each engine of its space through ``predict``.
 
-    python benchmarks/search.py [--first N] [--write FILE.md]
+    python benchmarks/search.py [--first N] [--processes N] [--write FILE.md]
 
 Each case is a model, a type of GPU and a load with targets. *Everything* is every checkpoint, layout, KV dtype, token
 budget and batch below; more budgets and batches than the search tries. An engine is dropped where it breaks the
 targets at the best rate per GPU so far; else its largest rate is found by bisection over whole predictions, queue
-included. What is certain is not replayed to its end: a rate above that of full batches, a target broken by more than
-any later request can mend, and settings which no step of an engine that broke the targets came near. Then::
+included. What is certain is not replayed to its end: a rate above that of full batches or above what the decode steps
+alone allow (``recommend/bounds.py`` has the proof), a target that one request alone breaks or that is broken by more
+than any later request can mend, and settings which no step of an engine that broke the targets came near. Then::
 
     found    requests/s per GPU of what ``recommend`` answers, with its confidence
     best     the same of the best of everything
@@ -21,7 +22,9 @@ import argparse
 import datetime
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 
 from planner.engine.images import default_version
@@ -35,6 +38,7 @@ from planner.planning.capacity import TOLERANCE, Reading, ServedLoad, Steady, at
 from planner.planning.deployment import Deployment
 from planner.planning.predict import simulate_serve
 from planner.planning.recommend.assemble import rank
+from planner.planning.recommend.bounds import broken_for_certain, rate_bound
 from planner.planning.recommend.candidates import (
     checkpoints,
     deployed,
@@ -139,6 +143,10 @@ class Everything:
         rate = max(result.best * config.num_gpus * (1 + TOLERANCE), 1e-3)
         if any(value <= rate and alike(config, other, replay) for other, replay, value in failed):
             return
+        if broken_for_certain(engine, self.request, self.targets):
+            return
+        if rate_bound(engine, self.request, self.targets, inf) < rate:
+            return
         load = self.kept(engine, rate)
         if load is None or not load.meets:
             if load:
@@ -214,8 +222,8 @@ def outcome(case: Case) -> Outcome:
 
 
 def cases() -> list[Case]:
-    """Thirty of them."""
-    return [Case(model, gpu, load) for load in LOADS for model, gpus in MODELS.items() for gpu in gpus]
+    """Thirty of them, those of models with few layouts first."""
+    return [Case(model, gpu, load) for model, gpus in MODELS.items() for load in LOADS for gpu in gpus]
 
 
 def lines(outcomes: list[Outcome]) -> Iterator[str]:
@@ -247,15 +255,17 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, help="of the cases")
+    parser.add_argument("--processes", type=int, default=1, help="that try cases side by side")
     parser.add_argument("--write", type=Path, metavar="FILE.md")
     arguments = parser.parse_args()
     outcomes = []
-    for case in cases()[: arguments.first]:
-        outcomes.append(outcome(case))
-        text = "\n".join(lines(outcomes)) + "\n"
-        if arguments.write:  # after each case: it takes an hour
-            arguments.write.write_text(text, encoding="utf-8")
-        print(text.splitlines()[-3 - 2 * (len(LOADS) - 1)], flush=True)
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for one in pool.map(outcome, cases()[: arguments.first]):
+            outcomes.append(one)
+            text = "\n".join(lines(outcomes)) + "\n"
+            if arguments.write:  # after each case: it takes an hour
+                arguments.write.write_text(text, encoding="utf-8")
+            print(text.splitlines()[-3 - 2 * (len(LOADS) - 1)], flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 THROUGHPUT = "the throughput of full batches"
 #: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
-NEAR_EDGE = 0.25  #: the same where loads between are read off a line
+NEAR_EDGE = 0.3  #: the same where loads between are read off a line
 FAR_FROM_EDGE = 0.5  #: the same where the end of an interval is, which a coarse figure will do for
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: where to begin
 HALVED_EACH = 4  #: of the steps towards the largest load, that is halved whatever the targets say
@@ -220,7 +220,7 @@ class Capacity:
 
     @cached_property
     def _alone(self) -> Estimate:
-        return _at_concurrency(self.deployment, self.workload, 1)
+        return at_concurrency(self.deployment, self.workload, 1)
 
     @cached_property
     def _steady(self) -> Steady:
@@ -383,7 +383,7 @@ def in_flight(deployment: Deployment, workload: Workload, rate: float) -> int:
     low, high = 1, most_in_flight(deployment)
     while low < high:
         middle = (low + high) // 2
-        if middle / _at_concurrency(deployment, workload, middle).e2el_s >= rate:
+        if middle / at_concurrency(deployment, workload, middle).e2el_s >= rate:
             high = middle
         else:
             low = middle + 1
@@ -498,7 +498,7 @@ def _closed_form_load(
     deployment: Deployment, workload: Workload, margins: Sequence[tuple[Slo, float]], by: By
 ) -> float:
     def meets(concurrency: int) -> bool:
-        figures = _at_concurrency(deployment, workload, concurrency)
+        figures = at_concurrency(deployment, workload, concurrency)
         found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}
         return all(found_s[slo.metric] * factor <= slo.limit_ms * MS for slo, factor in margins)
 
@@ -522,10 +522,10 @@ def _fastest(deployment: Deployment, workload: Workload, most: int) -> Estimate:
 
     More of them than that leave too few tokens of a step to prompts.
     """
-    best = found = _at_concurrency(deployment, workload, most)
+    best = found = at_concurrency(deployment, workload, most)
     slower = 0
     while found.concurrency > 1 and slower < 2:  # fewer yet are slower still
-        found = _at_concurrency(deployment, workload, found.concurrency // 2)
+        found = at_concurrency(deployment, workload, found.concurrency // 2)
         slower = 0 if _request_per_s(found) > _request_per_s(best) else slower + 1
         best = found if not slower else best
     return best
@@ -535,7 +535,7 @@ def _request_per_s(found: Estimate) -> float:
     return found.concurrency / found.e2el_s
 
 
-def _at_concurrency(deployment: Deployment, workload: Workload, concurrency: int) -> Estimate:
+def at_concurrency(deployment: Deployment, workload: Workload, concurrency: int) -> Estimate:
     """The closed form with ``concurrency`` requests dealt to the DP ranks; its throughput is that of all of them."""
     ranks = deployment.config.data_parallel_size
     lengths = workload.input_len, workload.output_len

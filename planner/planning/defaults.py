@@ -55,6 +55,7 @@ TARGET_BATCHES = (32, 128)  #: beside the largest that the memory holds: small b
 #: Token budgets beside the one that recipes or vLLM would take. A small one keeps the gaps between tokens short while
 #: prompts come in, a large one finishes prompts sooner.
 TOKEN_BUDGETS = (1024, 2048, 4096, 16384)
+SHARED_BUDGETS = (512,)  #: the same of DP ranks, whose steps wait for each other: a step has that of each
 CONTEXT_STEP = 256  #: ``max_model_len`` is a multiple of this, so that no odd value is launched
 FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replayed for a goal: the best first
 COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs

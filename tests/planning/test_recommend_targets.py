@@ -156,10 +156,11 @@ def test_nothing_that_can_be_predicted_is_better_than_what_is_recommended(
 
 def test_what_is_left_out_is_said_with_its_reason() -> None:
     asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 1.0), "h200", model="deepseek-ai/DeepSeek-V3")
-    said = " ".join(left_out(asked, asked.model.model, parse_version("0.19.0")))
+    version = parse_version("0.19.0")
+    said = " ".join(one.reason for one in left_out(asked, asked.gpus[0], version))
     assert "--speculative-acceptance-rate" in said and "stages together with DP" in said
     many = replace(asked, gpus=asked.gpus * 9)
-    assert "9 types of GPUs" in " ".join(left_out(many, asked.model.model, parse_version("0.19.0")))
+    assert "9 types of GPUs" in " ".join(one.reason for one in left_out(many, asked.gpus[0], version))
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -222,25 +223,21 @@ def _why_goal(request: Request, ranking: Ranking, winner: Candidate) -> Iterator
     count = len(ranking.candidates)
     place_words = f"{among} of {count} settings that fit" if count > 1 else "the only setting that fits"
     yield f"{goal}: {figure(winner, goal)}, {place_words}"
-    for sizes, best in sorted(_best_by_size(ranking, winner).items()):
-        if sizes != _sizes(winner):
+    for layout, best in _best_by_layout(ranking, winner).items():
+        if layout != Layout.of(config):
             behind = odds_words(merit.odds(request, winner, best))
-            yield f"{Layout(*sizes).flags or '--tensor-parallel-size 1'} instead: {figure(best, goal)}, {behind}"
+            words = layout.flags if layout.num_gpus > 1 else "--tensor-parallel-size 1"
+            yield f"{words} instead: {figure(best, goal)}, {behind}"
     yield f"--max-num-seqs {config.max_num_seqs}: {_why_batch(request, winner)}"
 
 
-def _best_by_size(ranking: Ranking, winner: Candidate) -> dict[tuple[int, int, int], Candidate]:
-    """The best candidate of each TP, PP and DP size with the winner's checkpoint; ranking is best first."""
-    best: dict[tuple[int, int, int], Candidate] = {}
+def _best_by_layout(ranking: Ranking, winner: Candidate) -> dict[Layout, Candidate]:
+    """The best candidate of each layout with the winner's checkpoint; ranking is best first."""
+    best: dict[Layout, Candidate] = {}
     for candidate in ranking.candidates:
         if candidate.resolved.resolved == winner.resolved.resolved:
-            best.setdefault(_sizes(candidate), candidate)
-    return best
-
-
-def _sizes(candidate: Candidate) -> tuple[int, int, int]:
-    config = candidate.config
-    return config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
+            best.setdefault(Layout.of(candidate.config), candidate)
+    return {layout: best[layout] for layout in sorted(best, key=astuple)}
 
 
 def _why_batch(request: Request, winner: Candidate) -> str:

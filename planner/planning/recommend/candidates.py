@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import count
 
@@ -15,6 +15,7 @@ from planner.engine import (
     recipe_for,
     uses_latent_attention,
 )
+from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoints, resolve_model
 from planner.planning import defaults
@@ -94,17 +95,17 @@ def context_of(request: Request, model: Model) -> int:
 def engines(
     request: Request, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, rejected: list[Rejected]
 ) -> Iterator[EngineArgs]:
-    """TP, with and without EP, x KV dtypes, with what the recipes advise: what the goals choose from.
-
-    Over several nodes PP and DP too.
-    """
-    found = list(wherever(tensor_layouts, request, resolved.model, profile, version))
+    """Layouts x KV dtypes, with what the recipes advise: what goals and targets choose from."""
+    found = list(wherever(request, resolved.model, profile, version))
     if not found:
         rejected.append(Rejected(profile.id, resolved.resolved, None, None, "no tensor-parallel size is legal"))
     for layout in found:
         for kv_cache_dtype in kv_cache_dtypes(request, resolved.model, profile):
             args = replace(request.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
-            yield launched(request, resolved.model, profile, args, version)
+            try:
+                yield launched(request, resolved.model, profile, args, version)
+            except PlannerError as error:
+                rejected.append(Rejected.of_args(profile, resolved, args, error.cause))
 
 
 def launched(
@@ -132,14 +133,6 @@ def tensor_parallel_sizes(
     return [size for size in legal if size <= node_size(request, profile) and size & (size - 1) == 0]
 
 
-def tensor_layouts(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
-    """TP; of an MoE also TP with whole experts on each rank (EP)."""
-    yield from (Layout(size) for size in tensor_parallel_sizes(request, model, profile))
-    if whole_experts(model, version):
-        sizes = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=True)
-        yield from (Layout(size, enable_expert_parallel=True) for size in sizes if size > 1)
-
-
 def whole_experts(model: Model, version: EngineVersion) -> bool:
     """Whether ranks may hold whole experts (EP)."""
     return model.is_moe and version.release >= DATA_PARALLEL_SINCE
@@ -154,16 +147,17 @@ def layouts(request: Request, model: Model, profile: GpuProfile, version: Engine
     whole nodes and where attention is latent, so that TP would repeat the KV cache.
     """
     sizes, node = tensor_parallel_sizes(request, model, profile), node_size(request, profile)
-    yield from tensor_layouts(request, model, profile, version)
+    experts = whole_experts(model, version)
+    whole = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=True) if experts else []
+    yield from map(Layout, sizes)
+    yield from (Layout(size, enable_expert_parallel=True) for size in whole if size > 1)
     if profile.partition is not None:
         return
-    experts = whole_experts(model, version)
     shared = experts and (not request.coarse or uses_latent_attention(model))
     reached = sizes if request.coarse or profile.interconnect.kind in FAST_LINKS else []
     for copies in _powers_of_two(node):
         if shared:
             least = node if request.coarse else 1
-            whole = tensor_parallel_sizes(request, model, profile, enable_expert_parallel=True)
             yield from (Layout(s, 1, copies, True) for s in whole if least <= s * copies <= node)
         fits = [size for size in sizes if size * copies <= node and size * copies not in reached]
         yield from (Layout(size, copies) for size in fits)
@@ -171,51 +165,58 @@ def layouts(request: Request, model: Model, profile: GpuProfile, version: Engine
             yield from (Layout(size, copies, 1, True) for size in fits if size > 1)
 
 
-def left_out(request: Request, model: Model, version: EngineVersion) -> Iterator[str]:
-    """What a search under targets does not look at, with the reason."""
+def left_out(request: Request, profile: GpuProfile, version: EngineVersion) -> Iterator[Rejected]:
+    """What a search does not look at, with the reason."""
+    for reason in _not_searched(request, request.model.model, version):
+        yield Rejected(profile.id, request.model.resolved, None, None, f"left out: {reason}")
+
+
+def _not_searched(request: Request, model: Model, version: EngineVersion) -> Iterator[str]:
     if request.coarse:
         yield (
-            f"left out among {len(request.gpus)} types of GPUs: other token budgets than vLLM's own, an fp8 KV cache "
+            f"among {len(request.gpus)} types of GPUs: other token budgets than vLLM's own, an fp8 KV cache "
             "without scales, stages where TP reaches as many GPUs, DP inside a node; name one --gpu for all of it"
         )
-    if not request.args.max_num_batched_tokens and not request.coarse:
-        budgets = ", ".join(map(str, sorted(defaults.TOKEN_BUDGETS)))
+    elif request.targets is None:
         yield (
-            f"left out: token budgets beside vLLM's own and {budgets}, and batches beside the largest and "
-            f"{', '.join(map(str, defaults.TARGET_BATCHES))}, which change a plan by a few percent; "
+            "other token budgets than vLLM's own, which moved the best of 15 such searches by 2 % at most, "
+            "and an fp8 KV cache without scales, which may cost accuracy; both are searched under targets, and "
+            "--max-num-batched-tokens and --kv-cache-dtype set them"
+        )
+    elif not request.args.max_num_batched_tokens:
+        budgets = ", ".join(map(str, sorted((*defaults.SHARED_BUDGETS, *defaults.TOKEN_BUDGETS))))
+        yield (
+            f"token budgets beside vLLM's own and {budgets} (the least with DP), and batches beside the largest "
+            f"and {', '.join(map(str, defaults.TARGET_BATCHES))}, which change a plan by a few percent; "
             "--max-num-batched-tokens and --max-num-seqs set others"
         )
     if model.is_moe and not whole_experts(model, version):
-        yield f"left out: EP and DP, which vLLM {version} does not have"
+        yield f"EP and DP, which vLLM {version} does not have"
     if not model.is_moe:
-        yield "left out: DP, as copies of a model without experts share nothing: they are servers of their own"
-    yield "left out: stages together with DP, and sizes that are no powers of two"
+        yield "DP, as copies of a model without experts share nothing: they are servers of their own"
+    yield "stages together with DP, and sizes that are no powers of two"
     yield (
-        "left out: stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly a run with stages was "
+        "stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly a run with stages was "
         "measured; planner predict serve --pipeline-parallel-size shows them"
     )
     if request.args.speculative_config is None and model.mtp:
         yield (
-            "left out: drafts of the checkpoint's own module, as nobody said how many are accepted: "
+            "drafts of the checkpoint's own module, as nobody said how many are accepted: "
             "--speculative-config with --speculative-acceptance-rate plans with them"
         )
+    if request.targets is None:
+        return
     yield (
-        "left out of the ranking: prefill and decode on servers of their own, which stand beside the best plan where "
+        "of the ranking, prefill and decode on servers of their own, which stand beside the best plan where "
         "the load takes several servers; planner fleet --disaggregated -o writes what launches them"
     )
 
 
-def wherever(
-    inside: Callable[[Request, Model, GpuProfile, EngineVersion], Iterator[Layout]],
-    request: Request,
-    model: Model,
-    profile: GpuProfile,
-    version: EngineVersion,
-) -> Iterator[Layout]:
-    """Layouts ``inside`` one node, and those over as many nodes as the request says."""
+def wherever(request: Request, model: Model, profile: GpuProfile, version: EngineVersion) -> Iterator[Layout]:
+    """Layouts inside one node, and those over as many nodes as the request says."""
     for nodes in request.over:
         more = layouts_over(request, model, profile, version, nodes) if nodes > 1 else None
-        yield from more or inside(request, model, profile, version)
+        yield from more or layouts(request, model, profile, version)
 
 
 def layouts_over(

@@ -8,16 +8,17 @@ Goals::
                      farthest from the chord between the ends of the front, both axes logarithmic. The front
                      begins at the concurrency of min-latency and ends at max-throughput, so it lies between them
 
-Searched: checkpoint (precision) x KV dtype x tensor-parallel size x ``max_num_seqs``. ``max_num_seqs`` and the
-client's concurrency are one number, as the recipes advise. A batch counts as fitting when the pessimistic end of
-the memory budget holds all its requests at full length, so nothing that is recommended preempts.
+Searched: checkpoint (precision) x KV dtype x TP, PP, DP, EP x ``max_num_seqs``, as under targets but for token budgets
+and an fp8 KV cache without scales. ``max_num_seqs`` of all DP ranks together and the client's concurrency are one
+number, as the recipes advise. A batch counts as fitting when the pessimistic end of the memory budget holds all its
+requests at full length, so nothing that is recommended preempts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import ceil, exp, log
 from typing import Any
 
 from planner.engine import EngineArgs, EngineVersion
@@ -25,11 +26,12 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning import defaults
+from planner.planning.capacity import at_concurrency
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast, percent
-from planner.planning.predict import Prediction, compared_rates, estimate, simulate_serve
-from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, why_not
+from planner.planning.predict import Prediction, compared_rates, simulate_serve
+from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, left_out, why_not
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
 from planner.units import MS
 from planner.workload import Workload
@@ -48,6 +50,7 @@ def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) 
         candidates = candidates_best_first([with_figures(request, candidates[0]), *candidates[1:]], request.goal)
     if candidates:
         rejected += _runners_up(request, candidates)
+    rejected += left_out(request, profile, version)
     best_first = (
         replace(one, prediction=one.prediction if not place else None) for place, one in enumerate(candidates)
     )
@@ -89,8 +92,9 @@ def _batches(
     def reject(reason: str) -> None:
         rejected.append(Rejected.of_args(profile, resolved, args, reason))
 
+    ranks = args.data_parallel_size
     try:
-        largest = largest_batch(request, model, profile, args, version)
+        largest = min(largest_batch(request, model, profile, args, version) * ranks, defaults.MAX_NUM_SEQS)
         if largest < 1:
             reject(why_not(deployed(request, model, profile, args, version)))
             return
@@ -98,9 +102,9 @@ def _batches(
         if not batches:
             reject(f"holds {largest} requests of this length at once, {request.wanted_batch} are asked for")
         for batch in batches:
-            deployment = deployed(request, model, profile, replace(args, max_num_seqs=batch), version)
-            figures = estimate(deployment, request.input_len, request.output_len, batch, request.prefix_len)
-            yield Candidate(resolved, deployment, figures)
+            each = request.args.max_num_seqs or ceil(batch / ranks)
+            deployment = deployed(request, model, profile, replace(args, max_num_seqs=each), version)
+            yield Candidate(resolved, deployment, at_concurrency(deployment, request.workload, batch))
     except PlannerError as error:
         reject(error.cause)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from planner.engine import EngineArgs, EngineConfig, EngineVersion
+from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
@@ -178,11 +178,9 @@ class Candidate:
         return self.deployment.config
 
     @property
-    def engine(self) -> tuple[str, int, int, int, str]:
-        """What its batches have in common: checkpoint, TP, PP, DP and KV dtype."""
-        config = self.config
-        sizes = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
-        return self.resolved.resolved, *sizes, config.kv_cache_dtype
+    def engine(self) -> tuple[str, Layout, str]:
+        """What its batches have in common: checkpoint, layout and KV dtype."""
+        return self.resolved.resolved, Layout.of(self.config), self.config.kv_cache_dtype
 
     @property
     def num_gpus(self) -> int:

@@ -13,7 +13,7 @@ E2EL, and with ``max-throughput`` the one with most output tokens/s per GPU at i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log
 
 from planner import progress
@@ -40,12 +40,9 @@ from planner.planning.recommend.bounds import alone, broken_for_certain, rate_bo
 from planner.planning.recommend.candidates import (
     checkpoints,
     deployed,
-    kv_cache_dtypes,
+    engines,
     largest_batch,
-    launched,
-    layouts,
     left_out,
-    wherever,
     why_not,
 )
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
@@ -56,7 +53,7 @@ from planner.workload import share
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
 #: order: benchmarks/results/search.md has the most that was seen.
 OPTIMISM = {True: 1.05, False: 1.2}
-FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form
+FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form's own order
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where nobody waits for one
 
 
@@ -148,9 +145,7 @@ class _Search:
                 least = self._cost_words(family.cost(self.targets, at_least=True))
                 best = self._cost_words(self.best_cost)
                 self._reject(family, f"{least} at best" + ("" if least == best else f", against {best}"))
-        model = self.request.model
-        for reason in left_out(self.request, model.model, self.version):
-            self.rejected.append(Rejected(self.profile.id, model.resolved, None, None, reason))
+        self.rejected += left_out(self.request, self.profile, self.version)
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
         """Whether it may be cheaper; as cheap is of interest while there are few to choose from.
@@ -163,20 +158,18 @@ class _Search:
         return least < self.best_cost or (least == self.best_cost and len(self.found) <= self.alternatives)
 
     def _search_family(self, family: RankedEngine) -> None:
-        tried: list[tuple[Deployment, ServedLoad]] = []
+        tried: list[tuple[RankedEngine, ServedLoad]] = []
         served = False
         for args in self._members(family):
-            if any(_no_better(args, *other) for other in tried):
-                continue
             member = self._engine(family.resolved, args, family)
-            if not self._may_be_better(member):
+            if not self._may_be_better(member) or any(_no_better(member, *other) for other in tried):
                 continue
             candidate, load = self._challenge(member)
             if candidate:
                 self.found.append(candidate)
                 served, load = True, candidate.load
             if load:
-                tried.append((member.deployment, load))
+                tried.append((member, load))
         if not served:
             closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
             best = self._cost_words(self.best_cost)
@@ -185,19 +178,14 @@ class _Search:
 
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in checkpoints(self.request.model, self.profile, self.rejected):
-            model = resolved.model
-            for layout in wherever(layouts, self.request, model, self.profile, self.version):
-                for kv_cache_dtype in kv_cache_dtypes(self.request, model, self.profile):
-                    args = replace(self.request.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
-                    try:
-                        family = self._outline(
-                            resolved, launched(self.request, model, self.profile, args, self.version)
-                        )
-                    except PlannerError as error:
-                        self.rejected.append(Rejected.of_args(self.profile, resolved, args, error.cause))
-                        continue
-                    if family is not None:
-                        yield family
+            for args in engines(self.request, resolved, self.profile, self.version, self.rejected):
+                try:
+                    family = self._outline(resolved, args)
+                except PlannerError as error:
+                    self.rejected.append(Rejected.of_args(self.profile, resolved, args, error.cause))
+                    continue
+                if family is not None:
+                    yield family
 
     def _outline(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """A family with what no member exceeds, without any replay or uncertainty: what memory and noise leave.
@@ -252,7 +240,13 @@ class _Search:
         most, guess = max(member.most for member in members), max(member.guess for member in members)
         if targets.by == "rate":
             most = min(rate_bound(deployment, self.request, targets, most), guess * OPTIMISM[self.exactly])
-        members.sort(key=lambda member: (-round(log(max(member.guess, 1e-12)) / TOLERANCE), member.num_batched_tok))
+        members.sort(
+            key=lambda member: (
+                -round(log(max(member.guess, 1e-12)) / TOLERANCE),
+                member.args.max_num_batched_tokens != args.max_num_batched_tokens,  # of equals the one that is advised
+                -member.num_batched_tok,  # or one that takes several prompts at once, which the closed form never has
+            )
+        )
         budgets = {member.num_batched_tok: member.args for member in reversed(members)}
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
         return replace(family, most=most, guess=guess, budgets=best_first)
@@ -305,7 +299,10 @@ class _Search:
         if self.request.args.max_num_batched_tokens:
             return [self.request.args.max_num_batched_tokens]
         own = args.max_num_batched_tokens
-        return [own] if self.request.coarse else list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
+        if self.request.coarse:
+            return [own]
+        shared = defaults.SHARED_BUDGETS if args.data_parallel_size > 1 else ()
+        return list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS, *shared)))
 
     def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine) -> RankedEngine:
         """A member: no better than its ``family``, whose doubt it shares, and than full batches."""
@@ -479,20 +476,20 @@ def least_share(load: ServedLoad) -> float:
     return 0.02 / float(load.replay.e2el_s.mean())
 
 
-def _no_better(args: EngineArgs, other: Deployment, load: ServedLoad) -> bool:
-    """Whether an engine serves ``load`` no better than ``other`` of its family, which is more promising.
+def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
+    """Whether ``engine`` serves ``load`` no better than ``other`` of its family, which is more promising.
 
     It serves a load that breaks a target in the same steps where none of these came near the limits of either. And
     where the TPOT decides, how prompts are cut moves it little beyond what the closed form says.
     """
-    config, replay = other.config, load.replay
-    batch, budget = args.max_num_seqs or inf, args.max_num_batched_tokens or config.max_num_batched_tokens
+    one, two, replay = engine.deployment.config, other.deployment.config, load.replay
     same = (
-        replay.most_seqs < min(batch, config.max_num_seqs)
-        and replay.most_step_tok < min(budget, config.max_num_batched_tokens)
+        replay.most_seqs < min(one.max_num_seqs, two.max_num_seqs)
+        and replay.most_step_tok < min(one.max_num_batched_tokens, two.max_num_batched_tokens)
         and replay.kv_cache_usage_peak < ROOMY
     )
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
-    decides = worst is not None and worst.slo.metric == "tpot" and (load.meets or worst.excess > FAR_OFF)
-    pipelined = config.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
-    return (same and not load.meets) or (decides and replay.most_seqs < batch and not pipelined)
+    behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf
+    decides = worst is not None and worst.slo.metric == "tpot" and (load.meets or worst.excess * behind > FAR_OFF)
+    pipelined = one.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
+    return (same and not load.meets) or (decides and replay.most_seqs < one.max_num_seqs and not pipelined)
