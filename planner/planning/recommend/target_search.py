@@ -490,6 +490,10 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
     )
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf
-    decides = worst is not None and worst.slo.metric == "tpot" and (load.meets or worst.excess * behind > FAR_OFF)
+    decides = (
+        worst is not None
+        and worst.slo.metric == "tpot"
+        and (load.bound_by in ("", str(worst.slo)) if load.meets else worst.excess * behind > FAR_OFF)
+    )
     pipelined = one.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
     return (same and not load.meets) or (decides and replay.most_seqs < one.max_num_seqs and not pipelined)
