@@ -13,7 +13,8 @@ than any later request can mend, and settings which no step of an engine that br
     best     the same of the best of everything
     lost     1 - found / best; loads are told apart by 3 %
 
-``over`` is the most by which the engine that is best exceeds its closed form, which the search takes for a bound.
+The closed form of an engine, and a margin on it, is what the search takes for a bound: the page says what the best
+engines carry over theirs.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from planner.planning.recommend.candidates import (
     layouts,
 )
 from planner.planning.recommend.request import Request, Targets
+from planner.planning.recommend.target_search import OPTIMISM
 from planner.simulator.record import Replay
 from planner.workload.targets import parse_slos
 
@@ -87,7 +89,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """Requests/s per GPU, and by how much replays exceed the closed form."""
+    """Requests/s per GPU, and what the best carries over its closed form."""
 
     case: Case
     found: float = 0.0
@@ -158,14 +160,17 @@ class Everything:
         while high > low * (1 + TOLERANCE):
             middle = (low * high) ** 0.5
             low, high = (middle, high) if self.meets(engine, middle) else (low, middle)
-        slos, workload = self.targets.slos, self.request.workload
-        guess = closed_form_load(engine, workload, slos, "rate", confidence=self.targets.confidence)
-        result.best, result.over = low / config.num_gpus, low / guess
+        result.best, result.over = low / config.num_gpus, low / self.closed_form(engine)
         result.engine = (
             f"{engine.model.id.split('/')[-1]} {config.weight_dtype}, KV {config.kv_cache_dtype}, "
             f"TP {config.tensor_parallel_size} PP {config.pipeline_parallel_size} DP {config.data_parallel_size}"
             f"{' EP' if config.enable_expert_parallel else ''}, {config.max_num_seqs} x {config.max_num_batched_tokens}"
         )
+
+    def closed_form(self, engine: Deployment) -> float:
+        """Requests/s of one server, without percentiles and queues."""
+        slos, workload = self.targets.slos, self.request.workload
+        return closed_form_load(engine, workload, slos, "rate", confidence=self.targets.confidence)
 
     @property
     def targets(self) -> Targets:
@@ -214,10 +219,11 @@ def outcome(case: Case) -> Outcome:
     start_s = time.process_time()
     (ranking,) = rank(request)
     result.search_s = time.process_time() - start_s
-    if ranking.best and ranking.best.load:
-        result.found = ranking.best.load.value / ranking.best.config.num_gpus
-    result.best = result.found
-    Everything(request, result).try_all()
+    everything, best = Everything(request, result), ranking.best
+    if best and best.load:
+        result.found = result.best = best.load.value / best.config.num_gpus
+        result.over = best.load.value / everything.closed_form(best.deployment)
+    everything.try_all()
     return result
 
 
@@ -235,7 +241,8 @@ def lines(outcomes: list[Outcome]) -> Iterator[str]:
         f"{sum(one.tried for one in outcomes):,} engines. The answer is the best of all, to the {TOLERANCE:.0%} by "
         f"which loads are told apart, in {sum(share <= TOLERANCE for share in lost)} cases; most is lost in the worst: "
         f"{max(lost):.1%}; mean {sum(lost) / len(lost):.1%}. Requests/s per GPU with "
-        f"{defaults.CONFIDENCE:.0%} confidence.\n"
+        f"{defaults.CONFIDENCE:.0%} confidence. The search passes over what cannot win with {OPTIMISM[True]:g} times "
+        f"its closed form; the best carry {max(one.over for one in outcomes):.2f} times theirs at most.\n"
     )
     yield "| model | GPU | load | engines | found | best | lost | the better engine | CPU s of the search |"
     yield "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"

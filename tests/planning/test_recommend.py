@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.engine.settings import EngineArgs
+from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
@@ -106,6 +107,19 @@ def test_whatever_is_recommended_starts(goal: Goal, gpu: str) -> None:
         )
         deployment = candidate.deployment
         assert resolve_deployment(deployment.model, deployment.profile, args, config.version).checked.fits
+
+
+def test_copies_of_latent_attention_serve_more_and_are_asked_for_what_they_take_together() -> None:
+    """vLLM's guide to DeepSeek-R1 on 8 x H200 names TP 8 + EP, "usually better for low-latency", and DP 8 + EP, which
+    "works better for high-load workloads" (docs.vllm.ai/projects/recipes, DeepSeek-V3)."""
+    ranking = ranked("max-throughput", "h200", "deepseek-ai/DeepSeek-R1")
+    best, fastest = ranking.best, ranked("min-latency", "h200", "deepseek-ai/DeepSeek-R1").best
+    assert fastest is not None and Layout.of(fastest.config) == Layout(8, enable_expert_parallel=True)
+    assert best is not None and Layout.of(best.config) == Layout(data_parallel_size=8, enable_expert_parallel=True)
+    assert best.estimate.concurrency == 8 * best.config.max_num_seqs
+    assert best.figures is not None and best.figures["max_concurrency"] == best.estimate.concurrency
+    said = " ".join(rejected.reason for rejected in ranking.rejected)
+    assert "left out: other token budgets" in said and "drafts of the checkpoint's own module" in said
 
 
 def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:

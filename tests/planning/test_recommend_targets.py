@@ -154,6 +154,24 @@ def test_nothing_that_can_be_predicted_is_better_than_what_is_recommended(
     assert most_of_all(asked, found) <= found * (1 + TOLERANCE)
 
 
+@pytest.mark.parametrize(("gpu", "model", "budget"), [("b200", LLAMA, 8192), ("mi355x", "openai/gpt-oss-120b", 8192)])
+def test_no_budget_that_is_asked_for_is_better_than_the_one_that_is_found(gpu: str, model: str, budget: int) -> None:
+    """Where the TTFT binds, and where the closed form tells no budget from another."""
+    long_prompts = {"input_len": 4000, "output_len": 500}
+    targets = Targets(parse_slos({"ttft": 3000.0, "tpot": 60.0}), "rate", None)
+    asked = request(targets, gpu, model=model, gpus_per_node=1, **long_prompts)
+    found, given = ranked(asked).best, ranked(replace(asked, args=EngineArgs(max_num_batched_tokens=budget))).best
+    assert found is not None and found.load is not None and given is not None and given.load is not None
+    assert given.load.value <= found.load.value * (1 + TOLERANCE)
+
+
+def test_what_a_margin_turns_down_says_so() -> None:
+    """More than the closed form is proved of nothing, so that the margin is named where it decides."""
+    targets = Targets(parse_slos({"ttft": 2000.0, "tpot": 20.0}), "rate", None)
+    reasons = [one.reason for one in ranked(request(targets, "h100", gpus_per_node=4)).rejected]
+    assert any("5% above the closed form, a margin by judgement" in reason for reason in reasons)
+
+
 def test_what_is_left_out_is_said_with_its_reason() -> None:
     asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 1.0), "h200", model="deepseek-ai/DeepSeek-V3")
     version = parse_version("0.19.0")

@@ -51,7 +51,7 @@ from planner.planning.uncertainty import Uncertainty
 from planner.workload import share
 
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
-#: order: benchmarks/results/search.md has the most that was seen.
+#: order. A judgement, and what it turns down says so; benchmarks/results/search.md has the most that was seen.
 OPTIMISM = {True: 1.05, False: 1.2}
 FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form's own order
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where nobody waits for one
@@ -144,8 +144,16 @@ class _Search:
             if family:
                 least = self._cost_words(family.cost(self.targets, at_least=True))
                 best = self._cost_words(self.best_cost)
-                self._reject(family, f"{least} at best" + ("" if least == best else f", against {best}"))
+                against = "" if least == best else f", against {best}"
+                self._reject(family, f"{least} {self._at_best(family)}{against}")
         self.rejected += left_out(self.request, self.profile, self.version)
+
+    def _at_best(self, family: RankedEngine) -> str:
+        """Whether the most that a server of ``family`` carries is proved, or ``OPTIMISM`` decides."""
+        margin = OPTIMISM[self.exactly]
+        if family.most < family.guess * margin or self.targets.by == "concurrency":
+            return "at best"
+        return f"at best ({margin - 1:.0%} above the closed form, a margin by judgement)"
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
         """Whether it may be cheaper; as cheap is of interest while there are few to choose from.
