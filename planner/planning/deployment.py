@@ -11,6 +11,7 @@ from functools import cached_property
 from math import exp
 from typing import TYPE_CHECKING
 
+from planner import simulator, timing  # what they offer is loaded where it is used: ``fit`` needs no time
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
 from planner.errors import InputError
 from planner.hardware import GpuProfile, constant
@@ -25,32 +26,15 @@ from planner.memory import (
 )
 from planner.model import Model, PerModel, as_quantized, load_quantized
 from planner.planning.fit.check import Checked, check_memory
-from planner.simulator import SchedulerLimits
-from planner.timing import (
-    CLIENT_DELAYS,
-    PARAMETERS,
-    SHARES,
-    SHIPPED,
-    Calibration,
-    Efficiency,
-    SpeculativeStep,
-    StepBreakdown,
-    StepModel,
-    covariates_of,
-    efficiency_for,
-    host_bytes_per_s,
-    load_calibration,
-    speculative_step,
-)
 from planner.units import GB
-from planner.workload import Requests, Workload
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from planner.simulator import Client, Hopeless, Replay
-    from planner.timing import Known
+    from planner.simulator import Client, Hopeless, Replay, SchedulerLimits
+    from planner.timing import Calibration, Efficiency, Known, SpeculativeStep, StepBreakdown, StepModel
+    from planner.workload import Requests, Workload
 
 
 _load_quantized = PerModel(load_quantized)
@@ -88,19 +72,19 @@ class Deployment:
     @cached_property
     def covariates(self) -> dict[str, str]:
         """What the fits know this engine by."""
-        return covariates_of(self.model, self.profile, self.config)
+        return timing.covariates_of(self.model, self.profile, self.config)
 
     @cached_property
     def efficiency(self) -> Efficiency:
         """Shares of the peaks that it reaches, and its fixed costs."""
-        return self.moved or efficiency_for(self.model, self.profile, self.config, self.calibration)
+        return self.moved or timing.efficiency_for(self.model, self.profile, self.config, self.calibration)
 
     @cached_property
     def timer(self) -> StepModel | SpeculativeStep:
         """Seconds of a step. Raises InputError where it is not known how many drafted tokens are accepted."""
-        steps = StepModel(self.model, self.profile, self.config, self.efficiency)
+        steps = timing.StepModel(self.model, self.profile, self.config, self.efficiency)
         drafts = self.config.speculative_config
-        return speculative_step(steps, self.basis.draft, self.calibration) if drafts else steps
+        return timing.speculative_step(steps, self.basis.draft, self.calibration) if drafts else steps
 
     @property
     def tokens_per_step(self) -> float:
@@ -111,9 +95,9 @@ class Deployment:
     @property
     def calibrated_by(self) -> str:
         """``shipped``, or the files of the user's own fits that have a say in speed or memory."""
-        speed = self.calibration.origin(self.covariates) if self.calibration else SHIPPED
+        speed = self.calibration.origin(self.covariates) if self.calibration else timing.SHIPPED
         own = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
-        return ", ".join(name for name in own if name != SHIPPED) or SHIPPED
+        return ", ".join(name for name in own if name != timing.SHIPPED) or timing.SHIPPED
 
     @property
     def network_remark(self) -> str:
@@ -121,7 +105,7 @@ class Deployment:
         nodes, network = self.covariates["nodes"], self.profile.interconnect.network_bandwidth
         if not nodes or network is None:
             return ""
-        runs = (self.calibration or load_calibration()).runs_over_nodes
+        runs = (self.calibration or timing.load_calibration()).runs_over_nodes
         return (
             f"over {nodes} nodes, each GPU with {network.base / GB:g} GB/s of the network ({network.note}): only "
             f"{runs} runs over several nodes are behind the efficiencies, so the intervals are wide"
@@ -130,13 +114,13 @@ class Deployment:
     @cached_property
     def known(self) -> Known:
         """How far its efficiencies are known."""
-        return (self.calibration or load_calibration()).known(self.covariates)
+        return (self.calibration or timing.load_calibration()).known(self.covariates)
 
     def with_efficiencies_moved(self, by: NDArray[np.float64]) -> Deployment:
         """The same engine with the logarithms of its efficiencies moved by ``by``, (parameters,)."""
-        moves = zip(PARAMETERS, by.tolist(), strict=True)
+        moves = zip(timing.PARAMETERS, by.tolist(), strict=True)
         values = {name: getattr(self.efficiency, name) * exp(move) for name, move in moves}
-        values |= {name: min(values[name], 1.0) for name in SHARES}
+        values |= {name: min(values[name], 1.0) for name in timing.SHARES}
         return replace(self, moved=replace(self.efficiency, **values))
 
     def in_16_bits(self) -> Deployment | None:
@@ -183,7 +167,7 @@ class Deployment:
                 hint="choose a newer --engine-version",
             )
         whole_blocks_tok = -(-total_len // config.block_size) * config.block_size  # what such a request takes
-        return SchedulerLimits(
+        return simulator.SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             kv_cache_tokens=int(self.requests_served(total_len) * whole_blocks_tok),
@@ -206,7 +190,7 @@ class Deployment:
         """The delays of a request on its way to the scheduler."""
         from planner.simulator import Client
 
-        return Client(**{name: getattr(self.efficiency, name) for name in CLIENT_DELAYS})
+        return Client(**{name: getattr(self.efficiency, name) for name in timing.CLIENT_DELAYS})
 
     def replay(
         self,
@@ -286,7 +270,7 @@ class Deployment:
 
     @property
     def _host_bytes_per_s(self) -> float:
-        return host_bytes_per_s(self.profile, "--kv-offloading-size")
+        return timing.host_bytes_per_s(self.profile, "--kv-offloading-size")
 
 
 def served_model(model: Model, args: EngineArgs) -> Model:
