@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from planner.commands.main import COMMANDS
 
@@ -122,6 +123,39 @@ def test_the_two_commands_of_the_readme_are_enough() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert f"`{project['name']}`" in readme
     assert list(project["scripts"]) == ["planner", project["name"]]  # the second for pipx run and uvx
+
+
+#: What a reader puts for the words in capitals.
+PUT = {
+    "MODEL": "meta-llama/Llama-3.1-8B-Instruct", "GPU": "h200", "GPUS": "h200", "N": "8", "MS": "2000", "R": "2",
+    "DIR": "plan", "FILE": "trace.csv", "LINE": "vllm serve meta-llama/Llama-3.1-8B-Instruct", "HOST": "127.0.0.1",
+}  # fmt: skip
+#: These need an engine that runs, or a measurement, or never end: their options are looked up.
+NOT_HERE = ("tune", "ui", "evaluate", "validate", "calibrate", "check --url")
+
+
+def test_the_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command of the table of questions, from top to bottom, in one folder."""
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("| question | command |")[2].partition("\n\n")[0]
+    commands = re.findall(r"`planner ([^`]+)`", table)
+    assert len(commands) >= 16
+    (tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,512,64\n1,300,50\n")
+    for command in commands:
+        words = re.sub(r"[A-Z]{1,5}\b", lambda found: PUT.get(found[0], found[0]), command.replace("...", "")).split()
+        if command.startswith(NOT_HERE):
+            usage = run(*words[:1], "--help").out
+            assert all(word in usage for word in words if word.startswith("--")), command
+            continue
+        outcome = run(*words)
+        assert outcome.status == 0, f"{command}: {outcome.err}"
+
+
+def test_every_picture_is_shown() -> None:
+    """No picture lies about that no page shows."""
+    shown = set(re.findall(r"images/([\w-]+\.(?:svg|png))", "".join(p.read_text(encoding="utf-8") for p in PAGES)))
+    assert {path.name for path in (ROOT / "docs/images").iterdir()} == shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -267,7 +267,10 @@ def recommend(
     if directory:
         written = write_scripts(answer, directory, force=force)
         if written:
-            note(f"wrote {len(written)} files into {directory}; start with RUNBOOK.md")
+            best = answer.best
+            of_best = f"{best.gpu}/RUNBOOK.md" if best else ""
+            runbook = directory / (of_best if of_best in written else "RUNBOOK.md")
+            note(f"wrote {len(written)} files into {directory}; start with {runbook}")
     return answer
 
 

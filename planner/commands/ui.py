@@ -32,7 +32,7 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False) -> None
     except ImportError as error:
         raise InputError(
             f"planner ui needs a package that is not installed: {error.name}",
-            hint="pip install 'llm-serving-planner[ui]'",
+            hint="pip install 'llm-serving-planner[ui]', or in a checkout pip install '.[ui]'",
         ) from error
     listening = _listening(host, port)
     port = listening.getsockname()[1]
