@@ -253,8 +253,9 @@ class PlanFile(_Record):
         except ValidationError as error:
             raise ValueError(_in_words(error)) from error
         for name, value in _figures(file.plan):
-            if value is not None and not (type(value) in (int, float) and abs(value) < MOST):  # nor NaN
-                raise ValueError(f"{name} is {_short(value)}, not a number")
+            if value is not None and not (type(value) in (int, float) and 0 <= value < MOST):  # nor NaN
+                negative = type(value) in (int, float) and -MOST < value < 0
+                raise ValueError(f"{name} is {_short(value)}, not a number{' of 0 or more' if negative else ''}")
         if digest != file.plan.digest:
             raise ValueError(f"it was changed after it was written: its digest is {file.plan.digest}, not {digest}")
         return file
