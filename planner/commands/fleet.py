@@ -266,7 +266,8 @@ def _demands(
         raise InputError("no load is given", hint="add --request-rate, --class or --trace")
     if workload is not None:
         if checked_workload(typed("workload", workload, str)) not in NAMED:
-            return (Demand.reusing(workload, rate, requests_of_sessions(workload, rate)),), ()
+            asked_as = ("--workload", workload, "--request-rate", f"{rate:g}")
+            return (Demand.reusing(workload, rate, requests_of_sessions(workload, rate), asked_as),), ()
         return (Demand.named("", rate, workload),), ()
     input_tok = defaults.LEN if input_len is None else typed("input_len", input_len, int)
     output_tok = defaults.LEN if output_len is None else typed("output_len", output_len, int)

@@ -24,6 +24,7 @@ from planner.workload import Requests, Workload
 Hopeless = Callable[[Mapping[str, float]], bool]
 #: Chunks of prompts that are replayed at most, and for each request: a budget of two tokens would take minutes.
 MOST_CHUNKS, MOST_CHUNKS_EACH = 40_000, 20
+MOST_CHUNKS_EACH_SHARED = 100  #: where prompts have something in common, and most of a long one is usually found
 SAID_EACH = 10_000  #: requests after which a replay says how far it is
 #: Of an open loop, requests that are handed to the engine together, and how long before it can see them, at least.
 AHEAD, AHEAD_S = 4096, 1.0
@@ -91,7 +92,8 @@ class _Sender:
         limits.check(self.input_len[longest], self.output_len[longest])
         self.priority = None if requests.priority is None else array("q", requests.priority.astype(np.int64).tobytes())
         chunks = int((requests.input_len // limits.max_num_batched_tokens).sum())
-        if chunks > max(MOST_CHUNKS, MOST_CHUNKS_EACH * len(self.input_len)):
+        each = MOST_CHUNKS_EACH if requests.prefixes is None else MOST_CHUNKS_EACH_SHARED
+        if chunks > max(MOST_CHUNKS, each * len(self.input_len)):
             raise InputError(
                 f"the prompts come to {chunks:,} steps of --max-num-batched-tokens {limits.max_num_batched_tokens}",
                 hint=f"raise it, or send fewer prompts: {MOST_CHUNKS:,} such steps can be replayed",

@@ -300,8 +300,10 @@ def _next_command(best: Fleet) -> list[str]:
     asked, pool = best.asked, best.busiest
     demand, kind = pool.demand, pool.kind
     words = ["planner", "recommend", asked.model.requested, "--gpu", kind.profile.id]
-    words += ["--request-rate", f"{demand.request_rate:g}", "--random-input-len", str(demand.input_len)]
-    words += ["--random-output-len", str(demand.output_len)]
+    lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
+    words += demand.asked_as or ("--request-rate", f"{demand.request_rate:g}", *lengths)
+    if demand.asked_as and asked.router != "round-robin":
+        words += ["--router", asked.router]
     for slo in asked.slos:
         words += [f"--{slo.metric}", f"{slo.limit_ms:g}"]
     return [*words, "-o", "plans"]

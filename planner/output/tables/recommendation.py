@@ -427,12 +427,20 @@ def _brief_plan_lines(
     if plan.service and plan.service.prefix_cache_share is not None:
         dealt = f", {plan.service.router}" if plan.service.replicas > 1 else ""
         found = f"{plan.service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache"
-        yield from items("-", [f"{found}{dealt}"])
+        yield from items("-", [f"{found}{dealt}{_replayed(request, candidate)}"])
     if plan.service:
         yield from items("-", [*_ladder_lines(plan.service), *divided])
     general = candidate.resolved.notes
     urgent = [warning for warning in plan.warnings if warning not in general]
     yield from items("!", urgent[:BRIEF_WARNINGS])
+
+
+def _replayed(request: Request, candidate: Candidate) -> str:
+    """How much of a long load was replayed; empty where that was all of it."""
+    if candidate.load is None or request.targets is None or request.targets.requests is None:
+        return ""
+    sent, known = len(candidate.load.replay.sent_s) * candidate.servers, len(request.targets.requests.arrival_s)
+    return f"; the last {sent:,} of {known:,} requests are replayed" if sent < known else ""
 
 
 def _binding(request: Request, candidate: Candidate, service: Service | None) -> str:

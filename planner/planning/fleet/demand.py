@@ -27,6 +27,7 @@ class Demand:
     whole: Requests | None = None  #: all of the trace, where ``requests`` are what one of the servers gets
     limits_ms: Mapping[str, float] = field(default_factory=dict)  #: its own targets, by ``ttft``, ``tpot``, ``e2el``
     priority: int = 0  #: sent with its requests; lower is sooner
+    asked_as: tuple[str, ...] = ()  #: the options that give others the same requests; empty: rate and lengths do
 
     def __post_init__(self) -> None:
         if not 0 < self.request_rate < float("inf"):
@@ -119,12 +120,14 @@ class Demand:
         return cls(name or workload, rate, lengths.input_len, lengths.output_len, lengths.range_ratio)
 
     @classmethod
-    def reusing(cls, name: str, rate: float, requests: Requests) -> Demand:
+    def reusing(cls, name: str, rate: float, requests: Requests, asked_as: tuple[str, ...]) -> Demand:
         """One class of requests whose prompts have something in common."""
         prefix_len = round(requests.reusable_tok)
         input_len = max(round(float(requests.input_len.mean())) - prefix_len, 1)
         output_len = max(round(float(requests.output_len.mean())), 1)
-        return cls(name, rate, input_len, output_len, requests=requests, prefix_len=prefix_len)
+        return cls(
+            name, rate, input_len, output_len, requests=requests, prefix_len=prefix_len, asked_as=asked_as
+        )  # fmt: skip
 
     @classmethod
     def of_trace(
@@ -139,7 +142,7 @@ class Demand:
 
         requests, whole_rate = trace.busiest, rate or trace.busiest_rate
         if requests.prefixes is not None:
-            return (cls.reusing("trace", whole_rate, requests),)
+            return (cls.reusing("trace", whole_rate, requests, ("--trace", trace.path)),)
         total_tok = requests.input_len + requests.output_len
         ascending = np.sort(total_tok)
         upto = np.cumsum(ascending)

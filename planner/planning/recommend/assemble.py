@@ -271,9 +271,10 @@ def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: R
     if _guesses_scales(request, candidate):
         yield "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production"
     if request.targets and request.targets.requests is not None:
+        what = "a trace" if request.targets.trace else "turns that go on from each other"
         yield (
-            "benchmark.sh cannot send a trace: it sends random prompts of the mean lengths, at the rate and burstiness "
-            "of the busiest stretch. The prediction of the targets is for the trace itself"
+            f"benchmark.sh cannot send {what}: it sends random prompts of the mean lengths, at the same rate and "
+            "burstiness. The prediction of the targets is for the load itself"
         )
     if image_note:
         yield f"image: {image_note}"
