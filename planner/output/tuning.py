@@ -114,7 +114,8 @@ class Tuner:
             file = self.file.model_copy(update={"plan": setting.plan, "planner_version": __version__})
             write_folder(self.directory / folder, plan_files(file, load_profile(setting.plan.gpu)), force=True)
         prospects = [setting.prospects for setting in settings]
-        state = TuningState.begun(__version__, self.file.plan, merit, prospects, folders)
+        plan = self.file.plan
+        state = TuningState.begun(__version__, plan.digest, merit, prospects, folders, plan.targets)
         state.save(self.path)
         self.tell(f"{len(folders)} settings may be the best")
         return state

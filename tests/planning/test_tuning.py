@@ -95,7 +95,7 @@ def test_gains_and_probabilities_are_such(means: list[float], loadings: list[flo
 
 def state(**changes: object) -> TuningState:
     doubts = [Prospect(0.0, noise=0.2), Prospect(0.1, noise=0.2), Prospect(-2.0, noise=0.2)]
-    made = TuningState.begun("0", "abc", Merit("max-throughput"), doubts, (".", "tune/1", "tune/2"))
+    made = TuningState.begun("0", "abc", Merit("max-throughput"), [(one,) for one in doubts], (".", "tune/1", "tune/2"))
     return made.with_(**changes)
 
 
@@ -138,10 +138,23 @@ def test_merits_are_in_the_words_of_the_goal() -> None:
 
     result = {"output_throughput": 1600.0, "mean_e2el_ms": 500.0}
     made = plan(num_gpus=2)  # 64 in flight
-    throughput = measured_merit(Merit("max-throughput"), made, result)
+    (throughput,) = measured_merit(Merit("max-throughput"), made, result)
     assert exp(throughput) == pytest.approx(800) and "800 tokens/s per GPU" in merit_words(
         Merit("max-throughput"), throughput
     )
-    assert merit_words(Merit("min-latency"), measured_merit(Merit("min-latency"), made, result)) == "500 ms mean E2EL"
-    balanced = measured_merit(Merit("balanced", 0.5, 1.5), made, result)
+    assert merit_words(Merit("min-latency"), *measured_merit(Merit("min-latency"), made, result)) == "500 ms mean E2EL"
+    (balanced,) = measured_merit(Merit("balanced", 0.5, 1.5), made, result)
     assert balanced == pytest.approx(0.5 * log(1600 / 64) + 1.5 * log(800))
+
+
+def test_in_an_open_loop_users_are_the_requests_in_flight() -> None:
+    """4 requests/s of 2 s each are 8 in flight (Little), so 1,600 tokens/s are 200 for each; 25 ms is half of 50."""
+    from script_plans import plan
+
+    from planner.planning.plan import PlannedTarget, PlannedWorkload
+
+    sent = PlannedWorkload(input_len=1024, output_len=400, num_prompts=64, request_rate=4.0)
+    target = PlannedTarget(metric="p99_tpot_ms", limit_ms=50, predicted_ms=20, expected_ms=30, met=True)
+    result = {"output_throughput": 1600.0, "request_throughput": 4.0, "mean_e2el_ms": 2000.0, "p99_tpot_ms": 25.0}
+    found = measured_merit(Merit("balanced", 0.5, 1.5), plan(num_gpus=2, workload=sent), result, [target])
+    assert found == pytest.approx((0.5 * log(200) + 1.5 * log(800), log(2)))

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.errors import InputError
 from planner.planning.defaults import Goal
-from planner.planning.plan import Plan, PlannedTarget
+from planner.planning.plan import PlannedTarget
 from planner.planning.recommend.goals import Merit
 from planner.planning.tuning.standing import Prospect, Prospects, Standing
 from planner.resources import read_given, write_then_rename
@@ -60,21 +60,22 @@ class TuningState(_Record):
     def begun(
         cls,
         planner_version: str,
-        plan: Plan,
+        digest: str,
         merit: Merit,
         prospects: Sequence[Sequence[Prospect]],
         folders: Sequence[str],
+        targets: Sequence[PlannedTarget] = (),
     ) -> TuningState:
-        """Before any run of the tuning of ``plan``. ``prospects``: of each setting, whose plans lie in ``folders``."""
+        """Before any run. ``prospects``: merit and margins of each setting, whose plans lie in ``folders``."""
         known = Prospects.of(prospects)
         return cls(
             planner_version=planner_version,
-            digest=plan.digest,
+            digest=digest,
             goal=merit.goal,
             per_user=merit.per_user,
             per_gpu=merit.per_gpu,
             folders=tuple(folders),
-            targets=plan.targets,
+            targets=tuple(targets),
             mean=tuple(known.mean.ravel().tolist()),
             covariance=tuple(map(tuple, known.covariance.tolist())),
         )
