@@ -189,7 +189,9 @@ def main() -> None:
             end_s = np.array([times[-1] for times in bench.times_s]) + client.response_s
             error = max(np.abs(ours.first_token_s / first_s - 1).max(), np.abs(ours.end_s / end_s - 1).max())
             mode = limits.async_scheduling
-            wrong = int((ours.host_tok != np.array(bench.loaded_tok)).sum())
+            gpu_tok, vllm_tok = ours.cached_tok - ours.host_tok, found - np.array(bench.loaded_tok)
+            gpu_tok = np.minimum(gpu_tok, requests.input_len - 1 - ours.host_tok)  # of a prompt that is all there
+            wrong = int(((ours.host_tok != np.array(bench.loaded_tok)) | (gpu_tok != vllm_tok)).sum())
             count[mode] += 1
             same[mode] += error < MOMENT_S and not wrong
             differ, requests_seen = differ + wrong, requests_seen + len(found)

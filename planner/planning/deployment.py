@@ -270,7 +270,8 @@ class Deployment:
 
     @property
     def _host_bytes_per_s(self) -> float:
-        return timing.host_bytes_per_s(self.profile, "--kv-offloading-size")
+        """What copies of KV blocks reach, one direction."""
+        return timing.host_bytes_per_s(self.profile, "--kv-offloading-size") * self.efficiency.offload_share
 
 
 def served_model(model: Model, args: EngineArgs) -> Model:

@@ -58,6 +58,7 @@ class Prediction:
     uncertainty: Uncertainty
     goodput: Mapping[str, float] = field(default_factory=dict)  #: targets in ms, by metric
     classes: tuple[ClassFigures, ...] = ()  #: of a load of several
+    unaided: Prediction | None = None  #: the same trace without ``--kv-offloading-size``
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -86,7 +87,11 @@ def simulate_serve(
     if drafts := deployment.config.speculative_config:
         result |= speculative_result(served, drafts.acceptance_rates)
     doubt = doubt or UncertaintyOfReplay(deployment, workload, served, requests)
-    return Prediction(result, served, doubt, asked.get("goodput") or {})
+    unaided = None
+    if deployment.config.kv_offloading_size and requests is not None and requests.prefixes is not None:
+        config = replace(deployment.config, kv_offloading_size=None)
+        unaided = simulate_serve(replace(deployment, config=config), workload, requests=requests, **asked)
+    return Prediction(result, served, doubt, asked.get("goodput") or {}, unaided=unaided)
 
 
 def simulate_classes(

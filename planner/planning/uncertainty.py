@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, inf, isfinite, log, sqrt
+from math import exp, hypot, inf, isfinite, log, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -191,6 +191,7 @@ class UncertaintyOfReplay(Uncertainty):
         )
         self.workload, self.requests, self.offline = workload, requests, offline
         self._replays = self.open_loop and queue_reacts
+        self._ends: dict[tuple[str, bool], Replay] = {}  # one standard deviation away
         self._served = served
         self._all: UncertaintyOfReplay | None = None  # of a class: that of all of them
         self._group = ""
@@ -207,18 +208,39 @@ class UncertaintyOfReplay(Uncertainty):
         """That of the figures of one class of the requests."""
         found = copy(self)
         found._sds, found._all, found._group, found._served = {}, self, group, self._served.of(group)
-        for kept in ("_timeline", "_step_gradients", "_slower", "_on_slower", "_on_faster"):
+        for kept in ("_timeline", "_step_gradients", "_slower"):
             found.__dict__.pop(kept, None)
         return found
 
     def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:
+        link = self._move(figure, above, "link") if self._copies else 0.0
         if not self._replays:
-            return super()._found_sd(figure, noise, above)
+            return hypot(super()._found_sd(figure, noise, above), link)
         along = float(self._gradient(figure) @ self._slower)
         rest = max(self._variance(figure) - along**2, 0.0) + noise**2
-        moved = self._on_slower if above != figure.inverse else self._on_faster
+        return sqrt(self._move(figure, above, "engine") ** 2 + link**2 + rest)
+
+    def _move(self, figure: Figure, above: bool, slower: str) -> float:
+        """How far the logarithm of the figure moves up, or down, where ``engine`` or ``link`` is slower or faster."""
+        moved = self._end(slower, above != figure.inverse)
         move = log(_value(figure, moved) / _value(figure, self._served))
-        return sqrt(max(move if above else -move, 0.0) ** 2 + rest)
+        return max(move if above else -move, 0.0)
+
+    def _end(self, what: str, slower: bool) -> Replay:
+        """The load where ``what`` is one standard deviation slower, or faster."""
+        if self._all:
+            return self._all._end(what, slower).of(self._group)
+        if (what, slower) not in self._ends:
+            by = self._slower if what == "engine" else self._slower_link
+            moved = self.deployment.with_efficiencies_moved(by if slower else -by)
+            self._ends[what, slower] = moved.replay(self.workload, self.requests, offline=self.offline)
+        return self._ends[what, slower]
+
+    @property
+    def _copies(self) -> bool:
+        """Whether anything was loaded from the host, whose link has no part in the steps."""
+        rate = self.workload.prefix_cache_hit_rate and self.deployment.config.kv_offloading_size
+        return bool(rate or self._served.host_tok.any())
 
     def _gradient(self, figure: Figure) -> Floats:
         steps = self._steps_of(figure)
@@ -267,20 +289,12 @@ class UncertaintyOfReplay(Uncertainty):
         return moved / sd if sd else moved
 
     @cached_property
-    def _on_slower(self) -> Replay:
-        """The load on an engine that is slower by one standard deviation."""
-        return self._moved(1.0)
-
-    @cached_property
-    def _on_faster(self) -> Replay:
-        return self._moved(-1.0)
-
-    def _moved(self, deviations: float) -> Replay:
-        if self._all:
-            served = self._all._on_slower if deviations > 0 else self._all._on_faster
-            return served.of(self._group)
-        moved = self.deployment.with_efficiencies_moved(deviations * self._slower)
-        return moved.replay(self.workload, self.requests)
+    def _slower_link(self) -> Floats:
+        """One standard deviation of what the link to the host reaches; no run has tied it to anything else."""
+        place = PARAMETERS.index("offload_share")
+        found: Floats = np.zeros(len(PARAMETERS))
+        found[place] = -sqrt(self.deployment.known.covariance[place, place])
+        return found
 
 
 class UncertaintyOfSteps(Uncertainty):

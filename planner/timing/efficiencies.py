@@ -52,6 +52,7 @@ class Efficiency:
     link_share: float  #: of the links' peak bandwidth
     network_s: float  #: that a collective takes longer over two nodes than inside one, however small it is
     network_share: float  #: of the line rate of the adapters between nodes
+    offload_share: float  #: of the link to the host, by copies of KV blocks
     # host
     host_step_s: float  #: scheduling, input preparation and output of one step
     host_seq_s: float  #: and of each sequence in it
@@ -75,7 +76,9 @@ CLIENT_DELAYS = ("request_s", "frontend_s", "tokenize_s")
 SHARES: frozenset[str] = frozenset(
     name
     for name in PARAMETERS
-    if "bandwidth" in name or "flop" in name or name in ("link_share", "network_share", "overlap", "coverage_exponent")
+    if "bandwidth" in name
+    or "flop" in name
+    or name in ("link_share", "network_share", "offload_share", "overlap", "coverage_exponent")
 )
 
 

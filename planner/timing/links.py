@@ -222,14 +222,14 @@ def _reductions(layer: Layer) -> int:
 
 
 def host_bytes_per_s(profile: GpuProfile, what: str) -> float:
-    """What a GPU reads from its host. Raises InputError, naming ``what`` asks for it, where it is not known."""
+    """Peak of the link to the host, one direction. Raises InputError, naming ``what`` needs it, where it is unknown."""
     link = profile.interconnect.host_bandwidth
     if link is None:
         raise InputError(
             f"{what}: how fast {profile.name} reads from its host is not in its profile",
             hint="name another --gpu, or a profile of your own with interconnect.host_bandwidth",
         )
-    return link.base * constant("pcie_payload_share")
+    return link.base
 
 
 def host_read_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Term | None:
@@ -247,5 +247,6 @@ def host_read_term(model: Model, profile: GpuProfile, config: EngineConfig) -> T
         remainder_last=features_of(config, profile).pipeline_remainder_last,
     )
     read_bytes = offloaded_bytes(stages, config)
-    cost = Cost(Part.MEMORY, Per.STEP, read_bytes / host_bytes_per_s(profile, "--cpu-offload-gb"))
+    bytes_per_s = host_bytes_per_s(profile, "--cpu-offload-gb") * constant("pcie_payload_share")
+    cost = Cost(Part.MEMORY, Per.STEP, read_bytes / bytes_per_s)
     return Term("weights from host", 1, TOKENS, (cost,), fixed_bytes=read_bytes, path="link")

@@ -41,7 +41,8 @@ from planner.output.deploy.targets import FILES, TARGETS, render_deployable
 from planner.output.deploy.yaml_text import dump
 from planner.output.scripts.emission import PLACEMENT_VARIABLES
 from planner.output.scripts.files import write_folder
-from planner.planning.plan import PlanFile
+from planner.output.scripts.render import render_scripts
+from planner.planning.plan import Plan, PlanFile
 
 HERE = Path(__file__).parents[1]
 ALL = {**CASES, **MORE}
@@ -553,3 +554,15 @@ def test_an_illegal_port_of_the_plan_is_refused() -> None:
     made = emission(plan(serve_argv=("vllm", "serve", "m", "--host", "0.0.0.0", "--port", "80 80")))
     with pytest.raises(IllegalPlanError, match="port"):
         render_deployable(made, "compose")
+
+
+@pytest.mark.parametrize("made", [b200(), plan()])
+def test_host_memory_for_kv_blocks_is_looked_for_and_given_to_pods(made: Plan, tmp_path: Path) -> None:
+    asked = emission(made.model_copy(update={"serve_argv": (*made.serve_argv, "--kv-offloading-size", "100")}))
+    manifest = render_deployable(asked, "kubernetes")["kubernetes.yaml"]
+    assert 'sizeLimit: "108Gi"' in manifest  # 8 as for any server, and what the blocks take
+    scripts = render_scripts(asked)
+    assert "host_kv_mib=102400" in scripts["preflight.sh"]
+    assert ("/dev/shm" in scripts["preflight.sh"]) == (made.platform == "cuda")
+    assert "--kv-offloading-size 100" in scripts["launch.sh"]
+    check_scripts([scripts["preflight.sh"]], tmp_path)

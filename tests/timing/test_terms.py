@@ -31,7 +31,7 @@ STATED = perfect(
     gemm_flop_16=0.66, gemm_flop_8=0.54, gemm_flop_4=0.43,
     expert_flop_16=0.31, expert_flop_8=0.22, expert_flop_4=0.17, attention_flop=0.37, decode_attention_flop=0.27,
     gemm_launch_s=4e-6, expert_launch_s=33e-6, expert_each_s=0.17e-6, attention_launch_s=11e-6, small_launch_s=1.5e-6,
-    collective_s=7e-6, link_share=0.7, network_s=19e-6, network_share=0.8,
+    collective_s=7e-6, link_share=0.7, network_s=19e-6, network_share=0.8, offload_share=0.8,
     host_step_s=900e-6, host_seq_s=13e-6, coverage_exponent=0.75, tile_tok=24.0, expert_tile_tok=6.0, overlap=HIDDEN,
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from planner.output.scripts.emission import (
     check_exposure,
     container_name,
     describe_load,
+    host_kv_gib,
     local_folder,
     servers_per_node,
 )
@@ -186,8 +187,8 @@ class Deployable:
 
     @property
     def shm_gib(self) -> int:
-        """Shared memory of one container, GiB."""
-        return max(SHM_GIB_AT_LEAST, SHM_GIB_PER_GPU * self.gpus_each)
+        """Shared memory of one container, GiB: vLLM keeps KV blocks of the host there too (0.32, NVIDIA)."""
+        return max(SHM_GIB_AT_LEAST, SHM_GIB_PER_GPU * self.gpus_each) + host_kv_gib(self.plan)
 
     @property
     def cache_gib(self) -> int:

@@ -17,7 +17,7 @@ from planner.hardware import GpuProfile
 from planner.output.scripts.command_line import option, with_option, without_option
 from planner.output.scripts.joining import join_names, join_of
 from planner.planning import Plan, PlanFile
-from planner.units import GB, MIB
+from planner.units import GB, GIB, MIB
 
 PORT = 8000  #: vLLM's own
 LOOPBACK = "127.0.0.1"
@@ -256,6 +256,12 @@ def _nodes(plan: Plan) -> dict[str, Any]:
     }
 
 
+def host_kv_gib(plan: Plan) -> int:
+    """Host memory of a node for KV blocks, GiB: each engine keeps ``--kv-offloading-size`` for itself."""
+    engines = ceil(plan.data_parallel_size / plan.nodes)
+    return ceil(float(option(plan.serve_argv, "--kv-offloading-size") or 0) * engines)
+
+
 def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     """What preflight.sh expects of the node. It compares memory for whole GPUs only.
 
@@ -274,6 +280,7 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         "need_total_mib": int(driver_bytes / MIB * (1 - _DRIVER_VARIATION)),
         "need_free_mib": int(taken / MIB * (1 - _DRIVER_VARIATION)),
         "free_fix": f"plan again with a smaller {smaller}",
+        "host_kv_mib": host_kv_gib(plan) * GIB // MIB,
         "gfx_target": gfx_target_version(profile.architecture) if profile.vendor == "amd" else "",
         "architecture": profile.architecture,
         "compute_capability": f"{capability[0]}.{capability[1]}" if capability else "",

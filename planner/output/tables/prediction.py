@@ -85,8 +85,11 @@ class PredictionAnswer(MetricRows):
 
     def _object(self) -> dict[str, Any]:
         breakdown = {name: _breakdown(step) for name, step in self.steps.items()}
-        classes = [_class(one) for one in self.record.classes]
-        said = {"classes": classes} if classes else {}
+        said: dict[str, Any] = {}
+        if self.record.classes:
+            said["classes"] = [_class(one) for one in self.record.classes]
+        if self.record.unaided is not None:
+            said["kv_offloading"] = _offloading(self.record, self.record.unaided)
         return {**self.result, **said, "notes": list(self._notes()), "breakdown": breakdown}
 
     def _lines(self) -> Iterator[str]:
@@ -120,7 +123,9 @@ class PredictionAnswer(MetricRows):
 
     def _notes(self) -> Iterator[str]:
         yield from _notes(self.deployment, self.resolved)
-        if share := self.record.replay.cached_share:
+        if self.record.unaided is not None:
+            yield from _from_the_host(self.record, self.record.unaided)
+        elif share := self.record.replay.cached_share:
             yield f"{share:.1%} of the prompt tokens come from the prefix cache"
         step = self.steps.get("decode step")
         if step is None:
@@ -208,6 +213,32 @@ def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
     for place, (key, (figure, target)) in enumerate(figures.items()):
         row = {"class": "" if place else name, "figure": figure, "target": target}
         yield row | {"value": found[key], "lo": found.get(f"{key}_lo"), "hi": found.get(f"{key}_hi")}
+
+
+def _offloading(record: Prediction, unaided: Prediction) -> dict[str, Any]:
+    """What KV blocks in host memory are worth for a trace: shares of its prompt tokens, and what is without them."""
+    replay = record.replay
+    keys = ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "duration")
+    return {
+        "host_share": replay.host_share,
+        "gpu_share": replay.cached_share - replay.host_share,
+        "without": {"gpu_share": unaided.replay.cached_share} | {key: unaided.figures[key] for key in keys},
+    }
+
+
+def _from_the_host(record: Prediction, unaided: Prediction) -> Iterator[str]:
+    found = _offloading(record, unaided)
+    figures, without = record.figures, found["without"]
+    yield (
+        f"{found['host_share']:.1%} of the prompt tokens are loaded from host memory, {found['gpu_share']:.1%} are "
+        f"found on the GPU; without --kv-offloading-size: {without['gpu_share']:.1%} on the GPU, mean TTFT "
+        f"{without['mean_ttft_ms']:,.0f} ms instead of {figures['mean_ttft_ms']:,.0f}, "
+        f"{without['output_throughput']:,.0f} output tokens/s instead of {figures['output_throughput']:,.0f}"
+    )
+    yield (
+        "no run with KV blocks in host memory was measured: the speed of the link is that of copies alone, and the "
+        "interval as wide as that"
+    )
 
 
 def _breakdown(step: StepBreakdown) -> dict[str, Any]:
