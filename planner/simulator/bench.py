@@ -9,13 +9,14 @@ the population.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from math import floor, isinf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.errors import InputError
-from planner.simulator.record import Replay
+from planner.simulator.record import Replay, TokenRuns
 from planner.units import MS
 from planner.workload import LATENCIES, OF_A_REQUEST, Slo, Workload
 
@@ -37,16 +38,24 @@ ROUNDING = 1e-9  #: by how much a figure must be above a limit, relative, to be 
 BenchResult = dict[str, Any]
 
 
-def weighted_percentile(
-    values: NDArray[np.float64], weights: NDArray[np.int64], percents: Sequence[float]
-) -> NDArray[np.float64]:
-    """Percentiles of ``values`` repeated ``weights`` times each, as ``np.percentile`` of the long list."""
-    order = np.argsort(values)
-    ordered, upto = values[order], np.cumsum(weights[order])
-    rank = (upto[-1] - 1) * np.asarray(percents, dtype=np.float64) / 100
-    below = ordered[np.searchsorted(upto, np.floor(rank), side="right")]
-    above = ordered[np.searchsorted(upto, np.ceil(rank), side="right")]
-    return np.asarray(below + (above - below) * (rank - np.floor(rank)))
+def percentiles_of(values: NDArray[np.float64] | TokenRuns, percents: Sequence[float]) -> NDArray[np.float64]:
+    """Percentiles as of ``np.percentile``, of runs those of the gaps of all tokens; zeros where there is nothing."""
+    count = int((values.steps * values.tokens).sum()) if isinstance(values, TokenRuns) else len(values)
+    if not count:
+        return np.zeros(len(percents))
+    rank = (count - 1) * np.asarray(percents, dtype=np.float64) / 100
+    below, above = np.floor(rank).astype(np.int64), np.ceil(rank).astype(np.int64)
+    ranks, place = np.unique([below, above], return_inverse=True)
+    at = values.gaps_at(ranks.tolist()) if isinstance(values, TokenRuns) else np.sort(values)[ranks]
+    low, high = at[place.reshape(2, -1)]
+    return np.asarray(low + (high - low) * (rank - below))
+
+
+def _moments_s(values_s: NDArray[np.float64] | TokenRuns) -> tuple[float, float]:
+    """Mean and standard deviation; zeros where there is nothing."""
+    if isinstance(values_s, TokenRuns):
+        return values_s.moments_s()
+    return (float(values_s.mean()), float(values_s.std())) if len(values_s) else (0.0, 0.0)
 
 
 def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
@@ -54,16 +63,10 @@ def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
 
     The first ``after`` requests do not count. ITL pools the gaps of all requests, so it counts them all.
     """
-    if slo.metric == "itl":
-        values_s, weights = replay.token_runs.gaps()
-    else:
-        values_s = getattr(replay, f"{slo.metric}_s")[after:]
-        weights = np.ones(len(values_s), dtype=np.int64)
-    if not weights.sum():
-        return 0.0
-    if slo.percentile is None:
-        return float(np.average(values_s, weights=weights) / MS)
-    return float(weighted_percentile(values_s, weights, [slo.percentile])[0] / MS)
+    values_s = replay.token_runs if slo.metric == "itl" else getattr(replay, f"{slo.metric}_s")[after:]
+    if slo.percentile is not None:
+        return float(percentiles_of(values_s, [slo.percentile])[0] / MS)
+    return float(_moments_s(values_s)[0] / MS)
 
 
 def hopeless_at(limits_s: Mapping[Slo, float], num_requests: int) -> Callable[[Mapping[str, float]], bool]:
@@ -145,16 +148,12 @@ def serve_result(
             "queue_times": (replay.sent_s - replay.arrival_s).tolist(),
             "errors": [""] * completed,
         }
-    gap_s, tokens = replay.token_runs.gaps()
-    once = np.ones(completed, dtype=np.int64)
-    tpot_s = replay.tpot_s
-    return (
-        result
-        | _statistics("ttft", replay.ttft_s, once, percentiles)
-        | _statistics("tpot", tpot_s, once[: len(tpot_s)], percentiles)
-        | _statistics("itl", gap_s, tokens, percentiles)
-        | _statistics("e2el", replay.e2el_s, once, percentiles)
-    )
+    measured: dict[str, NDArray[np.float64] | TokenRuns] = {
+        "ttft": replay.ttft_s, "tpot": replay.tpot_s, "itl": replay.token_runs, "e2el": replay.e2el_s,
+    }  # fmt: skip
+    for name, values_s in measured.items():
+        result |= _statistics(name, values_s, percentiles)
+    return result
 
 
 def class_result(
@@ -162,18 +161,17 @@ def class_result(
 ) -> BenchResult:
     """The figures of one class of requests among the others, as in ``serve_result``; gaps between tokens are of all."""
     served, duration_s = replay.of(group), replay.duration_s
-    once = np.ones(len(served.sent_s), dtype=np.int64)
+    completed = len(served.sent_s)
     result = {
-        "completed": len(once),
+        "completed": completed,
         "total_input_tokens": int(served.input_len.sum()),
         "total_output_tokens": int(served.output_len.sum()),
-        "request_throughput": len(once) / duration_s,
+        "request_throughput": completed / duration_s,
         "request_goodput": good_requests(served, goodput) / duration_s if goodput else None,
         "output_throughput": float(served.output_len.sum() / duration_s),
     }
     for name in OF_A_REQUEST:
-        values_s = getattr(served, f"{name}_s")
-        result |= _statistics(name, values_s, once[: len(values_s)], percentiles)
+        result |= _statistics(name, getattr(served, f"{name}_s"), percentiles)
     return result
 
 
@@ -194,19 +192,14 @@ def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> Ben
     }
 
 
-def _statistics(
-    name: str, values_s: NDArray[np.float64], weights: NDArray[np.int64], percents: Sequence[float]
-) -> BenchResult:
+def _statistics(name: str, values_s: NDArray[np.float64] | TokenRuns, percents: Sequence[float]) -> BenchResult:
     """Mean, median, standard deviation and percentiles in ms; zeros, as vLLM gives, where nothing was measured."""
     if not all(0 <= percent <= 100 for percent in percents):
         raise InputError(
             f"--metric-percentiles must lie between 0 and 100, got {list(percents)}", hint="for example 50,90,99"
         )
-    if not weights.sum():
-        values_s, weights = np.zeros(1), np.ones(1, dtype=np.int64)
-    mean_s = np.average(values_s, weights=weights)
-    std_s = np.average((values_s - mean_s) ** 2, weights=weights) ** 0.5
-    median_s, *at_s = weighted_percentile(values_s, weights, [50, *percents])
+    mean_s, std_s = _moments_s(values_s)
+    median_s, *at_s = percentiles_of(values_s, [50, *percents])
     result = {
         f"mean_{name}_ms": float(mean_s / MS),
         f"median_{name}_ms": float(median_s / MS),
@@ -236,24 +229,25 @@ def good_requests(replay: Replay, targets_ms: Mapping[str, float]) -> int:
 def _peaks(replay: Replay) -> tuple[float, int]:
     """Most output tokens, and most requests in flight, in one of the seconds since the first request."""
     origin_s = replay.sent_s.min()
-    emitted_s, tokens = replay.token_runs.emissions()
-    per_second = _by_second(
-        np.concatenate([replay.first_token_s, emitted_s]) - origin_s,
-        np.concatenate([np.ones(len(replay.first_token_s)), tokens]),
-    )
-    entering = np.ones(len(replay.sent_s))
-    changes = _by_second(
-        np.concatenate([replay.sent_s - origin_s, replay.end_s - origin_s + 1]), np.concatenate([entering, -entering])
-    )
+    once = np.ones(len(replay.sent_s))
+    emitted = (part.emissions() for part in replay.token_runs.parts())
+    per_second = _by_second(chain([(replay.first_token_s, once)], emitted), origin_s)
+    changes = _by_second([(replay.sent_s, once), (replay.end_s + 1, -once)], origin_s)
     return float(per_second.max()), int(np.cumsum(changes).max())
 
 
-def _by_second(times_s: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of ``counts`` in each whole second in which there are any, in their order."""
-    second = times_s.astype(np.int64)
-    first = np.flatnonzero(np.diff(second, prepend=second[0] - 1))  # neighbours mostly share a second: few are sorted
-    _, place = np.unique(second[first], return_inverse=True)
-    return np.bincount(place, weights=np.add.reduceat(counts, first)).astype(np.float64)
+def _by_second(
+    parts: Iterable[tuple[NDArray[np.float64], NDArray[np.float64] | NDArray[np.int64]]], origin_s: float
+) -> NDArray[np.float64]:
+    """Sums of counts, given by their times, in each whole second from ``origin_s`` on in which there are any."""
+    seconds, sums = [], []
+    for times_s, counts in parts:
+        second = (times_s - origin_s).astype(np.int64)
+        first = np.flatnonzero(np.diff(second, prepend=second[:1] - 1))  # neighbours mostly share a second
+        seconds.append(second[first])
+        sums.append(np.add.reduceat(counts, first) if len(first) else counts)
+    _, place = np.unique(np.concatenate(seconds), return_inverse=True)
+    return np.bincount(place, weights=np.concatenate(sums)).astype(np.float64)
 
 
 def throughput_result(replay: Replay, *, model_id: str = "") -> BenchResult:

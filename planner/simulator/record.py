@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +15,10 @@ from planner.timing import Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+PART = 2**18  #: steps that are spelt out at once
+ROUNDING = 1e-12  #: of a gap, relative
+TINY = 1e-300  #: growth in s of gaps that do not grow
 
 
 @dataclass(slots=True)
@@ -125,6 +131,44 @@ class TokenRuns:
         run, k = self._steps()
         past_s = (k + 1) * self.gap_s[run] + k * (k + 1) / 2 * self.growth_s[run]
         return self.start_s[run] + past_s, self.tokens[run]
+
+    def parts(self) -> Iterator[TokenRuns]:
+        """Pieces of about ``PART`` steps, or of a run: of a million requests all would take a gigabyte."""
+        upto = np.cumsum(self.steps)
+        cuts = np.searchsorted(upto, np.arange(PART, self.steps.sum(), PART))
+        for begin, end in pairwise(np.unique([0, *cuts, len(upto)])):
+            yield self._of(np.arange(begin, end))
+
+    def moments_s(self) -> tuple[float, float]:
+        """Mean and standard deviation of the gaps of all tokens."""
+        count = max(int((self.steps * self.tokens).sum()), 1)
+        sum_k = self.steps * (self.steps - 1) / 2
+        mean_s = float((self.tokens * (self.steps * self.gap_s + sum_k * self.growth_s)).sum()) / count
+        first_s, sum_k2 = self.gap_s - mean_s, sum_k * (2 * self.steps - 1) / 3
+        squares = self.steps * first_s**2 + 2 * sum_k * first_s * self.growth_s + sum_k2 * self.growth_s**2
+        return mean_s, max(float((self.tokens * squares).sum()) / count, 0.0) ** 0.5
+
+    def gaps_at(self, ranks: Iterable[int]) -> NDArray[np.float64]:
+        """The gaps in s at ``ranks`` (from 0) among those of all tokens in ascending order."""
+        last_s = self.gap_s + (self.steps - 1) * self.growth_s
+        ends_s = np.minimum(self.gap_s, last_s), np.maximum(self.gap_s, last_s)
+        return np.array([self._gap_at(rank, *ends_s) for rank in ranks])
+
+    def _gap_at(self, rank: int, least_s: NDArray[np.float64], most_s: NDArray[np.float64]) -> float:
+        """Halve where it lies until few runs are left, and sort the gaps of those."""
+        low_s, high_s, near = least_s.min(), most_s.max(), np.arange(len(self.steps))
+        growth_s = np.maximum(np.abs(self.growth_s), TINY)
+        while self.steps[near].sum() > PART and low_s < (middle_s := (low_s + high_s) / 2) < high_s:
+            upto = np.clip(np.floor((middle_s - least_s) / growth_s) + 1, 0, self.steps)
+            low_s, high_s = (low_s, middle_s) if (upto * self.tokens).sum() > rank else (middle_s, high_s)
+            near = np.flatnonzero((most_s >= low_s * (1 - ROUNDING)) & (least_s <= high_s * (1 + ROUNDING)))
+        gap_s, tokens = self._of(near).gaps()
+        order = np.argsort(gap_s)
+        below = int((self.steps * self.tokens)[most_s < low_s * (1 - ROUNDING)].sum()) if len(near) < len(most_s) else 0
+        return float(gap_s[order][np.searchsorted(np.cumsum(tokens[order]), rank - below, side="right")])
+
+    def _of(self, runs: NDArray[np.int64]) -> TokenRuns:
+        return TokenRuns(self.start_s[runs], self.steps[runs], self.gap_s[runs], self.growth_s[runs], self.tokens[runs])
 
     def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         run = np.repeat(np.arange(len(self.steps)), self.steps)

@@ -1,7 +1,9 @@
 """Results and tables beside those of ``vllm bench``: its own metrics, a published table, numpy's percentiles."""
 
 import json
+from array import array
 from math import inf
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,15 +15,15 @@ from planner.simulator.bench import (
     good_requests,
     latency_result,
     latency_table,
+    percentiles_of,
     serve_result,
     serve_table,
     throughput_result,
     throughput_table,
-    weighted_percentile,
 )
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
-from planner.simulator.record import Replay
+from planner.simulator.record import Replay, TokenRuns
 from planner.timing.step import Batch
 from planner.workload.requests import Workload
 
@@ -224,13 +226,27 @@ def test_intervals_stand_beside_the_numbers() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 6)), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(
+            *(st.floats(0, 1e3), st.integers(1, 40), st.floats(1e-3, 10), st.floats(-1e-5, 1e-2), st.integers(1, 6))
+        ),
+        min_size=1, max_size=30,
+    ),
     st.lists(st.floats(0, 100), min_size=1, max_size=4),
-)
-def test_weighted_percentiles_are_those_of_the_long_list(pairs: list[tuple[float, int]], percents: list[float]) -> None:
-    values, weights = np.array([v for v, _ in pairs]), np.array([w for _, w in pairs])
-    expected = np.percentile(np.repeat(values, weights), percents)
-    np.testing.assert_allclose(weighted_percentile(values, weights, percents), expected, rtol=1e-9, atol=1e-9)
+    st.sampled_from([2**18, 8]),
+)  # fmt: skip
+def test_figures_of_runs_are_those_of_the_long_list(
+    runs: list[tuple[float, int, float, float, int]], percents: list[float], part: int
+) -> None:
+    found = TokenRuns.of(array("d", [figure for run in runs for figure in run]))
+    gaps, tokens = found.gaps()
+    every = np.repeat(gaps, tokens)
+    with patch("planner.simulator.record.PART", part):
+        at, moments = percentiles_of(found, percents), found.moments_s()
+        times = [np.concatenate(column) for column in zip(*(one.emissions() for one in found.parts()), strict=True)]
+    np.testing.assert_allclose(at, np.percentile(every, percents), rtol=1e-9)
+    np.testing.assert_allclose(moments, (every.mean(), every.std()), rtol=1e-7, atol=1e-9)
+    np.testing.assert_array_equal(times, found.emissions())
 
 
 def test_goodput_counts_requests_that_meet_every_target() -> None:
