@@ -56,13 +56,13 @@ def to_base(value: float, unit: str) -> float:
     return value * FACTORS[unit]
 
 
-def figure(value: float) -> str:
+def figure(value: float, digits: int = 0) -> str:
     """A number with the digits that a prediction is good for, two below 100 and three above: ``0.13``, ``5.4``, ``28``,
-    ``1,040``.
+    ``1,040``; or with as many as are asked for, never with an exponent.
     """
     if not isfinite(value):
         return f"{value:g}"
-    digits = 2 if abs(value) < 100 else 3
+    digits = digits or (2 if abs(value) < 100 else 3)
     decimals = digits - 1 - (floor(log10(abs(value))) if value else 0)
     rounded = round(value, decimals)
     if rounded and floor(log10(abs(rounded))) > digits - 1 - decimals:  # 9.96 has become 10.0

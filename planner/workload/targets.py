@@ -54,7 +54,7 @@ class Slo:
         return f"{self.statistic}_{self.metric}_ms"
 
     def __str__(self) -> str:
-        return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.4g} ms".replace("e+", "e")
+        return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.6g} ms".replace("e+", "e")
 
 
 def parse_percentile(text: str) -> float | None:

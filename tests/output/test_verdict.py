@@ -28,6 +28,13 @@ def test_a_figure_has_two_digits_below_100_and_three_above(value: float, words: 
     assert figure(value) == words
 
 
+def test_what_stands_beside_a_limit_has_four_digits() -> None:
+    """So that 3,004 ms is not told as the 3,000 that it breaks, nor in powers of ten."""
+    assert [figure(value, 4) for value in (3_004.2, 30.04, 31_674.0)] == ["3,004", "30.04", "31,670"]
+    outcome = run("recommend", LLAMA, "--gpu", "l40s", "--ttft", "20", "--max-concurrency", "1", *TARGETS[4:])
+    assert outcome.status == 1 and "e+" not in outcome.out and "ms predicted, up to" in " ".join(outcome.out.split())
+
+
 @given(st.floats(1e-6, 1e9))
 def test_a_figure_is_near_to_its_value(value: float) -> None:
     """Two digits are off by at most one in 20, at 1.05; three by one in 200."""

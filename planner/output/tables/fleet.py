@@ -14,7 +14,7 @@ from planner.output.result import Result
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words
 from planner.output.tables.shared import (
     MORE,
-    asked_for,
+    asked_load,
     calibration_note,
     card,
     doubt_object,
@@ -242,7 +242,7 @@ def _question(fleets: Fleets) -> str:
 def _verdict_of(fleets: Fleets) -> str:
     """The best fleet in a sentence."""
     asked, best = fleets.asked, fleets.best
-    loads = f"{asked_for(sum(demand.request_rate for demand in asked.demands))}{SPACE}requests/s"
+    loads = asked_load(sum(demand.request_rate for demand in asked.demands))
     loads += f" in {len(asked.demands)} classes" if len(asked.demands) > 1 else ""
     kept = targets_in_words(asked.slos) if asked.slos else "no latency target"
     if best is None:

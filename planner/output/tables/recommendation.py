@@ -10,12 +10,12 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.output.render import SPACE, Column, command_lines, rows_of, wrapped
+from planner.output.render import Column, command_lines, rows_of, wrapped
 from planner.output.result import Result
 from planner.output.tables.disaggregated import divided_object, needs_words
 from planner.output.tables.shared import (
     MORE,
-    asked_for,
+    asked_load,
     calibration_note,
     card,
     doubt_object,
@@ -377,7 +377,7 @@ def plan_in_words(plan: Plan) -> str:
             layout = f"{service.replicas:,} servers of {layout}"
         kept = [_target_in_words(target.metric, target.predicted_ms) for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
-        load = most if _is_largest(service) else f"{asked_for(service.load or 0.0)}{SPACE}{service.load_unit}"
+        load = most if _is_largest(service) else asked_load(service.load or 0.0, service.load_unit)
         delivers = ", ".join([load, *(kept or [means]), *price])
         delivers += f"; room for {most}" if most and not _is_largest(service) else ""
     return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}, {layout}: {delivers}"
@@ -408,7 +408,7 @@ def _why_none(ranking: Ranking) -> str:
     if closest is None or closest.load is None:
         return next((rejected.reason for rejected in _rejected_of_each(ranking)), "nothing fits")
     broken = [
-        f"{reading.slo} ({reading.predicted_ms:,.3g} ms predicted, up to {reading.expected_ms:,.3g} ms)"
+        f"{reading.slo} ({figure(reading.predicted_ms, 4)} ms predicted, up to {figure(reading.expected_ms, 4)} ms)"
         for reading in closest.load.readings
         if not reading.met
     ]

@@ -52,9 +52,9 @@ def figure_between(value: float, low: float | None, high: float | None, unit: st
     return named if low is None or high is None else f"{named} ({figure(low)} to {figure(high)})"
 
 
-def asked_for(value: float) -> str:
-    """A figure that somebody asked for, with all its digits."""
-    return f"{value:,.6g}"
+def asked_load(value: float, unit: str = "requests/s") -> str:
+    """A load that somebody asked for, with all its digits: ``1 request/s``, ``4.125 requests/s``."""
+    return f"{value:,.6g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
 
 
 def listed(words: Sequence[str], most: int) -> str:

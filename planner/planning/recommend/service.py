@@ -18,6 +18,7 @@ from planner.planning.plan import Plan, PlannedRun, PlannedRung, PlannedTarget, 
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.request import Candidate, Request, Targets
 from planner.simulator import Replay, statistic_ms
+from planner.units import figure
 from planner.workload import Workload, targets_in_words
 
 
@@ -300,5 +301,6 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
     )
     for reading in load.readings:
         verdict = "keeps" if reading.met else "breaks"
-        yield f"{verdict} {reading.slo}: {reading.predicted_ms:,.4g} ms predicted, up to {reading.expected_ms:,.4g} ms"
+        predicted, most = figure(reading.predicted_ms, 4), figure(reading.expected_ms, 4)
+        yield f"{verdict} {reading.slo}: {predicted} ms predicted, up to {most} ms"
     yield f"what binds: {what_limits(candidate.deployment, load)}"
