@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.errors import IllegalPlanError
-from planner.output.deploy.split import ROUTED_PORT
 from planner.planning import Disaggregated, NotDivided
 from planner.units import MS
 
@@ -44,6 +43,8 @@ def divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
 
 def _launches(plan: Disaggregated) -> list[dict[str, Any]] | None:
     """How the sides are started; None where the version has no connector for it."""
+    from planner.output.deploy.split import ROUTED_PORT  # and with it jinja2, which few answers need
+
     try:
         return [asdict(side) for side in plan.launches(ROUTED_PORT)]
     except IllegalPlanError:
