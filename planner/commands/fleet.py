@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from planner.hardware import GpuProfile
     from planner.output import FleetAnswer
     from planner.planning import Demand, Disaggregated, Fleets, NotDivided
+    from planner.workload import Slo
 
 FLEET = "Fleet"
 #: Ways to say how long requests are.
@@ -149,7 +150,7 @@ def size_fleet(
     from planner.memory import Basis
     from planner.output import FleetAnswer
     from planner.planning import FleetRequest, parse_prices, plan_fleets
-    from planner.workload import parse_slos, refuse_gaps_of_one_token
+    from planner.workload import refuse_gaps_of_one_token
 
     for name, value, known in (("minimise", minimise, defaults.Objective), ("rent", rent, defaults.RentedBy)):
         if value not in get_args(known):
@@ -158,11 +159,11 @@ def size_fleet(
     args = engine_args(engine, own=keywords(size_fleet))
     limits_ms = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
     limits_ms = {name: value if value is None else typed(name, value, float) for name, value in limits_ms.items()}
-    slos = parse_slos(limits_ms, str(percentile))
     demands, notes = _demands(
         request_rate, input_len, output_len, random_range_ratio, workload, tuple(classes),
         Path(trace) if trace is not None else None,
     )  # fmt: skip
+    slos = _slos(demands, limits_ms, str(percentile))
     if router is not None and not any(demand.reused for demand in demands):
         raise InputError(
             "--router has nothing to go with: what these prompts have in common is not known",
@@ -175,7 +176,8 @@ def size_fleet(
     own_context = resolved.model.max_position_embeddings
     for demand in demands:
         if demand.requests is None and not demand.range_ratio:
-            refuse_gaps_of_one_token(slos, demand.output_len)
+            of_it = [slo for slo in slos if slo.group in ("", demand.name)]
+            refuse_gaps_of_one_token(of_it, demand.output_len)
         longest = demand.longest_len if demand.requests is not None else None
         most = min(own_context, args.max_model_len or own_context)
         check_context(demand.workload, most, resolved.resolved, longest_len=longest)
@@ -273,6 +275,17 @@ def _demands(
     output_tok = defaults.LEN if output_len is None else typed("output_len", output_len, int)
     ratio = 0.0 if range_ratio is None else typed("random_range_ratio", range_ratio, float)
     return (Demand(f"{input_tok}/{output_tok}", rate, input_tok, output_tok, ratio),), ()
+
+
+def _slos(demands: Sequence[Demand], limits_ms: Mapping[str, float | None], percentile: str) -> tuple[Slo, ...]:
+    """The targets: of all, or of each class its own, which take the place of those of all."""
+    from planner.workload import parse_slos
+
+    of_all = parse_slos(limits_ms, percentile)
+    if not any(demand.limits_ms for demand in demands):
+        return of_all
+    own = [(demand.name, parse_slos(demand.limits_ms, percentile) or of_all) for demand in demands]
+    return tuple(replace(slo, group=name) for name, slos in own for slo in slos)
 
 
 def _stocks(words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, int]:

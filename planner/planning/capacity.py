@@ -11,7 +11,7 @@ the largest one. It begins where the closed form meets the targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -174,7 +174,8 @@ class Capacity:
         """One load, which ends as soon as a target is broken for certain, unless ``exactly``."""
         served = self._served.get(value)
         if served is None or (not served.whole and (exactly or self._ended_too_early(served, confidence))):
-            sent = at_load(self.deployment, self.workload, self.slos, self.by, value)
+            share = rarest(self.requests, self.slos)
+            sent = at_load(self.deployment, self.workload, self.slos, self.by, value, share)
             served = self._served[value] = _serve(
                 self.deployment, sent, self.slos, confidence, paced(self.requests, sent), whole=exactly
             )
@@ -276,15 +277,12 @@ def _read(
 ) -> ServedLoad:
     """What ended early breaks a target by the least margin already."""
     workload, replay = served.workload, served.replay
-    margins = served.margins or {slo: doubt.upper(slo.key, confidence) for slo in slos}
+    margins = served.margins or {slo: _doubt_of(slo, replay, doubt).upper(slo.key, confidence) for slo in slos}
     burst, readings = workload.max_concurrency or 0, []
     for slo, factor in margins.items():
         predicted_ms = statistic_ms(slo, replay, after=burst if burst < len(replay.sent_s) else 0)
         readings.append(Reading(slo, predicted_ms, predicted_ms * factor))
-    targets_ms: dict[str, float] = {
-        slo.metric: slo.limit_ms / factor for slo, factor in margins.items() if slo.metric in OF_A_REQUEST
-    }
-    good = good_requests(replay, targets_ms) / len(replay.sent_s)
+    good = _good(replay, margins) / len(replay.sent_s)
     by: By = "rate" if workload.max_concurrency is None else "concurrency"
     value = workload.max_concurrency or workload.request_rate
     if served.reused:  # less is found than in a cache that forgets nothing
@@ -292,6 +290,32 @@ def _read(
         steady = Steady.of(doubt.deployment, workload, steady.doubt)
     stable = by == "concurrency" or value <= steady.rate(confidence) * (1 + ROUNDING)
     return ServedLoad(by, value, workload, tuple(readings), good, stable, replay, whole=served.whole, doubt=doubt)
+
+
+def _doubt_of(slo: Slo, replay: Replay, doubt: UncertaintyOfReplay) -> UncertaintyOfReplay:
+    return doubt.among(slo.group) if slo.group and replay.group is not None else doubt
+
+
+def _good(replay: Replay, margins: Mapping[Slo, float]) -> int:
+    """Requests that keep every target of their class by its margin."""
+    good = 0
+    for group in replay.groups or ("",):
+        targets_ms: dict[str, float] = {
+            slo.metric: slo.limit_ms / factor
+            for slo, factor in margins.items()
+            if slo.metric in OF_A_REQUEST and (slo.group in ("", group) or not group)
+        }
+        good += good_requests(replay.of(group) if group else replay, targets_ms)
+    return good
+
+
+def rarest(requests: Requests | None, slos: Sequence[Slo]) -> float:
+    """Share of all requests that the smallest class with a target of its own makes up; 1 without classes."""
+    if requests is None or requests.group is None or not any(slo.group for slo in slos):
+        return 1.0
+    held = {slo.group for slo in slos}
+    shares = (float((requests.group == place).mean()) for place, name in enumerate(requests.groups) if name in held)
+    return max(min(shares), 1 / len(requests.group))
 
 
 def as_found(workload: Workload, served: Replay) -> Workload:
@@ -348,13 +372,16 @@ def usual_doubt(deployment: Deployment, workload: Workload) -> Uncertainty:
     return doubt_at(deployment, workload, min(most_in_flight(deployment), USUAL_BATCH))
 
 
-def at_load(deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, value: float) -> Workload:
+def at_load(
+    deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, value: float, rarest: float = 1.0
+) -> Workload:
     """``workload`` at a request rate or concurrency, with as many requests as its figures need.
 
-    Several for each that is in flight, and enough beyond the highest percentile.
+    Several for each that is in flight, and enough beyond the highest percentile, also of a class that makes up no more
+    than the share ``rarest`` of them.
     """
     percentile = max((DEFAULT_PERCENTILE if slo.percentile is None else slo.percentile for slo in slos), default=50.0)
-    tail = defaults.PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100)
+    tail = defaults.PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100) / rarest
     if by == "concurrency":
         lasting = defaults.PROMPTS_PER_SLOT * value
     else:

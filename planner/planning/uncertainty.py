@@ -195,19 +195,22 @@ class UncertaintyOfReplay(Uncertainty):
         self._served = served
         self._all: UncertaintyOfReplay | None = None  # of a class: that of all of them
         self._group = ""
+        self._parts: dict[str, UncertaintyOfReplay] = {}
 
     def reacting(self) -> UncertaintyOfReplay:
         """The same where the queue reacts, if requests come at their own pace."""
         found = copy(self)
-        found._sds, found._replays = {}, self.open_loop
+        found._sds, found._parts, found._replays = {}, {}, self.open_loop
         if self._all:
             found._all = self._all.reacting()
         return found
 
     def among(self, group: str) -> UncertaintyOfReplay:
         """That of the figures of one class of the requests."""
-        found = copy(self)
-        found._sds, found._all, found._group, found._served = {}, self, group, self._served.of(group)
+        if group in self._parts:
+            return self._parts[group]
+        found = self._parts[group] = copy(self)
+        found._sds, found._parts, found._all, found._group, found._served = {}, {}, self, group, self._served.of(group)
         for kept in ("_timeline", "_step_gradients", "_slower"):
             found.__dict__.pop(kept, None)
         return found

@@ -61,8 +61,11 @@ def _moments_s(values_s: NDArray[np.float64] | TokenRuns) -> tuple[float, float]
 def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
     """The figure that a target holds, in milliseconds; 0 where nothing was measured, as in vLLM.
 
-    The first ``after`` requests do not count. ITL pools the gaps of all requests, so it counts them all.
+    The first ``after`` requests do not count, nor do those of other classes where the target is that of one. ITL pools
+    the gaps of all requests, so it counts them all.
     """
+    if slo.group and replay.group is not None:
+        replay = replay.of(slo.group)
     values_s = replay.token_runs if slo.metric == "itl" else getattr(replay, f"{slo.metric}_s")[after:]
     if slo.percentile is not None:
         return float(percentiles_of(values_s, [slo.percentile])[0] / MS)
@@ -73,9 +76,11 @@ def hopeless_at(limits_s: Mapping[Slo, float], num_requests: int) -> Callable[[M
     """Counts requests that end, and says when a target is broken whatever the others do.
 
     ``limits_s`` is what the statistic of each target may be, in s. A percentile is above it for certain once more of
-    the ``num_requests`` are above it than the percentile leaves out. Means may recover, and gaps are not looked at.
+    the ``num_requests`` are above it than the percentile leaves out. Means may recover; gaps, and targets of one class
+    among others, are not looked at.
     """
-    limited = [(slo, limit_s * (1 + ROUNDING)) for slo, limit_s in limits_s.items() if slo.metric in OF_A_REQUEST]
+    limits_s = {slo: limit_s for slo, limit_s in limits_s.items() if slo.metric in OF_A_REQUEST and not slo.group}
+    limited = [(slo, limit_s * (1 + ROUNDING)) for slo, limit_s in limits_s.items()]
     left = {
         slo: num_requests - 1 - floor((num_requests - 1) * slo.percentile / 100)
         for slo, _ in limited

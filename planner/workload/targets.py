@@ -28,6 +28,7 @@ class Slo:
     metric: Latency
     limit_ms: float
     percentile: float | None = DEFAULT_PERCENTILE
+    group: str = ""  #: the class of requests that it is a target of; empty: all
 
     def __post_init__(self) -> None:
         if self.metric not in LATENCIES:
@@ -54,7 +55,8 @@ class Slo:
         return f"{self.statistic}_{self.metric}_ms"
 
     def __str__(self) -> str:
-        return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.6g} ms".replace("e+", "e")
+        of = f" for {self.group}" if self.group else ""
+        return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.6g} ms".replace("e+", "e") + of
 
 
 def parse_percentile(text: str) -> float | None:

@@ -110,3 +110,31 @@ def test_what_does_not_go_together() -> None:
     status, _, err = run(*COMMAND, "--class", CHAT, "--scheduling-policy", "fair")
     assert status == 2
     assert "use fcfs or priority" in err
+
+
+def fleet(*words: str) -> dict:
+    command = ("fleet", "Qwen/Qwen3-8B", "--gpu", "h100", "--n-plus", "0", "--headroom", "0", "--format", "json")
+    status, out, err = run(*command, *words)
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_equal_classes_with_equal_targets_take_what_one_of_their_sum_takes() -> None:
+    limits = "tpot=30,ttft=1000"
+    two = fleet("--class", f"a=12:512:128,{limits}", "--class", f"b=12:512:128,{limits}")
+    one = fleet("--request-rate", "24", "--random-input-len", "512", "--random-output-len", "128",
+                "--ttft", "1000", "--tpot", "30")  # fmt: skip
+    assert abs(two["fleets"][0]["gpus"] - one["fleets"][0]["gpus"]) <= 1
+    assert [target.get("class") for target in two["targets"]] == ["a", "a", "b", "b"]
+
+
+def test_a_class_without_targets_of_its_own_has_those_of_all() -> None:
+    found = fleet("--class", "a=2:512:128,ttft=900", "--class", "b=2:512:128", "--ttft", "5000", "--tpot", "60")
+    held = [(target["class"], target["metric"], target["limit_ms"]) for target in found["targets"]]
+    assert held == [("a", "p99_ttft_ms", 900), ("b", "p99_ttft_ms", 5000), ("b", "p99_tpot_ms", 60)]
+
+
+def test_a_target_of_one_class_binds_only_it() -> None:
+    # the long answers of the second class would never keep the 2 s of the first
+    found = fleet("--class", "a=4:256:16,e2el=2000", "--class", "b=1:256:1024,e2el=60000")
+    assert found["fleets"][0]["gpus"] <= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -115,7 +115,10 @@ class FleetAnswer(Result):
                 }
                 for demand in asked.demands
             ],
-            "targets": [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in asked.slos],
+            "targets": [
+                {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
+                for slo in asked.slos
+            ],
             "confidence": asked.confidence,
             "ladder": [_rung(rung) for rung in fleets.best.ladder] if fleets.best and asked.slos else [],
             "measure_next": _measure_next(fleets.best) if fleets.best else None,
@@ -278,6 +281,8 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         f"{best.servers - spare:,} server{'s' if best.servers - spare != 1 else ''}{spares}: one {_engine_words(pool)} "
         f"carries {figure(pool.load.value)} requests/s; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
     )
+    if fleets.shapes:
+        yield _shapes_words(*fleets.shapes)
     if others := fleets.fleets[1:]:
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ", whose price is not known"
         usd = "" if fleets.objective != "usd" and not others[0].usd_per_h else usd
@@ -285,6 +290,15 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     yield f"what binds: {pool.load.bound_by or pool.load.binding}"
     if best.reuse:
         yield _reuse_words(best)
+
+
+def _shapes_words(apart: Fleet | None, together: Fleet | None) -> str:
+    """What a pool for each class takes, and one pool for all of them, at the same confidence."""
+    one = (
+        f"one pool for all classes takes {together.gpus:,} GPUs" if together else "one pool for all classes: no server"
+    )
+    each = f"a pool for each {apart.gpus:,}" if apart else "a pool for each: no servers"
+    return f"{one} that keeps the targets, {each}" if not (apart and together) else f"{one}, {each}, spares included"
 
 
 def _certainty(best: Fleet) -> Iterator[str]:
@@ -299,12 +313,20 @@ def _next_command(best: Fleet) -> list[str]:
     """What plans one server of the busiest pool, and writes its scripts."""
     asked, pool = best.asked, best.busiest
     demand, kind = pool.demand, pool.kind
+    if demand.parts:
+        config = kind.deployment.config
+        words = ["planner", "predict", "serve", asked.model.requested, "--gpu", kind.profile.id]
+        tp, seqs = config.tensor_parallel_size, config.max_num_seqs
+        words += ["--tensor-parallel-size", str(tp), "--max-num-seqs", str(seqs)]
+        words += ["--scheduling-policy", config.scheduling_policy] if config.scheduling_policy else []
+        each = (replace(one, request_rate=one.request_rate / pool.servers) for one in demand.parts)
+        return [*words, *(word for one in each for word in ("--class", one.word))]
     words = ["planner", "recommend", asked.model.requested, "--gpu", kind.profile.id]
     lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
     words += demand.asked_as or ("--request-rate", f"{demand.request_rate:g}", *lengths)
     if demand.asked_as and asked.router != "round-robin":
         words += ["--router", asked.router]
-    for slo in asked.slos:
+    for slo in asked.slos_of(demand):
         words += [f"--{slo.metric}", f"{slo.limit_ms:g}"]
     return [*words, "-o", "plans"]
 

@@ -27,6 +27,7 @@ class Demand:
     whole: Requests | None = None  #: all of the trace, where ``requests`` are what one of the servers gets
     limits_ms: Mapping[str, float] = field(default_factory=dict)  #: its own targets, by ``ttft``, ``tpot``, ``e2el``
     priority: int = 0  #: sent with its requests; lower is sooner
+    parts: tuple[Demand, ...] = ()  #: of all classes together: each of them
     asked_as: tuple[str, ...] = ()  #: the options that give others the same requests; empty: rate and lengths do
 
     def __post_init__(self) -> None:
@@ -57,6 +58,13 @@ class Demand:
     def longest_len(self) -> int:
         """Tokens of the longest request."""
         return self.requests.max_total_len if self.requests is not None else self.workload.max_total_len
+
+    @property
+    def word(self) -> str:
+        """As it is typed: see ``parse``."""
+        limits = "".join(f",{metric}={limit_ms:g}" for metric, limit_ms in self.limits_ms.items())
+        first = f",{PRIORITY}={self.priority}" if self.priority else ""
+        return f"{self.name}={self.request_rate:g}:{self.input_len}:{self.output_len}{limits}{first}"
 
     @property
     def output_tok_per_s(self) -> float:
@@ -168,7 +176,7 @@ def together(demands: Sequence[Demand]) -> Demand:
     """All classes as one, in the order of arrival: what servers get that serve every class."""
     mix = mixed(demands, defaults.MIXED_PROMPTS)
     means = round(float(mix.input_len.mean())), round(float(mix.output_len.mean()))
-    return Demand("all", sum(demand.request_rate for demand in demands), *means, requests=mix)
+    return Demand("all", sum(demand.request_rate for demand in demands), *means, requests=mix, parts=tuple(demands))
 
 
 def mixed(demands: Sequence[Demand], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0) -> Requests:

@@ -156,7 +156,8 @@ class Fleet:
         (pool,), asked = self.pools, self.asked
         most, deployment, sent = pool.load.value, pool.kind.deployment, pool.demand.workload
         if asked.slos:
-            low, high = Capacity(deployment, sent, asked.slos, requests=pool.demand.requests).interval(most)
+            slos = asked.slos_of(pool.demand)
+            low, high = Capacity(deployment, sent, slos, requests=pool.demand.requests).interval(most)
         else:
             low, high = (steady_rate(deployment, sent, confidence=odds) for odds in (0.95, 0.05))
         return Span(low, most, high).times(pool.servers)
@@ -218,6 +219,7 @@ class Fleets:
     mix: Fleet | None
     objective: Objective  #: what was minimised: without any price, GPUs
     refused: tuple[NoServer, ...]
+    shapes: tuple[Fleet | None, Fleet | None] | None = None  #: of several classes: a pool for each, and one for all
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
@@ -241,7 +243,8 @@ def plan_fleets(asked: FleetRequest) -> Fleets:
     if len(asked.demands) == 1:
         return apart
     mixed = replace(asked, demands=(together(asked.demands),))
-    return better(apart, fleets_of(mixed, *server_kinds(mixed)))
+    one_pool = fleets_of(mixed, *server_kinds(mixed))
+    return replace(better(apart, one_pool), shapes=(apart.best, one_pool.best))
 
 
 def _dealt(asked: FleetRequest) -> Fleets:

@@ -18,7 +18,7 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, paced, steady_rate
+from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, paced, rarest, steady_rate
 from planner.planning.defaults import Objective, RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.demand import Demand, check_classes
@@ -55,7 +55,18 @@ class FleetRequest:
             raise InputError(
                 f"--headroom {self.headroom:g} is not a share of the load", hint="0.2 leaves room for 20 %"
             )
-        check_classes(self.demands, self.args.scheduling_policy)
+        check_classes(self.classes, self.args.scheduling_policy)
+
+    def slos_of(self, demand: Demand) -> tuple[Slo, ...]:
+        """The targets of servers that serve one class, or all classes together."""
+        if demand.name not in {one.name for one in self.classes} or not any(slo.group for slo in self.slos):
+            return self.slos
+        return tuple(replace(slo, group="") for slo in self.slos if slo.group in ("", demand.name))
+
+    @property
+    def classes(self) -> tuple[Demand, ...]:
+        """The classes, also where one demand stands for all of them."""
+        return self.demands[0].parts or self.demands
 
     @property
     def loads(self) -> tuple[float, ...]:
@@ -77,7 +88,11 @@ class FleetRequest:
             range_ratio=demand.range_ratio,
             longest_len=demand.longest_len,
             targets=Targets(
-                self.slos, "rate", None, demand.requests if demand.reused else None, confidence=self.confidence
+                self.slos_of(demand),
+                "rate",
+                None,
+                demand.requests if demand.reused else None,
+                confidence=self.confidence,
             ),
             prefix_len=demand.prefix_len,
         )
@@ -196,7 +211,9 @@ def carried(asked: FleetRequest, deployment: Deployment, demand: Demand, *, conf
     longest = demand.longest_len
     if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
         return None
-    return largest_load(deployment, demand.workload, asked.slos, confidence=confidence, requests=demand.requests)
+    return largest_load(
+        deployment, demand.workload, asked.slos_of(demand), confidence=confidence, requests=demand.requests
+    )
 
 
 def rate_at(asked: FleetRequest, deployment: Deployment, demand: Demand, confidence: float) -> float:
@@ -211,9 +228,10 @@ def carries(asked: FleetRequest, deployment: Deployment, demand: Demand, rate: f
     """Whether one server carries ``rate`` requests per second of a class with ``confidence``."""
     if rate > steady_rate(deployment, demand.workload, confidence=confidence):
         return False
-    sent = at_load(deployment, demand.workload, asked.slos, "rate", rate)
+    slos = asked.slos_of(demand)
+    sent = at_load(deployment, demand.workload, slos, "rate", rate, rarest(demand.requests, slos))
     requests = paced(demand.requests, sent)
-    return measure(deployment, sent, asked.slos, confidence=confidence, requests=requests, whole=False).meets
+    return measure(deployment, sent, slos, confidence=confidence, requests=requests, whole=False).meets
 
 
 def servers_for(load: float, capacity: float) -> int:
