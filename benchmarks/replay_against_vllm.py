@@ -1,7 +1,7 @@
 """The replay beside vLLM's own scheduler, on random small workloads.
 
-Run it with a Python that has vLLM (0.32 was used; no GPU is needed) and see that every token of every request
-comes at the same moment. vLLM's ``Scheduler`` decides, a linear timer says how long each step takes, and a
+Run it with a Python that has vLLM (0.32 was used; no GPU is needed) and lazy-loader, and see that every token of every
+request comes at the same moment. vLLM's ``Scheduler`` decides, a linear timer says how long each step takes, and a
 client like the benchmark's sends the requests::
 
     PYTHONPATH=.:tests python benchmarks/replay_against_vllm.py --cases 300
