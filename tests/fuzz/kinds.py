@@ -437,6 +437,16 @@ def _value(random: Random, spelling: str, kind: Any) -> str:
     return str(random.choice((*NUMBERS, *HOSTILE)))
 
 
+def classes(random: Random, shop: Shop, work: Path) -> Case:
+    """Classes of requests together, some of them broken."""
+    words = [*random.choice((["predict", "serve"], ["fleet"])), MODEL, "--gpu", random.choice(GPUS)]
+    for text in random.choices(_SENSIBLE["--class"], k=random.choice((1, 2, 2, 3, 9))):
+        words += ["--class", token_text(random, text) if random.random() < 0.3 else text]
+    words += random.choice(([], ["--scheduling-policy", "priority"], ["--request-rate", "3"], ["--num-prompts", "50"]))
+    clean = [word.replace("\0", "").encode("utf-8", "replace").decode() for word in words]
+    return Case([*clean, "--format", "json"], json=True)
+
+
 def templates(random: Random, shop: Shop, work: Path) -> Case:
     """Values that mean something to a shell, YAML or Markdown, in everything that is written."""
     own: set[Path] = set()
@@ -487,5 +497,5 @@ def physics(random: Random, shop: Shop, work: Path) -> Case:
 KINDS: dict[str, Callable[[Random, Shop, Path], Case]] = {
     "config": config, "profile": profile, "plan": plan, "calibration": calibration, "runs": runs, "trace": trace,
     "tuning": tuning,
-    "scripts": scripts, "hub": hub, "options": options, "templates": templates, "physics": physics,
+    "scripts": scripts, "hub": hub, "options": options, "classes": classes, "templates": templates, "physics": physics,
 }  # fmt: skip
