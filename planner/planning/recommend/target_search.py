@@ -248,16 +248,21 @@ class _Search:
         most, guess = max(member.most for member in members), max(member.guess for member in members)
         if targets.by == "rate":
             most = min(rate_bound(deployment, self.request, targets, most), guess * OPTIMISM[self.exactly])
-        members.sort(
-            key=lambda member: (
-                -round(log(max(member.guess, 1e-12)) / TOLERANCE),
-                member.args.max_num_batched_tokens != args.max_num_batched_tokens,  # of equals the one that is advised
-                -member.num_batched_tok,  # or one that takes several prompts at once, which the closed form never has
-            )
-        )
+        members.sort(key=lambda member: self._less_promising(member, args))
         budgets = {member.num_batched_tok: member.args for member in reversed(members)}
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
         return replace(family, most=most, guess=guess, budgets=best_first)
+
+    def _less_promising(self, member: RankedEngine, args: EngineArgs) -> tuple[float, bool, int]:
+        """Larger for token budgets that are tried later; the closed form tells those of like loads not apart.
+
+        Under a TPOT the one that is advised comes first, then large ones, which take several prompts at once; else
+        small ones, which let short prompts pass long ones.
+        """
+        like = -round(log(max(member.guess, 1e-12)) / TOLERANCE)
+        if any(slo.metric == "tpot" for slo in self.targets.slos):
+            return like, member.args.max_num_batched_tokens != args.max_num_batched_tokens, -member.num_batched_tok
+        return like, False, member.num_batched_tok
 
     def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
         """With each token budget, and ``batch`` as far as the budget has a token for each."""
