@@ -253,7 +253,7 @@ class PlanFile(_Record):
         except ValidationError as error:
             raise ValueError(_in_words(error)) from error
         for name, value in _figures(file.plan):
-            if value is not None and not (type(value) in (int, float) and 0 <= value < MOST):  # nor NaN
+            if not (type(value) in (int, float) and 0 <= value < MOST):  # nor NaN
                 negative = type(value) in (int, float) and -MOST < value < 0
                 raise ValueError(f"{name} is {_short(value)}, not a number{' of 0 or more' if negative else ''}")
         if digest != file.plan.digest:
@@ -262,7 +262,9 @@ class PlanFile(_Record):
 
 
 def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
-    yield from ((f"predicted.{name}", value) for name, value in plan.predicted.items() if name not in _WORDS)
+    """Name and value of what has to be a number; a prediction may lack figures, as without a goodput target."""
+    predicted = ((name, value) for name, value in plan.predicted.items() if name not in _WORDS and value is not None)
+    yield from ((f"predicted.{name}", value) for name, value in predicted)
     yield from ((f"memory.{name}", value) for name, value in plan.memory.items())
 
 

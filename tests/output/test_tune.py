@@ -164,6 +164,19 @@ def test_scripts_that_lost_their_permissions_are_said_so(machine: TunedMachine) 
     assert "chmod" in error.value.hint
 
 
+@pytest.mark.parametrize("changed", [{"mean": 1e5}, {"covariance": 2.0**53}])
+def test_a_state_with_numbers_of_no_machine_is_refused(machine: TunedMachine, changed: dict[str, float]) -> None:
+    path = machine.plan / "tune/state.json"
+    state = json.loads(path.read_text())
+    for name, value in changed.items():
+        row = state[name][-1] if name == "covariance" else state[name]
+        row[-1] = value
+    path.write_text(json.dumps(state))
+    with pytest.raises(InputError, match="its numbers are of no machine") as error:
+        tuned(machine)
+    assert "remove that folder" in error.value.hint
+
+
 def test_two_do_not_tune_one_folder(machine: TunedMachine) -> None:
     from planner.output.tuning import _alone
 

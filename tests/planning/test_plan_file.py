@@ -110,6 +110,7 @@ def test_whatever_is_wrong_with_a_plan_is_told_in_two_lines(folder: Path, tmp_pa
         ({"goal": "best"}, "goal is 'best', not 'min-latency', 'max-throughput' or 'balanced'"),
         ({"predicted": {"mean_ttft_ms": "fast"}}, "predicted.mean_ttft_ms is 'fast', not a number"),
         ({"memory": {"weights_bytes": float("inf")}}, "memory.weights_bytes is inf, not a number"),
+        ({"memory": {"activation_bytes": None}}, "memory.activation_bytes is None, not a number"),
         ({"predicted": {"mean_ttft_ms": -5.0}}, "predicted.mean_ttft_ms is -5.0, not a number of 0 or more"),
         ({"schema_version": 2}, "its schema_version is 2; this planner reads 1"),
         ({"banana": 1}, "unknown field 'banana'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +23,8 @@ SCHEMA_VERSION = 1
 WITHIN = 0.03
 #: Probability with which the best has to be known.
 SURE = 0.95
+#: Of a logarithm, or of its variance: no machine is e^100 times as fast as another.
+MOST_LOG = 100.0
 
 
 class _Record(BaseModel):
@@ -154,6 +157,9 @@ def read_state(path: Path, digest: str) -> TuningState | None:
     judged = all(len(run.margins) == len(state.targets) for run in state.runs if run.merit is not None)
     if len(sizes) != 1 or not judged or not all(0 <= number < len(state.folders) for number in numbers):
         raise InputError(f"{path} is not the state of a tuning: its parts do not fit", hint=again)
+    known, logs = np.array(state.covariance), [*state.mean, *state.measured.values(), *chain(*state.margins.values())]
+    if not np.allclose(known, known.T) or max(np.abs(known).max(), *map(abs, logs)) > MOST_LOG:
+        raise InputError(f"{path} is not the state of a tuning: its numbers are of no machine", hint=again)
     if state.schema_version != SCHEMA_VERSION or state.digest != digest:
         raise InputError(f"{path} is of another plan, {state.digest}, or another planner", hint=again)
     return state
