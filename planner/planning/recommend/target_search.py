@@ -54,6 +54,9 @@ from planner.workload import share
 #: order. A judgement, and what it turns down says so; benchmarks/results/search.md has the most that was seen.
 OPTIMISM = {True: 1.05, False: 1.2}
 FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form's own order
+#: Of a family that breaks a target with prompts not seen before, members that are tried on few servers; and the prompts
+#: that tell.
+MEMBERS_WITHOUT_REUSE, COLD_PROMPTS = 2, 2000
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where nobody waits for one
 
 
@@ -111,6 +114,7 @@ class _Search:
         self.alternatives = 0 if request.coarse else defaults.TARGET_ALTERNATIVES
         self.hopeless: list[tuple[float, RankedEngine]] = []  # break targets even when requests are alone
         self.exactly = not request.coarse  # many types of GPUs are left at first order
+        self._cold: dict[tuple[str, EngineArgs], bool] = {}  # whether they keep the targets of prompts not seen before
         self._known: dict[tuple[str, EngineArgs], Deployment] = {}  # whose step times are worked out once
 
     @property
@@ -167,21 +171,27 @@ class _Search:
 
     def _search_family(self, family: RankedEngine) -> None:
         tried: list[tuple[RankedEngine, ServedLoad]] = []
-        served = False
+        served, refused = False, "cannot be cheaper"
         for args in self._members(family):
             member = self._engine(family.resolved, args, family)
             if not self._may_be_better(member) or any(_no_better(member, *other) for other in tried):
                 continue
-            candidate, load = self._challenge(member)
+            try:
+                candidate, load = self._challenge(member)
+            except InputError as error:  # a budget in which such prompts take too many steps to be replayed
+                refused = error.cause
+                continue
             if candidate:
                 self.found.append(candidate)
                 served, load = True, candidate.load
             if load:
                 tried.append((member, load))
+            if len(tried) >= MEMBERS_WITHOUT_REUSE and not served and not self._keeps_cold(member):
+                break
         if not served:
             closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
             best = self._cost_words(self.best_cost)
-            why = f"breaks {closest.binding}" if closest else "cannot be cheaper"
+            why = f"breaks {closest.binding}" if closest else refused
             self._reject(family, f"{why} at {best}" if self.found else why)
 
     def _families(self) -> Iterator[RankedEngine]:
@@ -337,6 +347,8 @@ class _Search:
         # an equal cost is of interest while there are few to choose from
         allowed = self.best_cost if len(self.found) <= self.alternatives else self.best_cost - 1
         cap = inf if self.best_cost == inf else floor(allowed / engine.num_gpus)
+        if cap == inf and not self._keeps_cold(engine):  # more servers find less, down to nothing
+            cap = fewest
         if cap < fewest:
             return None, None
         start = min(max(engine.servers(self.targets, at_least=False), fewest), cap)
@@ -344,6 +356,20 @@ class _Search:
         if count is None or load is None:
             return None, failed
         return self._candidate(engine, load, count), failed
+
+    def _keeps_cold(self, engine: RankedEngine) -> bool:
+        """Whether a server that idles and has seen none of the prompts keeps the targets: what more servers come to.
+
+        A router that looks for what servers have seen keeps it together, however many there are.
+        """
+        key = engine.resolved.resolved, engine.args
+        if key not in self._cold:
+            requests = self.targets.requests
+            if requests is None or requests.prefixes is None or self.targets.router == "prefix-aware":
+                return True
+            apart = replace(self.targets, requests=replace(requests, prefixes=None).first(COLD_PROMPTS))
+            self._cold[key] = alone(engine.deployment, self.request, apart).meets
+        return self._cold[key]
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         request, targets = self.request, self.targets
@@ -496,9 +522,10 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
     where the TPOT decides, how prompts are cut moves it little beyond what the closed form says.
     """
     one, two, replay = engine.deployment.config, other.deployment.config, load.replay
+    budgets = {one.max_num_batched_tokens, two.max_num_batched_tokens}
     same = (
         replay.most_seqs < min(one.max_num_seqs, two.max_num_seqs)
-        and replay.most_step_tok < min(one.max_num_batched_tokens, two.max_num_batched_tokens)
+        and (len(budgets) == 1 or replay.most_step_tok < min(budgets))
         and replay.kv_cache_usage_peak < ROOMY
     )
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
