@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 THROUGHPUT = "the throughput of full batches"
 #: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
-NEAR_EDGE = 0.3  #: the same where loads between are read off a line
+NEAR_EDGE = 0.15  #: the same where loads between are read off a line
 FAR_FROM_EDGE = 0.5  #: the same where the end of an interval is, which a coarse figure will do for
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: where to begin
 HALVED_EACH = 4  #: of the steps towards the largest load, that is halved whatever the targets say

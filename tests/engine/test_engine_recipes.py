@@ -143,7 +143,7 @@ def test_images_without_a_source_say_so() -> None:
     assert "no source" in image.note
     elsewhere = image_for(load_profile("l40s"), parse_version("0.27.1"))
     assert elsewhere.pinned
-    assert "not for l40s" in elsewhere.note
+    assert "not on l40s" in elsewhere.note
 
 
 @pytest.mark.parametrize(("gpu", "version"), [("b200-sxm", "0.8.5"), ("mi355x", "0.9.1"), ("mi355x-cpx", "0.10.1")])

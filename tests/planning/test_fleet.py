@@ -376,7 +376,7 @@ def test_json_has_the_best_fleet_first() -> None:
 def test_no_fleet_is_an_honest_no() -> None:
     outcome = run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "1", "--tpot", "0.5")
     assert outcome.status == 1
-    assert outcome.out.startswith("No fleet carries 1 requests/s") and "x h100-sxm: " in outcome.out
+    assert outcome.out.startswith("No fleet carries 1 request/s") and "x h100-sxm: " in outcome.out
     assert "p99 TPOT of 0.5 ms becomes" in " ".join(outcome.out.split())
     assert "order" not in outcome.err  # there is nothing to order
 
