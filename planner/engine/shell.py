@@ -211,20 +211,21 @@ class _Script:
         self.functions: dict[str, Node] = {}
         self.statements = 0  #: followed so far
         self.texts: list[str] = []  #: those that are being followed, each in the one before
-        self.trees: list[Tree] = []  #: kept as long as their nodes, which functions hold on to
+        self.trees: dict[str, Tree] = {}  #: by text, which a loop may have often; functions hold on to their nodes
         self.unread: set[str] = set()  #: variables that decide nothing and reach no command that may start an engine
 
     def run(self, text: str, worlds: list[_World]) -> list[_World]:
         """The ways out of ``text`` from each of ``worlds``. Raises InputError for what is no shell."""
-        source = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n")).encode("utf-8", "replace") + b"\n"
-        self.trees.append(_parser().parse(source))
-        root = self.trees[-1].root_node
+        if text not in self.trees:
+            source = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n")).encode("utf-8", "replace") + b"\n"
+            self.trees[text] = _parser().parse(source)
+            self.unread = _unread(self.trees.values())
+        root = self.trees[text].root_node
         if root.has_error:
             raise InputError(
                 f"line {_error_line(root)} of this cannot be read as shell: a quote or bracket may not be closed",
                 hint="is the script complete? Or give the line itself: planner check -- vllm serve MODEL ...",
             )
-        self.unread = _unread(self.trees)
         self.texts.append(text)
         worlds = self._each(root.named_children, worlds)
         self.texts.pop()
@@ -648,7 +649,7 @@ def _joined_where_alike(worlds: list[_World], unread: Set[str]) -> list[_World]:
     return list(kept.values())
 
 
-def _each_of(trees: Sequence[Tree], *types: str) -> Iterator[Node]:
+def _each_of(trees: Iterable[Tree], *types: str) -> Iterator[Node]:
     """Every node of these types."""
     waiting = [tree.root_node for tree in trees]
     while waiting:
@@ -658,7 +659,7 @@ def _each_of(trees: Sequence[Tree], *types: str) -> Iterator[Node]:
             yield node
 
 
-def _unread(trees: Sequence[Tree]) -> set[str]:
+def _unread(trees: Iterable[Tree]) -> set[str]:
     """The variables that a script assigns, and reads at most to print them or to count an array's words."""
     assigned, read = set[str](), set[str]()
     for node in _each_of(trees, "variable_name"):
