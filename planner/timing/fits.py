@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -32,7 +32,7 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98)
 class FitRecord(BaseModel):
     """Part of a file of fits."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Effect(FitRecord):
@@ -44,7 +44,8 @@ class Effect(FitRecord):
     sd: float = Field(ge=0)  #: of its logarithm
     rows: int = Field(default=0, ge=0)  #: measured runs with these covariates
     gpu: str = ""  #: of the user's own runs that taught it: engines on that GPU have it; empty: all
-    known: tuple[float, ...] = ()  #: what these runs taught: a row of ``belief.Taught``
+    #: What these runs taught: a row of ``belief.Taught``. Its logarithms and their spreads are of the order of one.
+    known: tuple[Annotated[float, Field(ge=-1e3, le=1e3)], ...] = ()
     origin: str = Field(default=SHIPPED, exclude=True)  #: the file it was read from, where that is not ours
 
 
