@@ -218,7 +218,7 @@ class _Script:
         """The ways out of ``text`` from each of ``worlds``. Raises InputError for what is no shell."""
         if text not in self.trees:
             source = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n")).encode("utf-8", "replace") + b"\n"
-            self.trees[text] = _parser().parse(source)
+            self.trees[text] = _parser().parse(source.decode("latin-1").encode())  # see _plain
             self.unread = _unread(self.trees.values())
         root = self.trees[text].root_node
         if root.has_error:
@@ -515,7 +515,7 @@ class _Script:
         """The children, and what the grammar leaves between them."""
         at, source = node.start_byte, node.text or b""
         for child in node.children:
-            yield _Piece(source[at - node.start_byte : child.start_byte - node.start_byte].decode())
+            yield _Piece(_plain(source[at - node.start_byte : child.start_byte - node.start_byte]))
             yield from self._pieces(child, world)
             at = child.end_byte
 
@@ -523,7 +523,7 @@ class _Script:
         """What stands between double quotes: an array alone gives words, all else is text."""
         source, base = node.text or b"", node.start_byte
         at = source.index(b'"') + 1
-        words = _array_of(source[at:-1].decode("utf-8", "replace"), world)
+        words = _array_of(_plain(source[at:-1]), world)
         if words is not None:
             yield _Piece("", words=words)
             return
@@ -574,7 +574,16 @@ def _small(words: list[str]) -> list[str]:
 
 
 def _text(node: Node) -> str:
-    return (node.text or b"").decode("utf-8", "replace")
+    return _plain(node.text or b"")
+
+
+def _plain(source: bytes) -> str:
+    """Part of what the parser was given, which is each byte of the text as a character.
+
+    The scanner of tree-sitter-bash asks the C library whether a character is a letter in a way (``isalpha``) that is
+    defined up to 255: beyond, it reads foreign memory and may end this process.
+    """
+    return source.decode().encode("latin-1").decode("utf-8", "replace")
 
 
 def _array_of(written: str, world: _World) -> list[str] | None:
@@ -589,7 +598,7 @@ def _array_of(written: str, world: _World) -> list[str] | None:
 
 def _unescaped(source: bytes) -> str:
     """Text between double quotes: a backslash counts in front of four characters and at the end of a line."""
-    return re.sub(r'\\(?:\n|([$`"\\]))', lambda match: match[1] or "", source.decode("utf-8", "replace"))
+    return re.sub(r'\\(?:\n|([$`"\\]))', lambda match: match[1] or "", _plain(source))
 
 
 def _condition_and_body(node: Node) -> tuple[Node | None, list[Node]]:

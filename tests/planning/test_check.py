@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -466,6 +468,23 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude_
 def test_whatever_is_quoted_comes_back_as_it_was(values: list[str]) -> None:
     words = ["vllm", "serve", "org/model", *values]
     assert words_of(shlex.join(words)) == words
+
+
+def test_letters_beyond_latin_1_are_read_where_the_scanner_asks_for_letters() -> None:
+    # in a process of its own: isalpha of the C library reads foreign memory there, and may end it
+    code = (
+        "from contextlib import suppress\n"
+        "from planner.engine.shell import find_launches\n"
+        "from planner.errors import InputError\n"
+        "for letter in range(0x100, 0x110000, 211):\n"
+        "    if not 0xd800 <= letter < 0xe000:\n"
+        "        with suppress(InputError):\n"
+        "            find_launches('{' + chr(letter))\n"
+        "        (found,) = find_launches('vllm serve é' + chr(letter))\n"
+        "        assert found.server.argv[2] == 'é' + chr(letter), hex(letter)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @given(st.text(max_size=200))
