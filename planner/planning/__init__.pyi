@@ -80,9 +80,9 @@ from .compare.comparison import compare_hardware as compare_hardware
 from .compare.comparison import compare_partitions as compare_partitions
 
 # How many?
-from .fleet.demand import Demand as Demand
-from .fleet.demand import check_classes as check_classes
-from .fleet.demand import mixed as mixed
+from .demand import Demand as Demand
+from .demand import check_classes as check_classes
+from .demand import mixed as mixed
 from .fleet.kinds import FleetRequest as FleetRequest
 from .fleet.fleets import Pool as Pool
 from .fleet.fleets import Fleet as Fleet

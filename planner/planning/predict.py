@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from planner.engine import bench_backend
+from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment
-from planner.planning.fleet.demand import Demand
 from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps
 from planner.simulator import (
     Replay,

@@ -19,7 +19,7 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.cost import Span
-from planner.planning.fleet.demand import Demand, together
+from planner.planning.demand import Demand, together
 from planner.planning.fleet.disaggregated import (
     Disaggregated,
     Side,

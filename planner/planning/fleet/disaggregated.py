@@ -37,8 +37,8 @@ from planner.planning.capacity import (
     most_in_flight,
     steady_rate,
 )
+from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment
-from planner.planning.fleet.demand import Demand
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
 from planner.planning.recommend.assemble import recipe_of, served_name
 from planner.planning.recommend.candidates import node_size, tensor_parallel_sizes

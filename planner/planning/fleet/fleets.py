@@ -19,7 +19,7 @@ from planner.planning import defaults
 from planner.planning.capacity import Capacity, ServedLoad, paced, steady_rate
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
-from planner.planning.fleet.demand import Demand, together
+from planner.planning.demand import Demand, together
 from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.next_run import NextRun, next_run

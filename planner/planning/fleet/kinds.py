@@ -20,8 +20,8 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, paced, rarest, steady_rate
 from planner.planning.defaults import Objective, RentedBy
+from planner.planning.demand import Demand, check_classes
 from planner.planning.deployment import Deployment
-from planner.planning.fleet.demand import Demand, check_classes
 from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets

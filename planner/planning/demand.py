@@ -1,4 +1,4 @@
-"""What a fleet has to carry: classes of requests, each with its lengths and its rate."""
+"""What has to be carried: classes of requests, each with its lengths and its rate."""
 
 from __future__ import annotations
 
