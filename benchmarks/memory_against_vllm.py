@@ -176,7 +176,7 @@ def main() -> int:
             if not agreed:
                 print("refused" if agreed is None else "differs", what)
     print(f"{compared} compared, {differ} differ, {refused} refused by vLLM")
-    return 1 if differ else 0
+    return 1 if differ or not compared else 0
 
 
 if __name__ == "__main__":

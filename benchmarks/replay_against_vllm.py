@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference_prefix import Texts, random_texts, with_prefixes
+from reference_prefix import Texts, random_texts, random_workload, with_prefixes
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -260,18 +260,8 @@ class Bench:
 
 def random_case(dice: random.Random) -> tuple[Workload, SchedulerLimits, Client]:
     """A small workload on an engine that is short of something."""
-    input_len, output_len = dice.randint(1, 40), dice.randint(1, 30)
-    workload = Workload(
-        input_len,
-        output_len,
-        num_prompts=dice.randint(1, 20),
-        max_concurrency=dice.choice([None, 1, 2, 5, 9]),
-        request_rate=dice.choice([float("inf"), dice.uniform(1, 500)]),
-        range_ratio=0.8,
-        length_distribution="below",
-        seed=dice.randrange(1000),
-    )
-    longest = input_len + output_len
+    workload = random_workload(dice)
+    longest = workload.input_len + workload.output_len
     seqs = dice.randint(1, 8)
     chunked = dice.random() < 0.8
     block_size = dice.choice([16, 32])

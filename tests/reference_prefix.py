@@ -13,7 +13,7 @@ from reference_scheduler import Engine, Request
 
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
+from planner.workload.requests import Requests, Workload
 
 #: Tokens of each request, those of its answer included.
 Texts = list[list[int]]
@@ -95,6 +95,20 @@ class CachingEngine(Engine):
         self.blocks_of[request.index] = blocks
         if not request.preemptions:
             self.first_found[request.index] = found * self.limits.block_size
+
+
+def random_workload(dice: random.Random) -> Workload:
+    """A few short requests of several lengths."""
+    return Workload(
+        dice.randint(1, 40),
+        dice.randint(1, 30),
+        num_prompts=dice.randint(1, 20),
+        max_concurrency=dice.choice([None, 1, 2, 5, 9]),
+        request_rate=dice.choice([float("inf"), dice.uniform(1, 500)]),
+        range_ratio=0.8,
+        length_distribution="below",
+        seed=dice.randrange(1000),
+    )
 
 
 def random_texts(dice: random.Random, requests: Requests, *, answers: bool) -> tuple[Requests, Texts]:

@@ -42,6 +42,8 @@ from .sharding import legal_tensor_parallel_sizes as legal_tensor_parallel_sizes
 from .sharding import stage_sizes as stage_sizes
 
 # Command lines: ours, and those of others
+from .command import EVERYWHERE as EVERYWHERE
+from .command import LOOPBACK as LOOPBACK
 from .command import bench_backend as bench_backend
 from .command import bench_latency_argv as bench_latency_argv
 from .command import bench_serve_argv as bench_serve_argv

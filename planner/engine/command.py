@@ -27,6 +27,9 @@ from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.workload import Workload
 
+LOOPBACK = "127.0.0.1"  #: what a server binds to, and is reached at on its own machine
+EVERYWHERE = "0.0.0.0"  # noqa: S104  (in a container, whose port is published on LOOPBACK; or where the user asks)
+
 Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
 
 #: Settings that a line names even where they are the default.
@@ -44,7 +47,7 @@ def serve_argv(
     config: EngineConfig,
     model_ref: str,
     *,
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK,
     port: int = 8000,
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
@@ -70,7 +73,7 @@ def bench_serve_argv(
     model_ref: str,
     version: EngineVersion,
     *,
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK,
     port: int = 8000,
     percentiles: Sequence[int] = (50, 90, 99),
     result_dir: str | None = None,

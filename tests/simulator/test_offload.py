@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_prefix import random_texts, with_prefixes
+from reference_prefix import random_texts, random_workload, with_prefixes
 
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
@@ -94,16 +94,7 @@ def test_a_prompt_that_is_all_there_computes_its_last_token() -> None:
 
 def drawn(seed: int) -> tuple[Requests, Workload, SchedulerLimits]:
     dice = random.Random(seed)
-    workload = Workload(
-        dice.randint(1, 40),
-        dice.randint(1, 30),
-        num_prompts=dice.randint(1, 20),
-        max_concurrency=dice.choice([None, 1, 2, 5, 9]),
-        request_rate=dice.choice([float("inf"), dice.uniform(1, 500)]),
-        range_ratio=0.8,
-        length_distribution="below",
-        seed=dice.randrange(1000),
-    )
+    workload = random_workload(dice)
     requests, _ = random_texts(dice, workload.sample(), answers=dice.random() < 0.5)
     seqs = dice.randint(1, 8)
     known = limits(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_prefix import CachingEngine, as_found, random_texts, with_prefixes
+from reference_prefix import CachingEngine, as_found, random_texts, random_workload, with_prefixes
 from reference_scheduler import reference_replay
 
 from planner.simulator import prefix
@@ -32,16 +32,7 @@ class Linear:
 @settings(max_examples=150, deadline=None)
 def test_hits_and_times_are_those_of_a_cache_block_by_block(seed: int, answers: bool, asynchronous: bool) -> None:
     dice = random.Random(seed)
-    workload = Workload(
-        dice.randint(1, 40),
-        dice.randint(1, 30),
-        num_prompts=dice.randint(1, 20),
-        max_concurrency=dice.choice([None, 1, 2, 5, 9]),
-        request_rate=dice.choice([float("inf"), dice.uniform(1, 500)]),
-        range_ratio=0.8,
-        length_distribution="below",
-        seed=dice.randrange(1000),
-    )
+    workload = random_workload(dice)
     requests, texts = random_texts(dice, workload.sample(), answers=answers)
     seqs = dice.randint(1, 8)
     limits = SchedulerLimits(

@@ -6,10 +6,11 @@ takes them from the environment that it is started in.
 
 from __future__ import annotations
 
+from planner.engine import EVERYWHERE
 from planner.errors import InputError
 from planner.output.deploy.deployable import Deployable
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words
-from planner.output.scripts.emission import EVERYWHERE, MODEL_CACHE, PORT, gpus_of_server
+from planner.output.scripts.emission import MODEL_CACHE, PORT, gpus_of_server
 from planner.output.scripts.render import render_template
 
 PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from planner.engine import EVERYWHERE, LOOPBACK
 from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.deployable import Deployable
 from planner.output.scripts.command_line import without_option
-from planner.output.scripts.emission import EVERYWHERE, LOOPBACK, MODEL_CACHE
+from planner.output.scripts.emission import MODEL_CACHE
 from planner.output.scripts.joining import JOIN_PORTS, join_names
 from planner.output.scripts.render import render_template
 from planner.units import GIB

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.engine import EVERYWHERE, LOOPBACK
 from planner.errors import InputError
-from planner.output.scripts.emission import LOOPBACK, PORT
+from planner.output.scripts.emission import PORT
 
 MOST_REPLICAS = 1000
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -58,7 +59,7 @@ class Site:
             ipaddress.IPv4Address(self.host)
         except ValueError as error:
             raise InputError(
-                f"--host {self.host[:80]!r} is no IPv4 address", hint="such as 127.0.0.1, or 0.0.0.0 for all"
+                f"--host {self.host[:80]!r} is no IPv4 address", hint=f"such as {LOOPBACK}, or {EVERYWHERE} for all"
             ) from error
         if self.cache not in ("emptydir", "pvc"):
             form, _, claim = self.cache.partition("/")

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
-from planner.engine import CPU_KVCACHE_SPACE
+from planner.engine import CPU_KVCACHE_SPACE, EVERYWHERE, LOOPBACK
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.output.scripts.command_line import option, with_option, without_option
@@ -20,8 +20,6 @@ from planner.planning import Plan, PlanFile
 from planner.units import GB, GIB, MIB
 
 PORT = 8000  #: vLLM's own
-LOOPBACK = "127.0.0.1"
-EVERYWHERE = "0.0.0.0"  # noqa: S104  (in a container, or where the user asks for it)
 MODEL_CACHE = "/huggingface"  #: where the host's HF_HOME appears in the container
 RESULTS = "/results"  #: where the folder ``results`` appears in the container
 LM_EVAL_REQUIREMENT = "lm-eval[api]==0.4.9.1"  #: the release that the NVIDIA recipe pins

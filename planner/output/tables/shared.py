@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from planner.engine import LOOPBACK
 from planner.hardware import GpuProfile
 from planner.output.render import SPACE, Column, table_text, wrapped
 from planner.planning import price_of, span_figures
@@ -18,7 +19,7 @@ def local_argv(plan: Plan) -> list[str]:
     """The plan's command for the machine itself: only a server in a container binds to all addresses."""
     words = list(plan.serve_argv)
     if "--host" in words[:-1]:
-        words[words.index("--host") + 1] = "127.0.0.1"
+        words[words.index("--host") + 1] = LOOPBACK
     return words
 
 

@@ -6,10 +6,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from planner.engine import ImageBuild, bench_serve_argv, image_for, options_version, parse_version, value_status
+from planner.engine import (
+    LOOPBACK,
+    ImageBuild,
+    bench_serve_argv,
+    image_for,
+    options_version,
+    parse_version,
+    value_status,
+)
 from planner.errors import IllegalPlanError
 from planner.output.scripts.emission import (
-    LOOPBACK,
     PORT,
     Emission,
     gpus_of_server,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.engine import (
+    EVERYWHERE,
     EngineArgs,
     EngineConfig,
     EngineVersion,
@@ -33,7 +34,6 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
-from planner.output.scripts.emission import EVERYWHERE
 from planner.output.workflows.catalog import Workflow
 from planner.output.workflows.documents import Command, PrintedResult, printed_results
 from planner.planning import (

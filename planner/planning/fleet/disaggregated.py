@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from math import ceil, inf
 from typing import Literal
 
-from planner.engine import serve_argv
+from planner.engine import EVERYWHERE, serve_argv
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning.capacity import (
@@ -147,7 +147,7 @@ class Disaggregated:
                 f"vLLM {config.version} has no NIXL connector", hint="plan for --engine-version 0.9.0 or newer"
             )
         extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
-        words = serve_argv(config, self.model, host="0.0.0.0", port=port, extra=extra)  # noqa: S104
+        words = serve_argv(config, self.model, host=EVERYWHERE, port=port, extra=extra)
         env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
         return SideLaunch(role, servers + self.spares, side.num_gpus, tuple(words), env)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from planner import progress
 from planner.engine import (
+    EVERYWHERE,
+    LOOPBACK,
     Image,
     Layout,
     Recipe,
@@ -72,7 +74,7 @@ def assemble(
         service = service.model_copy(update={"measure_next": run})
     recipe = recipe_of(deployment)
     # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
-    host = "0.0.0.0" if image.name else "127.0.0.1"  # noqa: S104
+    host = EVERYWHERE if image.name else LOOPBACK
     return Plan(
         gpu=profile.id,
         num_gpus=config.num_gpus,
