@@ -42,7 +42,7 @@ class Lockstep:
         start_s = self.event[0]
         self._resting = [rank for rank in self.ranks if rank.event[0] > start_s]
         steps = {rank: rank.plan(start_s) for rank in self.ranks if rank not in self._resting}
-        longest = min(step.steps for step in steps.values())
+        longest = max(min(step.steps for step in steps.values()), 1)
         tokens = sum(self._tokens(step.batch) for step in steps.values())
         slowest = list(steps.items()) if self.limits.pipelined else _largest(steps)
         first_s = self._time_s(slowest, tokens, 0)

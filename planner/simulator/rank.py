@@ -119,12 +119,12 @@ class DpRank:
 
     @property
     def steps(self) -> int:
-        """Of the row that is under way."""
-        return self._step.steps
+        """Of the row that is under way; one, where nobody decodes in it."""
+        return max(self._step.steps, 1)
 
     def stop_after(self, steps: int) -> None:
         """End the row that is under way after ``steps`` steps."""
-        if steps != self._step.steps:
+        if steps != self.steps:
             self._step.steps = steps
             self.event = (self._step.end_s, ENDS)
 

@@ -38,6 +38,12 @@ def test_a_prompt_on_one_rank_holds_up_the_other() -> None:
     assert together == [(1.0, 8.0), (7.0, 8.0)]
 
 
+def test_v0_decodes_on_one_rank_while_another_computes_a_prompt() -> None:
+    # as above: A's fourth token comes at 7 s too, and B, which only computes prompts or decodes, ends a second later
+    v0 = replace(PAIR, prefill_first=True)
+    assert times(serve([(10, 5), (40, 2)], v0, timer=ByPrompt(), arrival_s=[0, 2.5])) == [(1.0, 8.0), (7.0, 8.0)]
+
+
 def test_an_idle_rank_starts_with_the_next_step_of_the_others() -> None:
     # without the other it would start at 2.5 s
     assert times(serve([(10, 9), (10, 1)], PAIR, arrival_s=[0, 2.5]))[1] == (4.0, 4.0)
@@ -98,7 +104,7 @@ def test_every_token_comes_when_the_reference_says(
     workload = replace(workload, max_concurrency=None, request_rate=min(workload.request_rate, 293.0))
     limits = replace(
         limits,
-        prefill_first=False, enable_chunked_prefill=True, data_parallel_size=ranks, lockstep=True,
+        enable_chunked_prefill=not limits.prefill_first, data_parallel_size=ranks, lockstep=True,
     )  # fmt: skip
     served = replay(timer, workload, limits)
     expected = reference(timer, workload.sample(), limits)
