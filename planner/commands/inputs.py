@@ -85,9 +85,10 @@ def find_gpus(
     """The profiles in their order, each once, with the network that is stated, and remarks; ``all`` is every one."""
     from planner.hardware import GpuProfile, load_all
 
-    names: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
+    given: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
+    names = [name for several in given for name in _apart(several)]
     if any(isinstance(name, str) and name.lower() == "all" for name in names):
-        names = load_all()
+        names = list(load_all())
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:
@@ -97,6 +98,11 @@ def find_gpus(
     if not profiles:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
     return tuple(profiles.values()), tuple(remarks)
+
+
+def _apart(gpu: GpuName) -> Sequence[GpuName]:
+    """``h100,b200`` are two names; a comma in the path of a file is part of it."""
+    return gpu.split(",") if isinstance(gpu, str) and not gpu.endswith(".toml") else [gpu]
 
 
 def list_gpus() -> tuple[str, ...]:

@@ -50,7 +50,7 @@ Gpus = Annotated[
         kind=list[str],
         metavar="GPU",
         autocompletion=gpus,
-        help="Profile id, alias or file; 'all'; or 'local'. Repeatable.",
+        help="Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas.",
     ),
 ]
 GpusOrDefault = Annotated[
@@ -59,7 +59,8 @@ GpusOrDefault = Annotated[
         kind=list[str],
         metavar="GPU",
         autocompletion=gpus,
-        help=f"Profile id, alias or file; 'all'; or 'local'. Repeatable. Default: {' '.join(defaults.GPUS)}.",
+        help="Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas. "
+        f"Default: {' '.join(defaults.GPUS)}.",
     ),
 ]
 NetworkGbPerS = Annotated[

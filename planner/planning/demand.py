@@ -11,6 +11,7 @@ from planner.planning import defaults
 from planner.workload import NAMED, OF_A_REQUEST, Requests, Router, Trace, Workload, share
 
 PRIORITY = "priority"
+LEAST_RATE = 1e-9  #: requests per second: one in thirty years
 
 
 @dataclass(frozen=True, eq=False)  # requests of a trace are arrays: a class is itself and no other
@@ -31,7 +32,7 @@ class Demand:
     asked_as: tuple[str, ...] = ()  #: the options that give others the same requests; empty: rate and lengths do
 
     def __post_init__(self) -> None:
-        if not 0 < self.request_rate < float("inf"):
+        if not LEAST_RATE <= self.request_rate < float("inf"):
             raise InputError(
                 f"--request-rate {self.request_rate:g} is no rate to plan for", hint="give requests per second"
             )
@@ -172,6 +173,13 @@ class Demand:
         return tuple(found)
 
 
+def too_rare(demands: Sequence[Demand], num_prompts: int) -> Demand | None:
+    """A class of which not one request is among ``num_prompts`` of all classes, if any: a replay says nothing of it."""
+    rate = sum(demand.request_rate for demand in demands)
+    drawn = (demand for demand in demands if demand.requests is None)
+    return next((demand for demand in drawn if num_prompts * (demand.request_rate / rate) < 1), None)
+
+
 def together(demands: Sequence[Demand]) -> Demand:
     """All classes as one, in the order of arrival: what servers get that serve every class."""
     mix = mixed(demands, defaults.MIXED_PROMPTS)
@@ -183,16 +191,21 @@ def mixed(demands: Sequence[Demand], num_prompts: int, *, seed: int = 0, burstin
     """About ``num_prompts`` requests of all classes, by their rates, in the order of arrival.
 
     Each class is what a benchmark of its own would send meanwhile: the first with ``seed``, the next with ``seed`` + 1,
-    so that their arrivals have nothing to do with each other.
+    so that their arrivals have nothing to do with each other. Raises InputError for a class that would not send one.
     """
     import numpy as np
 
     rate = sum(demand.request_rate for demand in demands)
+    if rare := too_rare(demands, num_prompts):
+        raise InputError(
+            f"--class {rare.name} sends one request in {rate / rare.request_rate:,.0f}, and {num_prompts:,} are sent",
+            hint="raise --num-prompts, or plan that class by itself",
+        )
     parts = [
         demand.requests
         or replace(
             demand.workload,
-            num_prompts=max(round(num_prompts * demand.request_rate / rate), 1),
+            num_prompts=round(num_prompts * (demand.request_rate / rate)),
             request_rate=demand.request_rate,
             burstiness=burstiness,
             seed=seed + place,

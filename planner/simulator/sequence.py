@@ -102,7 +102,7 @@ class Step:
         # begins_s(k) = time_s, solved for k; then put right by what rounding does
         slope_s = self.first_s - self.growth_s / 2
         root = sqrt(max(slope_s * slope_s + 2 * self.growth_s * wait_s, 0.0))
-        step = min(max(int(2 * wait_s / max(slope_s + root, TINY_S)), 0), last)
+        step = int(min(max(2 * wait_s / max(slope_s + root, TINY_S), 0), last))
         while step < last and self.begins_s(step + 1) <= time_s:
             step += 1
         while step and self.begins_s(step) > time_s:

@@ -81,6 +81,7 @@ def test_several_gpus_give_a_list_in_their_order() -> None:
     assert outcome.status == 1  # not on the partition
     assert [(a["gpu"]["id"], a["fits"]) for a in answers] == [("h200-sxm", True), ("mi300x-cpx", False)]
     assert all(a["schema_version"] == 1 for a in answers)
+    assert data(run("fit", LLAMA_13B, "--gpu", "h200,mi300x-cpx", "--format", "json")) == answers
 
 
 def test_all_gpus_are_answered_even_those_that_refuse_the_settings() -> None:

@@ -138,3 +138,10 @@ def test_a_target_of_one_class_binds_only_it() -> None:
     # the long answers of the second class would never keep the 2 s of the first
     found = fleet("--class", "a=4:256:16,e2el=2000", "--class", "b=1:256:1024,e2el=60000")
     assert found["fleets"][0]["gpus"] <= 2
+
+
+def test_a_class_of_which_no_request_is_sent_is_refused() -> None:
+    demands = [Demand("chat", 999, 100, 10), Demand("rare", 1, 100, 10)]
+    assert np.bincount(mixed(demands, 1000).group).tolist() == [999, 1]
+    with pytest.raises(InputError, match="rare sends one request in 1,000, and 999 are sent"):
+        mixed(demands, 999)

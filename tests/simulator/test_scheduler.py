@@ -16,6 +16,7 @@ from planner.errors import InputError
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.record import Replay
+from planner.simulator.sequence import Step
 from planner.timing.step import Batch
 from planner.workload.requests import Requests, Workload
 
@@ -583,3 +584,8 @@ def test_after_months_the_clock_is_coarser_than_a_moment_and_nobody_is_lost(step
     """Past 1e7 s two floats lie farther apart (1.9e-9 s) than what counts as one moment (1e-9 s)."""
     served = serve([(16, 8)] * 40, timer=Linear(base_s=step_s), max_concurrency=1)
     assert served.duration_s == pytest.approx(40 * 8 * step_s, rel=1e-3)  # a prefill and seven decode steps each
+
+
+def test_a_run_of_steps_ends_before_a_request_that_never_comes() -> None:
+    run = Step(start_s=0.0, first_s=1.0, batch=Batch(1, 100), steps=10)
+    assert [run.before(time_s) for time_s in (0.5, 1.0, 3.9, 9.0, 1e308)] == [0, 1, 3, 9, 9]

@@ -19,7 +19,7 @@ from planner.planning import defaults
 from planner.planning.capacity import Capacity, ServedLoad, paced, steady_rate
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
-from planner.planning.demand import Demand, together
+from planner.planning.demand import Demand, together, too_rare
 from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.next_run import NextRun, next_run
@@ -240,7 +240,7 @@ def plan_fleets(asked: FleetRequest) -> Fleets:
     if len(asked.demands) == 1 and asked.demands[0].reused:
         return _dealt(asked)
     apart = fleets_of(asked, *server_kinds(asked))
-    if len(asked.demands) == 1:
+    if len(asked.demands) == 1 or too_rare(asked.demands, defaults.MIXED_PROMPTS):
         return apart
     mixed = replace(asked, demands=(together(asked.demands),))
     one_pool = fleets_of(mixed, *server_kinds(mixed))
