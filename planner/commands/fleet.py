@@ -216,6 +216,8 @@ def size_fleet(
         "max_num_batched_tokens",
         "gpu_memory_utilization",
         "cpu_kvcache_space",
+        "kv_offloading_size",
+        "enable_prefix_caching",
         "enforce_eager",
         "scheduling_policy",
         "flashinfer_sampler",

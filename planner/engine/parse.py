@@ -45,6 +45,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z]")
 #: The settings by what a line says for them: the flag, or the variable where there is no flag.
 _ROWS = {row.env or row.flag: row for row in SETTINGS.values() if not row.ours}
+#: Values of options beside ``NOT_SIMULATED`` that are simulated.
+_AS_SIMULATED = {"--kv-offloading-backend": ["native"]}
 _LONG = {row.short: row.flag for row in _ROWS.values() if row.short} | {"-cc": "--compilation-config"}
 _SWITCHES = {
     flag_of(no + row.name): (row.name, not no)
@@ -354,7 +356,7 @@ class _LineReader:
     def _take(self, flag: str, values: list[str]) -> None:
         if flag == "--config":
             raise InputError("--config: the file with the settings is not read", hint="write the settings out")
-        if flag in NOT_SIMULATED:
+        if flag in NOT_SIMULATED and values != _AS_SIMULATED.get(flag):
             self.not_simulated.append(flag)
         flag = _LONG.get(flag, flag)
         self.options[flag] = " ".join(values)

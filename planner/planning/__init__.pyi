@@ -88,6 +88,7 @@ from .fleet.fleets import Pool as Pool
 from .fleet.fleets import Fleet as Fleet
 from .fleet.fleets import Fleets as Fleets
 from .fleet.fleets import Rung as Rung
+from .fleet.fleets import Offloading as Offloading
 from .fleet.fleets import plan_fleets as plan_fleets
 from .fleet.disaggregated import Disaggregated as Disaggregated
 from .fleet.disaggregated import SideLaunch as SideLaunch

@@ -111,6 +111,15 @@ class Deployment:
             f"{runs} runs over several nodes are behind the efficiencies, so the intervals are wide"
         )
 
+    @property
+    def unused_host_remark(self) -> str:
+        """What to know of ``--kv-offloading-size`` under a load of which it is not known what its prompts share."""
+        if not self.config.kv_offloading_size:
+            return ""
+        return (
+            "--kv-offloading-size changes no figure here: only a trace with turns or hash_ids finds blocks on the host"
+        )
+
     @cached_property
     def known(self) -> Known:
         """How far its efficiencies are known."""
@@ -179,7 +188,7 @@ class Deployment:
             scheduling_policy=config.scheduling_policy or "fcfs",
             scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
             data_parallel_size=config.data_parallel_size,
-            lockstep=config.data_parallel_size > 1 and self.model.is_moe,
+            lockstep=self._lockstep,
             pipelined=config.pipeline_parallel_size > 1,
             decode_tok=1 + config.drafted_tok,
             tokens_per_step=self.tokens_per_step,
@@ -242,15 +251,24 @@ class Deployment:
     def with_host_blocks(self, limits: SchedulerLimits) -> SchedulerLimits:
         """``limits`` with what ``--kv-offloading-size`` keeps of requests of which it is known what they share.
 
-        Raises InputError where the speed of the link is not known, and for what is not replayed.
+        Raises InputError as ``check_host_blocks``.
         """
+        if not self.config.kv_offloading_size:
+            return limits
+        self.check_host_blocks()
+        blocks = host_kv_tokens(self.config, self._token_bytes) // limits.block_size
+        block_s = self._token_bytes * limits.block_size / self._host_bytes_per_s
+        return replace(limits, host_blocks=blocks, host_block_s=block_s)
+
+    def check_host_blocks(self) -> None:
+        """Raise InputError for what is not replayed with ``--kv-offloading-size``, or where the link is not known."""
         config, pool = self.config, self.budget.pool
         if not config.kv_offloading_size:
-            return limits
+            return
         not_replayed = {
             "an engine that keeps no prefixes": not config.enable_prefix_caching,
-            "DP ranks that step together": limits.lockstep,
-            "--scheduling-policy priority": limits.scheduling_policy != "fcfs",
+            "DP ranks that step together": self._lockstep,
+            "--scheduling-policy priority": config.scheduling_policy == "priority",
             "a model whose layers keep different blocks": len(pool.groups) != 1 or not pool.block_size,
         }
         for what, holds in not_replayed.items():
@@ -259,9 +277,12 @@ class Deployment:
                     f"--kv-offloading-size: what the host keeps of a trace is not replayed for {what}",
                     hint="leave it out to see the trace without it",
                 )
-        blocks = host_kv_tokens(config, self._token_bytes) // limits.block_size
-        block_s = self._token_bytes * limits.block_size / self._host_bytes_per_s
-        return replace(limits, host_blocks=blocks, host_block_s=block_s)
+        _ = self._host_bytes_per_s
+
+    @property
+    def _lockstep(self) -> bool:
+        """Whether DP ranks share their experts, and take every step together."""
+        return self.config.data_parallel_size > 1 and self.model.is_moe
 
     @property
     def _token_bytes(self) -> float:

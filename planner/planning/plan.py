@@ -113,6 +113,22 @@ class PlannedRun(_Record):
     expected: PlannedRung
 
 
+class Unaided(_Record):
+    """The same servers without ``--kv-offloading-size``."""
+
+    gpu_share: float  #: of the prompt tokens, found on the GPU
+    targets: tuple[PlannedTarget, ...]
+    total_gpus: int | None  #: that the load takes of the same engine; None: no number up to four times as many
+
+
+class PlannedOffloading(_Record):
+    """What ``--kv-offloading-size`` is worth: shares of the prompt tokens, and what is without it."""
+
+    host_share: float
+    gpu_share: float
+    without: Unaided
+
+
 class Service(_Record):
     """Targets, the load of all servers together that they are kept under, and how many servers that takes."""
 
@@ -136,6 +152,7 @@ class Service(_Record):
     usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
     router: str | None = None  #: between the servers and the requests of a trace
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
+    kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace
     ladder: tuple[PlannedRung, ...] = ()  #: of the best plan; empty for others, and where many GPUs are compared
     measure_next: PlannedRun | None = None  #: None: nothing hangs on it, or no run tells enough
 

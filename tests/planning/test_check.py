@@ -587,6 +587,9 @@ def test_options_in_a_file_are_not_guessed_at() -> None:
 def test_what_is_left_out_of_account_is_said() -> None:
     line = line_of("vllm serve m --num-gpu-blocks-override 400 --enable-eplb")
     assert line.not_simulated == ("--num-gpu-blocks-override", "--enable-eplb")
+    for backend, said in (("native", ()), ("lmcache", ("--kv-offloading-backend",))):
+        line = line_of(f"vllm serve m --kv-offloading-size 4 --kv-offloading-backend {backend}")
+        assert line.not_simulated == said
     known = line_of("vllm serve m --cpu-offload-gb 4 --enable-lora --max-lora-rank 64")
     assert not known.not_simulated
     assert (known.args.cpu_offload_gb, known.args.enable_lora, known.args.max_lora_rank) == (4.0, True, 64)

@@ -1,22 +1,30 @@
 """What KV blocks in host memory are worth for a trace, and how far that is known."""
 
+import json
 from math import exp
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import error_of, run
 from memory_cases import model
 
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
+from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import Prediction, simulate_serve
+from planner.planning.recommend.assemble import rank
+from planner.planning.recommend.candidates import launched
+from planner.planning.recommend.request import Request, Targets
 from planner.timing.efficiencies import PARAMETERS
 from planner.units import GIB
 from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests, Workload
+from planner.workload.targets import parse_slos
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"
 PROMPT_TOK = 8192
@@ -87,3 +95,113 @@ def test_what_cannot_be_replayed_is_refused(gpu: str, flags: dict[str, Any], wor
     with pytest.raises(InputError, match=words) as error:
         predicted(engine(gpu=gpu, kv_offloading_size=40, **flags), in_turns(prompts=2, rounds=2))
     assert error.value.hint
+
+
+# --- plans and fleets with it
+
+PLANNED = (
+    "nvidia/Llama-3.1-8B-Instruct-FP8", "--max-model-len", "32768", "--max-num-seqs", "2", "--max-num-batched-tokens",
+    "2048", "--calibration", "none", "--kv-offloading-size", "16",
+)  # fmt: skip
+ON_L4 = (*PLANNED, "--gpu", "l4", "--gpu-memory-utilization", "0.6")
+TARGET = ("--ttft", "20000", "--percentile", "mean")
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> str:
+    """Eight documents, and a question to each a minute later: 92,000 tokens, and ``ON_L4`` there is room for 67,920."""
+    path = tmp_path / "documents.jsonl"
+    asked = {"input_len": 60, "output_len": 100, "pause_s": 60}
+    rows = [
+        {"arrival_s": 8 * place, "turns": [{"input_len": 15000 - 1000 * place, "output_len": 100}, asked]}
+        for place in range(8)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def said(*words: str) -> Any:
+    return json.loads(run(*words, "--format", "json").out)
+
+
+def test_a_plan_has_the_host_in_its_replay_and_its_script(documents: str, tmp_path: Path) -> None:
+    words = ("recommend", *ON_L4, "--gpus", "1", "--trace", documents, *TARGET)
+    out = tmp_path / "plan"
+    answered = run(*words, "-o", str(out))
+    plan = json.loads((out / "plan.json").read_text())
+    assert "--kv-offloading-size 16.0" in " ".join((out / "launch.sh").read_text().replace("\\\n", " ").split())
+    found = plan["service"]["kv_offloading"]
+    # the replay of a plan is that of ``predict`` with the plan's settings
+    settings = ("--kv-cache-dtype", plan["kv_cache_dtype"])
+    predicted = said("predict", "serve", *ON_L4, *settings, "--trace", documents)["kv_offloading"]
+    assert found["host_share"] == pytest.approx(predicted["host_share"])
+    assert found["host_share"] > 0.3
+    assert found["without"]["gpu_share"] == pytest.approx(predicted["without"]["gpu_share"])
+    (target,) = plan["service"]["targets"]
+    (without,) = found["without"]["targets"]
+    assert target["metric"] == without["metric"] == "mean_ttft_ms"
+    assert without["predicted_ms"] == pytest.approx(predicted["without"]["mean_ttft_ms"])
+    assert target["predicted_ms"] < without["predicted_ms"]
+    told = " ".join(answered.out.split())
+    assert f"{found['host_share']:.1%} of the prompt tokens are loaded from host memory" in told
+    assert "without --kv-offloading-size: " in told
+
+
+def test_a_fleet_has_it_too(documents: str) -> None:
+    gpu = ("--gpu", "gh200-96gb", "--gpu-memory-utilization", "0.15")  # one to a node, with about as much room
+    answer = said("fleet", *PLANNED, *gpu, "--trace", documents, *TARGET, "--n-plus", "0")
+    found, (pool,) = answer["kv_offloading"], answer["fleets"][0]["pools"]
+    assert found["host_share"] > 0.3
+    assert found["gpu_share"] + found["host_share"] > found["without_gpu_share"]
+    assert found["without_rate"] <= pool["largest_load"]
+    assert found["without_gpus"] >= answer["fleets"][0]["gpus"]
+
+
+@pytest.mark.parametrize("command", ["recommend", "fleet"])
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("google/gemma-3-27b-it", "--gpu", "h100"), "a model whose layers keep different blocks"),
+        (("meta-llama/Llama-3.1-8B", "--gpu", "h100", "--no-enable-prefix-caching"), "keeps no prefixes"),
+        (("meta-llama/Llama-3.1-8B", "--gpu", "h100", "--scheduling-policy", "priority"), "priority"),
+        (("meta-llama/Llama-3.1-8B", "--gpu", "gb200"), "reads from its host is not in its profile"),
+    ],
+)
+def test_a_plan_that_cannot_be_replayed_is_refused_in_a_line(
+    command: str, words: tuple[str, ...], cause: str, documents: str
+) -> None:
+    cause_said, hint = error_of(run(command, *words, "--trace", documents, *TARGET, "--kv-offloading-size", "16"))
+    assert cause in cause_said
+    assert hint
+
+
+def test_layouts_that_step_together_lose_with_that_reason() -> None:
+    requests = in_turns(prompts=4, rounds=2)
+    targets = Targets(parse_slos({"ttft": 60000.0}, "mean"), "rate", 1.0, requests)
+    args = EngineArgs(kv_offloading_size=40, max_num_seqs=8, max_num_batched_tokens=8192)
+    asked = Request(
+        resolve_model("Qwen/Qwen3-30B-A3B"), (load_profile("h100"),), "balanced", 1, 2, args=args, targets=targets,
+        longest_len=PROMPT_TOK + 2, prefix_len=PROMPT_TOK - 1, gpus_per_node=2,
+    )  # fmt: skip
+    (ranking,) = rank(asked)
+    assert ranking.best and ranking.best.config.data_parallel_size == 1
+    reasons = {rejected.reason for rejected in ranking.rejected if (rejected.data_parallel_size or 1) > 1}
+    assert any("DP ranks that step together" in reason for reason in reasons)
+
+
+def test_a_known_load_keeps_the_prefix_cache_that_recipes_switch_off() -> None:
+    # vLLM's recipes for Llama-3.3-70B set --no-enable-prefix-caching, for a benchmark of random prompts
+    for requests, kept in ((in_turns(prompts=4, rounds=2), True), (None, False)):
+        targets = Targets((), "rate", 1.0, requests)
+        asked = Request(resolve_model(LLAMA_70B), (load_profile("h100"),), "balanced", 512, 8, targets=targets)
+        args = launched(asked, asked.model.model, asked.gpus[0], EngineArgs(), parse_version("0.27.1"))
+        assert (args.enable_prefix_caching is not False) is kept
+
+
+def test_a_load_that_finds_nothing_on_the_host_says_so() -> None:
+    load = ("--random-input-len", "256", "--random-output-len", "8", "--max-concurrency", "2")
+    served = ("--num-prompts", "4", *load)
+    for words in (("predict", "serve", *ON_L4, *served), ("compare", *ON_L4, *load)):
+        assert "changes no figure here" in " ".join(run(*words).err.split())
+    planned = run("recommend", *ON_L4, "--gpus", "1", *load)
+    assert "changes no figure here" in " ".join(planned.out.split())

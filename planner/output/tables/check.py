@@ -146,7 +146,7 @@ class CheckAnswer(Result):
     def _brief_notes(self) -> Iterator[str]:
         line = self.record.line
         yield from _about_drafts(self.record)
-        yield from _about_network(self.record)
+        yield from _about_engine(self.record)
         fits = [f"calibration: {used}"] if (used := _calibration(self.record)) else []
         unknown = [f"not simulated: {', '.join(line.not_simulated)}"] if line.not_simulated else []
         yield "; ".join([*unknown, *fits, MORE])
@@ -359,9 +359,10 @@ def _about_drafts(answer: LineVerdict) -> Iterator[str]:
         yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
 
 
-def _about_network(answer: LineVerdict) -> Iterator[str]:
-    if answer.served and (remark := answer.served.deployment.network_remark):
-        yield remark
+def _about_engine(answer: LineVerdict) -> Iterator[str]:
+    if answer.served:
+        engine = answer.served.deployment
+        yield from filter(None, (engine.network_remark, engine.unused_host_remark))
 
 
 def _notes(answer: LineVerdict) -> Iterator[str]:
@@ -373,7 +374,7 @@ def _notes(answer: LineVerdict) -> Iterator[str]:
     if answer.line.not_simulated:
         yield f"not simulated: {', '.join(answer.line.not_simulated)}"
     yield from _about_drafts(answer)
-    yield from _about_network(answer)
+    yield from _about_engine(answer)
     if answer.fit:
         if answer.fit.config.defaults_taken:
             yield f"defaults: {', '.join(answer.fit.config.defaults_taken)}"

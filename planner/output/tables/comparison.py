@@ -149,7 +149,7 @@ class ComparisonAnswer(Result):
         points, refused = self.record.points, [one.gpu for one in self.record.refused]
         if refused and points:
             yield f"left out: {listed(refused, BRIEF_REASONS)}"
-        yield from _network_remarks(self.record)
+        yield from _engine_remarks(self.record)
         fits = calibration_note((point.gpu, point.setup.deployment.calibrated_by) for point in points)
         versions = engine_note(str(point.setup.deployment.config.version) for point in points)
         read = ["in brackets the 90 % interval, behind who leads the odds"] if points else []
@@ -159,7 +159,7 @@ class ComparisonAnswer(Result):
         used = ((point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points)
         yield from calibration_note(used)
         yield from (f"{refused.gpu} is left out: {refused.reason}" for refused in self.record.refused)
-        yield from _network_remarks(self.record)
+        yield from _engine_remarks(self.record)
         yield from _remarks(self.record, self.profiles, self.prices)
         yield from self.said
 
@@ -345,9 +345,11 @@ def _remarks(comparison: Comparison, profiles: Sequence[GpuProfile], prices: Map
         yield f"{', '.join(shared)}: all partitions of the GPU are assumed to be busy at once"
 
 
-def _network_remarks(comparison: Comparison) -> Iterator[str]:
-    """What to know of servers over several nodes."""
-    yield from dict.fromkeys(filter(None, (point.setup.deployment.network_remark for point in comparison.points)))
+def _engine_remarks(comparison: Comparison) -> Iterator[str]:
+    """What to know of servers over several nodes, and of blocks in host memory."""
+    engines = [point.setup.deployment for point in comparison.points]
+    remarks = (words for engine in engines for words in (engine.network_remark, engine.unused_host_remark))
+    yield from dict.fromkeys(filter(None, remarks))
 
 
 def _idle_remarks(comparison: Comparison) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -36,6 +36,7 @@ from planner.planning import (
     Fleet,
     Fleets,
     NotDivided,
+    Offloading,
     Pool,
     Rung,
     doubts_about_fleets,
@@ -129,6 +130,7 @@ class FleetAnswer(Result):
             "rented_by": asked.rented_by,
             "carries": span_figures("request_rate", fleets.best.carries if fleets.best else None),
             "prefix_cache_share": fleets.best.reuse if fleets.best else {},
+            "kv_offloading": asdict(found) if fleets.best and (found := fleets.best.offloading) else None,
             "fleets": [_row(fleet) for fleet in fleets.fleets],
             "disaggregated": [divided_object(plan) for plan in self.divided],
             "prices": price_rows(asked.gpus, asked.prices),
@@ -272,6 +274,19 @@ def _reuse_words(fleet: Fleet) -> str:
     return f"{words}; {', '.join(others)}" if others else words
 
 
+def _host_words(fleet: Fleet, found: Offloading) -> str:
+    """What KV blocks in host memory are worth."""
+    if found.without_gpus is None:
+        taken = "no number of such servers keeps the targets"
+    else:
+        gpus = f"{found.without_gpus:,} GPUs" if found.without_gpus != fleet.gpus else "as many GPUs"
+        taken = f"one such server carries {figure(found.without_rate)} requests/s, and the load takes {gpus}"
+    return (
+        f"{found.host_share:.1%} of the prompt tokens are loaded from host memory, {found.gpu_share:.1%} are found on "
+        f"the GPU; without --kv-offloading-size: {found.without_gpu_share:.1%} on the GPU, {taken}"
+    )
+
+
 def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     """Why this fleet, what binds, and what more certainty costs."""
     asked, pool = fleets.asked, best.busiest
@@ -288,6 +303,10 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         usd = "" if fleets.objective != "usd" and not others[0].usd_per_h else usd
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     yield f"what binds: {pool.load.bound_by or pool.load.binding}"
+    if best.offloading:
+        yield _host_words(best, best.offloading)
+    elif unused := pool.kind.deployment.unused_host_remark:
+        yield unused
     if best.reuse:
         yield _reuse_words(best)
 
@@ -326,6 +345,8 @@ def _next_command(best: Fleet) -> list[str]:
     words += demand.asked_as or ("--request-rate", f"{demand.request_rate:g}", *lengths)
     if demand.asked_as and asked.router != "round-robin":
         words += ["--router", asked.router]
+    if asked.args.kv_offloading_size:
+        words += ["--kv-offloading-size", f"{asked.args.kv_offloading_size:g}"]
     for slo in asked.slos_of(demand):
         words += [f"--{slo.metric}", f"{slo.limit_ms:g}"]
     return [*words, "-o", "plans"]

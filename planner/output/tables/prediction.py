@@ -127,6 +127,8 @@ class PredictionAnswer(MetricRows):
             yield from _from_the_host(self.record, self.record.unaided)
         elif share := self.record.replay.cached_share:
             yield f"{share:.1%} of the prompt tokens come from the prefix cache"
+        elif unused := self.deployment.unused_host_remark:
+            yield unused
         step = self.steps.get("decode step")
         if step is None:
             return

@@ -427,12 +427,36 @@ def _brief_plan_lines(
     if plan.service and plan.service.prefix_cache_share is not None:
         dealt = f", {plan.service.router}" if plan.service.replicas > 1 else ""
         found = f"{plan.service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache"
-        yield from items("-", [f"{found}{dealt}{_replayed(request, candidate)}"])
+        replayed = f"{dealt}{_replayed(request, candidate)}"
+        yield from items("-", [*_host_lines(plan.service)] or [found + replayed])
     if plan.service:
         yield from items("-", [*_ladder_lines(plan.service), *divided])
     general = candidate.resolved.notes
     urgent = [warning for warning in plan.warnings if warning not in general]
     yield from items("!", urgent[:BRIEF_WARNINGS])
+
+
+def _host_lines(service: Service) -> Iterator[str]:
+    """What KV blocks in host memory are worth: to the targets of as many servers, and in GPUs."""
+    found = service.kv_offloading
+    if found is None:
+        return
+    without, kept = found.without, {target.metric: target for target in service.targets}
+    figures = "".join(
+        f", {target.slo.statistic} {target.slo.metric.upper()} {milliseconds(target.predicted_ms)} instead of "
+        f"{milliseconds(kept[target.metric].predicted_ms)}"
+        for target in without.targets
+    )
+    if without.total_gpus == service.total_gpus:
+        taken = "and the targets are kept on as many GPUs"
+    elif without.total_gpus:
+        taken = f"and the load takes {without.total_gpus:,} GPUs instead of {service.total_gpus:,}"
+    else:
+        taken = "and four times as many GPUs would not keep the targets"
+    yield (
+        f"{found.host_share:.1%} of the prompt tokens are loaded from host memory, {found.gpu_share:.1%} are found on "
+        f"the GPU; without --kv-offloading-size: {without.gpu_share:.1%} on the GPU{figures}, {taken}"
+    )
 
 
 def _replayed(request: Request, candidate: Candidate) -> str:
@@ -638,6 +662,7 @@ def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> It
     service = plan.service
     if service is None:
         return
+    yield from _host_lines(service)
     yield from _carried_most(plan)
     yield from _ladder_lines(service)
     price = price_of(profile, prices)

@@ -20,9 +20,11 @@ from planner.planning.capacity import Capacity, ServedLoad, paced, steady_rate
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
 from planner.planning.demand import Demand, together, too_rare
+from planner.planning.deployment import Deployment
 from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.next_run import NextRun, next_run
+from planner.simulator import Replay
 from planner.workload import Router
 
 MOST_DEALS = 4  #: times that a load is dealt to another number of servers
@@ -73,6 +75,17 @@ class Rung:
     usd_per_h: Span | None
 
 
+@dataclass(frozen=True, slots=True)
+class Offloading:
+    """What ``--kv-offloading-size`` is worth: shares of the prompt tokens, and the same servers without it."""
+
+    host_share: float
+    gpu_share: float
+    without_gpu_share: float
+    without_rate: float  #: requests per second that one of them carries; never more than with it
+    without_gpus: int | None  #: that are paid for, of the same kind; None: no number keeps the targets
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Servers that carry every class, their spares, and what is rented for them."""
@@ -113,14 +126,27 @@ class Fleet:
         (pool, *others) = self.pools
         if others or not pool.demand.reused:
             return {}
-        rate = pool.demand.request_rate / pool.servers
-        found = {}
-        for router in ROUTERS if pool.servers > 1 else ROUTERS[:1]:
-            part = pool.demand.dealt(pool.servers, router, defaults.TRACE_PROMPTS).requests
-            assert part is not None
-            load = replace(pool.demand.workload, num_prompts=len(part.arrival_s), request_rate=rate)
-            found[router] = pool.kind.deployment.replay(load, paced(part, load)).cached_share
-        return found
+        routers = ROUTERS if pool.servers > 1 else ROUTERS[:1]
+        return {router: _share_of(pool, pool.kind.deployment, router).cached_share for router in routers}
+
+    @cached_property
+    def offloading(self) -> Offloading | None:
+        """What ``--kv-offloading-size`` is worth; None where host memory keeps no blocks of a known load."""
+        (pool, *others), asked = self.pools, self.asked
+        deployment = pool.kind.deployment
+        if others or not pool.demand.reused or not deployment.config.kv_offloading_size:
+            return None
+        bare = replace(deployment, config=replace(deployment.config, kv_offloading_size=None))
+        served = _share_of(pool, deployment, asked.router)
+        rate = min(rate_at(asked, bare, pool.demand, asked.confidence), pool.load.value)
+        rented = _solved(asked, self.kinds, "gpus", [(rate,)])[1] if rate else ()
+        return Offloading(
+            host_share=served.host_share,
+            gpu_share=served.cached_share - served.host_share,
+            without_gpu_share=_share_of(pool, bare, asked.router).cached_share,
+            without_rate=rate,
+            without_gpus=sum(part.gpus for part in rented) or None,
+        )
 
     @property
     def power_w(self) -> float | None:
@@ -330,6 +356,15 @@ def _fleet(asked: FleetRequest, kinds: Sequence[ServerKind], objective: Objectiv
     )
     spares = tuple((kind, count) for kind, count in zip(kinds, mix.spares, strict=True) if count)
     return Fleet(asked, pools, spares, rented, mix.proven)
+
+
+def _share_of(pool: Pool, deployment: Deployment, router: Router) -> Replay:
+    """What one server of a pool serves of a known load, dealt by ``router``."""
+    part = pool.demand.dealt(pool.servers, router, defaults.TRACE_PROMPTS).requests
+    assert part is not None
+    rate = pool.demand.request_rate / pool.servers
+    load = replace(pool.demand.workload, num_prompts=len(part.arrival_s), request_rate=rate)
+    return deployment.replay(load, paced(part, load))
 
 
 def _solved(

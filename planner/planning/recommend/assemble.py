@@ -33,6 +33,7 @@ from planner.planning.plan import Plan, PlannedWorkload
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.goals import Merit, figure, odds_words, predicted, rank_by_goal, replayed
 from planner.planning.recommend.nodes import rank_over_nodes
+from planner.planning.recommend.offloading import check_offloading, offloading_of
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
 from planner.planning.recommend.target_search import rank_by_targets
@@ -42,6 +43,7 @@ from planner.workload import Workload
 
 def rank(request: Request) -> list[Ranking]:
     """The candidates of each GPU, in the order of the request: by the goal, or the cheapest that keep the targets."""
+    check_offloading(request)
     search = rank_by_targets if request.targets else rank_by_goal
     gpus = progress.each(request.gpus, lambda profile: profile.id)
     versions = ((profile, request.version or default_version(profile)) for profile in gpus)
@@ -69,6 +71,8 @@ def assemble(
     if workload is None:
         workload = sent_to_one(request, candidate)
     image = image or image_for(profile, config.version)
+    if service and candidate is ranking.best:
+        service = service.model_copy(update={"kv_offloading": offloading_of(request, candidate)})
     if service and (run := service.measure_next):
         run = run.model_copy(update={"bench_argv": _bench_argv(run.workload.sent, model, deployment, image)})
         service = service.model_copy(update={"measure_next": run})
@@ -111,7 +115,9 @@ def assemble(
         memory=memory(deployment, workload.total_len),
         calibration=deployment.calibrated_by,
         why=tuple(_why(request, ranking, candidate, recipe)),
-        warnings=tuple(filter(None, (deployment.network_remark, *_warnings(request, candidate, image.note, recipe)))),
+        warnings=tuple(
+            filter(None, (*_remarks(request, deployment), *_warnings(request, candidate, image.note, recipe)))
+        ),
     )
 
 
@@ -257,6 +263,12 @@ def _guesses_scales(request: Request, candidate: Candidate) -> bool:
     """Whether an fp8 cache was chosen for a checkpoint that has no scales for it."""
     chosen = request.args.kv_cache_dtype == "auto" and candidate.config.kv_cache_dtype.startswith("fp8")
     return chosen and not candidate.resolved.model.quantization.kv_cache_dtype
+
+
+def _remarks(request: Request, deployment: Deployment) -> Iterator[str]:
+    yield deployment.network_remark
+    if request.targets is None or not request.targets.reused:
+        yield deployment.unused_host_remark
 
 
 def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator[str]:

@@ -112,7 +112,7 @@ def launched(
     request: Request, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion
 ) -> EngineArgs:
     """``args`` with a context for the request, and what the recipes advise where nothing was asked for."""
-    args = _as_recipes_advise(args, model, profile, version)
+    args = _as_recipes_advise(request, args, model, profile, version)
     return replace(args, max_model_len=args.max_model_len or context_of(request, model))
 
 
@@ -269,13 +269,19 @@ def kv_cache_dtypes(request: Request, model: Model, profile: GpuProfile) -> tupl
     return ("auto",)
 
 
-def _as_recipes_advise(args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion) -> EngineArgs:
-    """Settings of the recipes where nothing was asked for; ``max_num_seqs`` is searched, not taken."""
+def _as_recipes_advise(
+    request: Request, args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion
+) -> EngineArgs:
+    """Settings of the recipes where nothing was asked for; ``max_num_seqs`` is searched, not taken.
+
+    Recipes that keep no prefixes were written for prompts that have none in common: other loads keep vLLM's default.
+    """
     advised = recipe_for(model, profile, version, kv_cache_dtype=args.kv_cache_dtype).settings
+    not_taken = {"max_num_seqs", "enable_prefix_caching"} if request.reuses else {"max_num_seqs"}
     unset = {
         name: value
         for name, value in advised.items()
-        if name != "max_num_seqs" and getattr(args, name) in (None, "auto")
+        if name not in not_taken and getattr(args, name) in (None, "auto")
     }
     return replace(args, **unset)
 

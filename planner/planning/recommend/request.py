@@ -36,6 +36,11 @@ class Targets:
     burstiness: float = 1.0  #: of the trace, for a benchmark that cannot send it
     router: Router = "round-robin"  #: between the servers and the requests of a trace
 
+    @property
+    def reused(self) -> bool:
+        """Whether it is known what the prompts have in common."""
+        return self.requests is not None and self.requests.prefixes is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -93,6 +98,11 @@ class Request:
         concurrency = ceil(candidate.estimate.concurrency / candidate.config.data_parallel_size)
         lengths = self.input_len, self.output_len
         return estimated_uncertainty(candidate.deployment, *lengths, concurrency, self.prefix_len)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether prompts are known to begin alike."""
+        return self.prefix_len > 0 or (self.targets is not None and self.targets.reused)
 
     @property
     def coarse(self) -> bool:

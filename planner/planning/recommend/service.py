@@ -33,7 +33,7 @@ def sent_to_one(request: Request, candidate: Candidate) -> Workload:
     sent = candidate.load.workload
     if request.targets and request.targets.requests is not None:
         sent = replace(sent, burstiness=request.targets.burstiness)
-        if reused(request.targets):
+        if request.targets.reused:
             sent = as_found(sent, candidate.load.replay)
     return replace(sent, num_prompts=request.num_prompts) if request.num_prompts else sent
 
@@ -56,7 +56,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
     ends = capacity.interval(most.value, carried.kept) if carried and most and carried.kept else (None, None)
     return Service(
         confidence=targets.confidence,
-        targets=tuple(map(_target, load.readings)),
+        targets=tuple(map(planned_target, load.readings)),
         request_rate=whole if targets.by == "rate" else None,
         max_concurrency=round(whole) if targets.by == "concurrency" else None,
         workload=request.workload_name,
@@ -72,16 +72,11 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
         usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
-        router=targets.router if reused(targets) else None,
-        prefix_cache_share=load.replay.cached_share if reused(targets) else None,
+        router=targets.router if targets.reused else None,
+        prefix_cache_share=load.replay.cached_share if targets.reused else None,
         ladder=carried.ladder if carried else (),
         measure_next=carried.next_run() if carried else None,
     )
-
-
-def reused(targets: Targets) -> bool:
-    """Whether it is known what the prompts have in common."""
-    return targets.requests is not None and targets.requests.prefixes is not None
 
 
 def capacity_of(request: Request, targets: Targets, candidate: Candidate) -> Capacity:
@@ -153,7 +148,8 @@ class _Carried:
         return rung.largest_load if self.targets.value is None else -(rung.total_gpus or inf)
 
 
-def _target(reading: Reading) -> PlannedTarget:
+def planned_target(reading: Reading) -> PlannedTarget:
+    """A target as a plan has it."""
     return PlannedTarget(
         metric=reading.slo.key,
         limit_ms=reading.slo.limit_ms,
@@ -208,7 +204,7 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     share = load.good_share
     goodput = load.goodput_per_s * winner.servers
     yield f"goodput {goodput:,.4g} requests/s: {share:.1%} meet every target with that confidence"
-    if reused(targets):
+    if targets.reused:
         yield reuse_words(load.replay, targets, winner.servers)
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
@@ -286,7 +282,7 @@ def closest_point(candidate: Candidate) -> dict[str, Any]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "load": {load.by: load.value},
-        "targets": [_target(reading).model_dump() for reading in load.readings],
+        "targets": [planned_target(reading).model_dump() for reading in load.readings],
         "limits": what_limits(candidate.deployment, load),
     }
 

@@ -223,6 +223,8 @@ class _Search:
         most_seqs = args.max_num_seqs or min(defaults.MAX_NUM_SEQS, max(held, 1))
         engines = [self._deployed(resolved, one) for one in self._each_budget(args, most_seqs)]
         engine = max(engines, key=lambda one: one.config.max_num_batched_tokens)
+        if targets.reused:
+            engine.check_host_blocks()
         outline = RankedEngine(resolved, args, engine, inf, 0.0)
         if broken := broken_for_certain(engine, request, targets):
             self._reject(outline, f"breaks {broken.slo} even with one request at a time on the server")
@@ -365,7 +367,7 @@ class _Search:
         key = engine.resolved.resolved, engine.args
         if key not in self._cold:
             requests = self.targets.requests
-            if requests is None or requests.prefixes is None or self.targets.router == "prefix-aware":
+            if requests is None or not self.targets.reused or self.targets.router == "prefix-aware":
                 return True
             apart = replace(self.targets, requests=replace(requests, prefixes=None).first(COLD_PROMPTS))
             self._cold[key] = alone(engine.deployment, self.request, apart).meets
