@@ -496,7 +496,8 @@ def _next_best(ranking: Ranking, plan: Plan) -> Iterator[str]:
     else:
         lost = _next_under_targets(ranking, plan.service)
     if lost:
-        yield f"next best: {_describe(lost).removeprefix(f'{plan.model} ')}"
+        rank = "also tried" if lost.reason.startswith("breaks ") else "next best"
+        yield f"{rank}: {_describe(lost).removeprefix(f'{plan.model} ')}"
 
 
 def _next_under_targets(ranking: Ranking, service: Service) -> Rejected | None:
