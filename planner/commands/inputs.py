@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from numbers import Integral, Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     ModelName = str | PathLike[str] | ResolvedModel
     #: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
     GpuName = str | PathLike[str] | GpuProfile
+
+#: Beyond these nobody's links are: a kilobyte and a petabyte in a second.
+LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6
 
 
 def load_model(
@@ -160,7 +162,7 @@ def checked_rate(name: str, gb_per_s: float | None) -> float | None:
     if gb_per_s is None:
         return None
     rate: float = typed(name, gb_per_s, float)
-    if not (isfinite(rate) and rate > 0):
+    if not LEAST_GB_PER_S <= rate <= MOST_GB_PER_S:
         raise InputError(f"{flag_of(name)} {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
     return rate
 
