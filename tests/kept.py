@@ -11,11 +11,12 @@ from difflib import unified_diff
 from pathlib import Path
 
 from deployed import files_of
-from script_plans import GOLDEN as PLANS
+from script_plans import CLASSES, GOLDEN
 
 from planner.output.scripts.files import write_folder
 from planner.output.scripts.render import render_scripts
 
+PLANS = {**GOLDEN, "mi355x-classes": CLASSES}
 FOLDER = Path(__file__).parent / "golden"
 _SINGLE = ("compose", "compose-x2", "kubernetes", "kserve", "llm-d", "slurm")
 _SEVERAL = ("lws", "ray", "slurm")
@@ -25,6 +26,7 @@ CASES = {
     "b200-x2": "",
     "mi300x-cpx-nps4": "mi355x",
     "h100-mig": "b200-x2",
+    "mi355x-classes": "mi355x",
     **{f"deploy/mi355x/{name}": "" for name in _SINGLE},
     "deploy/mi355x/compose-x2": "deploy/mi355x/compose",
     **{f"deploy/b200-x2/{name}": f"deploy/mi355x/{name}" for name in _SINGLE},

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.hardware.profiles import load_profile
 from planner.output.scripts.emission import Emission
-from planner.planning.plan import Plan, PlanFile, PlannedWorkload
+from planner.planning.plan import Plan, PlanFile, PlannedClass, PlannedWorkload
 
 AMD_DOCKER = (
     "--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video", "--ipc", "host",
@@ -134,6 +134,36 @@ def mig(gpu: str = "h100-mig-3g.40gb", **changes: Any) -> Plan:
         },
     )
 
+
+def _class(name: str, seed: int, input_len: int, *more: str, priority: int = 0) -> PlannedClass:
+    model = "amd/Llama-3.3-70B-Instruct-FP8-KV"
+    words = bench(model, concurrency=0, prompts=40, input_len=input_len, output_len=128)
+    at = words.index("--max-concurrency")
+    return PlannedClass(
+        name=name,
+        request_rate=4.0,
+        priority=priority,
+        targets_ms={"ttft": 500.0},
+        workload=PlannedWorkload(
+            input_len=input_len, output_len=128, num_prompts=40, request_rate=2.0, seed=seed
+        ),
+        bench_argv=(*words[:at], "--request-rate", "2.0", *words[at + 2 : -1], str(seed), *more),
+        predicted={"mean_ttft_ms": 210.0},
+    )  # fmt: skip
+
+
+def classes(**changes: Any) -> Plan:
+    """The first plan with two classes of requests; the name of one is no file name."""
+    later = ("--extra-body", '{"priority": 1}')
+    return plan(
+        classes=(_class("chat", 0, 512), _class("batch; rm -rf $HOME", 1, 4096, *later, priority=1)),
+        bench_argv=(),
+        workload=PlannedWorkload(input_len=2304, output_len=128, num_prompts=80, request_rate=4.0),
+        **changes,
+    )
+
+
+CLASSES = emission(classes())
 
 #: Kept word by word under ``golden/``.
 GOLDEN = {

@@ -25,6 +25,7 @@ from planner.commands.load import (
     checked_confidence,
     checked_workload,
     requests_of_sessions,
+    slos_of,
 )
 from planner.commands.options import (
     LOAD,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from planner.hardware import GpuProfile
     from planner.output import FleetAnswer
     from planner.planning import Demand, Disaggregated, Fleets, NotDivided
-    from planner.workload import Slo
 
 FLEET = "Fleet"
 #: Ways to say how long requests are.
@@ -163,7 +163,7 @@ def size_fleet(
         request_rate, input_len, output_len, random_range_ratio, workload, tuple(classes),
         Path(trace) if trace is not None else None,
     )  # fmt: skip
-    slos = _slos(demands, limits_ms, str(percentile))
+    slos = slos_of(demands, limits_ms, str(percentile))
     if router is not None and not any(demand.reused for demand in demands):
         raise InputError(
             "--router has nothing to go with: what these prompts have in common is not known",
@@ -277,17 +277,6 @@ def _demands(
     output_tok = defaults.LEN if output_len is None else typed("output_len", output_len, int)
     ratio = 0.0 if range_ratio is None else typed("random_range_ratio", range_ratio, float)
     return (Demand(f"{input_tok}/{output_tok}", rate, input_tok, output_tok, ratio),), ()
-
-
-def _slos(demands: Sequence[Demand], limits_ms: Mapping[str, float | None], percentile: str) -> tuple[Slo, ...]:
-    """The targets: of all, or of each class its own, which take the place of those of all."""
-    from planner.workload import parse_slos
-
-    of_all = parse_slos(limits_ms, percentile)
-    if not any(demand.limits_ms for demand in demands):
-        return of_all
-    own = [(demand.name, parse_slos(demand.limits_ms, percentile) or of_all) for demand in demands]
-    return tuple(replace(slo, group=name) for name, slos in own for slo in slos)
 
 
 def _stocks(words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from planner.commands.inputs import typed
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
-from planner.workload import DEFAULT_PERCENTILE, NAMED, named_sessions, parse_slos, refuse_gaps_of_one_token
+from planner.workload import (
+    DEFAULT_PERCENTILE,
+    NAMED,
+    OF_A_REQUEST,
+    named_sessions,
+    parse_slos,
+    refuse_gaps_of_one_token,
+)
 
 if TYPE_CHECKING:
     from planner.commands.declare import Rivals
-    from planner.planning import Targets
+    from planner.planning import Demand, Targets
     from planner.workload import Requests, Router, Slo, Workload
 
 #: Parameters that say what a trace says itself, with their flags.
@@ -30,12 +37,14 @@ OF_A_TRACE = {
     "workload": "--workload",
 }
 LENGTHS = ("input_len", "output_len", "random_range_ratio")
+OF_CLASSES = (*LENGTHS, "max_concurrency", "request_rate", "workload")  #: that classes say themselves
 #: What the left says on the command line takes the place of what planner.toml says on the right.
 ONE_ARRIVAL: Rivals = ((("request_rate",), ("max_concurrency",)), (("max_concurrency",), ("request_rate",)))
 ONE_LOAD: Rivals = (
-    (("trace",), tuple(OF_A_TRACE)),
-    (("workload",), LENGTHS),
-    (LENGTHS, ("workload",)),
+    (("trace",), (*OF_A_TRACE, "classes")),
+    (("classes",), (*OF_CLASSES, "trace")),
+    (("workload",), (*LENGTHS, "classes")),
+    (LENGTHS, ("workload", "classes")),
     *ONE_ARRIVAL,
 )
 
@@ -58,6 +67,8 @@ class LoadFlags:
     limits_ms: Mapping[str, float | None]
     percentile: str | None
     confidence: float | None
+    classes: tuple[Demand, ...] = ()
+    scheduling_policy: str | None = None
 
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.05, 0.99  #: beyond, no run says how far off predictions are
@@ -92,12 +103,15 @@ def checked_confidence(value: float | None) -> float | None:
 def asked_load(given: LoadFlags) -> AskedLoad:
     """What is asked for. Raises InputError where flags contradict each other, or make no load."""
     _refuse_contradictions(given)
-    slos = parse_slos(given.limits_ms, given.percentile or f"{DEFAULT_PERCENTILE:g}")
+    percentile = given.percentile or f"{DEFAULT_PERCENTILE:g}"
+    slos = parse_slos(given.limits_ms, percentile)
     lonely = "--percentile" if given.percentile else "--confidence" if given.confidence else ""
-    if not slos and lonely:
+    if lonely and not slos and not any(one.limits_ms for one in given.classes):
         raise InputError(f"{lonely} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
     if given.trace is not None:
         return _of_trace(given.trace, slos, given)
+    if given.classes:
+        return _of_classes(given.classes, given, percentile)
     lengths = (given.input_len or defaults.LEN, given.output_len or defaults.LEN, given.random_range_ratio or 0.0)
     if given.workload:
         if given.workload in named_sessions():
@@ -111,19 +125,57 @@ def asked_load(given: LoadFlags) -> AskedLoad:
     return AskedLoad(*lengths, targets=_targets(given, slos) if wanted else None)
 
 
+def slos_of(classes: Sequence[Demand], limits_ms: Mapping[str, float | None], percentile: str) -> tuple[Slo, ...]:
+    """The targets: of all, or of each class its own, which take the place of those of all.
+
+    Gaps between tokens are those of all requests.
+    """
+    of_all = parse_slos(limits_ms, percentile)
+    if not any(one.limits_ms for one in classes):
+        return of_all
+    of_the_server = tuple(slo for slo in of_all if slo.metric not in OF_A_REQUEST)
+    others = tuple(slo for slo in of_all if slo.metric in OF_A_REQUEST)
+    own = [(one.name, parse_slos(one.limits_ms, percentile) or others) for one in classes]
+    return (*of_the_server, *(replace(slo, group=name) for name, slos in own for slo in slos))
+
+
+def _of_classes(classes: Sequence[Demand], given: LoadFlags, percentile: str) -> AskedLoad:
+    """Several classes of requests on each server."""
+    from planner.planning import Targets, check_classes
+
+    check_classes(classes, given.scheduling_policy)
+    slos = slos_of(classes, given.limits_ms, percentile)
+    for one in classes:
+        _check_rate(one.request_rate, f"--class {one.name}")
+        refuse_gaps_of_one_token([slo for slo in slos if slo.group in ("", one.name)], one.output_len)
+    targets = Targets.of_classes(
+        classes, slos, given.confidence or defaults.CONFIDENCE,
+        seed=given.seed or 0, burstiness=given.burstiness or 1.0,
+    )  # fmt: skip
+    assert targets.requests is not None
+    input_len, output_len = (
+        max(round(float(one.mean())), 1) for one in (targets.requests.input_len, targets.requests.output_len)
+    )
+    return AskedLoad(input_len, output_len, 0.0, max(one.longest_len for one in classes), targets)
+
+
 def _targets(given: LoadFlags, slos: tuple[Slo, ...]) -> Targets:
     from planner.planning import Targets
 
     rate, flying = given.request_rate, given.max_concurrency
-    if rate is not None and not defaults.LEAST_RATE <= rate <= defaults.MOST_RATE:
-        raise InputError(
-            f"--request-rate must be a positive number from {defaults.LEAST_RATE:g} to {defaults.MOST_RATE:,.0f}, "
-            f"got {rate:g}",
-            hint="requests per second of all servers together; leave it out for the most that one server carries",
-        )
+    if rate is not None:
+        _check_rate(rate, "--request-rate", "; leave it out for the most that one server carries")
     if flying is not None:
         return Targets(slos, "concurrency", float(flying), confidence=given.confidence or defaults.CONFIDENCE)
     return Targets(slos, "rate", rate, confidence=given.confidence or defaults.CONFIDENCE)
+
+
+def _check_rate(rate: float, flag: str, more: str = "") -> None:
+    if not defaults.LEAST_RATE <= rate <= defaults.MOST_RATE:
+        raise InputError(
+            f"{flag} must be a positive number from {defaults.LEAST_RATE:g} to {defaults.MOST_RATE:,.0f}, got {rate:g}",
+            hint=f"requests per second of all servers together{more}",
+        )
 
 
 def checked_workload(name: str) -> str:
@@ -191,6 +243,13 @@ def _refuse_contradictions(given: LoadFlags) -> None:
         raise InputError(
             f"--trace and {both[0]} are both given", hint="a trace brings its own lengths and arrivals: leave one out"
         )
+    if given.classes and (both := [OF_A_TRACE[name] for name in OF_CLASSES if getattr(given, name) is not None]):
+        raise InputError(
+            f"--class and {both[0]} are both given",
+            hint="a class says how long its requests are and how many come: leave one out",
+        )
+    if given.classes and given.trace is not None:
+        raise InputError("--class and --trace are both given", hint="each says what is sent: leave one out")
     lengths = [OF_A_TRACE[name] for name in LENGTHS if getattr(given, name) is not None]
     if given.workload is not None and lengths:
         raise InputError(

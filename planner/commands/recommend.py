@@ -18,6 +18,7 @@ from planner.commands.options import (
     LOAD,
     Burstiness,
     Calibration,
+    Classes,
     Confidence,
     E2el,
     EngineVersion,
@@ -105,6 +106,7 @@ def recommend_plans(
     request_rate: TotalRate = None,
     burstiness: Burstiness | None = None,
     trace: Trace | None = None,
+    classes: Classes = (),
     router: RouterName = None,
     seed: Seed | None = None,
     num_prompts: NumPrompts | None = None,
@@ -132,9 +134,10 @@ def recommend_plans(
 
     The load is given by lengths in tokens or a ``workload`` by name (chat, rag, summarise, code, agent, reasoning) and
     ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers together); or as
-    a ``trace``, a file of recorded arrivals and lengths; ``router`` says how that, or a workload of several turns
-    (multi-turn-chat, coding-agent), is dealt to servers. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at
-    a ``percentile`` (99, ``"mean"``): the cheapest plan is found that keeps them
+    a ``trace``, a file of recorded arrivals and lengths; or as ``classes`` (``Demand("chat", 20, 1024, 256)``), which
+    share each server and have targets and priorities of their own. ``router`` says how a trace, or a workload of
+    several turns (multi-turn-chat, coding-agent), is dealt to servers. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are
+    targets in ms at a ``percentile`` (99, ``"mean"``): the cheapest plan is found that keeps them
     with probability ``confidence`` (0.8); several GPUs stand by USD per hour, ``price`` says others than the
     profiles' per GPU (``{"mi355x": 2.5}``). ``engine`` are settings that are given instead of searched; those of the
     layout are searched and cannot be given. ``pick`` takes another plan than the best.
@@ -150,6 +153,7 @@ def recommend_plans(
     args = engine_args(engine, own=keywords(recommend_plans))
     profiles, remarks = find_gpus(defaults.GPUS if gpu is None else gpu, network_gb_per_s)
     flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
+    flags |= {"classes": given.get("classes", ()), "scheduling_policy": args.scheduling_policy}
     flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "confidence": checked_confidence(confidence)}
     load = asked_load(LoadFlags(**flags))
     from planner.planning import parse_prices
@@ -224,9 +228,9 @@ def script_files(recommendation: Recommendation) -> dict[str, str]:
             continue
         file = PlanFile(planner_version=__version__, command=recommendation.command, goal=request.goal, plan=plan)
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
-        made = plan_files(
-            file, ranking.profile, tunable=plan.service is None or (plan.service.trace or plan.service.router) is None
-        )
+        service = plan.service
+        tunable = not plan.classes and (service is None or (service.trace or service.router) is None)
+        made = plan_files(file, ranking.profile, tunable=tunable)
         files |= {f"{folder}{name}": content for name, content in made.items()}
     return files and {**files, "recommendation.json": recommendation.to_json()}  # the last for planner report
 
@@ -294,12 +298,13 @@ def _directory(name: str | None, force: bool) -> Path | None:
 
 
 COUNTS = ("gpus", "nodes", "input_len", "output_len", "max_concurrency", "num_prompts", "pick")
+REPEATED = {"price": "--price", "classes": "--class"}
 NUMBERS = ("request_rate", "network_gb_per_s", "burstiness", "random_range_ratio", *LATENCIES)
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
-    unsaid = {"price": (), "pick": 1, "random_prefix_len": 0, "refresh": False, "timeout": None}
+    unsaid = {"price": (), "classes": (), "pick": 1, "random_prefix_len": 0, "refresh": False, "timeout": None}
     found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
     for name, value in found.items():
         if name in COUNTS or name == "seed":
@@ -312,8 +317,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             typed(name, value, str)
         elif name == "percentile":
             found[name] = str(value)
-        elif name == "price":
-            found[name] = assignments(value)
+        elif name in ("price", "classes"):
+            found[name] = assignments(value) if name == "price" else tuple(value)
         if name in COUNTS and found[name] < 1:
             raise InputError(f"{flag_of(name)} must be at least 1, got {value}", hint="give a positive number")
     if found.get("goal", defaults.GOAL) not in get_args(defaults.Goal):
@@ -360,7 +365,7 @@ def _defaults_taken(stated: Mapping[str, Any], load: AskedLoad) -> dict[str, Any
     if load.targets is not None:
         del taken["goal"], taken["max_concurrency"], taken["num_prompts"]
         taken |= {"percentile": f"{DEFAULT_PERCENTILE:g}", "num_prompts": "as the percentile needs"}
-    if stated.get("workload") or stated.get("trace"):
+    if stated.get("workload") or stated.get("trace") or stated.get("classes"):
         del taken["input_len"], taken["output_len"]
     return {name: value for name, value in taken.items() if stated.get(name) is None}
 
@@ -381,9 +386,9 @@ def _words(
     for name, value in given.items():
         if value is None or (value is False and name != "enable_prefix_caching"):
             continue
-        if name == "price":
-            for word in value:
-                yield from (flag_of(name), word)
+        if name in REPEATED:
+            for one in value:
+                yield from (REPEATED[name], getattr(one, "word", one))
         elif isinstance(value, bool):
             yield flag_of(name) if value else flag_of(f"no_{name}")
         elif name == "speculative_config" and (drafts := engine_args({name: value}).speculative_config):

@@ -79,9 +79,13 @@ def bench_serve_argv(
     result_dir: str | None = None,
     result_filename: str | None = None,
     platform: str = "rocm",
+    priority: int = 0,
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
-    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``."""
+    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``.
+
+    ``priority`` goes with each request where the client can send fields of the API beyond its own (0.11.1).
+    """
     line = _bench("bench serve", version, platform)
     line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
     line.add("--host", host)
@@ -99,6 +103,8 @@ def bench_serve_argv(
         line.add("--burstiness", workload.burstiness)
     if workload.max_concurrency is not None:
         line.add("--max-concurrency", workload.max_concurrency)
+    if priority and "--extra-body" in line:
+        line.add("--extra-body", json.dumps({"priority": priority}))
     line.add("--ignore-eos")
     if "--temperature" in line:  # greedy without saying so before
         line.add("--temperature", 0)

@@ -8,7 +8,7 @@ plan: the digest in its name, the number of requests and their lengths must agre
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from planner.evidence.bench_result import AGAIN, check_complete, read_number, re
 from planner.evidence.result_formats import read_result_file
 from planner.evidence.server_log import ServerLog, read_server_log
 from planner.memory import StartupLog, read_startup_log
-from planner.planning import Plan, PlanFile, read_plan
+from planner.planning import Plan, PlanFile, PlannedWorkload, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
+from planner.workload import OF_A_REQUEST
 
 #: Tokens that a prompt may gain or lose when random ids are turned into text and back.
 PROMPT_SLACK_TOK = 8
@@ -58,6 +59,7 @@ class MeasuredPlan:
     log: ServerLog | None = None
     accuracy: tuple[Accuracy, ...] = ()
     notes: tuple[str, ...] = ()
+    of_classes: tuple[Mapping[str, Any], ...] = ()  #: the same of each class, where the plan has several
 
     @property
     def plan(self) -> Plan:
@@ -111,16 +113,48 @@ def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredP
     another plan or another load.
     """
     file = read_plan(directory)
-    path = result_file or _result_path(directory / "results", file.plan)
-    result = _planned_result(path, file.plan)
-    startup, log, notes = _read_log(directory / "logs" / "server.log", file.plan)
-    return MeasuredPlan(
-        directory, file, path.name, result, startup, log, tuple(_read_accuracy(directory, file.plan)), notes
+    plan = file.plan
+    if result_file and plan.classes:
+        raise InputError(
+            f"{result_file} is of one client, but the plan has one for each of its {len(plan.classes)} classes",
+            hint="run ./benchmark.sh, and leave --result out",
+        )
+    startup, log, notes = _read_log(directory / "logs" / "server.log", plan)
+    accuracy = tuple(_read_accuracy(directory, plan))
+    path = result_file or _result_path(directory / "results", plan)
+    if not plan.classes:
+        result = _planned_result(path, plan, plan.workload, plan.predicted)
+        return MeasuredPlan(directory, file, path.name, result, startup, log, accuracy, notes)
+    of_classes = tuple(
+        _planned_result(path.with_name(name), plan, one.workload, one.predicted)
+        for one, name in zip(plan.classes, plan.result_names, strict=True)
     )
+    return MeasuredPlan(
+        directory, file, path.name, _together(of_classes), startup, log, accuracy, notes, of_classes
+    )  # fmt: skip
+
+
+def _together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What clients side by side measured, as one: totals, rates over the longest duration, means of all requests."""
+    found: dict[str, Any] = {
+        name: sum(result[name] for result in results)
+        for name in ("num_prompts", "completed", "total_input_tokens", "total_output_tokens")
+    }
+    duration_s = max(result["duration"] for result in results)
+    means = {f"mean_{name}_ms" for name in OF_A_REQUEST}.intersection(*results)
+    return {
+        **found,
+        "duration": duration_s,
+        "request_throughput": found["completed"] / duration_s,
+        "output_throughput": found["total_output_tokens"] / duration_s,
+        "total_token_throughput": (found["total_input_tokens"] + found["total_output_tokens"]) / duration_s,
+        **{key: sum(one[key] * one["completed"] for one in results) / found["completed"] for key in means},
+    }
 
 
 def _result_path(folder: Path, plan: Plan) -> Path:
-    path = folder / f"serve-{plan.digest}.json"
+    """The result of the plan's benchmark, of several the one that is written last."""
+    path = folder / plan.result_names[-1]
     if path.is_file():
         return path
     others = sorted(p.name for p in folder.glob("serve-*.json")) if folder.is_dir() else []
@@ -141,10 +175,14 @@ def read_result(path: Path, plan: Plan) -> dict[str, Any]:
     return result
 
 
-def _planned_result(path: Path, plan: Plan) -> dict[str, Any]:
-    """The result, if it is of the plan's load."""
+def _planned_result(
+    path: Path, plan: Plan, load: PlannedWorkload, predicted: Mapping[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """The result, if it is of this load of the plan."""
     result = read_result(path, plan)
-    load, count = plan.workload, plan.workload.num_prompts
+    count = load.num_prompts
+    if plan.classes:
+        read_number(path, result, "duration", positive=True)
     sent = {"num_prompts": count, "max_concurrency": load.max_concurrency}
     for name, planned in sent.items():
         if planned and (measured := read_number(path, result, name)) != planned:
@@ -153,7 +191,7 @@ def _planned_result(path: Path, plan: Plan) -> dict[str, Any]:
             )
     for key, nominal in (("total_input_tokens", load.input_len), ("total_output_tokens", load.output_len)):
         each = read_number(path, result, key) / count
-        length = round(plan.predicted.get(key, nominal * count) / count)  # lengths that vary are drawn from the seed
+        length = round(predicted.get(key, nominal * count) / count)  # lengths that vary are drawn from the seed
         slack = max(PROMPT_SLACK_TOK, PROMPT_SLACK * length) if key == "total_input_tokens" else PROMPT_SLACK * length
         if abs(each - length) > slack:
             raise InputError(

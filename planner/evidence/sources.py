@@ -130,8 +130,18 @@ def _read_table(path: Path) -> Iterator[MeasuredRun]:
 
 
 def _read_folder(directory: Path, plan: Plan) -> Iterator[MeasuredRun]:
-    for path in (directory / "results" / f"serve-{plan.digest}.json", *find_sweep_results(directory, plan)):
+    _refuse_classes(directory, plan)
+    for path in (directory / "results" / plan.result_names[-1], *find_sweep_results(directory, plan)):
         yield from _read_file(path, read_text(path), plan, Stated())
+
+
+def _refuse_classes(path: Path, plan: Plan) -> None:
+    """Raise InputError for a plan of several classes, whose results are none of a load alone."""
+    if plan.classes:
+        raise InputError(
+            f"{path}: the plan's clients send {len(plan.classes)} classes side by side, none of them is a run alone",
+            hint="compare each class with its prediction: planner validate DIR",
+        )
 
 
 def _find_plan(path: Path) -> Plan | None:
@@ -151,6 +161,8 @@ def _find_plan(path: Path) -> Plan | None:
                 read_server_log(read_given(log, most_bytes=MOST_LOG_BYTES, errors="replace")) if log.is_file() else None
             )
             _refuse_another_engine(MeasuredPlan(folder, file, path.name, {}, log=said))
+            if path.name in plan.result_names:
+                _refuse_classes(path, plan)
             return plan
     return None
 

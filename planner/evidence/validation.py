@@ -28,7 +28,7 @@ _LINE_KEYS = ("metric", "unit", "predicted", "lo", "hi", "basis", "measured", "e
 
 @dataclass(frozen=True, slots=True)
 class FurtherLoad:
-    """One load, by the name that ``sweep.sh`` has for it, such as ``concurrency-8``."""
+    """One load, by the name that ``sweep.sh`` has for it, such as ``concurrency-8``; or one class among others."""
 
     load: str
     result_name: str
@@ -99,13 +99,21 @@ def validate(directory: Path, result_file: Path | None = None) -> Validation:
     """
     measured = read_measured(directory, result_file)
     lines = compare_plan(measured)
-    further, remarks = _compare_sweep(measured)
+    swept, remarks = _compare_sweep(measured)
+    further = (*_compare_classes(measured), *swept)
     causes = find_causes(measured, lines)
     missed = [load for load in further if not all(line.is_inside for line in load.lines)]
     if missed and all(line.is_inside for line in lines):  # then the first other load that missed has to be explained
         new = (finding for finding in find_causes(measured, missed[0].lines) if finding not in causes)
         causes += tuple(replace(finding, cause=f"at {missed[0].load}: {finding.cause}") for finding in new)
     return Validation(measured, lines, causes, further, (*measured.notes, *remarks))
+
+
+def _compare_classes(measured: MeasuredPlan) -> Iterator[FurtherLoad]:
+    """Each class of requests beside what is predicted for it among the others."""
+    plan = measured.plan
+    for one, name, result in zip(plan.classes, plan.result_names, measured.of_classes, strict=False):
+        yield FurtherLoad(one.name, name, tuple(compare_results(one.predicted, result)))
 
 
 # --- other loads ---------------------------------------------------------------------------------------------------

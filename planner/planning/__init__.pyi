@@ -47,7 +47,9 @@ from .cost import price_of as price_of
 # The plan: the one object that is simulated, launched, benchmarked and validated
 from .plan import Plan as Plan
 from .plan import PlanFile as PlanFile
+from .plan import PlannedClass as PlannedClass
 from .plan import PlannedRung as PlannedRung
+from .plan import PlannedTarget as PlannedTarget
 from .plan import PlannedTrace as PlannedTrace
 from .plan import PlannedWorkload as PlannedWorkload
 from .plan import Service as Service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, log
@@ -31,6 +31,7 @@ from planner.model import Model, ResolvedModel, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
 from planner.planning.defaults import Goal
+from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit.answer import fit_model
 from planner.planning.fit.result import FitResult
@@ -38,6 +39,7 @@ from planner.planning.plan import Plan
 from planner.planning.predict import (
     Prediction,
     compared_rates,
+    simulate_classes,
     simulate_latency,
     simulate_serve,
     simulate_throughput,
@@ -45,7 +47,7 @@ from planner.planning.predict import (
 from planner.planning.recommend.assemble import rank, recipe_of
 from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
-from planner.workload import Slo, Workload
+from planner.workload import Requests, Slo, Workload
 
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
 
@@ -73,20 +75,26 @@ class LineRequest:
     slos: tuple[Slo, ...] = ()  #: what a better plan has to keep
     confidence: float = defaults.CONFIDENCE  #: with which
     sent: Workload | None = None  #: the load of the client beside the line, as it stands
+    classes: tuple[Demand, ...] = ()  #: that the load is made of, and what their clients send
+    requests: Requests | None = None
 
     def as_planned(self, plan: Plan) -> LineRequest:
         """What is left open, as in the load that a plan was made for; a concurrency takes the place of its rate."""
         load, service = plan.workload.sent, plan.service
-        return replace(
+        slos = tuple(target.slo for target in service.targets) if service else ()
+        found = replace(
             self,
             input_len=self.input_len or load.input_len,
             output_len=self.output_len or load.output_len,
             max_concurrency=self.max_concurrency or load.max_concurrency,
             num_prompts=self.num_prompts or load.num_prompts,
             like=replace(load, request_rate=inf) if self.max_concurrency else load,
-            slos=tuple(target.slo for target in service.targets) if service else (),
+            slos=tuple(slo for slo in slos if not slo.group),
             confidence=service.confidence if service else defaults.CONFIDENCE,
         )
+        if self.input_len or self.output_len or self.max_concurrency or self.num_prompts:  # another load than its own
+            return found
+        return replace(found, slos=slos, classes=plan.demands, requests=plan.requests)
 
     def load(self, default_len: int) -> Workload:
         """What is asked for, ``default_len`` where no length is; of one request where no number is."""
@@ -108,6 +116,11 @@ class LineRequest:
 
     def targets(self, load: Workload) -> Targets | None:
         """What decides besides the goal: latency targets, or requests that come at a rate."""
+        if self.classes:
+            return Targets(
+                self.slos, "rate", load.request_rate, self.requests,
+                confidence=self.confidence, burstiness=load.burstiness, classes=self.classes,
+            )  # fmt: skip
         if isfinite(load.request_rate):
             return Targets(self.slos, "rate", load.request_rate, confidence=self.confidence)
         if self.slos and load.max_concurrency:
@@ -165,6 +178,8 @@ class LineVerdict:
     refusal: PlannerError | None = None  #: why vLLM refuses the settings, whatever the memory
     fit: FitResult | None = None
     workload: Workload | None = None
+    classes: tuple[Demand, ...] = ()  #: of a plan for several: what it is sent of each, and all requests
+    requests: Requests | None = None
     served: Served | None = None
     ranking: Ranking | None = None
     local: Local = SHIPPED  #: fits that predict
@@ -214,7 +229,7 @@ class LineVerdict:
     def _replayed(self, candidate: Candidate | None) -> Served | None:
         if candidate is None or self.workload is None:
             return None
-        return _serve(candidate.resolved.resolved, candidate.deployment, self.workload)
+        return _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.requests, self.classes)
 
 
 def client_request(asked: LineRequest, client: ServeLine, version: EngineVersion) -> LineRequest:
@@ -240,7 +255,9 @@ def check_line(
     ``local`` holds the fits to predict with, ``draft`` is the second model that the line names. Raises InputError for
     a load that the line's own context does not hold, and whatever says that the model is not understood.
     """
-    answer = LineVerdict(resolved, profile, version, line, asked.goal, local=local)
+    answer = LineVerdict(
+        resolved, profile, version, line, asked.goal, local=local, classes=asked.classes, requests=asked.requests
+    )
     basis = Basis(local.constants, draft)
     try:
         version = replace(version, engine=asked_by(line, resolved.model, profile, version))  # a plan chooses for itself
@@ -273,7 +290,7 @@ def check_line(
         config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
         deployment = replace(deployment, config=config)
     workload = _workload(asked, deployment, min(defaults.LEN, room))
-    served = _serve(resolved.resolved, deployment, workload)
+    served = _serve(resolved.resolved, deployment, workload, asked.requests, asked.classes)
     answer = replace(answer, workload=workload, served=served)
     return replace(answer, ranking=_ranking(answer, asked, workload))
 
@@ -381,7 +398,7 @@ def _fit(
 def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Workload:
     """The load to compare at: as asked, else 1024 in and out, and as many requests as run at once."""
     load, config = asked.load(default_len), deployment.config
-    longest = load.max_total_len
+    longest = load.max_total_len if asked.requests is None else asked.requests.max_total_len
     if longest > config.max_model_len:
         raise InputError(
             f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line",
@@ -428,6 +445,7 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
             burstiness=workload.burstiness,
             seed=workload.seed,
             targets=asked.targets(workload),
+            longest_len=asked.requests.max_total_len if asked.requests is not None else None,
             prefix_len=workload.prefix_len,
         )
     )
@@ -436,8 +454,15 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
     return replace(ranking, candidates=alone)
 
 
-def _serve(model: str, deployment: Deployment, workload: Workload) -> Served:
-    return Served(model, deployment, simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES))
+def _serve(
+    model: str, deployment: Deployment, workload: Workload, requests: Requests | None, classes: Sequence[Demand]
+) -> Served:
+    if requests is None:
+        return Served(model, deployment, simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES))
+    found = simulate_classes(
+        deployment, workload, requests=requests, classes=classes, percentiles=defaults.PERCENTILES
+    )  # fmt: skip
+    return Served(model, deployment, found)
 
 
 def line_settings(config: EngineConfig) -> dict[str, Any]:

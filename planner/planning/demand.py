@@ -180,11 +180,46 @@ def too_rare(demands: Sequence[Demand], num_prompts: int) -> Demand | None:
     return next((demand for demand in drawn if num_prompts * (demand.request_rate / rate) < 1), None)
 
 
+def requests_of(demands: Sequence[Demand], servers: int, sent: Workload) -> Requests:
+    """What one of ``servers`` gets of all classes, as many, as bursty and from the seed that ``sent`` says."""
+    return mixed(shares_of(demands, servers), sent.num_prompts, seed=sent.seed, burstiness=sent.burstiness)
+
+
+def shares_of(demands: Sequence[Demand], servers: int) -> tuple[Demand, ...]:
+    """What one of ``servers`` gets of each class."""
+    return tuple(replace(demand, request_rate=demand.request_rate / servers) for demand in demands)
+
+
 def together(demands: Sequence[Demand]) -> Demand:
     """All classes as one, in the order of arrival: what servers get that serve every class."""
     mix = mixed(demands, defaults.MIXED_PROMPTS)
     means = round(float(mix.input_len.mean())), round(float(mix.output_len.mean()))
     return Demand("all", sum(demand.request_rate for demand in demands), *means, requests=mix, parts=tuple(demands))
+
+
+def benchmarks(
+    demands: Sequence[Demand], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0
+) -> tuple[Workload, ...]:
+    """What a benchmark of each class sends, about ``num_prompts`` in all: the first with ``seed``, the next with more.
+
+    Raises InputError for a class that would not send one.
+    """
+    rate = sum(demand.request_rate for demand in demands)
+    if rare := too_rare(demands, num_prompts):
+        raise InputError(
+            f"--class {rare.name} sends one request in {rate / rare.request_rate:,.0f}, and {num_prompts:,} are sent",
+            hint="raise --num-prompts, or plan that class by itself",
+        )
+    return tuple(
+        replace(
+            demand.workload,
+            num_prompts=max(round(num_prompts * (demand.request_rate / rate)), 1),
+            request_rate=demand.request_rate,
+            burstiness=burstiness,
+            seed=seed + place,
+        )
+        for place, demand in enumerate(demands)
+    )
 
 
 def mixed(demands: Sequence[Demand], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0) -> Requests:
@@ -193,25 +228,15 @@ def mixed(demands: Sequence[Demand], num_prompts: int, *, seed: int = 0, burstin
     Each class is what a benchmark of its own would send meanwhile: the first with ``seed``, the next with ``seed`` + 1,
     so that their arrivals have nothing to do with each other. Raises InputError for a class that would not send one.
     """
+    sent = benchmarks(demands, num_prompts, seed=seed, burstiness=burstiness)
+    parts = [demand.requests or workload.sample() for demand, workload in zip(demands, sent, strict=True)]
+    return joined(demands, parts)
+
+
+def joined(demands: Sequence[Demand], parts: Sequence[Requests]) -> Requests:
+    """The requests of all classes in the order of arrival."""
     import numpy as np
 
-    rate = sum(demand.request_rate for demand in demands)
-    if rare := too_rare(demands, num_prompts):
-        raise InputError(
-            f"--class {rare.name} sends one request in {rate / rare.request_rate:,.0f}, and {num_prompts:,} are sent",
-            hint="raise --num-prompts, or plan that class by itself",
-        )
-    parts = [
-        demand.requests
-        or replace(
-            demand.workload,
-            num_prompts=round(num_prompts * (demand.request_rate / rate)),
-            request_rate=demand.request_rate,
-            burstiness=burstiness,
-            seed=seed + place,
-        ).sample()
-        for place, demand in enumerate(demands)
-    ]
     group = np.repeat(np.arange(len(parts)), [len(part.arrival_s) for part in parts])
     everything = Requests(
         np.concatenate([part.input_len for part in parts]),

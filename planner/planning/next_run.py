@@ -55,7 +55,9 @@ def next_run(deployment: Deployment, load: ServedLoad, requests: Requests | None
     served = UncertaintyOfReplay(deployment, load.workload, load.replay, requests, queue_reacts=False)
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     key = "output_throughput" if worst is None or load.bound_by == THROUGHPUT else worst.slo.key
-    binds, noise = served.spread(key), served.noise(key)
+    of_class = worst.slo.group if worst and key == worst.slo.key else ""
+    doubt = served.among(of_class) if of_class else served
+    binds, noise = doubt.spread(key), doubt.noise(key)
     before = sqrt(binds.variance + noise**2)
     found = (
         [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf, isinf
@@ -19,9 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.planning.defaults import Goal
+from planner.planning.demand import Demand, joined
 from planner.resources import read_given
 from planner.secrets import is_secret
-from planner.workload import Latency, Slo, Workload, parse_percentile
+from planner.workload import Latency, Requests, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
 
@@ -67,6 +69,7 @@ class PlannedTarget(_Record):
     predicted_ms: float
     expected_ms: float  #: at the end of the interval that has to keep the limit
     met: bool
+    of_class: str = ""  #: the class of requests that it is a target of; empty: all
 
     @model_validator(mode="after")
     def _is_target(self) -> Self:
@@ -80,7 +83,33 @@ class PlannedTarget(_Record):
     def slo(self) -> Slo:
         """The target itself."""
         statistic, metric, _ = self.metric.split("_")
-        return Slo(cast(Latency, metric), self.limit_ms, parse_percentile(statistic))
+        return Slo(cast(Latency, metric), self.limit_ms, parse_percentile(statistic), self.of_class)
+
+
+class PlannedClass(_Record):
+    """One class of requests among those that the benchmark sends, each with a client of its own."""
+
+    name: str
+    request_rate: float  #: requests per second of all servers
+    priority: int = 0  #: lower is sooner
+    targets_ms: dict[str, float] = Field(default_factory=dict)
+    workload: PlannedWorkload  #: what the one server gets that is measured
+    bench_argv: tuple[str, ...]
+    predicted: dict[str, Any]  #: beside the other classes
+
+    @property
+    def demand(self) -> Demand:
+        """The same as the replay takes it, of that one server."""
+        sent = self.workload
+        return Demand(
+            self.name,
+            sent.request_rate or 0.0,
+            sent.input_len,
+            sent.output_len,
+            sent.range_ratio,
+            limits_ms=self.targets_ms,
+            priority=self.priority,
+        )
 
 
 class PlannedTrace(_Record):
@@ -199,8 +228,9 @@ class Plan(_Record):
     docker_args: tuple[str, ...] = ()  #: devices, groups, shared memory; names, ports and folders are added
     serve_argv: tuple[str, ...]  #: run in the container, so ``--host 0.0.0.0``: the port is published on 127.0.0.1
     bench_argv: tuple[str, ...]  #: run in the container; benchmark.sh adds where the result is saved
+    classes: tuple[PlannedClass, ...] = ()  #: with a client each, in place of ``bench_argv``
     accuracy_task: str = "gsm8k"
-    workload: PlannedWorkload
+    workload: PlannedWorkload  #: of several classes the means
     service: Service | None = None  #: where there are targets
     predicted: dict[str, Any]
     memory: dict[str, Any]
@@ -217,6 +247,23 @@ class Plan(_Record):
         return self.service.targets if self.service else ()
 
     @property
+    def result_names(self) -> tuple[str, ...]:
+        """Files below ``results/`` that its benchmark leaves: one, or one for each class."""
+        plain = (re.sub(r"[^A-Za-z0-9_-]+", "-", one.name)[:40] for one in self.classes)
+        of_classes = tuple(f"serve-{self.digest}-{place}-{name}.json" for place, name in enumerate(plain, 1))
+        return of_classes or (f"serve-{self.digest}.json",)
+
+    @property
+    def demands(self) -> tuple[Demand, ...]:
+        """What one server gets of each class."""
+        return tuple(one.demand for one in self.classes)
+
+    @property
+    def requests(self) -> Requests | None:
+        """What the clients of all classes send to it; None for a load of one."""
+        return joined(self.demands, [one.workload.sent.sample() for one in self.classes]) if self.classes else None
+
+    @property
     def nodes(self) -> int:
         """Nodes that one server fills."""
         return -(-self.num_gpus // self.gpus_per_node)
@@ -228,7 +275,9 @@ class Plan(_Record):
         Fields at their defaults do not count, so that a plan keeps its digest when a later planner knows more fields.
         """
         reasons = {"predicted", "published", "memory", "calibration", "service", "why", "warnings"}
-        launched = self.model_dump(mode="json", exclude=reasons, exclude_defaults=True)
+        said: dict[str, Any] = dict.fromkeys(reasons, True)
+        said["classes"] = {"__all__": {"predicted", "targets_ms"}}
+        launched = self.model_dump(mode="json", exclude=said, exclude_defaults=True)
         return hashlib.sha256(json.dumps(launched, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -283,11 +332,14 @@ def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
     predicted = ((name, value) for name, value in plan.predicted.items() if name not in _WORDS and value is not None)
     yield from ((f"predicted.{name}", value) for name, value in predicted)
     yield from ((f"memory.{name}", value) for name, value in plan.memory.items())
+    for one in plan.classes:
+        yield from ((f"{one.name}.{name}", value) for name, value in one.predicted.items())
 
 
 def refuse_secrets(plan: Plan) -> None:
     """Raise InputError for a variable or an option of a plan whose value looks like a token or a key."""
-    named = [*plan.env.items(), *_assigned(plan.docker_args), *_assigned(plan.serve_argv), *_assigned(plan.bench_argv)]
+    lines = (plan.docker_args, plan.serve_argv, plan.bench_argv, *(one.bench_argv for one in plan.classes))
+    named = [*plan.env.items(), *(pair for line in lines for pair in _assigned(line))]
     for name, value in named:
         if is_secret(value, name):
             variable = name.lstrip("-") or "it"

@@ -113,7 +113,12 @@ def doubts_about_comparison(comparison: Comparison) -> Iterator[Doubt]:
 
 def kept_limits(readings: Sequence[Reading]) -> str:
     """Flags with limits that hold where those that were asked for are broken; empty where none is."""
-    return " ".join(f"--{reading.slo.metric} {ceil(reading.expected_ms):d}" for reading in readings if not reading.met)
+    return " ".join(_kept_limit(reading) for reading in readings if not reading.met)
+
+
+def _kept_limit(reading: Reading) -> str:
+    slo, least_ms = reading.slo, ceil(reading.expected_ms)
+    return f"{slo.metric}={least_ms} of --class {slo.group}" if slo.group else f"--{slo.metric} {least_ms}"
 
 
 def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> Doubt:

@@ -1,13 +1,14 @@
 """Several classes of requests on one server: what is sent, what each gets, and what is refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import run
 
 from planner.errors import InputError
-from planner.planning import Demand, check_classes, mixed
+from planner.planning import Demand, check_classes, mixed, read_plan
 
 CHAT, BATCH = "chat=3:1024:256,ttft=500,tpot=40", "batch=1:4096:512,e2el=60000,priority=5"
 COMMAND = ("predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", "--format", "json")
@@ -145,3 +146,86 @@ def test_a_class_of_which_no_request_is_sent_is_refused() -> None:
     assert np.bincount(mixed(demands, 1000).group).tolist() == [999, 1]
     with pytest.raises(InputError, match="rare sends one request in 1,000, and 999 are sent"):
         mixed(demands, 999)
+
+
+RECOMMEND = ("recommend", "Qwen/Qwen3-8B", "--gpu", "h100", "--gpus", "1", "--max-num-batched-tokens", "4096")
+
+
+def recommended(*words: str) -> dict:
+    status, out, err = run(*RECOMMEND, "--format", "json", *words)
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_a_plan_keeps_the_targets_of_each_class_as_a_single_class_of_their_sum_would() -> None:
+    limits = "tpot=30,ttft=1000"
+    two = recommended("--class", f"a=12:512:128,{limits}", "--class", f"b=12:512:128,{limits}")["plans"][0]
+    one = recommended(
+        "--request-rate", "24", "--random-input-len", "512", "--random-output-len", "128",
+        "--ttft", "1000", "--tpot", "30",
+    )["plans"][0]  # fmt: skip
+    assert two["service"]["replicas"] == one["service"]["replicas"]
+    held = [(target["of_class"], target["metric"], target["limit_ms"]) for target in two["service"]["targets"]]
+    assert held == [(name, f"p99_{key}_ms", ms) for name in "ab" for key, ms in (("ttft", 1000), ("tpot", 30))]
+    single = recommended("--class", f"all=24:512:128,{limits}")["plans"][0]  # the very same requests
+    for key in ("mean_ttft_ms", "p99_tpot_ms", "output_throughput"):
+        assert single["predicted"][key] == one["predicted"][key]
+        assert two["predicted"][key] == pytest.approx(one["predicted"][key], rel=0.25)  # other draws
+    for mine, its in zip(single["service"]["targets"], one["service"]["targets"], strict=True):
+        assert (mine["predicted_ms"], mine["expected_ms"]) == (its["predicted_ms"], its["expected_ms"])
+
+
+def test_a_class_without_requests_to_speak_of_changes_nothing() -> None:
+    limits = "ttft=400,tpot=20"
+    # a short request in 100 s: the plan is that of the first class alone
+    both = recommended("--class", f"a=20:512:128,{limits}", "--class", "b=0.01:16:2")["plans"][0]
+    assert [one["workload"]["num_prompts"] for one in both["classes"]] == [2002, 1]  # enough for one of the second
+    alone = recommended("--class", f"a=20:512:128,{limits}")["plans"][0]
+    assert both["service"]["replicas"] == alone["service"]["replicas"]
+    assert both["service"]["goodput"] == pytest.approx(alone["service"]["goodput"], rel=0.02)
+
+
+def test_a_plan_of_classes_is_read_again_and_checked(tmp_path: Path) -> None:
+    words = ("--class", CHAT, "--class", BATCH, "--scheduling-policy", "priority", "--seed", "5")
+    status, _, err = run(*RECOMMEND, *words, "-o", str(tmp_path / "plan"))
+    assert status == 0, err
+    file = read_plan(tmp_path / "plan")
+    plan = file.plan
+    assert "--class chat=3:1024:256,ttft=500,tpot=40 --class batch=1:4096:512,e2el=60000,priority=5" in file.command
+    assert [one.workload.seed for one in plan.classes] == [5, 6]
+    assert plan.service is not None
+    servers = plan.service.replicas
+    assert [one.workload.request_rate for one in plan.classes] == [3 / servers, 1 / servers]
+    assert [one.bench_argv[one.bench_argv.index("--num-prompts") + 1] for one in plan.classes] == [
+        str(one.workload.num_prompts) for one in plan.classes
+    ]
+    assert "--extra-body" not in plan.classes[0].bench_argv
+    later = plan.classes[1].bench_argv
+    assert json.loads(later[later.index("--extra-body") + 1]) == {"priority": 5}
+
+    # what the clients send of it gives what is predicted
+    status, out, err = run("check", str(tmp_path / "plan"), "--format", "json")
+    assert status == 0, err
+    for key in ("mean_ttft_ms", "p99_tpot_ms", "output_throughput"):
+        assert json.loads(out)["delivers"][key] == pytest.approx(plan.predicted[key], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--class", CHAT, "--class", CHAT), "chat is given twice"),
+        (("--class", CHAT, "--class", BATCH), "batch has a priority"),
+        (("--class", "chat=rag"), "has no rate"),
+        (("--class", CHAT, "--request-rate", "3"), "--class and --request-rate are both given"),
+        (("--class", CHAT, "--random-input-len", "3"), "--class and --random-input-len are both given"),
+        (("--class", CHAT, "--max-concurrency", "3"), "--class and --max-concurrency are both given"),
+        (("--class", CHAT, "--trace", "t.csv"), "--class and --trace are both given"),
+        (("--class", "a=1:16:1,tpot=30"), "at least two tokens"),
+        (("--class", "a=1:16:900000,ttft=30"), "more than the"),
+        (("--class", "a=1e9:16:9,ttft=30"), "--class a must be a positive number"),
+    ],
+)
+def test_what_recommend_does_not_take(words: tuple[str, ...], said: str) -> None:
+    status, _, err = run(*RECOMMEND, *words)
+    assert status == 2
+    assert said in err and "hint:" in err

@@ -205,7 +205,7 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
         return None
     if limits_ms is None:
         own = entry.plan.service.targets if entry.plan.service else ()
-        limits_ms = {target.metric.split("_")[-2]: target.limit_ms for target in own}
+        limits_ms = {one.metric.split("_")[-2]: one.limit_ms for one in own if not one.of_class}
     axis = "requests/s" if swept.by == "rate" else "requests in flight"
     most_in_flight = entry.plan.max_num_seqs * entry.plan.data_parallel_size
     planned = next((point.load for point in swept.points if point.planned), None)

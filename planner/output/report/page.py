@@ -29,7 +29,7 @@ from planner.output.report.figures import (
 )
 from planner.output.tables.prediction import BASIS
 from planner.output.tables.shared import local_argv
-from planner.planning import SHIPPED, Local, Plan, Sweep, sweep_loads
+from planner.planning import SHIPPED, Local, Plan, PlannedWorkload, Sweep, sweep_loads
 from planner.resources import data_dir
 from planner.units import GIB, MS
 
@@ -105,7 +105,12 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _load(plan: Plan) -> str:
-    sent = plan.workload
+    if plan.classes:
+        return "; ".join(f"{one.name}: {_lengths(one.workload)}" for one in plan.classes)
+    return _lengths(plan.workload)
+
+
+def _lengths(sent: PlannedWorkload) -> str:
     lengths = f"{sent.input_len:,} input and {sent.output_len:,} output tokens"
     varied = f", varied by {sent.range_ratio:.0%}" if sent.range_ratio else ""
     return f"{lengths}{varied}"
@@ -121,7 +126,8 @@ def _arrival(plan: Plan) -> str:
 def _targets(plan: Plan) -> list[str]:
     """The latency targets, and the expected latency for each."""
     return [
-        f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()} at most {target.limit_ms:,.5g} ms: "
+        f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()}"
+        f"{target.of_class and f' for {target.of_class}'} at most {target.limit_ms:,.5g} ms: "
         f"{number(target.expected_ms)} ms expected"
         for target in (plan.service.targets if plan.service else ())
     ]

@@ -16,7 +16,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.output.scripts.command_line import option, with_option, without_option
 from planner.output.scripts.joining import join_names, join_of
-from planner.planning import Plan, PlanFile
+from planner.planning import Plan, PlanFile, PlannedWorkload
 from planner.units import GB, GIB, MIB
 
 PORT = 8000  #: vLLM's own
@@ -62,8 +62,8 @@ def container_name(plan: Plan) -> str:
 
 
 def result_name(plan: Plan) -> str:
-    """Name of the benchmark's result file under ``results/``."""
-    return f"serve-{plan.digest}.json"
+    """Name of the benchmark's result file under ``results/``, of several the one that is written last."""
+    return plan.result_names[-1]
 
 
 def served_name(plan: Plan) -> str:
@@ -113,6 +113,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
         "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
         "bench_argv": _client_argv(plan, plan.bench_argv),
+        "clients": tuple(_clients(plan)),
+        "num_clients": len(plan.classes),
         "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
         "result_name": result_name(plan),
         "result_path": f"results/{result_name(plan)}",
@@ -170,6 +172,9 @@ def warm_up_argv(plan: Plan, bench_argv: Sequence[str] = (), servers: int = 1) -
     ``bench_argv``: of the benchmark of several servers, if not the plan's own.
     """
     load, words = plan.workload, tuple(bench_argv) or plan.bench_argv
+    if not words:
+        longest = max(plan.classes, key=lambda one: one.workload.input_len)
+        load, words = longest.workload, longest.bench_argv
     for flag, value in {
         "--num-prompts": WARM_UP_PROMPTS * servers,
         "--random-output-len": min(load.output_len, WARM_UP_OUTPUT_LEN),
@@ -186,8 +191,8 @@ def other_run(plan: Plan) -> dict[str, Any]:
     run = plan.service and plan.service.measure_next
     if not run or run.script != "measure_next.sh":
         return {}
-    name = result_name(plan).replace(".json", f"-c{run.workload.max_concurrency}.json")
-    sent = plan.model_copy(update={"workload": run.workload})
+    name = f"serve-{plan.digest}-c{run.workload.max_concurrency}.json"
+    sent = plan.model_copy(update={"workload": run.workload, "classes": ()})
     return {
         "plan": sent,
         "bench_argv": _client_argv(plan, run.bench_argv),
@@ -202,7 +207,12 @@ def other_run(plan: Plan) -> dict[str, Any]:
 
 def describe_load(plan: Plan) -> str:
     """The load in words."""
-    load = plan.workload
+    if plan.classes:
+        return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes)
+    return _load_words(plan.workload)
+
+
+def _load_words(load: PlannedWorkload) -> str:
     arrival = f"at most {load.max_concurrency} in flight" if load.max_concurrency else "sent as they arrive"
     if load.request_rate:
         arrival += f", {load.request_rate:g} requests/s"
@@ -215,6 +225,20 @@ def gfx_target_version(architecture: str) -> str:
     if not digits:
         raise IllegalPlanError(f"{architecture} is not an AMD architecture", hint="name it as gfx942 is named")
     return str(int(digits[1]) * 10000 + int(digits[2], 16) * 100 + int(digits[3], 16))
+
+
+def _clients(plan: Plan) -> Iterator[dict[str, Any]]:
+    """What benchmark.sh runs side by side, where the load has several classes."""
+    for place, (one, name) in enumerate(zip(plan.classes, plan.result_names, strict=False), 1):
+        yield {
+            "place": place,
+            "said": f"{one.name}: {_load_words(one.workload)}",
+            "argv": _client_argv(plan, one.bench_argv),
+            "num_prompts": one.workload.num_prompts,
+            "seed": one.workload.seed,
+            "result_name": name,
+            "partial_name": f".partial-{name}",
+        }
 
 
 def _client_argv(plan: Plan, words: Sequence[str]) -> tuple[str, ...]:

@@ -27,6 +27,9 @@ def render_scripts(emission: Emission) -> dict[str, str]:
     folders: tuple[str, ...] = ("vllm",) if plan.image else ("vllm/native", "vllm")
     if plan.nodes > 1:
         folders = ("vllm/nodes", "vllm", "deploy")
+    of_one = folders
+    if plan.classes:
+        folders = ("vllm/classes", *folders)
     partition = ("partition.sh",) if emission.profile.partition else ()
     tune = ("tune.sh",) if emission.tunes else ()
     scripts = (
@@ -35,7 +38,7 @@ def render_scripts(emission: Emission) -> dict[str, str]:
     files = {"plan.json": emission.file.to_json()}
     files |= {name: render_template(f"{name}.j2", names, folders) for name in scripts}
     if other := other_run(emission.file.plan):
-        files["measure_next.sh"] = render_template("benchmark.sh.j2", {**names, **other}, folders)
+        files["measure_next.sh"] = render_template("benchmark.sh.j2", {**names, **other}, of_one)
     refuse_tokens(files)
     return files
 

@@ -34,12 +34,15 @@ from planner.output.tables.shared import (
 from planner.output.workflows.documents import said_of
 from planner.planning import (
     Candidate,
+    Demand,
     Disaggregated,
     Doubt,
     Merit,
     NotDivided,
     Plan,
+    PlannedClass,
     PlannedRung,
+    PlannedTarget,
     Ranking,
     Rejected,
     Request,
@@ -123,6 +126,14 @@ BRIEF_TARGET_COLUMNS = (
     *TARGET_COLUMNS[1:4],
     *BRIEF_COLUMNS[2:6],
     Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of=_service("output_throughput_per_gpu")),
+)
+#: What one server gets of each class, under the table.
+CLASS_COLUMNS = (
+    Column("class"),
+    Column("figure"),
+    Column("value", "predicted", figure),
+    Column("expected", "up to", figure),
+    Column("target", form=",.10g"),
 )
 BRIEF_GPUS = 8  #: rows of the brief table
 BRIEF_REASONS = 3
@@ -277,6 +288,7 @@ class Recommendation(Result):
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
             columns = _brief_target_columns(made[0]) if self.request.targets else BRIEF_COLUMNS
             yield "\n" + told_table(rows_of(made, columns), columns)
+            yield from _class_lines(best)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
             ahead = self._odds_words() if len(made) > 1 else ""
             candidate, divided = self._candidates[id(best)], list(self._divided_words())
@@ -349,10 +361,11 @@ class Recommendation(Result):
 
 
 def _brief_target_columns(plan: Plan) -> Sequence[Column]:
-    """With what is predicted for each target; without targets the mean latencies."""
+    """With what is predicted for each target of all requests; without such targets the mean latencies."""
     kept = tuple(
         Column(target.metric, f"{statistic} {name.upper()} ms", figure, of=_predicted_of_target(place))
-        for place, target in enumerate(plan.service.targets if plan.service else ())
+        for place, target in enumerate(plan.targets)
+        if not target.of_class
         for statistic, name, _ in [target.metric.split("_")]
     )
     return (*BRIEF_TARGET_COLUMNS, *(kept or _LATENCIES[:2]))
@@ -375,7 +388,7 @@ def plan_in_words(plan: Plan) -> str:
         size, most = service.total_gpus, _most_in_words(service)
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout}"
-        kept = [_target_in_words(target.metric, target.predicted_ms) for target in service.targets]
+        kept = [_target_in_words(target) for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
         load = most if _is_largest(service) else asked_load(service.load or 0.0, service.load_unit)
         delivers = ", ".join([load, *(kept or [means]), *price])
@@ -395,11 +408,33 @@ def _most_in_words(service: Service) -> str:
     return figure_between(most, low, high, service.load_unit) if most else ""
 
 
-def _target_in_words(metric: str, value_ms: float) -> str:
-    """``p99 TTFT 0.65 s`` of ``p99_ttft_ms``."""
-    statistic, name, _ = metric.split("_")
-    value = seconds(value_ms) if name in ("ttft", "e2el") else milliseconds(value_ms)
-    return f"{statistic} {name.upper()} {value}"
+def _target_in_words(target: PlannedTarget) -> str:
+    """``p99 TTFT 0.65 s`` of ``p99_ttft_ms``, and of which class."""
+    statistic, name, _ = target.metric.split("_")
+    value = seconds(target.predicted_ms) if name in ("ttft", "e2el") else milliseconds(target.predicted_ms)
+    return f"{statistic} {name.upper()} {value}" + (f" for {target.of_class}" if target.of_class else "")
+
+
+def _class_lines(plan: Plan) -> Iterator[str]:
+    """What one server gets of each class, its targets, and how much of it keeps them."""
+    if plan.classes:
+        yield "\n" + told_table([row for one in plan.classes for row in _class_rows(plan, one)], CLASS_COLUMNS)
+
+
+def _class_rows(plan: Plan, one: PlannedClass) -> Iterator[dict[str, Any]]:
+    sooner = f", priority {one.priority}" if one.priority else ""
+    name, good = f"{one.name}, {figure(one.workload.request_rate or 0.0)} requests/s{sooner}", one.predicted
+    rows: list[dict[str, Any]] = []
+    for target in plan.targets:
+        if target.of_class == one.name:
+            statistic, metric, _ = target.metric.split("_")
+            row = {"figure": f"{statistic} {metric.upper()} ms", "value": target.predicted_ms}
+            rows.append({**row, "expected": target.expected_ms, "target": target.limit_ms})
+    if "request_goodput" in good:
+        rows.append({"figure": "good requests/s", "value": good["request_goodput"]})
+    rows = rows or [{"figure": "mean E2EL ms", "value": good["mean_e2el_ms"]}]
+    for place, row in enumerate(rows):
+        yield {"class": "" if place else name, **row}
 
 
 def _why_none(ranking: Ranking) -> str:
@@ -573,8 +608,9 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
 
 def _service_lines(service: Service) -> Iterator[str]:
     for target in service.targets:
+        name = f"{target.of_class} {target.metric}".lstrip()
         yield (
-            f"target             {target.metric} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
+            f"target             {name} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
             f"{target.expected_ms:,.4g} with {service.confidence:.0%} confidence"
         )
     servers = f"{service.replicas} such server{'s' if service.replicas > 1 else ''}"
@@ -597,14 +633,25 @@ def _workload(request: Request) -> dict[str, Any]:
         "request_rate": rate,
         "num_prompts": request.num_prompts,
         "trace": targets.trace.model_dump() if targets and targets.trace else None,
+        "classes": [_class(one) for one in targets.classes] if targets else [],
     }
+
+
+def _class(one: Demand) -> dict[str, Any]:
+    """A class as it was asked for, with the rate of all servers together."""
+    lengths = {"input_len": one.input_len, "output_len": one.output_len, "range_ratio": one.range_ratio}
+    said = {"name": one.name, "request_rate": one.request_rate, **lengths}
+    return {**said, "priority": one.priority, "targets_ms": dict(one.limits_ms)}
 
 
 def _targets(request: Request) -> dict[str, Any] | None:
     targets = request.targets
     if targets is None:
         return None
-    limits = [{"metric": slo.key, "limit_ms": slo.limit_ms} for slo in targets.slos]
+    limits = [
+        {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
+        for slo in targets.slos
+    ]
     return {"confidence": targets.confidence, "limits": limits}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from planner.engine import (
     bench_serve_argv,
     default_version,
     docker_args,
+    flag_status,
     image_for,
     known_issues,
     options_version,
@@ -28,8 +29,10 @@ from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.defaults import Goal
+from planner.planning.demand import Demand, benchmarks, shares_of
 from planner.planning.deployment import Deployment
-from planner.planning.plan import Plan, PlannedWorkload
+from planner.planning.plan import Plan, PlannedClass, PlannedWorkload
+from planner.planning.predict import Prediction
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.goals import Merit, figure, odds_words, predicted, rank_by_goal, replayed
 from planner.planning.recommend.nodes import rank_over_nodes
@@ -67,6 +70,7 @@ def assemble(
     profile = deployment.profile
     model = served_name(candidate.resolved)
     prediction = candidate.prediction if workload is None else None
+    asked = request.targets.classes if request.targets and workload is None else ()
     service = service_of(request, candidate, best=candidate is ranking.best) if workload is None else None
     if workload is None:
         workload = sent_to_one(request, candidate)
@@ -76,6 +80,10 @@ def assemble(
     if service and (run := service.measure_next):
         run = run.model_copy(update={"bench_argv": _bench_argv(run.workload.sent, model, deployment, image)})
         service = service.model_copy(update={"measure_next": run})
+    prediction = prediction or replayed(request, candidate, workload)
+    classes = tuple(_planned(asked, prediction, workload, candidate, image))
+    if classes:
+        workload = replace(workload, num_prompts=sum(one.workload.num_prompts for one in classes))
     recipe = recipe_of(deployment)
     # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
     host = EVERYWHERE if image.name else LOOPBACK
@@ -108,10 +116,11 @@ def assemble(
         env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
         docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
-        bench_argv=_bench_argv(workload, model, deployment, image),
+        bench_argv=() if classes else _bench_argv(workload, model, deployment, image),
+        classes=classes,
         workload=PlannedWorkload.of(workload),
         service=service,
-        predicted=predicted(deployment, prediction or replayed(request, candidate, workload)),
+        predicted=predicted(deployment, prediction),
         memory=memory(deployment, workload.total_len),
         calibration=deployment.calibrated_by,
         why=tuple(_why(request, ranking, candidate, recipe)),
@@ -127,10 +136,34 @@ def _network(deployment: Deployment) -> float | None:
     return network.base / GB if network and deployment.covariates["nodes"] else None
 
 
-def _bench_argv(workload: Workload, model: str, deployment: Deployment, image: Image) -> tuple[str, ...]:
+def _planned(
+    asked: Sequence[Demand], prediction: Prediction, workload: Workload, candidate: Candidate, image: Image
+) -> Iterator[PlannedClass]:
+    """Each class with the client that sends it, and its figures."""
+    model, deployment = served_name(candidate.resolved), candidate.deployment
+    sent = benchmarks(
+        shares_of(asked, candidate.servers), workload.num_prompts, seed=workload.seed, burstiness=workload.burstiness
+    )
+    for one, of_it, found in zip(asked, sent, prediction.classes, strict=True):
+        yield PlannedClass(
+            name=one.name,
+            request_rate=one.request_rate,
+            priority=one.priority,
+            targets_ms=dict(found.targets_ms),
+            workload=PlannedWorkload.of(of_it),
+            bench_argv=_bench_argv(of_it, model, deployment, image, one.priority),
+            predicted={key: value for key, value in found.result.items() if value is not None},
+        )
+
+
+def _bench_argv(
+    workload: Workload, model: str, deployment: Deployment, image: Image, priority: int = 0
+) -> tuple[str, ...]:
     platform = deployment.profile.platform
     version = options_version(deployment.config.version, platform, image.name)
-    words = bench_serve_argv(workload, model, version, percentiles=defaults.PERCENTILES, platform=platform)
+    words = bench_serve_argv(
+        workload, model, version, percentiles=defaults.PERCENTILES, platform=platform, priority=priority
+    )
     return tuple(words)
 
 
@@ -271,6 +304,22 @@ def _remarks(request: Request, deployment: Deployment) -> Iterator[str]:
         yield deployment.unused_host_remark
 
 
+def _about_benchmark(request: Request, candidate: Candidate) -> Iterator[str]:
+    """What benchmark.sh and instances.sh send otherwise than the load that was planned for."""
+    targets, version = request.targets, candidate.config.version
+    if targets and targets.recorded:
+        what = "a trace" if targets.trace else "turns that go on from each other"
+        yield (
+            f"benchmark.sh cannot send {what}: it sends random prompts of the mean lengths, at the same rate and "
+            "burstiness. The prediction of the targets is for the load itself"
+        )
+    classes = targets.classes if targets else ()
+    if any(one.priority for one in classes) and not flag_status(version, "--extra-body", "bench serve"):
+        yield f"benchmark.sh sends no priority: vllm bench serve of {version} has no --extra-body, that of 0.11.1 does"
+    if classes and node_size(request, candidate.deployment.profile) // candidate.config.num_gpus > 1:
+        yield "instances.sh bench sends requests of the mean lengths, not those of each class"
+
+
 def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: Recipe) -> Iterator[str]:
     config, profile = candidate.config, candidate.deployment.profile
     yield from candidate.resolved.notes
@@ -284,12 +333,7 @@ def _warnings(request: Request, candidate: Candidate, image_note: str, recipe: R
         yield f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before the plan goes into production"
     if _guesses_scales(request, candidate):
         yield "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production"
-    if request.targets and request.targets.requests is not None:
-        what = "a trace" if request.targets.trace else "turns that go on from each other"
-        yield (
-            f"benchmark.sh cannot send {what}: it sends random prompts of the mean lengths, at the same rate and "
-            "burstiness. The prediction of the targets is for the load itself"
-        )
+    yield from _about_benchmark(request, candidate)
     if image_note:
         yield f"image: {image_note}"
     yield from map(str, known_issues(config, recipe.env | config.env, candidate.resolved.model, profile))

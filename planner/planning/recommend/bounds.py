@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import floor, inf
 
-from planner.planning.capacity import ServedLoad, at_load, measure, paced
+from planner.planning.capacity import ServedLoad, at_load, measure, paced, rarest
 from planner.planning.deployment import Deployment
 from planner.planning.recommend.request import Request, Targets
 from planner.planning.uncertainty import least_upper
@@ -38,7 +38,8 @@ def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedL
     def sent(workload: Workload, requests: Requests | None = None) -> ServedLoad:
         return measure(deployment, workload, targets.slos, confidence=targets.confidence, requests=requests)
 
-    workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1)
+    fewest = rarest(targets.requests, targets.slos)
+    workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1, fewest)
     if targets.requests is None:
         longest = sent(workload.longest(2))
         # with speculative decoding few tokens may come at a slower pace than many

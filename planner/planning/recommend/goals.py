@@ -28,13 +28,14 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.defaults import Goal
+from planner.planning.demand import requests_of, shares_of
 from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast, percent
-from planner.planning.predict import Prediction, compared_rates, simulate_serve
+from planner.planning.predict import Prediction, compared_rates, simulate_classes, simulate_serve
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, left_out, why_not
-from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
+from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets, pareto
 from planner.units import MS
-from planner.workload import Workload
+from planner.workload import OF_A_REQUEST, Workload
 
 
 def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) -> Ranking:
@@ -68,14 +69,34 @@ def replayed(request: Request, candidate: Candidate, workload: Workload) -> Pred
 
     Of a trace it sent other requests.
     """
-    traced = request.targets is not None and request.targets.requests is not None
-    load = candidate.load
+    load, targets = candidate.load, request.targets
+    if targets and targets.classes:
+        return _of_classes(candidate, workload, targets)
+    traced = targets is not None and targets.recorded
     if load is None or load.doubt is None or load.workload != workload or traced:
         return simulate_serve(candidate.deployment, workload, percentiles=defaults.PERCENTILES)
     return simulate_serve(
         candidate.deployment, workload,
         served=load.replay, doubt=load.doubt.reacting(), percentiles=defaults.PERCENTILES,
     )  # fmt: skip
+
+
+def _of_classes(candidate: Candidate, workload: Workload, targets: Targets) -> Prediction:
+    """The same of several clients, one for each class."""
+    requests = requests_of(targets.classes, candidate.servers, workload)
+    load, sent = candidate.load, len(requests.arrival_s)
+    known: dict[str, Any] = {}
+    if load and load.whole and load.doubt and load.workload == workload:
+        known = {"served": load.replay, "doubt": load.doubt.reacting()}
+    return simulate_classes(
+        candidate.deployment,
+        replace(workload, num_prompts=sent),
+        requests=requests,
+        classes=shares_of(targets.classes, candidate.servers),
+        goodput={slo.metric: slo.limit_ms for slo in targets.slos if not slo.group and slo.metric in OF_A_REQUEST},
+        percentiles=defaults.PERCENTILES,
+        **known,
+    )
 
 
 def _batches(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout
 from planner.hardware import GpuProfile
@@ -14,6 +14,7 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import By, Capacity, ServedLoad
 from planner.planning.defaults import Goal
+from planner.planning.demand import Demand, mixed
 from planner.planning.deployment import Deployment
 from planner.planning.plan import PlannedTrace
 from planner.planning.predict import Estimate, Prediction, estimated_uncertainty
@@ -21,6 +22,14 @@ from planner.planning.uncertainty import Uncertainty
 from planner.timing import Calibration
 from planner.units import MS
 from planner.workload import Requests, Router, Slo, Workload
+
+
+class Part(NamedTuple):
+    """One class of requests among the load."""
+
+    share: float  #: of all requests
+    workload: Workload
+    slos: tuple[Slo, ...]
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,23 @@ class Targets:
     trace: PlannedTrace | None = None  #: where the requests are from
     burstiness: float = 1.0  #: of the trace, for a benchmark that cannot send it
     router: Router = "round-robin"  #: between the servers and the requests of a trace
+    classes: tuple[Demand, ...] = ()  #: that ``requests`` are made of, where each server takes several
+
+    @classmethod
+    def of_classes(
+        cls, classes: Sequence[Demand], slos: tuple[Slo, ...], confidence: float, *, seed: int, burstiness: float
+    ) -> Targets:
+        """The targets of all classes together."""
+        requests = mixed(classes, defaults.MIXED_PROMPTS, seed=seed, burstiness=burstiness)
+        rate = sum(one.request_rate for one in classes)
+        return cls(
+            slos, "rate", rate, requests, confidence=confidence, burstiness=burstiness, classes=tuple(classes)
+        )  # fmt: skip
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the requests are others than a benchmark can send."""
+        return self.requests is not None and not self.classes
 
     @property
     def reused(self) -> bool:
@@ -80,6 +106,22 @@ class Request:
             range_ratio=self.range_ratio,
             seed=self.seed,
             prefix_len=self.prefix_len,
+        )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The classes of the load; all requests are one where no classes are told apart."""
+        targets = self.targets
+        if targets is None or not targets.classes:
+            return (Part(1.0, self.workload, targets.slos if targets else ()),)
+        rate = sum(one.request_rate for one in targets.classes)
+        return tuple(
+            Part(
+                one.request_rate / rate,
+                one.workload,
+                tuple(slo for slo in targets.slos if slo.group in ("", one.name)),
+            )
+            for one in targets.classes
         )
 
     def closed_loop(self, concurrency: int) -> Workload:

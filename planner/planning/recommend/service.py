@@ -31,7 +31,7 @@ def sent_to_one(request: Request, candidate: Candidate) -> Workload:
     if candidate.load is None:
         return request.closed_loop(candidate.estimate.concurrency)
     sent = candidate.load.workload
-    if request.targets and request.targets.requests is not None:
+    if request.targets and request.targets.recorded:
         sent = replace(sent, burstiness=request.targets.burstiness)
         if request.targets.reused:
             sent = as_found(sent, candidate.load.replay)
@@ -156,6 +156,7 @@ def planned_target(reading: Reading) -> PlannedTarget:
         predicted_ms=reading.predicted_ms,
         expected_ms=reading.expected_ms,
         met=reading.met,
+        of_class=reading.slo.group,
     )
 
 
@@ -197,6 +198,7 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
         yield f"{targets.value:,.4g} {unit} with {targets_in_words(targets.slos)}: {servers}"
     for reading in load.readings:
         name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
+        name = f"{name} for {reading.slo.group}:" if reading.slo.group else name
         yield (
             f"{name} {reading.predicted_ms:,.0f} ms predicted, below {reading.expected_ms:,.0f} ms with "
             f"{targets.confidence:.0%} confidence, against {reading.slo.limit_ms:,.4g} ms"

@@ -12,7 +12,7 @@ E2EL, and with ``max-throughput`` the one with most output tokens/s per GPU at i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log
 
@@ -32,8 +32,10 @@ from planner.planning.capacity import (
     measure,
     most_in_flight,
     outlined_load,
+    rarest,
     usual_doubt,
 )
+from planner.planning.demand import requests_of
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
 from planner.planning.recommend.bounds import alone, broken_for_certain, rate_bound
@@ -109,6 +111,7 @@ class _Search:
         assert request.targets is not None  # ``rank`` asks
         self.request, self.profile, self.version = request, profile, version
         self.targets: Targets = request.targets
+        self.parts = request.parts
         self.found: list[Candidate] = []
         self.rejected: list[Rejected] = []
         self.alternatives = 0 if request.coarse else defaults.TARGET_ALTERNATIVES
@@ -233,8 +236,11 @@ class _Search:
             return None
         if targets.by == "concurrency":
             return replace(outline, most=float(most_in_flight(engine)), guess=float(most_in_flight(engine)))
-        guess = max(outlined_load(one, request.workload, targets.slos, targets.confidence) for one in engines)
-        return replace(outline, most=guess * OPTIMISM[self.exactly], guess=guess)
+        loads = [
+            [outlined_load(one, part.workload, part.slos, targets.confidence) for part in self.parts] for one in engines
+        ]
+        most, guess = max(map(self._most, loads)), max(map(self._guess, loads))
+        return replace(outline, most=most * OPTIMISM[self.exactly], guess=guess)
 
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """Bounds for all members: the batch that the smallest token budget leaves room for, the largest budget."""
@@ -259,7 +265,10 @@ class _Search:
         members = [self._engine(resolved, one, family) for one in self._each_budget(args, largest)]
         most, guess = max(member.most for member in members), max(member.guess for member in members)
         if targets.by == "rate":
-            most = min(rate_bound(deployment, self.request, targets, most), guess * OPTIMISM[self.exactly])
+            carried = guess
+            if len(self.parts) > 1:
+                carried = max(self._most(self._loads(member.deployment, usual)) for member in members)
+            most = min(rate_bound(deployment, self.request, targets, most), carried * OPTIMISM[self.exactly])
         members.sort(key=lambda member: self._less_promising(member, args))
         budgets = {member.num_batched_tok: member.args for member in reversed(members)}
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
@@ -333,13 +342,29 @@ class _Search:
         """A member: no better than its ``family``, whose doubt it shares, and than full batches."""
         deployment = self._deployed(resolved, args)
         targets, workload = self.targets, self.request.workload
-        guess = closed_form_load(
-            deployment, workload, targets.slos, targets.by, confidence=targets.confidence, doubt=family.usual
-        )
+        guess = self._guess(self._loads(deployment, family.usual))
         if targets.by == "concurrency":
             return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
         full = Steady.of(deployment, workload, family.full).rate(targets.confidence)
         return RankedEngine(resolved, args, deployment, min(family.most, full), min(guess, full))
+
+    def _loads(self, deployment: Deployment, doubt: Uncertainty | None) -> list[float]:
+        """What a server carries of each class alone, in the closed form."""
+        by, confidence = self.targets.by, self.targets.confidence
+        return [
+            closed_form_load(deployment, part.workload, part.slos, by, confidence=confidence, doubt=doubt)
+            for part in self.parts
+        ]
+
+    def _guess(self, loads: Sequence[float]) -> float:
+        """All classes together, where each has a share of the server's time."""
+        if len(loads) == 1:
+            return loads[0]
+        return 1 / sum(part.share / max(load, 1e-12) for part, load in zip(self.parts, loads, strict=True))
+
+    def _most(self, loads: Sequence[float]) -> float:
+        """All classes together, where none is in the way of another."""
+        return min(load / part.share for part, load in zip(self.parts, loads, strict=True))
 
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         """The engine at the least cost where it keeps the targets, if that is below the best; and the last failure."""
@@ -465,7 +490,13 @@ def share_of(
     """
     assert targets.value is not None
     requests = targets.requests
-    if requests is not None:
+    if targets.classes:
+        rate = targets.value / servers
+        sent = at_load(deployment, request.workload, targets.slos, "rate", rate, rarest(requests, targets.slos))
+        one_of_each = ceil(max(targets.value / one.request_rate for one in targets.classes)) + 1
+        sent = replace(sent, num_prompts=request.num_prompts or max(sent.num_prompts, one_of_each))
+        requests = requests_of(targets.classes, servers, sent)
+    elif requests is not None:
         requests = share(requests, servers, defaults.TRACE_PROMPTS, targets.router)
         rate = targets.value / servers
         sent = replace(request.workload, num_prompts=len(requests.arrival_s), request_rate=rate)

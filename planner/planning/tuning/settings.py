@@ -94,6 +94,11 @@ def _refuse_unmeasured(plan: Plan) -> None:
     service = plan.service
     if service is None:
         return
+    if plan.classes:
+        raise InputError(
+            "the plan is for several classes of requests, which tune does not tell apart",
+            hint="validate this plan: planner validate DIR; or plan for one class: --request-rate and lengths",
+        )
     if service.trace is not None or service.router is not None:
         raise InputError(
             "the plan is for requests whose prompts are known: its benchmark sends random ones, so tune cannot tell "
