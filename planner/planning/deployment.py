@@ -208,12 +208,13 @@ class Deployment:
         *,
         offline: bool = False,
         keep_steps: bool = False,
+        keep_gaps: bool = True,
         hopeless: Hopeless | None = None,
     ) -> Replay:
         """Serve ``workload``, ``offline`` without a front end; ``requests`` are sent instead of those it draws.
 
-        ``keep_steps``: the result lists the steps. ``hopeless`` ends it early. Raises InputError where a request
-        never fits.
+        ``keep_steps``: the result lists the steps; without ``keep_gaps`` it has no gaps between tokens. ``hopeless``
+        ends it early. Raises InputError where a request never fits.
         """
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
@@ -222,7 +223,8 @@ class Deployment:
         limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
         if requests is not None and requests.prefixes is not None:
             limits = self.with_host_blocks(limits)
-        return replay(self.timer, workload, limits, client, requests, keep_steps=keep_steps, hopeless=hopeless)
+        kept = {"keep_steps": keep_steps, "keep_gaps": keep_gaps}
+        return replay(self.timer, workload, limits, client, requests, **kept, hopeless=hopeless)
 
     def with_prefixes(self, limits: SchedulerLimits, workload: Workload) -> SchedulerLimits:
         """``limits`` with what the prefix cache spares of ``workload``.

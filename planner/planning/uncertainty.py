@@ -28,12 +28,13 @@ from numpy.typing import NDArray
 
 from planner.simulator import Client, Replay, StepSum, Timeline
 from planner.timing import LEVELS, PARAMETERS, Batch, Scatter, Spread, load_calibration, step_gradients
-from planner.workload import Requests, Workload
+from planner.workload import OF_A_REQUEST, Requests, Workload
 
 if TYPE_CHECKING:
     from planner.planning.deployment import Deployment
 
 Floats = NDArray[np.float64]
+Outcome = dict[str, float]  # s: ``duration``, and each latency by its statistic, such as ``p99_ttft``
 LEVEL = 0.9  #: of the intervals that are printed
 #: Figures that scale with the output throughput, and those that are its inverse.
 RATES = frozenset(
@@ -191,7 +192,7 @@ class UncertaintyOfReplay(Uncertainty):
         )
         self.workload, self.requests, self.offline = workload, requests, offline
         self._replays = self.open_loop and queue_reacts
-        self._ends: dict[tuple[str, bool], Replay] = {}  # one standard deviation away
+        self._ends: dict[tuple[str, bool], dict[str, Outcome]] = {}  # one standard deviation away, by class
         self._served = served
         self._all: UncertaintyOfReplay | None = None  # of a class: that of all of them
         self._group = ""
@@ -211,7 +212,7 @@ class UncertaintyOfReplay(Uncertainty):
             return self._parts[group]
         found = self._parts[group] = copy(self)
         found._sds, found._parts, found._all, found._group, found._served = {}, {}, self, group, self._served.of(group)
-        for kept in ("_timeline", "_step_gradients", "_slower"):
+        for kept in ("_timeline", "_step_gradients", "_slower", "_outcome"):
             found.__dict__.pop(kept, None)
         return found
 
@@ -225,19 +226,24 @@ class UncertaintyOfReplay(Uncertainty):
 
     def _move(self, figure: Figure, above: bool, slower: str) -> float:
         """How far the logarithm of the figure moves up, or down, where ``engine`` or ``link`` is slower or faster."""
-        moved = self._end(slower, above != figure.inverse)
-        move = log(_value(figure, moved) / _value(figure, self._served))
-        return max(move if above else -move, 0.0)
+        key = "duration" if figure.of in ("throughput", "latency") else f"{figure.statistic}_{figure.of}"
+        move = log(self._end(slower, above != figure.inverse)[key] / self._outcome[key])
+        return max(move if above != figure.inverse else -move, 0.0)
 
-    def _end(self, what: str, slower: bool) -> Replay:
-        """The load where ``what`` is one standard deviation slower, or faster."""
-        if self._all:
-            return self._all._end(what, slower).of(self._group)
-        if (what, slower) not in self._ends:
-            by = self._slower if what == "engine" else self._slower_link
+    @cached_property
+    def _outcome(self) -> Outcome:
+        return _outcome(self._served)
+
+    def _end(self, what: str, slower: bool) -> Outcome:
+        """Of the load where ``what`` is one standard deviation slower, or faster. The replay itself is not kept."""
+        every = self._all or self
+        if (what, slower) not in every._ends:
+            by = every._slower if what == "engine" else every._slower_link
             moved = self.deployment.with_efficiencies_moved(by if slower else -by)
-            self._ends[what, slower] = moved.replay(self.workload, self.requests, offline=self.offline)
-        return self._ends[what, slower]
+            served = moved.replay(self.workload, self.requests, offline=self.offline, keep_gaps=False)
+            groups = {group: _outcome(served.of(group)) for group in served.groups}
+            every._ends[what, slower] = {"": _outcome(served), **groups}
+        return every._ends[what, slower][self._group]
 
     @property
     def _copies(self) -> bool:
@@ -321,15 +327,16 @@ def _relative(slope: Floats, total: float) -> Floats:
     return slope / total if total else np.zeros_like(slope)
 
 
-def _value(figure: Figure, served: Replay) -> float:
-    """The figure of a replay, as far as two replays are compared by it."""
-    if figure.of in ("throughput", "latency"):
-        return 1 / served.duration_s if figure.inverse else served.duration_s
-    values_s = getattr(served, f"{figure.of}_s")
-    if not len(values_s):
-        return 1.0
-    at = {"mean": None, "median": 50, "p99": 99}[figure.statistic]
-    return max(float(values_s.mean() if at is None else np.percentile(values_s, at)), 1e-9)
+def _outcome(served: Replay) -> Outcome:
+    """The figures of a replay, as far as two replays are compared by them."""
+    found = {"duration": served.duration_s}
+    for of in OF_A_REQUEST:
+        values_s = getattr(served, f"{of}_s")
+        median_s, p99_s = np.percentile(values_s, [50, 99]) if len(values_s) else (1.0, 1.0)
+        mean_s = values_s.mean() if len(values_s) else 1.0
+        for statistic, value_s in (("mean", mean_s), ("median", median_s), ("p99", p99_s)):
+            found[f"{statistic}_{of}"] = max(float(value_s), 1e-9)
+    return found
 
 
 def least_upper(deployment: Deployment, key: str, probability: float, *, open_loop: bool = False) -> float:

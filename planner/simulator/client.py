@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from planner.simulator.rank import ENDS, DpRank
 from planner.simulator.record import Log, Replay, TokenRuns
 from planner.simulator.sequence import Sequence
 from planner.workload import Requests, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Asked with the metrics of every request that ends, in s by name: whether there is no point in going on.
 Hopeless = Callable[[Mapping[str, float]], bool]
@@ -58,18 +62,20 @@ def replay(
     requests: Requests | None = None,
     *,
     keep_steps: bool = False,
+    keep_gaps: bool = True,
     hopeless: Hopeless | None = None,
 ) -> Replay:
     """Serve ``workload`` under ``limits`` and return what the client measures.
 
     ``timer`` gives the time of a step of one DP rank. ``requests`` replaces the lengths and arrival times that
     ``workload`` would draw, as for a recorded trace; the concurrency stays the workload's. With ``keep_steps`` the
-    result lists every step that ran. ``hopeless`` ends the replay early, which then is that of the requests that have
+    result lists every step that ran; without ``keep_gaps`` it has no gaps between tokens, and takes half the memory.
+    ``hopeless`` ends the replay early, which then is that of the requests that have
     ended. The result depends on nothing but the arguments.
 
     Raises InputError when a request can never be scheduled within ``limits``.
     """
-    sender = _Sender(timer, workload, limits, client or Client(), requests or workload.sample())
+    sender = _Sender(timer, workload, limits, client or Client(), requests or workload.sample(), keep_gaps)
     if keep_steps:
         sender.ranks[0].step_runs = []
     sender.run(hopeless)
@@ -80,7 +86,13 @@ class _Sender:
     """The client at work: a semaphore of ``max_concurrency`` places, and requests dealt to the DP ranks in turn."""
 
     def __init__(
-        self, timer: StepTimer, workload: Workload, limits: SchedulerLimits, client: Client, requests: Requests
+        self,
+        timer: StepTimer,
+        workload: Workload,
+        limits: SchedulerLimits,
+        client: Client,
+        requests: Requests,
+        keep_gaps: bool,
     ) -> None:
         self.requests = requests
         self.client = client
@@ -105,8 +117,11 @@ class _Sender:
         self.ready_s = array("d")  # when the engine sees it
         self._ahead_s = -inf  # until when each rank knows what comes next
         self._together = _together(self.arrival_s, self.opening) if client.frontend_s else None
+        # who waits behind the first is looked at by nobody, unless others may go ahead
+        in_order = limits.scheduling_policy == "fcfs" and not limits.host_blocks
+        self._in_parts = in_order and self.opening == len(self.input_len)
         self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
-        self.log = Log.of(len(self.input_len))
+        self.log = Log.of(len(self.input_len), keep_gaps=keep_gaps)
         self.ranks = _ranks(timer, limits, self.log, requests)
         together = limits.lockstep and len(self.ranks) > 1
         self.group = Lockstep(timer, self.ranks, limits) if together else None
@@ -116,12 +131,12 @@ class _Sender:
         """From the opening burst to the last token, or to the request after which all is ``hopeless``."""
         count, end_s, next_event = len(self.input_len), self.log.end_s, attrgetter("event")
         one = self.clocked[0] if len(self.clocked) == 1 else None
-        time_s = 0.0 if self.opening == count else inf  # in a closed loop what follows is sent after all of these
+        self._open(0.0 if self.opening == count else inf)  # in a closed loop what follows is sent after all of these
         while True:
-            if self._ahead_s < time_s + AHEAD_S:
-                self._open(time_s)
             first = one or min(self.clocked, key=next_event)
             time_s, kind = first.event
+            if self._ahead_s < time_s + AHEAD_S and self._open(time_s):
+                continue  # what was sent may come first
             if kind != ENDS:
                 if time_s == inf:
                     break
@@ -137,13 +152,19 @@ class _Sender:
                 if self.opening < count and len(self.sent_s) < count:
                     self._send_next(time_s + self.client.response_s, len(done))
 
-    def _open(self, time_s: float) -> None:
-        """Send what the engine may look at up to ``time_s`` and a while longer, and for each rank one request more."""
-        while self._ahead_s < time_s + AHEAD_S:
+    def _open(self, time_s: float) -> bool:
+        """Send what the engine may look at up to ``time_s`` and a while longer, and for each rank one request more.
+
+        Of a burst no more than the ranks can admit, and then some: a million would take half a gigabyte. Whether
+        anything was sent.
+        """
+        before = len(self.sent_s)
+        while self._ahead_s < time_s + AHEAD_S and not (self._in_parts and all(r.has_plenty for r in self.ranks)):
             sent = len(self.sent_s)
             for index in range(sent, min(sent + AHEAD, self.opening)):
                 self._send_next(0.0, self._together[index] if self._together else 0)
             self._ahead_s = inf if len(self.sent_s) >= self.opening else self.ready_s[-len(self.ranks)]
+        return len(self.sent_s) > before
 
     def _send_next(self, place_s: float, together: int) -> None:
         """Send the next request, one of ``together``, once it has arrived and a place is free from ``place_s`` on."""
@@ -177,8 +198,9 @@ class _Sender:
     def result(self) -> Replay:
         """The log as the client sees it, of the requests that have ended."""
         log = self.log
-        end_s = np.array(log.end_s) + self.client.response_s
-        ended = np.flatnonzero(np.isfinite(end_s))
+        end_s = np.asarray(log.end_s) + self.client.response_s
+        finite = np.isfinite(end_s)
+        ended: NDArray[np.bool_] | slice = slice(None) if finite.all() else finite  # a slice copies nothing
         host_tok = np.zeros(len(self.input_len), dtype=np.int64)
         host_tok[[*log.host_tok]] = [*log.host_tok.values()]
         peak_blocks = self.limits.num_blocks - min(rank.least_free for rank in self.ranks)
@@ -186,14 +208,14 @@ class _Sender:
             input_len=self.requests.input_len[ended],
             output_len=self.requests.output_len[ended],
             arrival_s=self.requests.arrival_s[ended],
-            sent_s=np.array(self.sent_s)[ended],
-            ready_s=np.array(self.ready_s)[ended],
-            first_token_s=np.array(log.first_token_s)[ended] + self.client.response_s,
+            sent_s=np.asarray(self.sent_s)[ended],
+            ready_s=np.asarray(self.ready_s)[ended],
+            first_token_s=np.asarray(log.first_token_s)[ended] + self.client.response_s,
             end_s=end_s[ended],
-            preemptions=np.array(log.preemptions)[ended],
-            cached_tok=np.array(log.cached_tok)[ended],
+            preemptions=np.asarray(log.preemptions)[ended],
+            cached_tok=np.asarray(log.cached_tok)[ended],
             host_tok=host_tok[ended],
-            token_runs=TokenRuns.of(log.runs, delay_s=self.client.response_s),
+            token_runs=TokenRuns.of(log.gaps, delay_s=self.client.response_s),
             kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
             most_seqs=max(rank.most_seqs for rank in self.ranks),
             most_step_tok=max(max(rank.most_tok, rank.most_seqs * self.limits.decode_tok) for rank in self.ranks),

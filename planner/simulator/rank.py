@@ -58,6 +58,11 @@ class DpRank:
         self._stalled: dict[float, int] = {}  # V0: decoding requests by the time of their last token
         self._step = Step(0.0, 0.0, Batch())
 
+    @property
+    def has_plenty(self) -> bool:
+        """Whether more requests wait than the next step can admit."""
+        return len(self._waiting) + len(self._inbox) > self._places
+
     def submit(self, ready_s: float, sequence: Sequence) -> None:
         """A request that the scheduler can see from ``ready_s`` on; calls must be in order of that time."""
         self._inbox.append((ready_s, sequence))
@@ -372,16 +377,16 @@ class DpRank:
         self._ticked_s = end_s
 
     def _log_gaps(self, step: Step, seqs: int) -> None:
-        runs = self.log.runs
+        gaps = self.log.gaps
         if not self._stalled:
-            runs.extend((step.start_s, step.steps, step.first_s, step.growth_s, seqs))
+            gaps.add(step.start_s, step.steps, step.first_s, step.growth_s, seqs)
             return
         first_end_s = step.begins_s(1)
         for since_s, waited in self._stalled.items():
-            runs.extend((since_s, 1, first_end_s - since_s, 0.0, waited))
+            gaps.add(since_s, 1, first_end_s - since_s, 0.0, waited)
         self._stalled.clear()
         if step.steps > 1:
-            runs.extend((first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs))
+            gaps.add(first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs)
 
     def _computed(self, sequence: Sequence, new_tok: int, end_s: float) -> bool:
         """A chunk of a prompt was computed; whether that was the end of the request."""
@@ -394,7 +399,7 @@ class DpRank:
             self.log.first_token_s[sequence.index] = end_s
         else:
             gap_s = end_s - sequence.last_token_s
-            self.log.runs.extend((sequence.last_token_s, 1, gap_s, 0.0, 1))
+            self.log.gaps.add(sequence.last_token_s, 1, gap_s, 0.0, 1)
         if sequence.remaining_tok == 1:
             self._leave(sequence, sequence.prompt_tok)
             return True

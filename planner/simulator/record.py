@@ -79,6 +79,33 @@ class StepRun(NamedTuple):
     last: Batch
 
 
+class GapLog:
+    """The token gaps as they come: the columns of ``TokenRuns``."""
+
+    __slots__ = ("gap_s", "growth_s", "start_s", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.start_s, self.gap_s, self.growth_s = array("d"), array("d"), array("d")
+        self.steps, self.tokens = array("q"), array("q")
+
+    def add(self, start_s: float, steps: int, gap_s: float, growth_s: float, tokens: int) -> None:
+        """One run of steps."""
+        self.start_s.append(start_s)
+        self.steps.append(steps)
+        self.gap_s.append(gap_s)
+        self.growth_s.append(growth_s)
+        self.tokens.append(tokens)
+
+
+class NoGaps(GapLog):
+    """Where nobody asks for them."""
+
+    __slots__ = ()
+
+    def add(self, start_s: float, steps: int, gap_s: float, growth_s: float, tokens: int) -> None:
+        """Forget it."""
+
+
 @dataclass(slots=True)
 class Log:
     """Written by the DP ranks while they run. Times are the engine's own."""
@@ -87,18 +114,17 @@ class Log:
     end_s: array[float]
     preemptions: array[int]
     cached_tok: array[int]  #: found in the prefix cache when it was first scheduled
-    #: Runs of steps, one after the other: start_s, steps, gap of the first step in s, growth of the gap per step in s,
-    #: tokens per step. Shape (runs * 5,)
-    runs: array[float] = field(default_factory=lambda: array("d"))
+    gaps: GapLog
     host_tok: dict[int, int] = field(default_factory=dict)  #: of ``cached_tok``, by request: loaded from host memory
     decode: Tally = field(default_factory=Tally)  #: steps that only decode
     prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
 
     @classmethod
-    def of(cls, num_requests: int) -> Log:
+    def of(cls, num_requests: int, *, keep_gaps: bool = True) -> Log:
         """An empty log."""
-        nothing, none = array("d", [nan]), array("q", [0])
-        return cls(nothing * num_requests, array("d", [inf]) * num_requests, none * num_requests, none * num_requests)
+        first_s, end_s = array("d", [nan]) * num_requests, array("d", [inf]) * num_requests
+        none = array("q", [0]) * num_requests
+        return cls(first_s, end_s, none, none[:], GapLog() if keep_gaps else NoGaps())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +142,13 @@ class TokenRuns:
     tokens: NDArray[np.int64]
 
     @classmethod
-    def of(cls, runs: array[float], *, delay_s: float = 0.0) -> TokenRuns:
-        """Columns of ``Log.runs``, seen ``delay_s`` later."""
-        start_s, steps, gap_s, growth_s, tokens = np.array(runs).reshape(-1, 5).T
-        return cls(start_s + delay_s, steps.astype(np.int64), gap_s, growth_s, tokens.astype(np.int64))
+    def of(cls, log: GapLog, *, delay_s: float = 0.0) -> TokenRuns:
+        """What was logged, in the same memory, and seen ``delay_s`` later."""
+        columns = (np.asarray(column) for column in (log.start_s, log.steps, log.gap_s, log.growth_s, log.tokens))
+        found = cls(*columns)
+        if delay_s:
+            np.add(found.start_s, delay_s, out=found.start_s)
+        return found
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The gap of every single step in s, and how many tokens came after that gap."""

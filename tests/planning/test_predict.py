@@ -1,6 +1,8 @@
 """Predictions: the replay and the closed form agree where both hold, and both are monotone."""
 
+import weakref
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +45,22 @@ def test_one_request_alone_is_its_prefill_and_its_decode_steps() -> None:
 
     step_s = deployed().timer.step_s(Batch(decode_seqs=1, decode_context_tok=130))
     assert twice["avg_latency"] - result["avg_latency"] == pytest.approx(step_s, rel=0.01)
+
+
+def test_of_the_replays_at_the_ends_of_an_interval_only_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays: list[weakref.ref[Any]] = []
+
+    def remembered(self: Deployment, *args: Any, **asked: Any) -> Any:
+        served = replay(self, *args, **asked)
+        replays.append(weakref.ref(served.end_s))
+        return served
+
+    replay = Deployment.replay
+    monkeypatch.setattr(Deployment, "replay", remembered)
+    answer = simulate_serve(deployed(), Workload(256, 32, 40, request_rate=5.0))
+    assert answer.result["p99_ttft_ms_lo"] < answer.result["p99_ttft_ms"] < answer.result["p99_ttft_ms_hi"]
+    assert len(replays) == 3
+    assert [one() is not None for one in replays] == [True, False, False]
 
 
 def test_latency_of_a_batch_is_the_duration_of_the_same_prompts_offline() -> None:

@@ -1,7 +1,6 @@
 """Results and tables beside those of ``vllm bench``: its own metrics, a published table, numpy's percentiles."""
 
 import json
-from array import array
 from math import inf
 from unittest.mock import patch
 
@@ -23,7 +22,7 @@ from planner.simulator.bench import (
 )
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
-from planner.simulator.record import Replay, TokenRuns
+from planner.simulator.record import GapLog, Replay, TokenRuns
 from planner.timing.step import Batch
 from planner.workload.requests import Workload
 
@@ -238,7 +237,10 @@ def test_intervals_stand_beside_the_numbers() -> None:
 def test_figures_of_runs_are_those_of_the_long_list(
     runs: list[tuple[float, int, float, float, int]], percents: list[float], part: int
 ) -> None:
-    found = TokenRuns.of(array("d", [figure for run in runs for figure in run]))
+    log = GapLog()
+    for run in runs:
+        log.add(*run)
+    found = TokenRuns.of(log)
     gaps, tokens = found.gaps()
     every = np.repeat(gaps, tokens)
     with patch("planner.simulator.record.PART", part):

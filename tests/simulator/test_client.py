@@ -1,8 +1,18 @@
-"""What a replay refuses to begin."""
+"""What a replay refuses to begin, and what it keeps of those that wait."""
 
 from __future__ import annotations
 
+import tracemalloc
+from unittest.mock import patch
+
+import numpy as np
 from command_line import run
+from hypothesis import given, settings
+from test_scheduler import Linear, cases
+
+from planner.simulator.client import Client, replay
+from planner.simulator.limits import SchedulerLimits
+from planner.workload.requests import Workload
 
 
 def test_prompts_that_are_read_a_few_tokens_at_a_time_are_refused() -> None:
@@ -15,3 +25,30 @@ def test_prompts_that_are_read_a_few_tokens_at_a_time_are_refused() -> None:
     assert error == "error: the prompts come to 40,960 steps of --max-num-batched-tokens 2"
     assert hint.startswith("hint: raise it, or send fewer prompts")
     assert run(*words, "--num-prompts", "40").status == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_requests_that_are_handed_over_a_few_at_a_time_are_served_alike(
+    case: tuple[Linear, Workload, SchedulerLimits, Client],
+) -> None:
+    whole = replay(*case)
+    with patch("planner.simulator.client.AHEAD", 3):
+        parts = replay(*case)
+    np.testing.assert_array_equal(parts.first_token_s, whole.first_token_s)
+    np.testing.assert_array_equal(parts.end_s, whole.end_s)
+    np.testing.assert_array_equal(parts.preemptions, whole.preemptions)
+
+
+def test_a_burst_takes_the_memory_of_its_figures() -> None:
+    """Twenty numbers of 8 bytes for each request; as an object in a queue it would take more than 200 bytes again."""
+    count = 30_000
+    workload, limits = Workload(8, 1, count), SchedulerLimits(1000, 8000, 100_000)
+    requests = workload.sample()
+    tracemalloc.start()
+    try:
+        replay(Linear(), workload, limits, None, requests, keep_gaps=False)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < count * 20 * 8
