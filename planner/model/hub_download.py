@@ -19,12 +19,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from types import FrameType
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from planner.errors import HubError, InputError
 
 CONFIG = "config.json"
+#: Of huggingface_hub: it writes a file and renames it. Interrupted in between, it leaves the file in the cache.
+WRITES_REFERENCE = "_cache_commit_hash_for_specific_revision"
 SIDECAR = "hf_quant_config.json"  #: where NVIDIA's modelopt checkpoints keep their quantisation
 #: Most bytes of all answers about one thing. 100 MB is also the limit of the safetensors format for a header.
 MOST_BYTES = {"snapshot": 64_000_000, "stored_bytes": 100_000_000}
@@ -133,7 +136,11 @@ def _limit(ask: Ask) -> None:
     """Memory and time of this process, where the platform has such limits. Who started it ends it in any case."""
     if hasattr(signal, "setitimer"):
 
-        def late(*_: object) -> None:
+        def late(_: int, frame: FrameType | None) -> None:
+            while frame:
+                if frame.f_code.co_name == WRITES_REFERENCE:
+                    return  # the alarm comes again
+                frame = frame.f_back
             raise Late
 
         signal.signal(signal.SIGALRM, late)

@@ -237,6 +237,27 @@ def test_a_time_that_is_over_before_anything_is_asked_is_an_answer_too(tmp_path:
     assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"late": True}, "")
 
 
+def test_an_alarm_between_writing_a_reference_and_naming_it_leaves_no_file_behind(
+    server: HubServer, tmp_path: Path
+) -> None:
+    server.add("org/model", {"config.json": b"{}"})
+    code = """
+import os, signal
+from planner.model import hub_download
+rename = os.replace
+def late(source, target):
+    if "refs" in str(target):
+        signal.raise_signal(signal.SIGALRM)
+    rename(source, target)
+os.replace = late
+hub_download.main()
+"""
+    ask = Ask("snapshot", "org/model", None, server.endpoint, str(tmp_path / "hub"), 10.0, 60.0)
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(asdict(ask)), capture_output=True, text=True)
+    assert "answer" in json.loads(done.stdout)
+    assert [path.name for path in (tmp_path / "hub/models--org--model/refs").iterdir()] == ["main"]
+
+
 def test_headers_of_weights_that_drip_cost_the_answer_nothing_but_time(server: HubServer) -> None:
     shards = {str(n): f"{n}.safetensors" for n in range(20)}
     index = json.dumps({"metadata": {}, "weight_map": shards}).encode()
