@@ -18,7 +18,7 @@ from planner.commands.inputs import (
     load_model,
     typed,
 )
-from planner.commands.load import ONE_ARRIVAL, check_context, workload_of
+from planner.commands.load import ONE_ARRIVAL, ONE_NAME, check_context, lengths_by_name, workload_of
 from planner.commands.options import (
     LOAD,
     Burstiness,
@@ -35,6 +35,7 @@ from planner.commands.options import (
     Seed,
     Timeout,
     WeightDtype,
+    WorkloadName,
 )
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
@@ -98,7 +99,7 @@ RequestRates = Annotated[
     help="GPUs and partition modes side by side, on equal hardware under equal load.",
     engine=TIME,
     searched=("tensor_parallel_size",),
-    rivals=ONE_ARRIVAL,
+    rivals=(*ONE_ARRIVAL, *ONE_NAME),
 )
 def compare_gpus(
     model: ModelOrDefault = defaults.MODEL,
@@ -112,6 +113,7 @@ def compare_gpus(
     request_rate: RequestRates = None,
     burstiness: Burstiness = 1.0,
     random_range_ratio: RangeRatio = 0.0,
+    workload: WorkloadName = None,
     seed: Seed = 0,
     price: Price = (),
     network_gb_per_s: NetworkGbPerS = None,
@@ -127,10 +129,10 @@ def compare_gpus(
     """Several GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, who leads where.
 
     Equal are whole GPUs with all their partitions (``per="package"``, ``packages`` of them), nodes, or logical GPUs.
-    Lengths are tokens, ``max_concurrency`` requests in flight (8, 32 and 128 where nothing is said), ``request_rate``
-    requests per second, each of all servers of a GPU type together; several make a table for each. ``price`` are USD
-    per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``), ``network_gb_per_s`` what one GPU has of the
-    network between nodes. The layout is searched unless
+    Lengths are tokens, ``workload`` names usual ones instead, ``max_concurrency`` requests in flight (8, 32 and 128
+    where nothing is said), ``request_rate`` requests per second, each of all servers of a GPU type together;
+    several make a table for each. ``price`` are USD per GPU and hour instead of the profiles' (``{"mi355x":
+    2.5}``), ``network_gb_per_s`` what one GPU has of the network between nodes. The layout is searched unless
     ``tensor_parallel_size`` is given; the other keywords are those of ``check_fit``.
 
     ``answer.record.points`` has every figure, with its interval. Raises InputError for what is no load and no price,
@@ -143,14 +145,18 @@ def compare_gpus(
         raise UnknownNameError("unit", str(per), get_args(defaults.Per), see="planner compare --help")
     check_count("packages", packages)
     args = engine_args(engine, own=keywords(compare_gpus))
+    if workload is not None:
+        if (input_len, output_len, random_range_ratio) != (defaults.LEN, defaults.LEN, 0.0):
+            raise InputError("--workload says how long requests are", hint="leave out the lengths")
+        input_len, output_len, random_range_ratio = lengths_by_name(workload)
     rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
     workloads = _workloads(input_len, output_len, max_concurrency, request_rate, rhythm)
     profiles, remarks = find_gpus(gpu, network_gb_per_s)
     prices = parse_prices(assignments(price), profiles)
     resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     own_context = resolved.model.max_position_embeddings
-    for workload in workloads:
-        check_context(workload, min(args.max_model_len or own_context, own_context), resolved.resolved)
+    for load in workloads:
+        check_context(load, min(args.max_model_len or own_context, own_context), resolved.resolved)
     local = fits_for(calibration)
     question = Question(
         resolved.model,

@@ -40,11 +40,12 @@ LENGTHS = ("input_len", "output_len", "random_range_ratio")
 OF_CLASSES = (*LENGTHS, "max_concurrency", "request_rate", "workload")  #: that classes say themselves
 #: What the left says on the command line takes the place of what planner.toml says on the right.
 ONE_ARRIVAL: Rivals = ((("request_rate",), ("max_concurrency",)), (("max_concurrency",), ("request_rate",)))
+ONE_NAME: Rivals = ((("workload",), LENGTHS), (LENGTHS, ("workload",)))
 ONE_LOAD: Rivals = (
     (("trace",), (*OF_A_TRACE, "classes")),
     (("classes",), (*OF_CLASSES, "trace")),
-    (("workload",), (*LENGTHS, "classes")),
-    (LENGTHS, ("workload", "classes")),
+    (("workload", *LENGTHS), ("classes",)),
+    *ONE_NAME,
     *ONE_ARRIVAL,
 )
 
@@ -183,6 +184,17 @@ def checked_workload(name: str) -> str:
     if name not in NAMED and name not in named_sessions():
         raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/library.md")
     return name
+
+
+def lengths_by_name(name: str) -> tuple[int, int, float]:
+    """Tokens in and out of a workload, and their range ratio. Raises InputError for one of several turns."""
+    if checked_workload(name) not in NAMED:
+        raise InputError(
+            f"--workload {name} has turns, and a GPU here is sent lengths alone",
+            hint="ask planner predict serve, recommend or fleet, or name one of " + ", ".join(NAMED),
+        )
+    named = NAMED[name]
+    return named.input_len, named.output_len, named.range_ratio
 
 
 def requests_of_sessions(name: str, rate: float | None, seed: int = 0) -> Requests:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import TIME, engine_args
 from planner.commands.inputs import basis_for, find_gpu, fits_for, load_model, typed, version_for
-from planner.commands.load import check_context, check_load, workload_of
+from planner.commands.load import (
+    ONE_NAME,
+    check_context,
+    check_load,
+    checked_workload,
+    lengths_by_name,
+    requests_of_sessions,
+    workload_of,
+)
 from planner.commands.options import (
     LOAD,
     BatchSize,
@@ -38,8 +46,10 @@ from planner.commands.options import (
     Seed,
     Timeout,
     WeightDtype,
+    WorkloadName,
 )
 from planner.errors import InputError
+from planner.workload import named_sessions
 
 if TYPE_CHECKING:
     from planner.commands.inputs import GpuName, ModelName
@@ -112,7 +122,7 @@ class _Case:
     engine: EngineFlags
 
 
-@command("predict serve", help="A client against a server: vllm bench serve.", engine=TIME)
+@command("predict serve", help="A client against a server: vllm bench serve.", engine=TIME, rivals=ONE_NAME)
 def predict_serve(
     model: Model,
     gpu: Gpu,
@@ -127,6 +137,7 @@ def predict_serve(
     seed: Seed = 0,
     random_prefix_len: PrefixLen = 0,
     prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
+    workload: WorkloadName = None,
     trace: Trace = None,
     classes: Classes = (),
     metric_percentiles: Percentiles = (99,),
@@ -143,10 +154,10 @@ def predict_serve(
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
 
-    Lengths are tokens, ``request_rate`` is requests per second (infinite: all at once), ``goodput`` holds targets in ms
-    by metric (``{"ttft": 500}``). ``classes`` (``Demand("chat", 4, 1024, 256)``: a name, requests per second, tokens in
-    and out) are sent together; those without targets of their own have the ``goodput``. ``engine`` and the other
-    keywords are those of ``check_fit``.
+    Lengths are tokens, ``workload`` names usual ones instead, ``request_rate`` is requests per second (infinite:
+    all at once), ``goodput`` holds targets in ms by metric (``{"ttft": 500}``). ``classes`` (``Demand("chat", 4,
+    1024, 256)``: a name, requests per second, tokens in and out) are sent together; those without targets of their
+    own have the ``goodput``. ``engine`` and the other keywords are those of ``check_fit``.
 
     ``answer.result`` has the keys of the bench's result file (``mean_ttft_ms``, ``output_throughput`` in tokens/s, ...)
     and beside each figure ``KEY_lo`` and ``KEY_hi``, its 90 % interval. Where the KV cache does not hold one request,
@@ -157,6 +168,14 @@ def predict_serve(
 
     requests: Requests | None = None
     said: tuple[str, ...] = ()
+    if workload is not None:
+        if trace is not None or classes or (input_len, output_len, random_range_ratio) != (1024, 128, 0.0):
+            raise InputError("--workload says how long requests are", hint="leave out lengths, --trace, --class")
+        if checked_workload(workload) in named_sessions():
+            requests = _turns(workload, request_rate, seed, num_prompts)
+            input_len, output_len, num_prompts, request_rate = _means(requests, request_rate)
+        else:
+            input_len, output_len, random_range_ratio = lengths_by_name(workload)
     if trace is not None:
         requests, lengths, said = _recorded(Path(trace), request_rate)
         input_len, output_len, num_prompts, request_rate = lengths
@@ -170,7 +189,7 @@ def predict_serve(
         together = replace(classes[0].workload, seed=seed, burstiness=burstiness)  # refuses what is no load
         requests = mixed(classes, num_prompts, seed=together.seed, burstiness=together.burstiness)
         input_len, output_len, num_prompts, request_rate = _means(requests, sum(one.request_rate for one in classes))
-    workload = workload_of(
+    sent = workload_of(
         input_len=input_len,
         output_len=output_len,
         num_prompts=num_prompts,
@@ -191,7 +210,7 @@ def predict_serve(
     }
     if classes:
         asked["classes"] = tuple(classes)
-    return _predict("serve", workload, case, explain=explain, requests=requests, said=said, **asked)
+    return _predict("serve", sent, case, explain=explain, requests=requests, said=said, **asked)
 
 
 @command("predict throughput", help="Offline, all prompts at once: vllm bench throughput.", engine=TIME)
@@ -320,6 +339,13 @@ def _recorded(path: Path, rate: float) -> tuple[Requests, tuple[int, int, int, f
     if isfinite(rate):
         requests = replace(requests, arrival_s=requests.arrival_s * (trace.busiest_rate / rate))
     return requests, _means(requests, rate if isfinite(rate) else trace.busiest_rate), trace.notes
+
+
+def _turns(name: str, rate: float, seed: int, num_prompts: int) -> Requests:
+    """The last requests of a workload of several turns, after those that have filled the cache."""
+    from planner.workload import share
+
+    return share(requests_of_sessions(name, rate if isfinite(rate) else None, seed), 1, num_prompts)
 
 
 def _means(requests: Requests, rate: float) -> tuple[int, int, int, float]:

@@ -251,6 +251,15 @@ def measure(
     return _read(Steady.of(deployment, workload), served, slos, confidence, doubt)
 
 
+def with_the_queue(load: ServedLoad, slos: Sequence[Slo], confidence: float) -> ServedLoad:
+    """``load``, served whole to first order, as ``measure`` has it ``exactly``."""
+    doubt = load.doubt
+    assert doubt is not None and load.whole  # who calls has asked
+    reused = doubt.requests is not None and doubt.requests.prefixes is not None
+    served = _Served(doubt.workload, load.replay, True, doubt, {}, reused)
+    return _read(Steady.of(doubt.deployment, doubt.workload), served, slos, confidence, doubt.reacting())
+
+
 def _serve(
     deployment: Deployment,
     workload: Workload,

@@ -51,6 +51,7 @@ from planner.engine import SETTINGS
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
 LLAMA = "meta-llama/Llama-2-7b-hf"
+LONG = "meta-llama/Llama-3.1-8B-Instruct"
 RUNS = ROOT / "docs" / "data" / "mi300x-vllm-0.9.1.csv"
 LINE = f"vllm serve {LLAMA} --max-num-seqs 16 --max-model-len 2048"
 SHORT = ("--num-prompts", "16", "--max-concurrency", "4")
@@ -258,6 +259,10 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         (lambda: recommend_plans(LLAMA, "h100", tensor_parallel_size=2), "it is searched", "leave it out"),
         (lambda: recommend_plans(LLAMA, "h100", goal="fast"), "unknown goal 'fast'", "recommend"),
         (lambda: recommend_plans(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
+        (lambda: predict_serve(LLAMA, "h100", workload="chat", input_len=9), "--workload says how long", "leave out"),
+        (lambda: predict_serve(LLAMA, "h100", workload="coding-agent"), "--workload coding-agent", "--request-rate"),
+        (lambda: predict_serve(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
+        (lambda: compare_gpus(LLAMA, "h100", workload="coding-agent"), "has turns", "predict serve"),
         (lambda: compare_gpus(LLAMA, "h100", per="rack"), "unknown unit 'rack'", "compare"),
         (lambda: compare_gpus(LLAMA, "h100", input_len=[]), "--input-len", "for example"),
         (lambda: size_fleet(LLAMA, "h100"), "no load is given", "--request-rate"),
@@ -273,6 +278,26 @@ def test_what_is_wrong_is_named(ask: Callable[[], Result], cause: str, hint: str
         ask()
     assert cause in error.value.cause
     assert hint in error.value.hint
+
+
+def test_a_workload_by_name_is_its_lengths() -> None:
+    lengths: Any = {"input_len": 4096, "output_len": 256, "random_range_ratio": 0.25}  # "rag" in docs/workload.md
+    load: Any = {"num_prompts": 20, "max_concurrency": 4}
+    assert (
+        predict_serve(LONG, "h100", workload="rag", **load).to_json()
+        == predict_serve(LONG, "h100", **lengths, **load).to_json()
+    )
+    assert (
+        compare_gpus(LONG, "h100", workload="rag", max_concurrency=4).to_json()
+        == compare_gpus(LONG, "h100", **lengths, max_concurrency=4).to_json()
+    )
+
+
+def test_a_workload_of_turns_finds_what_was_there() -> None:
+    """The last requests of chats that go on: their prompts hold the turns before, which the cache has."""
+    found = predict_serve(LONG, "h100", workload="multi-turn-chat", request_rate=1, num_prompts=100)
+    assert found.result["completed"] == 100
+    assert 0.3 < found.record.replay.cached_share < 1
 
 
 def test_a_refusal_of_vllm_is_an_error_of_its_own() -> None:

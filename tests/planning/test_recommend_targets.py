@@ -25,7 +25,7 @@ from planner.model.resolve import resolve_model
 from planner.planning import defaults
 from planner.planning.capacity import TOLERANCE, ServedLoad, at_load, steady_rate
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.plan import Plan, PlanFile
+from planner.planning.plan import Plan, PlanFile, PlannedTrace
 from planner.planning.predict import simulate_serve
 from planner.planning.recommend import target_search
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
@@ -37,6 +37,7 @@ from planner.planning.recommend.service import largest
 from planner.planning.recommend.target_search import fewest_servers, share_of
 from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
+from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests, Workload
 from planner.workload.targets import parse_slos
 
@@ -428,6 +429,32 @@ def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:
     assert best is not None and best.load is not None
     assert best.load.value == pytest.approx(100 / best.servers)
     assert np.diff(best.load.replay.arrival_s) == pytest.approx(best.servers / 100)
+
+
+def rushed(count: int, early: int) -> Requests:
+    """A trace with all its rush at the beginning: ``early`` requests 300 a second, the others four a second."""
+    arrival_s = np.concatenate([np.arange(early) / 300, early / 300 + np.arange(count - early) / 4])
+    prefixes = Prefixes.of([[at] for at in range(count)], [[512]] * count)
+    return Requests(np.full(count, 512), np.full(count, 32), arrival_s, prefixes)
+
+
+def test_all_of_a_recorded_trace_decides_and_not_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last requests come slowly: one server would do for them, but the rush before takes more."""
+    monkeypatch.setattr(defaults, "TRACE_PROMPTS", 200)
+    requests = rushed(1000, 600)
+    rate = 1000 / float(requests.arrival_s[-1])
+    recorded = PlannedTrace(path="t.csv", sha256="0" * 64, requests=1000, mean_rate=rate, busiest_rate=rate)
+    slos = parse_slos({"ttft": 150.0})
+    targets = Targets(slos, "rate", rate, requests, trace=recorded)
+    asked = request(targets, "h100", output_len=32, gpus_per_node=1, longest_len=544)
+    by_end, by_all = ranked(replace(asked, targets=replace(targets, trace=None))).best, ranked(asked).best
+    assert by_end and by_end.load and by_all and by_all.load
+    assert by_end.servers == 1 and len(by_end.load.replay.sent_s) == 200
+    assert not share_of(by_end.deployment, asked, targets, 1, entire=True).meets
+    assert by_all.servers > 1 and len(by_all.load.replay.sent_s) == pytest.approx(1000 / by_all.servers, abs=1)
+    every_one = share_of(by_all.deployment, asked, targets, by_all.servers, entire=True)
+    assert every_one.meets  # what is printed is that of all of them
+    assert by_all.load.readings[0].predicted_ms == pytest.approx(every_one.readings[0].predicted_ms)
 
 
 def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() -> None:

@@ -9,7 +9,16 @@ from math import ceil, inf
 from typing import Any
 
 from planner.planning import defaults
-from planner.planning.capacity import ROUNDING, THROUGHPUT, Capacity, Reading, ServedLoad, as_found
+from planner.planning.capacity import (
+    ROUNDING,
+    THROUGHPUT,
+    Capacity,
+    Reading,
+    ServedLoad,
+    as_found,
+    measure,
+    paced,
+)
 from planner.planning.compare.limits import find_limit, limit_in_words
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
@@ -19,7 +28,7 @@ from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.request import Candidate, Request, Targets
 from planner.simulator import Replay, statistic_ms
 from planner.units import figure
-from planner.workload import Workload, targets_in_words
+from planner.workload import Workload, share, targets_in_words
 
 
 def sent_to_one(request: Request, candidate: Candidate) -> Workload:
@@ -80,8 +89,11 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
 
 
 def capacity_of(request: Request, targets: Targets, candidate: Candidate) -> Capacity:
-    """What one server of ``candidate`` carries."""
-    return Capacity(candidate.deployment, request.workload, targets.slos, by=targets.by, requests=targets.requests)
+    """What one server of ``candidate`` carries: of a trace, of what the router sends it."""
+    requests = targets.requests
+    if requests is not None and not targets.classes:
+        requests = share(requests, candidate.servers, len(requests.arrival_s), targets.router)
+    return Capacity(candidate.deployment, request.workload, targets.slos, by=targets.by, requests=requests)
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,20 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
     found = capacity.largest(targets.confidence, exactly=True)
     if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
+    if targets.trace is not None and not (whole := _whole(capacity, found, targets.confidence)).meets:
+        return replace(candidate.load, bound_by=whole.binding)
     return found
+
+
+def _whole(capacity: Capacity, load: ServedLoad, confidence: float) -> ServedLoad:
+    """All requests of a trace at the rate of ``load``, which has the last ones; it ends once a target is broken."""
+    requests = capacity.requests
+    assert requests is not None  # of a trace
+    sent = replace(capacity.workload, num_prompts=len(requests.arrival_s), request_rate=load.value)
+    return measure(
+        capacity.deployment, sent, capacity.slos,
+        confidence=confidence, requests=paced(requests, sent), whole=False, exactly=True,
+    )  # fmt: skip
 
 
 def cost(plan: Plan) -> tuple[bool, float]:
@@ -203,9 +228,9 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
             f"{name} {reading.predicted_ms:,.0f} ms predicted, below {reading.expected_ms:,.0f} ms with "
             f"{targets.confidence:.0%} confidence, against {reading.slo.limit_ms:,.4g} ms"
         )
-    share = load.good_share
+    good_share = load.good_share
     goodput = load.goodput_per_s * winner.servers
-    yield f"goodput {goodput:,.4g} requests/s: {share:.1%} meet every target with that confidence"
+    yield f"goodput {goodput:,.4g} requests/s: {good_share:.1%} meet every target with that confidence"
     if targets.reused:
         yield reuse_words(load.replay, targets, winner.servers)
     if limits := what_limits(winner.deployment, load):

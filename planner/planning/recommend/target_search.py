@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log
 
+import numpy as np
+
 from planner import progress
 from planner.engine import EngineArgs, EngineVersion
 from planner.errors import InputError, PlannerError
@@ -23,10 +25,12 @@ from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import (
+    IDLE,
     TOLERANCE,
     Capacity,
     ServedLoad,
     Steady,
+    at_concurrency,
     at_load,
     closed_form_load,
     measure,
@@ -34,6 +38,7 @@ from planner.planning.capacity import (
     outlined_load,
     rarest,
     usual_doubt,
+    with_the_queue,
 )
 from planner.planning.demand import requests_of
 from planner.planning.deployment import Deployment
@@ -189,7 +194,8 @@ class _Search:
                 served, load = True, candidate.load
             if load:
                 tried.append((member, load))
-            if len(tried) >= MEMBERS_WITHOUT_REUSE and not served and not self._keeps_cold(member):
+            few = len(tried) < MEMBERS_WITHOUT_REUSE or self.best_cost < inf  # or no more servers than the best has
+            if not few and not self._keeps_cold(member):
                 break
         if not served:
             closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
@@ -389,13 +395,19 @@ class _Search:
 
         A router that looks for what servers have seen keeps it together, however many there are.
         """
-        key = engine.resolved.resolved, engine.args
+        key = engine.resolved.resolved, replace(engine.args, max_num_seqs=None)  # nobody waits for a place
         if key not in self._cold:
             requests = self.targets.requests
             if requests is None or not self.targets.reused or self.targets.router == "prefix-aware":
                 return True
-            apart = replace(self.targets, requests=replace(requests, prefixes=None).first(COLD_PROMPTS))
-            self._cold[key] = alone(engine.deployment, self.request, apart).meets
+            apart = replace(requests, prefixes=None).first(COLD_PROMPTS)
+            rate = IDLE / at_concurrency(engine.deployment, self.request.workload, 1).e2el_s
+            apart = replace(apart, arrival_s=np.arange(len(apart.arrival_s)) / rate)
+            idle = replace(self.request.workload, num_prompts=len(apart.arrival_s), request_rate=rate)
+            self._cold[key] = measure(
+                engine.deployment, idle, self.targets.slos,
+                confidence=self.targets.confidence, requests=apart, whole=False,
+            ).meets  # fmt: skip
         return self._cold[key]
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
@@ -411,10 +423,19 @@ class _Search:
         return (self._candidate(engine, carried, 1, capacity), None) if carried else (None, None)
 
     def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
-        """What one of ``servers`` has to carry: to first order, and what keeps the targets so exactly."""
-        load = share_of(engine.deployment, self.request, self.targets, servers, whole=False)
-        if load.meets and self.exactly and self.targets.by == "rate" and self.targets.slos:
-            load = share_of(engine.deployment, self.request, self.targets, servers, exactly=True)
+        """What one of ``servers`` has to carry: to first order, and what keeps the targets so exactly.
+
+        Of a long trace the last requests, and where those keep the targets all of them.
+        """
+        targets = self.targets
+        exactly = self.exactly and targets.by == "rate" and bool(targets.slos)
+        load = share_of(engine.deployment, self.request, targets, servers, whole=False)
+        if load.meets and exactly:
+            load = with_the_queue(load, targets.slos, targets.confidence)
+        if load.meets and targets.trace is not None and len(load.replay.sent_s) == defaults.TRACE_PROMPTS:
+            load = share_of(
+                engine.deployment, self.request, targets, servers, entire=True, whole=False, exactly=exactly
+            )
         return load
 
     def _candidate(
@@ -481,12 +502,14 @@ def share_of(
     targets: Targets,
     servers: int,
     *,
+    entire: bool = False,
     whole: bool = True,
     exactly: bool = False,
 ) -> ServedLoad:
     """What one of ``servers`` has to carry, beside the targets. Of a trace, what the router sends it.
 
-    ``whole`` and ``exactly`` as for ``measure``.
+    Those are the last ``TRACE_PROMPTS`` of its requests, or its ``entire`` share. ``whole`` and ``exactly`` as for
+    ``measure``.
     """
     assert targets.value is not None
     requests = targets.requests
@@ -497,7 +520,8 @@ def share_of(
         sent = replace(sent, num_prompts=request.num_prompts or max(sent.num_prompts, one_of_each))
         requests = requests_of(targets.classes, servers, sent)
     elif requests is not None:
-        requests = share(requests, servers, defaults.TRACE_PROMPTS, targets.router)
+        most = len(requests.arrival_s) if entire else defaults.TRACE_PROMPTS
+        requests = share(requests, servers, most, targets.router)
         rate = targets.value / servers
         sent = replace(request.workload, num_prompts=len(requests.arrival_s), request_rate=rate)
     else:
