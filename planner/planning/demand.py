@@ -83,6 +83,11 @@ class Demand:
         load, *more = text.split(",")
         found = cls._sized(load)
         words = dict(word.partition("=")[::2] for word in more)
+        if "itl" in words:
+            raise InputError(
+                f"--class {text!r}: gaps between tokens are those of all requests, whatever their class",
+                hint="add tpot=MS, the mean gap of each request, or --itl beside the classes, which recommend takes",
+            )
         if unknown := [word for word in words if word not in (*OF_A_REQUEST, PRIORITY)]:
             raise InputError(
                 f"--class {text!r}: {unknown[0]!r} is no target of a class",

@@ -87,7 +87,8 @@ def test_priority_helps_the_first_class_and_costs_the_others() -> None:
         ("chat=1:-5:256", "must be positive"),
         ("chat=1:5:256,ttft=-1", "ttft must be positive"),
         ("chat=1:5:256,ttft=fast", "targets are in ms"),
-        ("chat=1:5:256,itl=3", "no target of a class"),
+        ("chat=1:5:256,itl=3", "gaps between tokens are those of all requests"),
+        ("chat=1:5:256,tpt=3", "no target of a class"),
         ("chat=1:5:256,ttft=3,ttft=4", "gives a target twice"),
         ("chat=1:5:256,priority=high", "a priority is a whole number"),
     ],
@@ -185,6 +186,12 @@ def test_a_class_without_requests_to_speak_of_changes_nothing() -> None:
     assert both["service"]["goodput"] == pytest.approx(alone["service"]["goodput"], rel=0.02)
 
 
+def test_gaps_between_tokens_are_a_target_of_all_classes() -> None:
+    two = recommended("--class", "a=4:512:128,ttft=900", "--class", "b=1:512:64", "--itl", "80", "--ttft", "5000")
+    held = [(one["of_class"], one["metric"], one["limit_ms"]) for one in two["plans"][0]["service"]["targets"]]
+    assert held == [("", "p99_itl_ms", 80), ("a", "p99_ttft_ms", 900), ("b", "p99_ttft_ms", 5000)]
+
+
 def test_a_plan_of_classes_is_read_again_and_checked(tmp_path: Path) -> None:
     words = ("--class", CHAT, "--class", BATCH, "--scheduling-policy", "priority", "--seed", "5")
     status, _, err = run(*RECOMMEND, *words, "-o", str(tmp_path / "plan"))
@@ -229,3 +236,14 @@ def test_what_recommend_does_not_take(words: tuple[str, ...], said: str) -> None
     status, _, err = run(*RECOMMEND, *words)
     assert status == 2
     assert said in err and "hint:" in err
+
+
+def test_the_command_that_a_fleet_of_one_pool_names_plans_its_classes() -> None:
+    command = ("fleet", "Qwen/Qwen3-8B", "--gpu", "h100", "--class", "a=1:512:64,ttft=900", "--class", "b=1:512:64")
+    status, out, err = run(*command, "--ttft", "5000", "--tpot", "60")
+    assert status == 0, err
+    line = " ".join(out[out.index("$ planner") + 2 :].replace("\\\n", "").split())
+    assert line.startswith(
+        "planner recommend Qwen/Qwen3-8B --gpu h100-sxm --class a=1:512:64,ttft=900 --class b=1:512:64 --ttft 5000 "
+        "--tpot 60 -o plans"
+    )

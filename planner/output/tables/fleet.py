@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -332,23 +332,20 @@ def _next_command(best: Fleet) -> list[str]:
     """What plans one server of the busiest pool, and writes its scripts."""
     asked, pool = best.asked, best.busiest
     demand, kind = pool.demand, pool.kind
-    if demand.parts:
-        config = kind.deployment.config
-        words = ["planner", "predict", "serve", asked.model.requested, "--gpu", kind.profile.id]
-        tp, seqs = config.tensor_parallel_size, config.max_num_seqs
-        words += ["--tensor-parallel-size", str(tp), "--max-num-seqs", str(seqs)]
-        words += ["--scheduling-policy", config.scheduling_policy] if config.scheduling_policy else []
-        each = (replace(one, request_rate=one.request_rate / pool.servers) for one in demand.parts)
-        return [*words, *(word for one in each for word in ("--class", one.word))]
     words = ["planner", "recommend", asked.model.requested, "--gpu", kind.profile.id]
     lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
-    words += demand.asked_as or ("--request-rate", f"{demand.request_rate:g}", *lengths)
+    if demand.parts:
+        words += [word for one in demand.parts for word in ("--class", one.word)]
+        words += ["--scheduling-policy", asked.args.scheduling_policy] if asked.args.scheduling_policy else []
+    else:
+        words += demand.asked_as or ("--request-rate", f"{demand.request_rate:g}", *lengths)
     if demand.asked_as and asked.router != "round-robin":
         words += ["--router", asked.router]
     if asked.args.kv_offloading_size:
         words += ["--kv-offloading-size", f"{asked.args.kv_offloading_size:g}"]
-    for slo in asked.slos_of(demand):
-        words += [f"--{slo.metric}", f"{slo.limit_ms:g}"]
+    own = {one.name for one in demand.parts if one.limits_ms}
+    of_all = {slo.metric: slo.limit_ms for slo in asked.slos_of(demand) if slo.group not in own}
+    words += [word for metric, limit_ms in of_all.items() for word in (f"--{metric}", f"{limit_ms:g}")]
     return [*words, "-o", "plans"]
 
 
