@@ -202,10 +202,8 @@ class Capacity:
         self, confidence: float, tolerance: float, *, exactly: bool = False
     ) -> tuple[ServedLoad | None, ServedLoad | None]:
         """The largest load that keeps the targets, and the smallest that does not, so near to each other."""
-        most, least = float(most_in_flight(self.deployment)), 1.0
-        if self.by == "rate":
-            most = self._steady.rate(confidence)
-            least = min(IDLE / self._alone.e2el_s, most)
+        most = self._steady.rate(confidence) if self.by == "rate" else float(most_in_flight(self.deployment))
+        least = min(self._idle, most)
         if not self.slos:  # nothing but full batches limits it
             least = most
 
@@ -220,8 +218,8 @@ class Capacity:
         return closed_form_load(self.deployment, self.workload, self.slos, self.by, confidence=confidence)
 
     @cached_property
-    def _alone(self) -> Estimate:
-        return at_concurrency(self.deployment, self.workload, 1)
+    def _idle(self) -> float:
+        return idle_load(self.deployment, self.workload, self.by)
 
     @cached_property
     def _steady(self) -> Steady:
@@ -249,6 +247,11 @@ def measure(
     served = _serve(deployment, workload, slos, confidence, requests, whole=whole)
     doubt = served.doubt.reacting() if exactly else served.doubt
     return _read(Steady.of(deployment, workload), served, slos, confidence, doubt)
+
+
+def idle_load(deployment: Deployment, workload: Workload, by: By) -> float:
+    """A load so small that a smaller one is no easier: one in flight, or a server that idles between requests."""
+    return 1.0 if by == "concurrency" else IDLE / at_concurrency(deployment, workload, 1).e2el_s
 
 
 def with_the_queue(load: ServedLoad, slos: Sequence[Slo], confidence: float) -> ServedLoad:

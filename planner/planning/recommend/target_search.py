@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil, floor, inf, log
 
 import numpy as np
@@ -25,14 +26,13 @@ from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import (
-    IDLE,
     TOLERANCE,
     Capacity,
     ServedLoad,
     Steady,
-    at_concurrency,
     at_load,
     closed_form_load,
+    idle_load,
     measure,
     most_in_flight,
     outlined_load,
@@ -384,11 +384,26 @@ class _Search:
             cap = fewest
         if cap < fewest:
             return None, None
-        start = min(max(engine.servers(self.targets, at_least=False), fewest), cap)
-        count, load, failed = fewest_servers(lambda n: self._share(engine, n), fewest, int(start), cap)
+        start = int(min(max(engine.servers(self.targets, at_least=False), fewest), cap))
+        share = cache(lambda count: self._share(engine, count))
+        if cap == inf and not share(start).meets and (hopeless := self._breaks_idle(engine, start, share)):
+            return None, hopeless
+        count, load, failed = fewest_servers(share, fewest, start, cap)
         if count is None or load is None:
             return None, failed
         return self._candidate(engine, load, count), failed
+
+    def _breaks_idle(self, engine: RankedEngine, start: int, share: Callable[[int], ServedLoad]) -> ServedLoad | None:
+        """The load of so many servers that they idle, ``start`` at least, where that breaks a target: more do not help.
+
+        Of a trace it is not asked: what servers find in their caches depends on how many they are.
+        """
+        targets = self.targets
+        if targets.value is None or targets.requests is not None:
+            return None
+        each = idle_load(engine.deployment, self.request.workload, targets.by)
+        load = share(max(ceil(targets.value / each), start))
+        return None if load.meets else load
 
     def _keeps_cold(self, engine: RankedEngine) -> bool:
         """Whether a server that idles and has seen none of the prompts keeps the targets: what more servers come to.
@@ -401,7 +416,7 @@ class _Search:
             if requests is None or not self.targets.reused or self.targets.router == "prefix-aware":
                 return True
             apart = replace(requests, prefixes=None).first(COLD_PROMPTS)
-            rate = IDLE / at_concurrency(engine.deployment, self.request.workload, 1).e2el_s
+            rate = idle_load(engine.deployment, self.request.workload, "rate")
             apart = replace(apart, arrival_s=np.arange(len(apart.arrival_s)) / rate)
             idle = replace(self.request.workload, num_prompts=len(apart.arrival_s), request_rate=rate)
             self._cold[key] = measure(
@@ -554,6 +569,8 @@ def fewest_servers(
             low, failed = count, load
         if failed and met:
             count = (low + int(high)) // 2
+        elif met and count == cap:  # often just as many are needed
+            count -= 1
         elif met:  # the start is a good guess: steps from there grow
             count = start if count > start else max(low + 1, int(high) - fewer)
             fewer = fewer if count == start else 2 * fewer
