@@ -28,6 +28,7 @@ from .features import features_of as features_of
 from .features import graph_batches as graph_batches
 from .features import version_features as version_features
 from .settings import Engine as Engine
+from .runner import lone_steps as lone_steps
 from .generation import asked_engine as asked_engine
 from .generation import default_engine as default_engine
 from .generation import has_both_engines as has_both_engines

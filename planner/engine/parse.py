@@ -46,7 +46,7 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 #: The settings by what a line says for them: the flag, or the variable where there is no flag.
 _ROWS = {row.env or row.flag: row for row in SETTINGS.values() if not row.ours}
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
-_AS_SIMULATED = {"--kv-offloading-backend": ["native"]}
+_AS_SIMULATED = {"--kv-offloading-backend": ["native"], "--all2all-backend": ["allgather_reducescatter"]}
 _LONG = {row.short: row.flag for row in _ROWS.values() if row.short} | {"-cc": "--compilation-config"}
 _SWITCHES = {
     flag_of(no + row.name): (row.name, not no)

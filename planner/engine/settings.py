@@ -263,7 +263,7 @@ NOT_SIMULATED = frozenset((
     "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
     "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
     "--max-num-partial-prefills", "--mamba-cache-mode", "--limit-mm-per-prompt",
-    "--moe-backend", "--kv-offloading-backend",
+    "--moe-backend", "--all2all-backend", "--kv-offloading-backend",
 ))  # fmt: skip
 
 

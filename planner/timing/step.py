@@ -21,7 +21,7 @@ from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
-from planner.engine import EngineConfig
+from planner.engine import EngineConfig, lone_steps
 from planner.hardware import GpuProfile, constant
 from planner.model import Model, PerModel
 from planner.timing.covariates import graphs
@@ -132,6 +132,7 @@ class StepModel:
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
         self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
         self._graphs = graphs(config, profile)
+        self._lone = lone_steps(model, config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
     def step_s(self, batch: Batch, besides_s: float = 0.0) -> float:
@@ -201,11 +202,15 @@ class StepModel:
     def _share(self, batch: Batch) -> float:
         """In a pipeline of p stages, p batches are under way at once and each has its share of the work.
 
-        A prompt that goes on fills it alone: its next chunk enters behind this one, for it waits for no token.
+        A prompt that goes on fills it alone: its next chunk enters behind this one, for it waits for no token. A step
+        that has the pipeline to itself, as ``planner.engine.runner`` says, passes through all stages whole.
         """
         stages = self.config.pipeline_parallel_size
-        if stages == 1:
+        if stages == 1 or self._lone == "all":
             return 1.0
+        if self._lone == "sampling":
+            sampling = min(1.0, batch.decode_seqs + batch.prefill_finishing)  # in a mean of steps, a part of them
+            return sampling + (1.0 - sampling) / stages
         if batch.prefill_seqs > batch.prefill_finishing:
             return 1.0 / stages
         return 1.0 / max(1, min(stages, batch.decode_seqs + batch.prefill_seqs))

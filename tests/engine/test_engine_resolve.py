@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from planner.engine.features import features_of, graph_batches, version_features
 from planner.engine.flags import table_versions
 from planner.engine.resolution import resolve
+from planner.engine.runner import lone_steps
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware.profiles import load_profile
+from planner.model.architecture import Model
 from planner.model.build import model_from_config
 from planner.model.resolve import resolve_model
 
@@ -40,6 +42,9 @@ DENSE = model_from_config(LLAMA, model_id="example/llama-8b")
 MOE = resolve_model("Qwen/Qwen3-30B-A3B", network=False).model
 LATENT = resolve_model("deepseek-ai/DeepSeek-R1", network=False).model
 HYBRID = resolve_model("Qwen/Qwen3-Next-80B-A3B-Instruct", network=False).model
+FP8 = resolve_model("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", network=False).model
+GEMMA = resolve_model("google/gemma-2-9b-it", network=False).model
+SPARSE = resolve_model("deepseek-ai/DeepSeek-V3.2", network=False).model
 VERSIONS = st.sampled_from(table_versions()).map(parse_version)
 
 
@@ -187,6 +192,30 @@ def test_async_scheduling_is_on_from_0_14_except_with_a_pipeline_then() -> None:
     assert settings("0.16.0", "h100-sxm", pipeline_parallel_size=2).async_scheduling
     assert settings("0.10.0", "h100-sxm", async_scheduling=True).async_scheduling
     assert not settings("0.32.0", "cpu").async_scheduling
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "expected"),
+    [
+        # vLLM's own sources of these releases: broadcasts of sampled tokens, and which runner is taken
+        (DENSE, "h100-sxm", {"0.15.0": "none", "0.16.0": "all", "0.19.1": "all"}),
+        (DENSE, "h100-sxm", {"0.20.0": "sampling", "0.22.1": "sampling", "0.23.0": "none"}),
+        (FP8, "h100-sxm", {"0.23.0": "sampling", "0.24.0": "none"}),
+        (GEMMA, "h100-sxm", {"0.24.0": "sampling", "0.25.0": "none"}),
+        (MOE, "h100-sxm", {"0.15.0": "none", "0.20.0": "sampling", "0.28.0": "sampling", "0.29.0": "none"}),
+        (HYBRID, "h100-sxm", {"0.28.0": "sampling", "0.29.0": "none"}),
+        (SPARSE, "h100-sxm", {"0.28.0": "sampling", "0.29.0": "none"}),
+        (SPARSE, "mi300x", {"0.31.0": "sampling", "0.32.0": "none"}),
+    ],
+    ids=["old dense", "dense", "fp8", "gemma", "moe", "hybrid", "sparse", "sparse on rocm"],
+)
+def test_stages_wait_for_tokens_in_the_first_model_runner(model: Model, gpu: str, expected: dict[str, str]) -> None:
+    profile = load_profile(gpu)
+    staged = {version: settings(version, gpu, model, pipeline_parallel_size=2) for version in expected}
+    assert {version: lone_steps(model, config, profile) for version, config in staged.items()} == expected
+    unstaged = [settings(version, gpu, model) for version in expected]
+    apart = [replace(config, async_scheduling=False) for config in staged.values()]
+    assert {lone_steps(model, config, profile) for config in unstaged + apart} == {"none"}
 
 
 def test_prefix_caching_by_engine_and_model() -> None:

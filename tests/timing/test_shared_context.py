@@ -76,5 +76,5 @@ def test_what_sharing_is_worth_where_the_cache_is_full() -> None:
     for size, (rate, output_len, cache_tok) in measured.items():
         deployment = served(KIMI, decode_context_parallel_size=size)
         figures = simulate_serve(deployment, Workload(8000, output_len, 1000, request_rate=100.0)).figures
-        assert figures["request_throughput"] == pytest.approx(rate, rel=0.1)
+        assert figures["request_throughput"] == pytest.approx(rate, rel=0.15)
         assert deployment.limits(8000 + output_len).kv_cache_tokens == pytest.approx(cache_tok, rel=0.03)

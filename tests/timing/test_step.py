@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, perfect
 
+from planner.engine import EngineConfig, parse_version
 from planner.timing.efficiencies import Efficiency, prior_values
 from planner.timing.fits import load_calibration
 from planner.timing.step import Batch, StepModel, distinct_experts, hottest_rows
@@ -140,3 +143,42 @@ def test_pipeline_stages_share_the_batch() -> None:
     two = StepModel(llama_8b(), gpu(), engine(pipeline_parallel_size=2), perfect())
     batch, half = Batch(64, 64 * 2048), Batch(32, 32 * 2048)
     assert two.step_s(batch) == pytest.approx(one.step_s(half), rel=0.01)
+
+
+def asynchronous(version: str, stages: int) -> EngineConfig:
+    return engine(version=parse_version(version), pipeline_parallel_size=stages, async_scheduling=True)
+
+
+MIXED, SAMPLING, GOING_ON = Batch(64, 64 * 2048, 1, 8192, 4e7), Batch(0, 0, 1, 8192, 4e7, 1), Batch(0, 0, 1, 8192, 4e7)
+HALVES = [Batch(32, 32 * 2048, 1, 4096, 2e7), Batch(0, 0, 1, 4096, 2e7, 1), Batch(0, 0, 1, 4096, 2e7)]
+
+
+@pytest.mark.parametrize(
+    ("version", "alone"),
+    [
+        ("0.15.0", []),
+        ("0.19.1", [MIXED, SAMPLING, GOING_ON]),
+        ("0.23.0", [MIXED, SAMPLING]),
+        ("0.28.0", [MIXED, SAMPLING]),
+        ("0.29.0", []),
+    ],
+)
+def test_what_waits_for_a_token_has_both_stages_to_itself(version: str, alone: list[Batch]) -> None:
+    """Such a step takes what it takes on one GPU, and others that with half the batch, as the stages overlap."""
+    moe = replace(moe_model(), architecture="Qwen3MoeForCausalLM")
+    one, two = (StepModel(moe, gpu(), asynchronous(version, stages), perfect()) for stages in (1, 2))
+    for whole, half in zip((MIXED, SAMPLING, GOING_ON), HALVES, strict=True):
+        alike = whole if whole in alone or whole is SAMPLING else half  # a lone prompt's last step overlaps with none
+        assert two.device_s(whole) == pytest.approx(one.device_s(alike), rel=0.02)
+
+
+@given(batches, st.sampled_from(["0.16.0", "0.22.0"]))
+def test_stages_that_wait_are_never_faster(drawn: Batch, version: str) -> None:
+    batch = drawn._replace(prefill_seqs=drawn.prefill_seqs + drawn.prefill_finishing)
+    waiting = asynchronous(version, 4)
+    times_s = [
+        StepModel(MODELS["moe"], gpu(), config, PRIOR).device_s(batch)
+        for config in (waiting, replace(waiting, async_scheduling=False))
+        if batch.decode_seqs + batch.prefill_seqs
+    ]
+    assert times_s == sorted(times_s, reverse=True)

@@ -66,7 +66,8 @@ def broken_for_certain(deployment: Deployment, request: Request, targets: Target
     new_tok = input_len + (0 if config.enable_prefix_caching else request.prefix_len)
     pairs = new_tok * (request.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
     stages = config.pipeline_parallel_size  # a full pipeline has a share of the prompt in each
-    share = Batch(prefill_seqs=min(stages, 2), prefill_tok=new_tok, prefill_pair_tok=pairs, prefill_finishing=1)
+    going_on = stages > 1  # chunks before the last never have the pipeline to themselves
+    share = Batch(0, 0.0, 1 + going_on, new_tok, pairs, prefill_finishing=1 - going_on)
     ttft_s = deployment.timer.breakdown(share).gpu_s
     tpot_s = deployment.timer.step_s(Batch(1, input_len)) if output_len > 1 else 0.0
     least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (output_len - 1) * tpot_s}
