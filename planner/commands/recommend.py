@@ -86,6 +86,9 @@ Trace = Annotated[
 ]
 NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
 Pick = Annotated[int, Option(min=1, help="Plan to print and to write; 1 is the best.")]
+Disaggregate = Annotated[
+    bool, Option(help="Prefill and decode on servers of their own are the plan where they take fewer GPUs.")
+]
 OutputDir = Annotated[str, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
 
 
@@ -117,6 +120,7 @@ def recommend_plans(
     percentile: Percentile | None = None,
     confidence: Confidence = None,
     price: Price = (),
+    disaggregated: Disaggregate = False,
     engine_version: EngineVersion = None,
     calibration: Calibration = None,
     pick: Pick = 1,
@@ -139,8 +143,10 @@ def recommend_plans(
     several turns (multi-turn-chat, coding-agent), is dealt to servers. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are
     targets in ms at a ``percentile`` (99, ``"mean"``): the cheapest plan is found that keeps them
     with probability ``confidence`` (0.8); several GPUs stand by USD per hour, ``price`` says others than the
-    profiles' per GPU (``{"mi355x": 2.5}``). ``engine`` are settings that are given instead of searched; those of the
-    layout are searched and cannot be given. ``pick`` takes another plan than the best.
+    profiles' per GPU (``{"mi355x": 2.5}``). With ``disaggregated``, prefill and decode on servers of their own are the
+    answer where they take fewer GPUs at that confidence: ``answer.answer_apart``. ``engine`` are settings that are
+    given instead of searched; those of the layout are searched and cannot be given. ``pick`` takes another plan than
+    the best.
 
     ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
     Raises InputError for flags that contradict each other, a trace that cannot be read, a request longer than the
@@ -177,8 +183,10 @@ def recommend_plans(
     check_context(sent, limit, resolved.resolved, longest_len=load.longest_len)
 
     from planner.output import Recommendation
-    from planner.planning import Request, rank
+    from planner.planning import Request, check_apart, rank
 
+    if disaggregated and pick > 1:
+        raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
     local = fits_for(calibration)
     request = Request(
         model=resolved,
@@ -203,13 +211,18 @@ def recommend_plans(
         prefix_len=sent.prefix_len,
         prices=prices,
     )
+    if disaggregated:
+        check_apart(request)
     rankings = tuple(rank(request))
     plans = tuple(_picked(request, ranking, pick) for ranking in rankings)
     stated = {**given, "model": model, "gpu": gpu}
     taken = _defaults_taken(stated, load)
     command = shlex.join(_words(resolved, model is None, profiles, gpu is None, {**given, **engine}))
     remarks = (*remarks, *local.notes, *load.notes)
-    return Recommendation(request, rankings, plans, pick, taken, command, remarks=remarks, explain=explain)
+    return Recommendation(
+        request, rankings, plans, pick, taken, command,
+        remarks=remarks, explain=explain, disaggregated=disaggregated,
+    )  # fmt: skip
 
 
 def script_files(recommendation: Recommendation) -> dict[str, str]:
@@ -218,7 +231,7 @@ def script_files(recommendation: Recommendation) -> dict[str, str]:
     One GPU's scripts have plain names, those of several are in a folder for each.
     """
     from planner import __version__
-    from planner.output import plan_files
+    from planner.output import plan_files, split_files
     from planner.planning import PlanFile
 
     request, rankings = recommendation.request, recommendation.rankings
@@ -230,7 +243,10 @@ def script_files(recommendation: Recommendation) -> dict[str, str]:
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
         service = plan.service
         tunable = not plan.classes and (service is None or (service.trace or service.router) is None)
-        made = plan_files(file, ranking.profile, tunable=tunable)
+        if apart := recommendation.apart.get(plan.gpu):
+            made = split_files(apart.division, recommendation.command)
+        else:
+            made = plan_files(file, ranking.profile, tunable=tunable)
         files |= {f"{folder}{name}": content for name, content in made.items()}
     return files and {**files, "recommendation.json": recommendation.to_json()}  # the last for planner report
 
@@ -271,10 +287,12 @@ def recommend(
     if directory:
         written = write_scripts(answer, directory, force=force)
         if written:
-            best = answer.best
-            of_best = f"{best.gpu}/RUNBOOK.md" if best else ""
-            runbook = directory / (of_best if of_best in written else "RUNBOOK.md")
-            note(f"wrote {len(written)} files into {directory}; start with {runbook}")
+            best, first = answer.best, "RUNBOOK.md"
+            if apart := answer.answer_apart:
+                best, first = apart.plan, "prefill.sh"
+            of_best = f"{best.gpu}/{first}" if best else ""
+            start = directory / (of_best if of_best in written else first)
+            note(f"wrote {len(written)} files into {directory}; start with {start}")
     return answer
 
 
@@ -304,7 +322,10 @@ NUMBERS = ("request_rate", "network_gb_per_s", "burstiness", "random_range_ratio
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said, with plain values. Raises InputError for a value of another kind than the flag's."""
-    unsaid = {"price": (), "classes": (), "pick": 1, "random_prefix_len": 0, "refresh": False, "timeout": None}
+    unsaid = {
+        "price": (), "classes": (), "pick": 1, "random_prefix_len": 0, "refresh": False, "timeout": None,
+        "disaggregated": False,
+    }  # fmt: skip
     found = {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
     for name, value in found.items():
         if name in COUNTS or name == "seed":

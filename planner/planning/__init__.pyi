@@ -97,6 +97,10 @@ from .fleet.disaggregated import SideLaunch as SideLaunch
 from .fleet.disaggregated import NotDivided as NotDivided
 from .fleet.disaggregated import disaggregate as disaggregate
 from .fleet.disaggregated import beside as beside
+from .fleet.disaggregated import Apart as Apart
+from .fleet.disaggregated import apart_from as apart_from
+from .fleet.disaggregated import check_apart as check_apart
+from .fleet.disaggregated import cheapest_apart as cheapest_apart
 
 # Is the answer in proportion?
 from .sanity import Doubt as Doubt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,83 @@ def test_an_engine_without_the_connector_is_refused(tmp_path: Path) -> None:
     words = (*LOAD, "--gpu", "h100", "--engine-version", "0.8.5")
     cause, hint = error_of(run("fleet", *words, "-o", str(tmp_path / "out")))
     assert "NIXL" in cause and "0.9.0" in hint
+
+
+# --- recommend --disaggregated
+
+APART = (
+    "recommend", "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "30", "--random-input-len", "8192",
+    "--random-output-len", "128", "--ttft", "1500", "--tpot", "12",
+)  # fmt: skip
+
+
+@cache
+def recommended(*words: str) -> Any:
+    return json.loads(run(*words, "--disaggregated", "--format", "json").out)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_division_is_the_plan_where_it_takes_fewer_gpus(gpu: str, tmp_path: Path) -> None:
+    answer = recommended(*APART, "--gpu", gpu)
+    (division,), plan, found = answer["disaggregated"], answer["plans"][0], answer["answer"]
+    assert (found["shape"], found["gpu"]) == ("disaggregated", plan["gpu"])
+    assert found["num_gpus"] == division["least_gpus"] < plan["service"]["total_gpus"]
+    # whole GPUs are rented at the price of those of the other plan
+    each = plan["service"]["usd_per_hour"] / plan["service"]["total_gpus"]
+    assert found["usd_per_hour"] == pytest.approx(each * division["least_gpus"])
+    for side in ("prefill", "decode"):  # by hand: enough servers of each side for 30 requests/s, and not one more
+        assert division[f"{side}_servers"] == ceil(30 / division[f"{side}_load"] - 1e-9)
+    assert division["ttft_ms"] <= 1500 and division["tpot_ms"] <= 12
+    out = tmp_path / "out"
+    told = run(*APART, "--gpu", gpu, "--disaggregated", "-o", str(out))
+    assert told.status == 0
+    assert f"on {division['least_gpus']} x {gpu.upper()}, prefill and decode apart" in " ".join(told.out.split())
+    assert len(told.out.splitlines()) <= 40
+    assert told.out.count("  $ vllm serve") == 2
+    assert sorted(path.name for path in out.iterdir()) == [
+        "decode.sh", "llm-d-values.yaml", "prefill.sh", "recommendation.json",
+    ]  # fmt: skip
+    check_scripts([(out / f"{role}.sh").read_text() for role in ("prefill", "decode")], tmp_path)
+    for role, side in zip(("prefill", "decode"), division["launch"], strict=True):
+        assert f"One of {side['servers']} {role} servers" in (out / f"{role}.sh").read_text()
+
+
+def test_servers_that_do_both_stay_the_plan_where_they_take_as_few(tmp_path: Path) -> None:
+    words = ("recommend", *LOAD[:-1], "--gpu", "h100")
+    answer, out = recommended(*words), tmp_path / "out"
+    (division,) = answer["disaggregated"]
+    assert answer["answer"]["shape"] == "aggregated"
+    assert answer["answer"]["num_gpus"] == answer["plans"][0]["service"]["total_gpus"] <= division["least_gpus"]
+    assert run(*words, "--disaggregated", "-o", str(out)).status == 0
+    assert (out / "launch.sh").exists() and not (out / "prefill.sh").exists()
+
+
+def test_the_cheapest_shape_of_all_gpus_is_the_answer() -> None:
+    for price, gpu in ((0.01, "mi300x"), (1000.0, "h100-sxm")):
+        answer = recommended(*APART, "--gpu", "h100", "--gpu", "mi300x", "--price", f"mi300x={price}")
+        assert (answer["answer"]["gpu"], answer["answer"]["shape"]) == (gpu, "disaggregated")
+        assert len(answer["disaggregated"]) == 2
+
+
+def test_without_the_option_the_line_names_it() -> None:
+    answer = run(*APART, "--gpu", "h100")
+    assert "--disaggregated makes that the plan" in " ".join(answer.out.split())
+    assert "prefill and decode apart" not in answer.out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("--ttft", "1000"), "need --ttft and --tpot"),
+        (("--max-concurrency", "8"), "are planned for targets"),
+        (("--ttft", "1000", "--tpot", "40", "--max-concurrency", "8"), "requests per second of given lengths"),
+        (("--ttft", "1000", "--tpot", "40", "--workload", "multi-turn-chat", "--request-rate", "2"), "given lengths"),
+        (("--ttft", "1000", "--tpot", "40", "--pick", "2"), "--pick names a plan of servers that do both"),
+        (("--ttft", "1000", "--tpot", "40", "--gpu", "all"), "types of GPUs"),
+    ],
+)
+def test_what_is_not_divided_is_refused(words: tuple[str, ...], cause: str) -> None:
+    gpu = () if "--gpu" in words else ("--gpu", "h100")
+    said, hint = error_of(run("recommend", "meta-llama/Llama-3.1-8B-Instruct", *gpu, *words, "--disaggregated"))
+    assert cause in said
+    assert hint

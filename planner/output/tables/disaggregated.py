@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from planner.errors import IllegalPlanError
-from planner.planning import Disaggregated, NotDivided
-from planner.units import MS
+from planner.output.render import Column, command_lines, table_text
+from planner.output.tables.shared import asked_load, card, items, milliseconds, on_loopback, seconds
+from planner.planning import Apart, Disaggregated, NotDivided, Request, SideLaunch
+from planner.units import GB, MB, MS, figure
 
 
 def divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
         "tpot_ms": plan.tpot_ms,
         "least_gpus": plan.least_gpus,
         "aggregated_gpus": plan.aggregated_gpus,
-        "launch": _launches(plan),
+        "launch": None if (sides := launches_of(plan)) is None else [asdict(side) for side in sides],
         "equal_gpus": plan.aggregated_gpus,
         "aggregated_rate": plan.aggregated_rate,
         "disaggregated_rate": plan.disaggregated_rate,
@@ -41,14 +44,86 @@ def divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
     }
 
 
-def _launches(plan: Disaggregated) -> list[dict[str, Any]] | None:
+def launches_of(plan: Disaggregated) -> tuple[SideLaunch, ...] | None:
     """How the sides are started; None where the version has no connector for it."""
     from planner.output.deploy.split import ROUTED_PORT  # and with it jinja2, which few answers need
 
     try:
-        return [asdict(side) for side in plan.launches(ROUTED_PORT)]
+        return plan.launches(ROUTED_PORT)
     except IllegalPlanError:
         return None
+
+
+SIDES = (
+    Column("role", "side"),
+    Column("servers", "", ","),
+    Column("gpus", "", ","),
+    Column("layout"),
+    Column("weight_dtype", "weights"),
+    Column("kv_cache_dtype", "kv cache", spare=True),
+    Column("max_num_seqs", "batch", ","),
+    Column("max_num_batched_tokens", "tokens", ","),
+    Column("largest_load", "one carries/s", figure),
+    Column("bound_by", "limited by", wraps=True),
+)
+
+
+def apart_in_words(request: Request, apart: Apart) -> str:
+    """The plan in a sentence."""
+    plan, targets = apart.division, request.targets
+    assert targets is not None
+    kept = " and ".join(
+        f"{slo.statistic} {slo.metric.upper()} below {seconds(ms) if slo.metric == 'ttft' else milliseconds(ms)}"
+        for slo in targets.slos
+        for ms in (plan.ttft_ms if slo.metric == "ttft" else plan.tpot_ms,)
+    )
+    load = asked_load(targets.value) if targets.value is not None else f"{figure(plan.aggregated_rate)} requests/s"
+    price = f", {apart.usd_per_hour:,.2f} USD/h" if apart.usd_per_hour is not None else ""
+    return (
+        f"Serve {plan.model} on {plan.least_gpus:,} x {card(plan.profile.id)}, prefill and decode apart: {load}, "
+        f"{kept} with {targets.confidence:.0%} confidence{price}; servers that do both take "
+        f"{plan.aggregated_gpus:,} GPUs"
+    )
+
+
+def apart_lines(apart: Apart, otherwise: str = "") -> Iterator[str]:
+    """The sides, why they are the plan, and their commands; ``otherwise``: the plan of servers that do both."""
+    plan, transfer = apart.division, apart.division.transfer
+    yield table_text([_side_row(plan, role) for role in ("prefill", "decode")], SIDES)
+    said = [needs_words(plan), otherwise and f"next best: {otherwise.removeprefix('Serve ')}"]
+    moved = (
+        f"the KV cache of a prompt, {figure(transfer.kv_bytes / MB)} MB on each GPU, takes "
+        f"{figure(transfer.time_s / MS)} ms over the {transfer.over} at {figure(transfer.bytes_per_s / GB)} GB/s"
+    )
+    yield from items("-", filter(None, [*said, moved]))
+    yield from items(
+        "!", ["no run with prefill and decode apart was measured: what NIXL and a router take is left out"]
+    )
+    launches = launches_of(plan)
+    if launches is None:
+        yield from items(
+            "!", [f"vLLM {plan.decode.deployment.config.version} has no NIXL connector: plan for 0.9.0 on"]
+        )
+    for side in launches or ():
+        yield from command_lines({}, on_loopback(side.serve_argv))
+
+
+def _side_row(plan: Disaggregated, role: str) -> dict[str, Any]:
+    side, servers = (plan.prefill, plan.prefill_servers) if role == "prefill" else (plan.decode, plan.decode_servers)
+    config = side.deployment.config
+    experts = " + EP" if config.enable_expert_parallel else ""
+    return {
+        "role": role,
+        "servers": servers,
+        "gpus": servers * side.num_gpus,
+        "layout": f"TP {config.tensor_parallel_size}{experts}",
+        "weight_dtype": config.weight_dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "largest_load": side.load.value,
+        "bound_by": side.load.bound_by.partition(" of ")[0],  # the other side has a part of the limit
+    }
 
 
 def equal_words(plan: Disaggregated) -> str:

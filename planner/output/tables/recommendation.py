@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.output.render import Column, command_lines, rows_of, wrapped
 from planner.output.result import Result
-from planner.output.tables.disaggregated import divided_object, needs_words
+from planner.output.tables.disaggregated import apart_in_words, apart_lines, divided_object, needs_words
 from planner.output.tables.shared import (
     MORE,
     asked_load,
@@ -33,6 +33,7 @@ from planner.output.tables.shared import (
 )
 from planner.output.workflows.documents import said_of
 from planner.planning import (
+    Apart,
     Candidate,
     Demand,
     Disaggregated,
@@ -47,8 +48,10 @@ from planner.planning import (
     Rejected,
     Request,
     Service,
+    apart_from,
     assemble,
     beside,
+    cheapest_apart,
     closest_lines,
     closest_point,
     doubt_about_refusal,
@@ -158,6 +161,7 @@ class Recommendation(Result):
     wrote: bool = False  #: whether the scripts are written already
     remarks: tuple[str, ...] = ()
     explain: bool = False
+    disaggregated: bool = False  #: whether prefill and decode apart may be the answer
 
     @property
     def ok(self) -> bool:
@@ -168,6 +172,8 @@ class Recommendation(Result):
     def doubts(self) -> tuple[Doubt, ...]:
         """What is out of proportion in the best plan, or in the refusal of each GPU."""
         best, targets = self.best, self.request.targets
+        if self.answer_apart:
+            return ()
         if best:
             return tuple(doubts_about_plan(self.request, self._candidates[id(best)], best))
         if targets is None:
@@ -181,19 +187,44 @@ class Recommendation(Result):
         return next(iter(self._best_first(self._made)), None)
 
     @cached_property
+    def divisions(self) -> Mapping[str, Disaggregated | NotDivided]:
+        """Prefill and decode apart by GPU: beside the best plan, and where they may be the answer beside each."""
+        plans = self._best_first(self._made)
+        found = ((plan.gpu, self._beside(plan)) for plan in (plans if self.disaggregated else plans[:1]))
+        return {gpu: division for gpu, division in found if division}
+
+    @property
     def divided(self) -> Disaggregated | NotDivided | None:
-        """Prefill and decode apart, beside the best plan; None where one server takes all, or many types are named.
+        """Prefill and decode apart beside the best plan."""
+        return self.divisions.get(self.best.gpu) if self.best else None
+
+    def _beside(self, plan: Plan) -> Disaggregated | NotDivided | None:
+        """None where one server takes all and nobody asked, or many types are named.
 
         The GPUs are those of a plan of several servers, or of the nodes that somebody named.
         """
-        best, request = self.best, self.request
-        if best is None or best.service is None or request.coarse or best.platform == "cpu":
+        request = self.request
+        if plan.service is None or request.coarse or plan.platform == "cpu":
             return None
-        named = "gpus" not in self.defaults_taken or request.nodes
-        gpus = max(best.gpus_per_node * (request.nodes or 1) if named else 0, best.service.total_gpus)
-        if gpus < 2 * best.num_gpus:
+        named = "gpus" not in self.defaults_taken or request.nodes or self.disaggregated
+        gpus = max(plan.gpus_per_node * (request.nodes or 1) if named else 0, plan.service.total_gpus)
+        if gpus < 2 * plan.num_gpus and not self.disaggregated:
             return None
-        return beside(request, self._candidates[id(best)], best.service.largest_load, gpus)
+        return beside(request, self._candidates[id(plan)], plan.service.largest_load, gpus)
+
+    @cached_property
+    def apart(self) -> Mapping[str, Apart]:
+        """By GPU, prefill and decode apart where that is asked for, and cheaper than its plan."""
+        if not self.disaggregated:
+            return {}
+        divided = {gpu: plan for gpu, plan in self.divisions.items() if isinstance(plan, Disaggregated)}
+        found = (apart_from(self.request, plan, divided[plan.gpu]) for plan in self._made if plan.gpu in divided)
+        return {one.plan.gpu: one for one in found if one}
+
+    @property
+    def answer_apart(self) -> Apart | None:
+        """Prefill and decode apart where that is the answer: cheaper than all plans."""
+        return cheapest_apart(self._made, self.apart.values())
 
     def to_svg(self) -> str:
         """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError where there is no plan."""
@@ -259,10 +290,22 @@ class Recommendation(Result):
             "probability_behind": self._behind(plans, others),
             "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
-            "disaggregated": [divided_object(self.divided)] if self.divided else [],
+            "disaggregated": [divided_object(plan) for plan in self.divisions.values()],
+            "answer": self._answer(),
             "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
             "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
         }
+
+    def _answer(self) -> dict[str, Any] | None:
+        """What to rent, and in which shape."""
+        apart, best = self.answer_apart, self.best
+        if apart:
+            size, usd = apart.division.least_gpus, apart.usd_per_hour
+            return {"shape": "disaggregated", "gpu": apart.plan.gpu, "num_gpus": size, "usd_per_hour": usd}
+        if best is None:
+            return None
+        size, usd = (best.service.total_gpus, best.service.usd_per_hour) if best.service else (best.num_gpus, None)
+        return {"shape": "aggregated", "gpu": best.gpu, "num_gpus": size, "usd_per_hour": usd}
 
     def _rows(self) -> list[dict[str, Any]]:
         return rows_of(self._best_first(self._made), self._columns())
@@ -273,6 +316,8 @@ class Recommendation(Result):
     def _verdict(self) -> str:
         """The answer in a sentence."""
         best, targets, model = self.best, self.request.targets, self.request.model.resolved
+        if apart := self.answer_apart:
+            return apart_in_words(self.request, apart)
         if best:
             return plan_in_words(best)
         where = listed([card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
@@ -284,6 +329,10 @@ class Recommendation(Result):
         yield wrapped(self._verdict())
         yield from items("!", map(str, self.doubts))
         best, pairs = self.best, self._in_order()
+        if apart := self.answer_apart:
+            yield ""
+            yield from apart_lines(apart, plan_in_words(best) if best else "")
+            return
         if best:
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
             columns = _brief_target_columns(made[0]) if self.request.targets else BRIEF_COLUMNS
@@ -318,6 +367,8 @@ class Recommendation(Result):
         yield wrapped(self._verdict())
         yield from items("!", map(str, self.doubts))
         yield ""
+        if apart := self.answer_apart:
+            yield from (*apart_lines(apart), "", "servers that do both:", "")
         if self._made:
             yield from super()._lines()
         yield from items("-", self._divided_words(why=True))
@@ -334,11 +385,16 @@ class Recommendation(Result):
 
     def _divided_words(self, *, why: bool = False) -> Iterator[str]:
         """Which is better, together or apart; ``why`` not, too, where targets or load are not of the kind for it."""
-        plan, targets = self.divided, self.request.targets
-        if isinstance(plan, Disaggregated):
-            yield needs_words(plan)
-        elif plan and targets and (why or {slo.metric for slo in targets.slos} == {"ttft", "tpot"}):
-            yield f"prefill and decode apart are not compared: {plan.reason}"
+        targets, plans = self.request.targets, {plan.gpu: plan for plan in self._made}
+        for gpu, division in self.divisions.items():
+            if isinstance(division, Disaggregated):
+                cheaper = not self.disaggregated and apart_from(self.request, plans[gpu], division)
+                yield needs_words(division) + ("; --disaggregated makes that the plan" if cheaper else "")
+            elif targets and (why or self.disaggregated or {slo.metric for slo in targets.slos} == {"ttft", "tpot"}):
+                yield (
+                    f"prefill and decode apart are not compared{f' on {gpu}' if len(plans) > 1 else ''}: "
+                    + division.reason
+                )
 
     def _odds_words(self) -> str:
         """How sure the first place is, where a goal decides."""

@@ -16,8 +16,13 @@ if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
 
 
 def local_argv(plan: Plan) -> list[str]:
-    """The plan's command for the machine itself: only a server in a container binds to all addresses."""
-    words = list(plan.serve_argv)
+    """The plan's command for the machine itself."""
+    return on_loopback(plan.serve_argv)
+
+
+def on_loopback(serve_argv: Sequence[str]) -> list[str]:
+    """A server's command for the machine itself: only a server in a container binds to all addresses."""
+    words = list(serve_argv)
     if "--host" in words[:-1]:
         words[words.index("--host") + 1] = LOOPBACK
     return words

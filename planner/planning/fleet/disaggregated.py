@@ -15,7 +15,7 @@ Targets are those of TTFT and TPOT, both. How one of E2EL divides over the two s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, inf
@@ -24,6 +24,7 @@ from typing import Literal
 from planner.engine import EVERYWHERE, serve_argv
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
+from planner.planning import defaults
 from planner.planning.capacity import (
     IDLE,
     TOLERANCE,
@@ -37,12 +38,15 @@ from planner.planning.capacity import (
     most_in_flight,
     steady_rate,
 )
+from planner.planning.cost import price_of
 from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
+from planner.planning.plan import Plan
 from planner.planning.recommend.assemble import recipe_of, served_name
 from planner.planning.recommend.candidates import node_size, tensor_parallel_sizes
 from planner.planning.recommend.request import Candidate, Request
+from planner.planning.recommend.service import cost
 from planner.planning.uncertainty import MOST_REQUESTS, UncertaintyOfReplay
 from planner.simulator import statistic_ms
 from planner.timing import Batch
@@ -163,6 +167,17 @@ class Disaggregated:
 
 
 @dataclass(frozen=True)
+class Apart:
+    """Prefill and decode apart as a plan: cheaper than servers that do both, at the same confidence."""
+
+    division: Disaggregated
+    plan: Plan  #: of servers that do both, on the same GPU
+    packages: float  #: whole GPUs that its GPUs are, or are partitions of
+    usd_per_hour: float | None  #: where the GPU has a price
+    cost: tuple[bool, float]  #: for a unit of the load, as ``cost`` has it of a plan
+
+
+@dataclass(frozen=True)
 class NotDivided:
     """Why there is no such plan for a GPU."""
 
@@ -233,6 +248,45 @@ def beside(request: Request, candidate: Candidate, most: float | None, gpus: int
         return disaggregate(asked, ServerKind(candidate, (replace(load, value=most),)))
     except InputError as error:
         return NotDivided(profile, error.cause)
+
+
+def check_apart(request: Request) -> None:
+    """Raise InputError for a load, targets or GPUs that prefill and decode apart are not planned for."""
+    targets = request.targets
+    if targets is None:
+        raise InputError("prefill and decode apart are planned for targets", hint="add --ttft and --tpot, each in ms")
+    _check_targets(targets.slos)
+    if targets.requests is not None or targets.by != "rate":
+        raise InputError(
+            "prefill and decode apart are planned for requests per second of given lengths",
+            hint="give --request-rate and lengths, not --trace, --class, a workload of turns or --max-concurrency",
+        )
+    if request.coarse:
+        raise InputError(
+            f"prefill and decode apart are not planned among {len(request.gpus)} types of GPUs",
+            hint=f"name at most {defaults.FEW_GPUS} --gpu",
+        )
+
+
+def apart_from(request: Request, plan: Plan, division: Disaggregated) -> Apart | None:
+    """``division`` as a plan; None where it is not cheaper than ``plan``, by more than loads are told apart."""
+    targets, profile = request.targets, division.profile
+    assert targets is not None
+    load, packages = targets.value or division.aggregated_rate, division.least_gpus / profile.parts
+    if targets.value is not None:  # nobody rents a part of a GPU
+        packages = ceil(packages)
+    elif not division.wins:
+        return None
+    price = price_of(profile, request.prices)
+    usd = price.usd_per_h.mid * profile.parts * packages if price else None
+    found = Apart(division, plan, packages, usd, (usd is None, (packages if usd is None else usd) / load))
+    return found if found.cost < cost(plan) else None
+
+
+def cheapest_apart(plans: Iterable[Plan], apart: Iterable[Apart]) -> Apart | None:
+    """The cheapest of ``apart``; None where there is none, or one of ``plans`` is cheaper."""
+    found = min(apart, key=lambda one: one.cost, default=None)
+    return None if found is None or any(cost(plan) < found.cost for plan in plans) else found
 
 
 def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:
@@ -328,12 +382,16 @@ def _only(asked: FleetRequest) -> Demand:
             "prefill and decode apart are planned for one class of requests",
             hint="give --request-rate and lengths instead of --class or --trace",
         )
-    if {slo.metric for slo in asked.slos} != {"ttft", "tpot"}:
+    _check_targets(asked.slos)
+    return asked.demands[0]
+
+
+def _check_targets(slos: Sequence[Slo]) -> None:
+    if {slo.metric for slo in slos} != {"ttft", "tpot"}:
         raise InputError(
             "prefill and decode apart need --ttft and --tpot, one for each side, and take no other target",
             hint="give both; how --e2el divides over the two sides is not known",
         )
-    return asked.demands[0]
 
 
 def _engines(asked: FleetRequest, kind: ServerKind, demand: Demand, *, cached: bool = False) -> Iterator[Deployment]:

@@ -208,7 +208,7 @@ def _not_searched(request: Request, model: Model, version: EngineVersion) -> Ite
         return
     yield (
         "of the ranking, prefill and decode on servers of their own, which stand beside the best plan where "
-        "the load takes several servers; planner fleet --disaggregated -o writes what launches them"
+        "the load takes several servers; --disaggregated makes them the plan where they take fewer GPUs"
     )
 
 
