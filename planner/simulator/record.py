@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PART = 2**18  #: steps that are spelt out at once
+SORTED = 2**13  #: of them that are sorted
 ROUNDING = 1e-12  #: of a gap, relative
 TINY = 1e-300  #: growth in s of gaps that do not grow
 
@@ -179,30 +180,54 @@ class TokenRuns:
 
     def gaps_at(self, ranks: Iterable[int]) -> NDArray[np.float64]:
         """The gaps in s at ``ranks`` (from 0) among those of all tokens in ascending order."""
-        last_s = self.gap_s + (self.steps - 1) * self.growth_s
-        ends_s = np.minimum(self.gap_s, last_s), np.maximum(self.gap_s, last_s)
-        return np.array([self._gap_at(rank, *ends_s) for rank in ranks])
+        even = self.growth_s == 0  # as one step with the tokens of all
+        steps, tokens = np.where(even, 1, self.steps), np.where(even, self.steps * self.tokens, self.tokens)
+        runs = replace(self, steps=steps, tokens=tokens)
+        last_s = runs.gap_s + (steps - 1) * runs.growth_s
+        ends_s = np.minimum(runs.gap_s, last_s), np.maximum(runs.gap_s, last_s)
+        return np.array([runs._gap_at(rank, *ends_s) for rank in ranks])
 
     def _gap_at(self, rank: int, least_s: NDArray[np.float64], most_s: NDArray[np.float64]) -> float:
-        """Halve where it lies until few runs are left, and sort the gaps of those."""
-        low_s, high_s, near = least_s.min(), most_s.max(), np.arange(len(self.steps))
-        growth_s = np.maximum(np.abs(self.growth_s), TINY)
-        while self.steps[near].sum() > PART and low_s < (middle_s := (low_s + high_s) / 2) < high_s:
-            upto = np.clip(np.floor((middle_s - least_s) / growth_s) + 1, 0, self.steps)
-            low_s, high_s = (low_s, middle_s) if (upto * self.tokens).sum() > rank else (middle_s, high_s)
-            near = np.flatnonzero((most_s >= low_s * (1 - ROUNDING)) & (least_s <= high_s * (1 + ROUNDING)))
-        gap_s, tokens = self._of(near).gaps()
+        """Halve where it lies until few steps are left, and sort the gaps of those."""
+        low_s, high_s, near = float(least_s.min()), float(most_s.max()), self
+        left = near.steps.sum()
+        while left > SORTED and low_s < (middle_s := (low_s + high_s) / 2) < high_s:
+            if (near._upto(middle_s, least_s) * near.tokens).sum() > rank:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+            below = most_s < low_s * (1 - ROUNDING)
+            rank -= int((near.steps * near.tokens)[below].sum())
+            within = np.flatnonzero(~below & (least_s <= high_s * (1 + ROUNDING)))
+            near, least_s, most_s = near._of(within), least_s[within], most_s[within]
+            left = (near._upto(high_s, least_s) - near._upto(low_s, least_s)).sum()
+        first = np.maximum(near._upto(low_s * (1 - ROUNDING), least_s) - 1, 0)
+        after = np.minimum(near._upto(high_s * (1 + ROUNDING), least_s) + 1, near.steps)
+        run, k = _spelt_out(after - first)
+        place = first[run] + k  # in ascending order
+        k = np.where(near.growth_s[run] < 0, near.steps[run] - 1 - place, place)
+        gap_s = near.gap_s[run] + k * near.growth_s[run]
         order = np.argsort(gap_s)
-        below = int((self.steps * self.tokens)[most_s < low_s * (1 - ROUNDING)].sum()) if len(near) < len(most_s) else 0
-        return float(gap_s[order][np.searchsorted(np.cumsum(tokens[order]), rank - below, side="right")])
+        rank -= int((first * near.tokens).sum())
+        return float(gap_s[order][np.searchsorted(np.cumsum(near.tokens[run][order]), rank, side="right")])
+
+    def _upto(self, gap_s: float, least_s: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Of each run, whose shortest gap is ``least_s``, how many steps are not longer than ``gap_s``; to rounding."""
+        steps = np.floor((gap_s - least_s) / np.maximum(np.abs(self.growth_s), TINY)) + 1
+        return np.clip(steps, 0, self.steps).astype(np.int64)
 
     def _of(self, runs: NDArray[np.int64]) -> TokenRuns:
         return TokenRuns(self.start_s[runs], self.steps[runs], self.gap_s[runs], self.growth_s[runs], self.tokens[runs])
 
     def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        run = np.repeat(np.arange(len(self.steps)), self.steps)
-        before = np.cumsum(self.steps) - self.steps
-        return run, np.arange(len(run)) - before[run]
+        return _spelt_out(self.steps)
+
+
+def _spelt_out(steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each single step its run, and its place there."""
+    run = np.repeat(np.arange(len(steps)), steps)
+    before = np.cumsum(steps) - steps
+    return run, np.arange(len(run)) - before[run]
 
 
 #: Fields of a replay that hold a figure of each request.
