@@ -10,7 +10,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from glob import escape
 from pathlib import Path
+from typing import BinaryIO
 
 MOST_FILE_BYTES = 64 * 2**20  #: of a file that somebody names; the largest config.json takes 3 MB
 MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
@@ -57,19 +59,15 @@ def read_given(path: Path, *, most_bytes: int = MOST_FILE_BYTES, errors: str = "
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Whoever else works in ``folder`` waits until this is done; nobody, where the platform has no such locks."""
+def alone_in(folder: Path) -> Iterator[bool]:
+    """Whoever else works in ``folder`` waits until this is done. False where the platform has no such locks."""
     try:
-        import fcntl
-
         handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # what is wrong with the folder is told by whoever writes into it
-        yield
+    except OSError:  # what is wrong with the folder is told by whoever writes into it
+        yield False
         return
     try:
-        with suppress(OSError):  # a network drive without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield _locked(handle)
     finally:
         os.close(handle)
 
@@ -77,11 +75,46 @@ def alone_in(folder: Path) -> Iterator[None]:
 def write_then_rename(path: Path, content: bytes) -> None:
     """Write ``content`` beside ``path``, then rename it: whoever reads ``path`` meanwhile sees the old file or the new.
 
-    Raises OSError where that is not possible; the old file is then as it was.
+    What others who were killed left beside it goes. Raises OSError where that is not possible; the old file is then as
+    it was.
     """
+    for left in path.parent.glob(f".{escape(path.name)}.*.part"):
+        _remove_unheld(left)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(content)
-        beside.replace(path)
+        with _held(beside) as file:
+            file.write(content)
+            file.flush()
+            beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[BinaryIO]:
+    """An empty file at ``path`` that ``_remove_unheld`` leaves alone."""
+    while True:
+        with path.open("ab") as file:
+            if _locked(file.fileno()) and not path.exists():  # it went before it was held
+                continue
+            file.truncate()
+            yield file
+            return
+
+
+def _remove_unheld(path: Path) -> None:
+    """Remove a file that no living process writes."""
+    with suppress(OSError), path.open("rb") as file:
+        if _locked(file.fileno(), wait=False):
+            path.unlink()
+
+
+def _locked(handle: int, *, wait: bool = True) -> bool:
+    """Lock a file or folder until it is closed; whether it is: others may have it, or a network drive has no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True

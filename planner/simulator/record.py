@@ -214,7 +214,8 @@ class TokenRuns:
     def _upto(self, gap_s: float, least_s: NDArray[np.float64]) -> NDArray[np.int64]:
         """Of each run, whose shortest gap is ``least_s``, how many steps are not longer than ``gap_s``; to rounding."""
         steps = np.floor((gap_s - least_s) / np.maximum(np.abs(self.growth_s), TINY)) + 1
-        return np.clip(steps, 0, self.steps).astype(np.int64)
+        whole: NDArray[np.int64] = np.clip(steps, 0, self.steps).astype(np.int64)
+        return whole
 
     def _of(self, runs: NDArray[np.int64]) -> TokenRuns:
         return TokenRuns(self.start_s[runs], self.steps[runs], self.gap_s[runs], self.growth_s[runs], self.tokens[runs])

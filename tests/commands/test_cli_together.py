@@ -1,5 +1,6 @@
 """Processes that meet at one file, are killed at a bad moment, or are given what is no file."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -9,6 +10,8 @@ from random import Random
 
 import pytest
 from command_line import error_of, run, start
+
+from planner.resources import write_then_rename
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 HEADING = "run_id,bench,gpu,model,input_len,output_len,max_concurrency,num_prompts,mean_tpot_ms,output_throughput"
@@ -63,6 +66,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_only_what_no_living_process_writes_is_taken_away(tmp_path: Path) -> None:
+    living, dead = tmp_path / ".c.toml.1.part", tmp_path / ".c.toml.2.part"
+    other = tmp_path / ".d.toml.2.part"
+    for path in (living, dead, other):
+        path.write_text("half")
+    with living.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_then_rename(tmp_path / "c.toml", b"whole")
+    assert set(hidden(tmp_path)) == {living.name, other.name}
+    assert (tmp_path / "c.toml").read_bytes() == b"whole"
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -99,7 +118,7 @@ def test_what_is_killed_at_any_moment_leaves_each_file_as_it_was_or_as_it_will_b
     assert run(*new).status == 0
     after = kept()
     assert before != after
-    random, write, moments = Random(new[0]), 1, 0
+    random, write, moments, leftovers = Random(new[0]), 1, 0, 0
     while True:
         shutil.rmtree(at)
         shutil.copytree(saved, at)
@@ -110,9 +129,14 @@ def test_what_is_killed_at_any_moment_leaves_each_file_as_it_was_or_as_it_will_b
         assert all(content in (before.get(name), after.get(name)) for name, content in found.items()), write
         if found.get("plan.json") == after.get("plan.json", b""):  # the last one to change
             assert all(found.get(name) == content for name, content in after.items())
+        if hidden(at):
+            leftovers += 1
+            if leftovers in (1, 4):  # the next run takes them away
+                assert run(*new).status == 0
+                assert kept() == after and not hidden(at)
         write, moments = write + random.choice((1, 3, 5)), moments + 1
     assert kept() == after
-    assert moments
+    assert moments and leftovers
 
 
 @pytest.mark.parametrize(

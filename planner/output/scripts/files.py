@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from glob import escape
 from pathlib import Path
 
 from planner.errors import InputError
@@ -27,7 +29,8 @@ def write_folder(
 ) -> None:
     """Write ``files`` (name to content; a name may have folders in it) into ``directory``; scripts become executable.
 
-    Everything is written beside the folder first and then moved, so that a failure leaves what was there. With
+    Everything is written beside the folder first and then moved, so that a failure leaves what was there; what a run
+    that was killed left beside it goes. With
     ``force`` an existing folder keeps what is not a plan's own (results, logs); a script that only the old plan needed
     goes: those are the names in ``replaces``.
 
@@ -44,10 +47,13 @@ def write_folder(
         )
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        beside = tempfile.TemporaryDirectory(
-            prefix=f".{directory.name}.", dir=directory.parent, ignore_cleanup_errors=True
-        )
-        with beside as folder, alone_in(directory.parent):
+        with ExitStack() as held:
+            if held.enter_context(alone_in(directory.parent)):  # so nobody else works on what lies there
+                _remove_leftovers(directory)
+            beside = tempfile.TemporaryDirectory(
+                prefix=f".{directory.name}.", suffix=".part", dir=directory.parent, ignore_cleanup_errors=True
+            )
+            folder = held.enter_context(beside)
             new = Path(folder) / "new"
             _stage(new, files)
             if not directory.exists():
@@ -58,6 +64,13 @@ def write_folder(
                 raise InputError(f"{directory} already exists", hint="somebody else wrote it at this moment")
     except OSError as error:
         raise InputError(f"cannot write {directory}: {error.strerror or error}", hint=_HINT) from error
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """What runs that were killed left beside ``directory``."""
+    for left in directory.parent.glob(f".{escape(directory.name)}.*.part"):
+        if left.is_dir() and {path.name for path in left.iterdir()} <= {"new", "old"}:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _stage(new: Path, files: Mapping[str, str]) -> None:
