@@ -185,7 +185,7 @@ class Capacity:
         doubt = served.doubt
         if exactly:
             doubt = self._reacting.setdefault(value, served.doubt.reacting())
-        return _read(self._steady, served, self.slos, confidence, doubt)
+        return _read(served, self.slos, confidence, doubt, lambda: self._steady)
 
     def _ended_too_early(self, served: _Served, confidence: float) -> bool:
         """Whether what broke a target with another confidence may keep it with this one."""
@@ -246,7 +246,7 @@ def measure(
     """
     served = _serve(deployment, workload, slos, confidence, requests, whole=whole)
     doubt = served.doubt.reacting() if exactly else served.doubt
-    return _read(Steady.of(deployment, workload), served, slos, confidence, doubt)
+    return _read(served, slos, confidence, doubt, lambda: Steady.of(deployment, workload))
 
 
 def idle_load(deployment: Deployment, workload: Workload, by: By) -> float:
@@ -260,7 +260,7 @@ def with_the_queue(load: ServedLoad, slos: Sequence[Slo], confidence: float) -> 
     assert doubt is not None and load.whole  # who calls has asked
     reused = doubt.requests is not None and doubt.requests.prefixes is not None
     served = _Served(doubt.workload, load.replay, True, doubt, {}, reused)
-    return _read(Steady.of(doubt.deployment, doubt.workload), served, slos, confidence, doubt.reacting())
+    return _read(served, slos, confidence, doubt.reacting(), lambda: Steady.of(doubt.deployment, doubt.workload))
 
 
 def _serve(
@@ -285,9 +285,9 @@ def _serve(
 
 
 def _read(
-    steady: Steady, served: _Served, slos: Sequence[Slo], confidence: float, doubt: UncertaintyOfReplay
+    served: _Served, slos: Sequence[Slo], confidence: float, doubt: UncertaintyOfReplay, steady: Callable[[], Steady]
 ) -> ServedLoad:
-    """What ended early breaks a target by the least margin already."""
+    """What ended early breaks a target by the least margin already. ``steady`` is asked of an open loop."""
     workload, replay = served.workload, served.replay
     margins = served.margins or {slo: _doubt_of(slo, replay, doubt).upper(slo.key, confidence) for slo in slos}
     burst, readings = workload.max_concurrency or 0, []
@@ -299,8 +299,10 @@ def _read(
     value = workload.max_concurrency or workload.request_rate
     if served.reused:  # less is found than in a cache that forgets nothing
         workload = as_found(workload, replay)
-        steady = Steady.of(doubt.deployment, workload, steady.doubt)
-    stable = by == "concurrency" or value <= steady.rate(confidence) * (1 + ROUNDING)
+    stable = by == "concurrency"
+    if not stable:
+        full = Steady.of(doubt.deployment, workload, steady().doubt) if served.reused else steady()
+        stable = value <= full.rate(confidence) * (1 + ROUNDING)
     return ServedLoad(by, value, workload, tuple(readings), good, stable, replay, whole=served.whole, doubt=doubt)
 
 

@@ -67,9 +67,10 @@ def broken_for_certain(deployment: Deployment, request: Request, targets: Target
     pairs = new_tok * (request.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
     stages = config.pipeline_parallel_size  # a full pipeline has a share of the prompt in each
     going_on = stages > 1  # chunks before the last never have the pipeline to themselves
-    share = Batch(0, 0.0, 1 + going_on, new_tok, pairs, prefill_finishing=1 - going_on)
-    ttft_s = deployment.timer.breakdown(share).gpu_s
-    tpot_s = deployment.timer.step_s(Batch(1, input_len)) if output_len > 1 else 0.0
+    share = Batch(0, 0.0, 1 + going_on, new_tok, pairs, prefill_finishing=1 - going_on, peer_tok=0)
+    client = deployment.client
+    ttft_s = client.delay_s(new_tok, 1) + deployment.timer.breakdown(share).gpu_s + client.response_s
+    tpot_s = deployment.timer.step_s(Batch(1, input_len, peer_tok=0)) if output_len > 1 else 0.0
     least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (output_len - 1) * tpot_s}
     broken = [
         Broken(
