@@ -175,6 +175,11 @@ def test_the_cheapest_shape_of_all_gpus_is_the_answer() -> None:
         assert len(answer["disaggregated"]) == 2
 
 
+def test_of_gpus_that_cost_nothing_the_fewest_are_taken() -> None:
+    found = recommended(*APART, "--gpu", "h100", "--price", "h100=0")["answer"]
+    assert (found["shape"], found["usd_per_hour"]) == ("disaggregated", 0)
+
+
 def test_without_the_option_the_line_names_it() -> None:
     answer = run(*APART, "--gpu", "h100")
     assert "--disaggregated makes that the plan" in " ".join(answer.out.split())
@@ -190,6 +195,7 @@ def test_without_the_option_the_line_names_it() -> None:
         (("--ttft", "1000", "--tpot", "40", "--workload", "multi-turn-chat", "--request-rate", "2"), "given lengths"),
         (("--ttft", "1000", "--tpot", "40", "--pick", "2"), "--pick names a plan of servers that do both"),
         (("--ttft", "1000", "--tpot", "40", "--gpu", "all"), "types of GPUs"),
+        (("--ttft", "1000", "--tpot", "40", "--engine-version", "0.8.5"), "no NIXL connector"),
     ],
 )
 def test_what_is_not_divided_is_refused(words: tuple[str, ...], cause: str) -> None:

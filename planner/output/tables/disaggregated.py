@@ -99,12 +99,7 @@ def apart_lines(apart: Apart, otherwise: str = "") -> Iterator[str]:
     yield from items(
         "!", ["no run with prefill and decode apart was measured: what NIXL and a router take is left out"]
     )
-    launches = launches_of(plan)
-    if launches is None:
-        yield from items(
-            "!", [f"vLLM {plan.decode.deployment.config.version} has no NIXL connector: plan for 0.9.0 on"]
-        )
-    for side in launches or ():
+    for side in launches_of(plan) or ():
         yield from command_lines({}, on_loopback(side.serve_argv))
 
 

@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from math import ceil, inf
 from typing import Literal
 
-from planner.engine import EVERYWHERE, serve_argv
+from planner.engine import EVERYWHERE, EngineVersion, serve_argv
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
@@ -146,10 +146,7 @@ class Disaggregated:
 
     def _launch(self, role: Literal["prefill", "decode"], side: Side, servers: int, port: int) -> SideLaunch:
         config, recipe = side.deployment.config, recipe_of(side.deployment)
-        if config.version.release < NIXL_SINCE:
-            raise IllegalPlanError(
-                f"vLLM {config.version} has no NIXL connector", hint="plan for --engine-version 0.9.0 or newer"
-            )
+        _check_connector(config.version)
         extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
         words = serve_argv(config, self.model, host=EVERYWHERE, port=port, extra=extra)
         env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
@@ -174,7 +171,7 @@ class Apart:
     plan: Plan  #: of servers that do both, on the same GPU
     packages: float  #: whole GPUs that its GPUs are, or are partitions of
     usd_per_hour: float | None  #: where the GPU has a price
-    cost: tuple[bool, float]  #: for a unit of the load, as ``cost`` has it of a plan
+    cost: tuple[bool, float, float]  #: for a unit of the load: ``cost`` of a plan, then its whole GPUs
 
 
 @dataclass(frozen=True)
@@ -251,7 +248,10 @@ def beside(request: Request, candidate: Candidate, most: float | None, gpus: int
 
 
 def check_apart(request: Request) -> None:
-    """Raise InputError for a load, targets or GPUs that prefill and decode apart are not planned for."""
+    """Raise InputError for a load, targets or GPUs that prefill and decode apart are not planned for.
+
+    And IllegalPlanError for a version that cannot launch them.
+    """
     targets = request.targets
     if targets is None:
         raise InputError("prefill and decode apart are planned for targets", hint="add --ttft and --tpot, each in ms")
@@ -266,6 +266,8 @@ def check_apart(request: Request) -> None:
             f"prefill and decode apart are not planned among {len(request.gpus)} types of GPUs",
             hint=f"name at most {defaults.FEW_GPUS} --gpu",
         )
+    if request.version is not None:
+        _check_connector(request.version)
 
 
 def apart_from(request: Request, plan: Plan, division: Disaggregated) -> Apart | None:
@@ -279,14 +281,21 @@ def apart_from(request: Request, plan: Plan, division: Disaggregated) -> Apart |
         return None
     price = price_of(profile, request.prices)
     usd = price.usd_per_h.mid * profile.parts * packages if price else None
-    found = Apart(division, plan, packages, usd, (usd is None, (packages if usd is None else usd) / load))
-    return found if found.cost < cost(plan) else None
+    size = packages / load
+    found = Apart(division, plan, packages, usd, (usd is None, size if usd is None else usd / load, size))
+    return found if found.cost < _cost_of(plan) else None
 
 
 def cheapest_apart(plans: Iterable[Plan], apart: Iterable[Apart]) -> Apart | None:
     """The cheapest of ``apart``; None where there is none, or one of ``plans`` is cheaper."""
     found = min(apart, key=lambda one: one.cost, default=None)
-    return None if found is None or any(cost(plan) < found.cost for plan in plans) else found
+    return None if found is None or any(_cost_of(plan) < found.cost for plan in plans) else found
+
+
+def _cost_of(plan: Plan) -> tuple[bool, float, float]:
+    service = plan.service
+    assert service is not None
+    return *cost(plan), service.packages / (service.load or 1.0)
 
 
 def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:
@@ -384,6 +393,11 @@ def _only(asked: FleetRequest) -> Demand:
         )
     _check_targets(asked.slos)
     return asked.demands[0]
+
+
+def _check_connector(version: EngineVersion) -> None:
+    if version.release < NIXL_SINCE:
+        raise IllegalPlanError(f"vLLM {version} has no NIXL connector", hint="plan for --engine-version 0.9.0 or newer")
 
 
 def _check_targets(slos: Sequence[Slo]) -> None:
