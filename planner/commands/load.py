@@ -211,7 +211,7 @@ def requests_of_sessions(name: str, rate: float | None, seed: int = 0) -> Reques
 
 def _of_sessions(name: str, slos: tuple[Slo, ...], given: LoadFlags) -> AskedLoad:
     requests = requests_of_sessions(name, given.request_rate, given.seed or 0)
-    return _of_requests(requests, slos, given, rate=given.request_rate or 0.0)
+    return _of_requests(requests, slos, given, rate=given.request_rate or 0.0, drawn=True)
 
 
 def _of_requests(requests: Requests, slos: tuple[Slo, ...], given: LoadFlags, *, rate: float, **of: Any) -> AskedLoad:

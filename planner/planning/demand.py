@@ -44,6 +44,11 @@ class Demand:
         return Workload(self.input_len, self.output_len, 1, range_ratio=self.range_ratio, prefix_len=self.prefix_len)
 
     @property
+    def drawn(self) -> bool:
+        """Whether requests with something in common were drawn, and not recorded."""
+        return "--workload" in self.asked_as
+
+    @property
     def reused(self) -> bool:
         """Whether it is known what the prompts have in common."""
         return self.requests is not None and self.requests.prefixes is not None

@@ -31,6 +31,8 @@ from planner.planning.fleet.disaggregated import (
 from planner.planning.fleet.fleets import Fleets, fleets_of, plan_fleets
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, rate_at, server_kinds, servers_for
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
+from planner.workload.prefixes import Prefixes
+from planner.workload.requests import Requests
 from planner.workload.targets import Slo
 from planner.workload.trace import read_trace
 
@@ -270,6 +272,29 @@ def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
     assert short.requests is not None and bool(np.all(np.diff(short.requests.arrival_s) >= 0))
     fast = Demand.of_trace(trace, rate=132.0, classes=2)
     assert sum(demand.request_rate for demand in fast) == pytest.approx(132.0)
+
+
+def test_requests_that_come_in_bunches_are_dealt_apart() -> None:
+    """Four at a time: on one server the last waits for three prompts however seldom they come, on four for none."""
+    count = 400
+    arrival_s = np.repeat(np.arange(count // 4) * 4.0, 4)
+    prefixes = Prefixes.of([[at] for at in range(count)], [[8000]] * count)
+    requests = Requests(np.full(count, 8000), np.full(count, 8), arrival_s, prefixes)
+    demand = Demand.reusing("bunches", 1.0, requests, ("--trace", "bunches.jsonl"))
+    fleets = plan_fleets(
+        asked("h100", slos=(Slo("ttft", 300),), demands=(demand,), headroom=0.0, n_plus=0, confidence=0.5)
+    )
+    assert not fleets.refused and fleets.best is not None
+    (pool,) = fleets.best.pools
+    assert pool.servers > 1 or pool.kind.num_gpus > 1
+    assert len(pool.load.replay.sent_s) == count // pool.servers  # all that one server gets
+    assert pool.load.readings[0].met and pool.load.value == pytest.approx(1.0 / pool.servers)
+
+
+def test_the_plan_of_a_fleet_has_its_percentile() -> None:
+    """What is printed to go on with asks for the same targets."""
+    outcome = run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "20", "--ttft", "2000", "--percentile", "95")
+    assert "--ttft 2000 --percentile 95 -o plans" in " ".join(outcome.out.replace("\\", " ").split())
 
 
 def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:

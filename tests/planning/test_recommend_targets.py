@@ -25,7 +25,7 @@ from planner.model.resolve import resolve_model
 from planner.planning import defaults
 from planner.planning.capacity import TOLERANCE, ServedLoad, at_load, steady_rate
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.plan import Plan, PlanFile, PlannedTrace
+from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import simulate_serve
 from planner.planning.recommend import target_search
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
@@ -443,11 +443,10 @@ def test_all_of_a_recorded_trace_decides_and_not_its_end(monkeypatch: pytest.Mon
     monkeypatch.setattr(defaults, "TRACE_PROMPTS", 200)
     requests = rushed(1000, 600)
     rate = 1000 / float(requests.arrival_s[-1])
-    recorded = PlannedTrace(path="t.csv", sha256="0" * 64, requests=1000, mean_rate=rate, busiest_rate=rate)
     slos = parse_slos({"ttft": 150.0})
-    targets = Targets(slos, "rate", rate, requests, trace=recorded)
+    targets = Targets(slos, "rate", rate, requests)
     asked = request(targets, "h100", output_len=32, gpus_per_node=1, longest_len=544)
-    by_end, by_all = ranked(replace(asked, targets=replace(targets, trace=None))).best, ranked(asked).best
+    by_end, by_all = ranked(replace(asked, targets=replace(targets, drawn=True))).best, ranked(asked).best
     assert by_end and by_end.load and by_all and by_all.load
     assert by_end.servers == 1 and len(by_end.load.replay.sent_s) == 200
     assert not share_of(by_end.deployment, asked, targets, 1, entire=True).meets

@@ -43,7 +43,7 @@ from planner.planning import (
     span_figures,
 )
 from planner.units import GB, MB, MS, figure
-from planner.workload import targets_in_words
+from planner.workload import DEFAULT_PERCENTILE, targets_in_words
 
 COLUMNS = (
     Column("gpu"),
@@ -346,6 +346,8 @@ def _next_command(best: Fleet) -> list[str]:
     own = {one.name for one in demand.parts if one.limits_ms}
     of_all = {slo.metric: slo.limit_ms for slo in asked.slos_of(demand) if slo.group not in own}
     words += [word for metric, limit_ms in of_all.items() for word in (f"--{metric}", f"{limit_ms:g}")]
+    for percentile in {slo.percentile for slo in asked.slos} - {DEFAULT_PERCENTILE}:
+        words += ["--percentile", "mean" if percentile is None else f"{percentile:g}"]
     return [*words, "-o", "plans"]
 
 

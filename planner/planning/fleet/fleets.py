@@ -21,13 +21,12 @@ from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_o
 from planner.planning.defaults import Objective
 from planner.planning.demand import Demand, together, too_rare
 from planner.planning.deployment import Deployment
-from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, rate_at, server_kinds
+from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, dealt_kinds, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.next_run import NextRun, next_run
 from planner.simulator import Replay
 from planner.workload import Router
 
-MOST_DEALS = 4  #: times that a load is dealt to another number of servers
 ROUTERS: tuple[Router, ...] = get_args(Router)
 
 
@@ -278,24 +277,27 @@ def _dealt(asked: FleetRequest) -> Fleets:
 
     Of each GPU alone, and of as many servers as the requests are dealt to.
     """
-    (demand,) = asked.demands
     single: list[Fleet] = []
     refused: list[NoServer] = []
     objective = asked.objective
     for profile in asked.gpus:
-        servers, fleets = 1, None
-        for _ in range(MOST_DEALS):
-            one = replace(asked, gpus=(profile,), demands=(demand.dealt(servers, asked.router),))
-            fleets = fleets_of(one, *server_kinds(one))
-            needed = sum(pool.servers for pool in fleets.best.pools) if fleets.best else servers
-            if needed == servers:
-                break
-            servers = needed
-        assert fleets is not None
+        one = replace(asked, gpus=(profile,))
+        kinds, none = dealt_kinds(one)
+        refused += none
+        found = [fleets_of(_dealt_to(one, kind.candidate.servers), [kind]) for kind in kinds]
+        if not found:
+            continue
+        fleets = min(found, key=lambda each: each.best.weight(each.objective) if each.best else inf)
         single += fleets.single
         refused += fleets.refused
         objective = fleets.objective
     return _ranked(asked, single, None, objective, refused)
+
+
+def _dealt_to(asked: FleetRequest, servers: int) -> FleetRequest:
+    """With the requests that one of ``servers`` gets."""
+    (demand,) = asked.demands
+    return replace(asked, demands=(demand.dealt(servers, asked.router),))
 
 
 def better(one: Fleets, other: Fleets) -> Fleets:

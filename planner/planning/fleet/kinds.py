@@ -97,6 +97,17 @@ class FleetRequest:
             prefix_len=demand.prefix_len,
         )
 
+    def request_at(self, load: float) -> Request:
+        """The search for the fewest servers that carry ``load`` of the only class, whose requests are known."""
+        (demand,) = self.demands
+        assert demand.requests is not None  # who calls has asked
+        sent = replace(demand.workload, num_prompts=len(demand.requests.arrival_s), request_rate=load)
+        targets = Targets(
+            self.slos, "rate", load, paced(demand.requests, sent),
+            confidence=self.confidence, router=self.router, drawn=demand.drawn,
+        )  # fmt: skip
+        return replace(self.request_for(demand), goal="balanced", targets=targets)
+
 
 @dataclass(frozen=True)
 class ServerKind:
@@ -158,6 +169,16 @@ def server_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]
             reasons = zip(asked.demands, of_classes, strict=True)
             refused.append(NoServer(profile, "; ".join(f"{d.name}: {_why_none(ranking)}" for d, ranking in reasons)))
     return kinds, refused
+
+
+def dealt_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]:
+    """As ``server_kinds`` of one GPU, for requests whose prompts have something in common.
+
+    What a server finds hangs on what it is sent, so each kind is one for as many servers as its candidate has.
+    """
+    (ranking,) = rank(asked.request_at(asked.loads[0]))
+    kinds = [ServerKind(candidate, (candidate.load,)) for candidate in ranking.candidates]
+    return kinds, [] if kinds else [NoServer(asked.gpus[0], f"{asked.demands[0].name}: {_why_none(ranking)}")]
 
 
 def _kind(asked: FleetRequest, candidate: Candidate, known: Mapping[Demand, ServedLoad | None]) -> ServerKind:

@@ -42,6 +42,7 @@ class Targets:
     requests: Requests | None = None  #: of a trace, at its own pace; ``value`` is then its rate
     confidence: float = defaults.CONFIDENCE  #: with which the limits are kept
     trace: PlannedTrace | None = None  #: where the requests are from
+    drawn: bool = False  #: whether the requests were drawn, so that some of them say as much as all
     burstiness: float = 1.0  #: of the trace, for a benchmark that cannot send it
     router: Router = "round-robin"  #: between the servers and the requests of a trace
     classes: tuple[Demand, ...] = ()  #: that ``requests`` are made of, where each server takes several

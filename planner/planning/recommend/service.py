@@ -183,7 +183,8 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
     found = capacity.largest(targets.confidence, exactly=True)
     if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
-    if targets.trace is not None and not (whole := _whole(capacity, found, targets.confidence)).meets:
+    judged_whole = targets.recorded and not targets.drawn
+    if judged_whole and not (whole := _whole(capacity, found, targets.confidence)).meets:
         return replace(candidate.load, bound_by=whole.binding)
     return found
 

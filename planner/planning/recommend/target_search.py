@@ -64,6 +64,7 @@ FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyo
 #: Of a family that breaks a target with prompts not seen before, members that are tried on few servers; and the prompts
 #: that tell.
 MEMBERS_WITHOUT_REUSE, COLD_PROMPTS = 2, 2000
+MEMBERS_OF_A_TRACE = 3  #: the same of a known load, once there is a plan: each takes seconds to replay
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where nobody waits for one
 
 
@@ -194,14 +195,19 @@ class _Search:
                 served, load = True, candidate.load
             if load:
                 tried.append((member, load))
-            few = len(tried) < MEMBERS_WITHOUT_REUSE or self.best_cost < inf  # or no more servers than the best has
-            if not few and not self._keeps_cold(member):
+            if not served and self._enough(member, len(tried)):
                 break
         if not served:
             closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
             best = self._cost_words(self.best_cost)
             why = f"breaks {closest.binding}" if closest else refused
             self._reject(family, f"{why} at {best}" if self.found else why)
+
+    def _enough(self, member: RankedEngine, tried: int) -> bool:
+        """Whether no other member of a family is tried, where so many have broken a target."""
+        if self.best_cost < inf:
+            return self.targets.recorded and tried >= MEMBERS_OF_A_TRACE
+        return tried >= MEMBERS_WITHOUT_REUSE and not self._keeps_cold(member)
 
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in checkpoints(self.request.model, self.profile, self.rejected):
@@ -443,14 +449,12 @@ class _Search:
         Of a long trace the last requests, and where those keep the targets all of them.
         """
         targets = self.targets
-        exactly = self.exactly and targets.by == "rate" and bool(targets.slos)
         load = share_of(engine.deployment, self.request, targets, servers, whole=False)
-        if load.meets and exactly:
+        more = targets.recorded and not targets.drawn and len(load.replay.sent_s) == defaults.TRACE_PROMPTS
+        if load.meets and more:
+            load = share_of(engine.deployment, self.request, targets, servers, entire=True, whole=False)
+        if load.meets and self.exactly and targets.by == "rate" and targets.slos:
             load = with_the_queue(load, targets.slos, targets.confidence)
-        if load.meets and targets.trace is not None and len(load.replay.sent_s) == defaults.TRACE_PROMPTS:
-            load = share_of(
-                engine.deployment, self.request, targets, servers, entire=True, whole=False, exactly=exactly
-            )
         return load
 
     def _candidate(
@@ -602,6 +606,9 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
         and (len(budgets) == 1 or replay.most_step_tok < min(budgets))
         and replay.kv_cache_usage_peak < ROOMY
     )
+    doubt = load.doubt
+    if same and doubt is not None and doubt.requests is not None and len(budgets) == 1:
+        return True  # a trace takes long to replay: an engine that serves it in the same steps is no alternative
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf
     decides = (
