@@ -328,8 +328,8 @@ def _relative(slope: Floats, total: float) -> Floats:
 
 
 def _outcome(served: Replay) -> Outcome:
-    """The figures of a replay, as far as two replays are compared by them."""
-    found = {"duration": served.duration_s}
+    """The figures of a replay, or of a class that may have no request in it, as far as two of them are compared."""
+    found = {"duration": served.duration_s if len(served.end_s) else 1.0}
     for of in OF_A_REQUEST:
         values_s = getattr(served, f"{of}_s")
         median_s, p99_s = np.percentile(values_s, [50, 99]) if len(values_s) else (1.0, 1.0)
