@@ -276,7 +276,8 @@ def _serve(
     margins: dict[Slo, float] = {}
     if not whole and workload.max_concurrency is None:
         margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
-        hopeless = hopeless_at({slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}, sent)
+        limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
+        hopeless = hopeless_at(limits_s, sent, requests.of_classes if requests is not None else None)
     served = deployment.replay(workload, requests, keep_steps=sent <= MOST_REQUESTS, hopeless=hopeless)
     ended = len(served.sent_s) == sent
     doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=False)

@@ -72,24 +72,27 @@ def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
     return float(_moments_s(values_s)[0] / MS)
 
 
-def hopeless_at(limits_s: Mapping[Slo, float], num_requests: int) -> Callable[[Mapping[str, float]], bool]:
+def hopeless_at(
+    limits_s: Mapping[Slo, float], num_requests: int, of_class: Mapping[str, int] | None = None
+) -> Callable[[Mapping[str, float], str], bool]:
     """Counts requests that end, and says when a target is broken whatever the others do.
 
     ``limits_s`` is what the statistic of each target may be, in s. A percentile is above it for certain once more of
-    the ``num_requests`` are above it than the percentile leaves out. Means may recover; gaps, and targets of one class
-    among others, are not looked at.
+    the ``num_requests``, or of the number of its class in ``of_class``, are above it than the percentile leaves out.
+    Means may recover; gaps are not looked at.
     """
-    limits_s = {slo: limit_s for slo, limit_s in limits_s.items() if slo.metric in OF_A_REQUEST and not slo.group}
+    sent = {"": num_requests, **(of_class or {})}
+    limits_s = {slo: limit_s for slo, limit_s in limits_s.items() if slo.metric in OF_A_REQUEST and slo.group in sent}
     limited = [(slo, limit_s * (1 + ROUNDING)) for slo, limit_s in limits_s.items()]
     left = {
-        slo: num_requests - 1 - floor((num_requests - 1) * slo.percentile / 100)
+        slo: sent[slo.group] - 1 - floor((sent[slo.group] - 1) * slo.percentile / 100)
         for slo, _ in limited
         if slo.percentile is not None
     }
 
-    def hopeless(metrics_s: Mapping[str, float]) -> bool:
+    def hopeless(metrics_s: Mapping[str, float], name: str = "") -> bool:
         for slo, limit_s in limited:
-            if slo in left and metrics_s[slo.metric] > limit_s:
+            if slo in left and slo.group in ("", name) and metrics_s[slo.metric] > limit_s:
                 left[slo] -= 1
                 if left[slo] < 0:
                     return True

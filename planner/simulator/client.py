@@ -24,8 +24,9 @@ from planner.workload import Requests, Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Asked with the metrics of every request that ends, in s by name: whether there is no point in going on.
-Hopeless = Callable[[Mapping[str, float]], bool]
+#: Asked with the metrics of every request that ends, in s by name, and with its class: whether there is no point in
+#: going on.
+Hopeless = Callable[[Mapping[str, float], str], bool]
 #: Chunks of prompts that are replayed at most, and for each request: a budget of two tokens would take minutes.
 MOST_CHUNKS, MOST_CHUNKS_EACH = 40_000, 20
 MOST_CHUNKS_EACH_SHARED = 100  #: where prompts have something in common, and most of a long one is usually found
@@ -145,7 +146,7 @@ class _Sender:
             done = first.end()
             for index in done:
                 end_s[index] = time_s
-                if hopeless and hopeless(self._metrics_s(index)):
+                if hopeless and hopeless(self._metrics_s(index), self._class_of(index)):
                     return
                 if index % SAID_EACH == SAID_EACH - 1:
                     progress.say(f"{index + 1:,} of {count:,} requests")
@@ -194,6 +195,11 @@ class _Sender:
         response_s, more_tok = self.client.response_s, self.output_len[index] - 1
         tpot_s = (end_s - first_s) / more_tok if more_tok else 0.0
         return {"ttft": first_s + response_s - sent_s, "tpot": tpot_s, "e2el": end_s + response_s - sent_s}
+
+    def _class_of(self, index: int) -> str:
+        """The name of the class of a request; empty where none are told apart."""
+        sent = self.requests
+        return sent.groups[sent.group[index]] if sent.group is not None else ""
 
     def result(self) -> Replay:
         """The log as the client sees it, of the requests that have ended."""

@@ -81,6 +81,11 @@ class Requests:
         """Tokens, input and output, of the longest request."""
         return int((self.input_len + self.output_len).max())
 
+    @property
+    def of_classes(self) -> dict[str, int]:
+        """How many there are of each class; empty where none are told apart."""
+        return {} if self.group is None else {name: int((self.group == k).sum()) for k, name in enumerate(self.groups)}
+
     def first(self, count: int) -> Requests:
         """The first ``count`` of them."""
         return self.chosen(slice(0, count))

@@ -24,6 +24,7 @@ from planner.planning.capacity import (
     steady_rate,
 )
 from planner.planning.defaults import LADDER
+from planner.planning.demand import Demand, mixed
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import estimate
 from planner.planning.uncertainty import UncertaintyOfReplay
@@ -71,6 +72,28 @@ def test_requests_are_called_hopeless_only_where_numpys_percentile_of_all_is_abo
     above = sum(value > limit_s * (1 + 1e-9) for value in values)
     assert not gone or np.percentile(values, percentile) > limit_s
     assert gone == (above > len(values) - 1 - np.floor((len(values) - 1) * percentile / 100))
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 2.0), st.sampled_from("ab")), min_size=1, max_size=60), st.floats(1.0, 100.0))
+def test_a_class_is_called_hopeless_by_its_own_requests(ended: list[tuple[float, str]], percentile: float) -> None:
+    own = [value for value, name in ended if name == "a"]
+    count = {"a": len(own), "b": len(ended) - len(own)}
+    hopeless = hopeless_at({Slo("ttft", 1.0, percentile, "a"): 1.0}, len(ended), count)
+    gone = any([hopeless({"ttft": value, "tpot": 0.0, "e2el": value}, name) for value, name in ended])
+    above = sum(value > 1 + 1e-9 for value in own)
+    assert gone == (bool(own) and above > len(own) - 1 - np.floor((len(own) - 1) * percentile / 100))
+
+
+@pytest.mark.parametrize("rate", [2.0, 8.0, 40.0])
+def test_classes_that_end_early_say_the_same_of_their_targets(rate: float) -> None:
+    demands = Demand.parse(f"a={rate}:512:64,ttft=300"), Demand.parse(f"b={rate / 4}:900:64")
+    slos = (Slo("ttft", 300.0, 99.0, "a"), Slo("e2el", 9000.0, 90.0, "b"))
+    requests, sent = mixed(demands, 600), replace(LOAD, num_prompts=600, request_rate=1.25 * rate)
+    whole, cut = (measure(server(), sent, slos, requests=requests, whole=each) for each in (True, False))
+    assert cut.meets == whole.meets
+    assert len(cut.replay.sent_s) <= len(whole.replay.sent_s)
+    if not cut.meets:
+        assert any(not reading.met for reading in cut.readings) or not cut.stable
 
 
 @pytest.mark.parametrize("rate", [0.5, 4.0, 16.0, 64.0])
