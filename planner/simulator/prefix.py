@@ -114,8 +114,7 @@ class _Run:
 class _Holding:
     """What one request has."""
 
-    path: list[int]  #: nodes; the last one is its own, beyond all that is shared
-    own: int  #: first block of that
+    path: list[tuple[int, int, int]]  #: nodes with their first block and the one after; at last its own, not shared
     runs: list[_Run]  #: of the first nodes of the path
 
 
@@ -161,11 +160,10 @@ class PrefixBlocks(KvBlocks):
         """As ``KvBlocks.find``: the cached blocks from the first one on."""
         holding = self._holdings.get(sequence.index) or self._enter(sequence.index)
         limit = (sequence.prompt_tok - 1) // self.block_size
-        start, stop, copies_of = self._tree.start, self._tree.stop, self._runs
+        copies_of = self._runs
         runs: list[_Run] = []
         blocks, held, self._beyond = 0, 0, 0
-        for node in holding.path:
-            first, last = (holding.own, OPEN) if node < 0 else (start[node], stop[node])
+        for node, first, last in holding.path:
             copies = copies_of.get(node)
             if copies is None or first >= limit:
                 break
@@ -190,17 +188,19 @@ class PrefixBlocks(KvBlocks):
         if self._beyond:
             runs[-1] = self._cut(runs[-1])
         for run in runs:
-            self._hold(run)
+            if not run.users:  # it leaves the queue where it stood
+                self._idle.pop(run, None)
+                self.free -= run.blocks
+            run.users += 1
         return cached_tok // self.block_size
 
     def fill(self, index: int, tok: int) -> None:
         """As ``KvBlocks.fill``: full blocks can be found from now on."""
         holding, full = self._holdings[index], tok // self.block_size
-        runs, path, tree = holding.runs, holding.path, self._tree
+        runs, path = holding.runs, holding.path
         known = len(runs)
         for place in range(known - 1 if known else 0, len(path)):
-            node = path[place]
-            first, last = (holding.own, OPEN) if node < 0 else (tree.start[node], tree.stop[node])
+            node, first, last = path[place]
             if full <= first:
                 return
             blocks = (full if full < last else last) - first
@@ -208,10 +208,10 @@ class PrefixBlocks(KvBlocks):
                 runs.append(self._run(node, blocks))
             elif blocks > (run := runs[place]).blocks:
                 if run.users > 1:  # another request goes on from here too: each keeps its own
-                    path[place + 1 :] = [NOBODYS]
-                    holding.own = first + run.blocks
-                    if full > holding.own:
-                        runs.append(self._run(NOBODYS, full - holding.own))
+                    own = first + run.blocks
+                    path[place + 1 :] = [(NOBODYS, own, OPEN)]
+                    if full > own:
+                        runs.append(self._run(NOBODYS, full - own))
                     return
                 run.blocks = blocks
 
@@ -226,8 +226,10 @@ class PrefixBlocks(KvBlocks):
 
     def _enter(self, index: int) -> _Holding:
         """A request is looked at for the first time."""
-        path = self._tree.path_of(index)
-        holding = self._holdings[index] = _Holding([*path, -1 - index], self._tree.stop[path[-1]] if path else 0, [])
+        start, stop = self._tree.start, self._tree.stop
+        path = [(node, start[node], stop[node]) for node in self._tree.path_of(index)]
+        path.append((-1 - index, path[-1][2] if path else 0, OPEN))
+        holding = self._holdings[index] = _Holding(path, [])
         return holding
 
     def _run(self, node: int, blocks: int) -> _Run:
@@ -240,13 +242,6 @@ class PrefixBlocks(KvBlocks):
             else:
                 copies.append(run)
         return run
-
-    def _hold(self, run: _Run) -> None:
-        """One more request has a run, which leaves the queue where it stood there."""
-        if not run.users:
-            self._idle.pop(run, None)
-            self.free -= run.blocks
-        run.users += 1
 
     def _give_back(self, runs: list[_Run], tok: int) -> None:
         """The end of a context first: to the end of the queue, but what is no full block to its head."""
