@@ -248,6 +248,15 @@ class _Sessions:
     def __init__(self) -> None:
         self._names = count()
         self._last: dict[str, tuple[list[int], list[int]]] = {}  # of each session: names and sizes, answer included
+        self._latest_s: dict[str, float] = {}
+
+    def check_order(self, session: str, arrival_s: float, where: str) -> None:
+        """Raises InputError for a row that arrives before the one of its session that it would go on from."""
+        if arrival_s < self._latest_s.get(session, 0.0):
+            raise InputError(
+                f"{where}: {SESSION} {session[:40]!r} goes back in time", hint="sort the rows of a session by arrival"
+            )
+        self._latest_s[session] = arrival_s
 
     def text(self, session: str, prompt_tok: int, answer_tok: int) -> Text:
         """A prompt that goes on from the last one of the session, or one that begins anew."""
@@ -298,6 +307,7 @@ def _row(form: TraceFormat, fields: dict[str, Any], number: int, path: str, sess
     if (hashes := fields.get(HASHES)) is not None:
         text = _hashed(hashes, prompt_tok, form.block_tok, where)
     elif session := fields.get(SESSION):
+        sessions.check_order(str(session), arrival_s, where)
         text = sessions.text(str(session), prompt_tok, answer_tok)
     return arrival_s, number, prompt_tok, answer_tok, text, number
 

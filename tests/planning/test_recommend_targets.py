@@ -522,6 +522,19 @@ def test_a_trace_is_planned_for_and_the_benchmark_says_what_it_cannot(tmp_path: 
     assert plan["max_model_len"] >= 599 + 149
 
 
+@pytest.mark.parametrize(("version", "sends"), [("0.22.0", False), ("0.27.1", True)])
+def test_a_plan_says_which_vllm_sends_its_trace_with_prefixes(version: str, sends: bool, tmp_path: Path) -> None:
+    """``--timed-trace-chunk-hash-size`` is an option of vllm bench serve from 0.23.0 on, by its own parser."""
+    path = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 100 * i, "input_length": 600, "output_length": 20, "hash_ids": [0, i]} for i in range(1, 300)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--gpu", "h100", "--gpus", "1", "--ttft", "2000", "--trace", str(path), "--engine-version", version)
+    outcome = run("recommend", SMALL, *words, "--format", "json")
+    assert outcome.status == 0
+    warnings = json.loads(outcome.out)["plans"][0]["warnings"]
+    assert any("--dataset-name timed_trace --self-timed" in warning for warning in warnings) == sends
+
+
 WRONG = {
     "no time at all": ((*TARGETS[:1], "0"), "--ttft 0"),
     "a negative target": (("--tpot", "-5"), "--tpot -5"),

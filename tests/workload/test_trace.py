@@ -67,6 +67,8 @@ WRONG = {
     "broken json": ('{"arrival_s": 0, "input_len": 1, "output_len": 1}\n{"arr\n', "line 2 is not JSON"),
     "a list": ('{"arrival_s": 0, "input_len": 1, "output_len": 1}\n[1]\n', "line 2 is not a JSON object"),
     "true": ('{"arrival_s": 0, "input_len": true, "output_len": 1}\n', "line 1: input_len is 'True'"),
+    "negative lengths": (HEADING + "0,1,1\n1,-5,1\n", "line 3: input_len is -5"),
+    "a negative answer": (HEADING + "0,1,1\n1,5,-1\n", "line 3: output_len is -1"),
     "no date": ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,1\n", "line 2: TIMESTAMP 'noon'"),
 }
 
@@ -215,6 +217,14 @@ NO_REUSE = {
     "back in time": (
         '{"arrival_s": 0, "turns": [{"input_len": 3, "output_len": 3, "pause_s": -1}]}',
         "turn 1: pause_s is negative",
+    ),
+    "a session back in time": (
+        "arrival_s,input_len,output_len,session\n5,50,5,a\n4,60,5,b\n3,100,5,a\n",
+        "line 4: session 'a' goes back in time",
+    ),
+    "more hashes than blocks": (
+        '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2, 3]}',
+        "line 1: 3 hash_ids for a prompt of 600 tokens",
     ),
     "text": ('{"id": "x", "conversations": [{"from": "human", "value": "hi"}]}', "not the columns of a trace"),
     "a log without tokens": (LOG.splitlines()[0], "line 1: the tokens of the prompt are not in the log"),

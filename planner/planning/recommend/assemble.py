@@ -313,6 +313,11 @@ def _about_benchmark(request: Request, candidate: Candidate) -> Iterator[str]:
             f"benchmark.sh cannot send {what}: it sends random prompts of the mean lengths, at the same rate and "
             "burstiness. The prediction of the targets is for the load itself"
         )
+        if targets.trace and targets.reused and flag_status(version, "--timed-trace-chunk-hash-size", "bench serve"):
+            yield (
+                f"vllm bench serve of {version} sends a trace with hash_ids itself: --dataset-name timed_trace "
+                "--self-timed, to all servers behind one address"
+            )
     classes = targets.classes if targets else ()
     if any(one.priority for one in classes) and not flag_status(version, "--extra-body", "bench serve"):
         yield f"benchmark.sh sends no priority: vllm bench serve of {version} has no --extra-body, that of 0.11.1 does"
