@@ -150,6 +150,8 @@ def test_the_division_is_the_plan_where_it_takes_fewer_gpus(gpu: str, tmp_path: 
     assert f"on {division['least_gpus']} x {gpu.upper()}, prefill and decode apart" in " ".join(told.out.split())
     assert len(told.out.splitlines()) <= 40
     assert told.out.count("  $ vllm serve") == 2
+    unscaled = any("without measured scales" in warning for warning in plan["warnings"])
+    assert ("without measured scales" in told.out) is unscaled
     assert sorted(path.name for path in out.iterdir()) == [
         "decode.sh", "llm-d-values.yaml", "prefill.sh", "recommendation.json",
     ]  # fmt: skip
