@@ -142,13 +142,15 @@ def slos_of(classes: Sequence[Demand], limits_ms: Mapping[str, float | None], pe
 
 def _of_classes(classes: Sequence[Demand], given: LoadFlags, percentile: str) -> AskedLoad:
     """Several classes of requests on each server."""
-    from planner.planning import Targets, check_classes
+    from planner.planning import Targets, check_classes, mixed
 
     check_classes(classes, given.scheduling_policy)
     slos = slos_of(classes, given.limits_ms, percentile)
     for one in classes:
         _check_rate(one.request_rate, f"--class {one.name}")
         refuse_gaps_of_one_token([slo for slo in slos if slo.group in ("", one.name)], one.output_len)
+    if given.num_prompts:
+        mixed(classes, given.num_prompts)  # refuses a class of which that many send none
     targets = Targets.of_classes(
         classes, slos, given.confidence or defaults.CONFIDENCE,
         seed=given.seed or 0, burstiness=given.burstiness or 1.0,

@@ -190,6 +190,10 @@ def test_gaps_between_tokens_are_a_target_of_all_classes() -> None:
     two = recommended("--class", "a=4:512:128,ttft=900", "--class", "b=1:512:64", "--itl", "80", "--ttft", "5000")
     held = [(one["of_class"], one["metric"], one["limit_ms"]) for one in two["plans"][0]["service"]["targets"]]
     assert held == [("", "p99_itl_ms", 80), ("a", "p99_ttft_ms", 900), ("b", "p99_ttft_ms", 5000)]
+    first, second = two["plans"][0]["classes"]
+    assert (first["targets_ms"], second["targets_ms"]) == ({"ttft": 900}, {"ttft": 5000})
+    good = [one["predicted"]["request_goodput"] for one in (first, second)]
+    assert sum(good) == pytest.approx(two["plans"][0]["predicted"]["request_goodput"])
 
 
 def test_a_plan_of_classes_is_read_again_and_checked(tmp_path: Path) -> None:
@@ -230,6 +234,7 @@ def test_a_plan_of_classes_is_read_again_and_checked(tmp_path: Path) -> None:
         (("--class", "a=1:16:1,tpot=30"), "at least two tokens"),
         (("--class", "a=1:16:900000,ttft=30"), "more than the"),
         (("--class", "a=1e9:16:9,ttft=30"), "--class a must be a positive number"),
+        (("--class", "a=100:16:9", "--class", "b=1:16:9", "--num-prompts", "40"), "b sends one request in 101"),
     ],
 )
 def test_what_recommend_does_not_take(words: tuple[str, ...], said: str) -> None:

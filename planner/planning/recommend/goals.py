@@ -85,6 +85,8 @@ def _of_classes(candidate: Candidate, workload: Workload, targets: Targets) -> P
     """The same of several clients, one for each class."""
     requests = requests_of(targets.classes, candidate.servers, workload)
     load, sent = candidate.load, len(requests.arrival_s)
+    own = {one.name for one in targets.classes if one.limits_ms}
+    of_all = {slo.metric: slo.limit_ms for slo in targets.slos if slo.group not in own and slo.metric in OF_A_REQUEST}
     known: dict[str, Any] = {}
     if load and load.whole and load.doubt and load.workload == workload:
         known = {"served": load.replay, "doubt": load.doubt.reacting()}
@@ -93,7 +95,7 @@ def _of_classes(candidate: Candidate, workload: Workload, targets: Targets) -> P
         replace(workload, num_prompts=sent),
         requests=requests,
         classes=shares_of(targets.classes, candidate.servers),
-        goodput={slo.metric: slo.limit_ms for slo in targets.slos if not slo.group and slo.metric in OF_A_REQUEST},
+        goodput=of_all,
         percentiles=defaults.PERCENTILES,
         **known,
     )
