@@ -408,7 +408,7 @@ class _Search:
         if targets.value is None or targets.requests is not None:
             return None
         each = idle_load(engine.deployment, self.request.workload, targets.by)
-        load = share(max(ceil(targets.value / each), start))
+        load = share(max(2 * ceil(targets.value / each), start))  # as far as ``fewest_servers`` goes
         return None if load.meets else load
 
     def _keeps_cold(self, engine: RankedEngine) -> bool:
