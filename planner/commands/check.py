@@ -259,7 +259,7 @@ class _Judge:
 def _on_the_hub(model: str) -> tuple[str, tuple[str, ...]]:
     """The model that a line means, and a remark where it is an id with a slash behind it, as recipes print them."""
     name = model.rstrip("/")
-    if name == model or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or Path(model).exists():
+    if name == model or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or _is_there(model):
         return model, ()
     return name, (f"vLLM takes {model} for a folder and does not start where there is none; {name} is judged here",)
 
@@ -293,14 +293,14 @@ def _text_of(line: str | PathLike[str] | Sequence[str]) -> tuple[str | list[str]
     if isinstance(line, str) and (" " in line.strip() or "\n" in line) and not _is_there(line):
         return line, None  # the text itself
     path = Path(line)
-    script = path / "launch.sh" if path.is_dir() else path
     try:
+        script = path / "launch.sh" if path.is_dir() else path
         text = read_given(script)
     except UnicodeDecodeError as error:
-        raise InputError(f"{script} is no script: {error.reason}", hint="give a shell script") from error
+        raise InputError(f"{path} is no script: {error.reason}", hint="give a shell script") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         cause = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{script}: {cause}", hint="give a script, or a folder with a launch.sh") from error
+        raise InputError(f"{str(path)[:200]}: {cause}", hint="give a script, or a folder with a launch.sh") from error
     return text, _plan_beside(script)
 
 

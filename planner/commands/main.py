@@ -66,10 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(_as_typed(error.cause, words), error.exit_status, hint=error.hint)
     except ParserError as error:
         return complain(_cause(error), 2, hint=_usage_hint(error))
-    except Exception:  # whatever else escapes is a bug: a person gets its trace, a script its exit status
-        traceback.print_exc()
-        return complain("this is a bug in planner", BUG, hint="please report it with the command and the trace above")
+    except OSError as error:
+        if error.filename is None:
+            return _bug()
+        return complain(f"{str(error.filename)[:200]}: {error.strerror}", 2, hint="check the path, and who may use it")
+    except Exception:  # whatever else escapes
+        return _bug()
     return status
+
+
+def _bug() -> int:
+    """For what is being handled: a person gets its trace, a script its exit status."""
+    traceback.print_exc()
+    return complain("this is a bug in planner", BUG, hint="please report it with the command and the trace above")
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:

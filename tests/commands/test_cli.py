@@ -483,3 +483,11 @@ def test_help_is_data_and_a_missing_word_is_an_error(words: tuple[str, ...]) -> 
     cause, hint = error_of(bare)
     assert "Missing" in cause
     assert hint == " ".join(("see planner", *words, "--help"))
+
+
+@pytest.mark.parametrize("command", ["fit", "check", "validate", "report", "calibrate", "evaluate", "tune", "deploy"])
+def test_a_name_that_the_system_refuses_is_an_error_of_two_lines(command: str) -> None:
+    words = ("--gpu", "h100") if command in ("fit", "check") else ()
+    outcome = run(command, "A" * 300, *words, *(("--target", "compose") if command == "deploy" else ()))
+    cause, hint = error_of(outcome)
+    assert outcome.status == 2 and cause.endswith("File name too long") and hint
