@@ -573,8 +573,6 @@ def fewest_servers(
             low, failed = count, load
         if failed and met:
             count = (low + int(high)) // 2
-        elif met and count == cap:  # often just as many are needed
-            count -= 1
         elif met:  # the start is a good guess: steps from there grow
             count = start if count > start else max(low + 1, int(high) - fewer)
             fewer = fewer if count == start else 2 * fewer
