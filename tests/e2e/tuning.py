@@ -17,6 +17,9 @@ from loop import LOAD, Loop, make_model, recommend_words, step
 GOAL = "mean_e2el_ms"  #: of ``min-latency``
 
 
+LIMIT_MS = 60_000  #: of the target: the model answers within seconds
+
+
 def tune(loop: Loop, runs: int) -> dict[str, Any]:
     """The answer after so many runs."""
     said = loop.run(
@@ -66,7 +69,21 @@ def main(venv: Path, folder: Path) -> int:
     assert tune(loop, 2) == second, "the budget is spent: nothing runs"
     print(loop.run([sys.executable, "-m", "planner", "tune", str(loop.plan), "--runs", "2"], (0, 1)))
     print("tune: two settings measured, each once")
+    tune_under_a_target(loop)
     return 0
+
+
+def tune_under_a_target(loop: Loop) -> None:
+    """What is said of the target is what the benchmark measured."""
+    shutil.rmtree(loop.plan)
+    loop.planner(*recommend_words(loop, loop.plan), "--e2el", LIMIT_MS, "--percentile", "mean", "--confidence", "0.5")
+    with step("tune under a target, one run"):
+        found = tune(loop, 1)
+    assert [one["limit_ms"] for one in found["targets"]] == [LIMIT_MS]
+    (path,) = loop.plan.glob("results/serve-*.json")
+    measured_ms = json.loads(path.read_text())[GOAL]
+    assert (found["best"] == str(loop.plan)) == (measured_ms <= LIMIT_MS), f"{measured_ms} ms measured"
+    print(f"tune: {measured_ms:.0f} ms measured under a target of {LIMIT_MS:,} ms")
 
 
 if __name__ == "__main__":
