@@ -253,7 +253,8 @@ class Workload:
         scale = 1 / (self.request_rate * self.burstiness)
         gaps = np.random.RandomState(self.seed).gamma(self.burstiness, scale, size=self.num_prompts)
         times: NDArray[np.float64] = gaps.cumsum()
-        times *= self.num_prompts / self.request_rate / times[-1]
+        if times[-1]:  # gaps of next to no burstiness are too small for a float; vLLM stretches none then, either
+            times *= self.num_prompts / self.request_rate / times[-1]
         return times
 
 

@@ -92,6 +92,10 @@ def test_the_rate_is_met_exactly_and_gaps_are_as_uneven_as_asked() -> None:
         assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.1)
 
 
+def test_gaps_too_small_for_a_number_are_none() -> None:
+    assert not replace(SMALL, request_rate=10, burstiness=1e-12, seed=3).sample().arrival_s.any()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "flag"),
     [
