@@ -112,7 +112,7 @@ def _left(case: Case, home: Path) -> Iterator[Finding]:
     total = 0
     for path in _files(home):
         size = path.stat().st_size
-        total += size
+        total += size if path not in case.own else 0
         if _UNFINISHED.search(path.name) and path not in case.own:
             yield Finding("half-written", str(path.relative_to(home)))
         if path.name == CANARY:
