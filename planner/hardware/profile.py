@@ -18,6 +18,7 @@ from planner.units import FACTORS, to_base
 STATED = "stated"  #: the source of what a command was told
 Kind = Literal["spec", "measured", "derived"]
 #: No figure of a GPU lies outside, in any unit: the rest is a slip, which would make times without an end.
+MOST_GPUS = 4096  #: that one profile may join: seven times the largest rack of today
 _Positive = Annotated[float, Field(ge=1e-6, le=1e18, allow_inf_nan=False, strict=True)]
 
 
@@ -177,7 +178,7 @@ class Interconnect(_Facts):
     host_bandwidth: BytesPerSecond | None = None  #: PCIe or the like, one direction
     network_bandwidth: BytesPerSecond | None = None  #: one GPU's share of the adapters to other nodes, one direction
     allreduce: tuple[AllReduceCurve, ...] = ()
-    domain_gpus: int = Field(default=1, ge=1)  #: GPUs that these links join
+    domain_gpus: int = Field(default=1, ge=1, le=MOST_GPUS)  #: GPUs that these links join
 
     def allreduce_curve(self, gpus: int) -> AllReduceCurve | None:
         """The curve for exactly ``gpus`` GPUs; None where none is published."""
@@ -225,7 +226,7 @@ class GpuProfile(_Facts):
     architecture: str  #: gfx942, sm_90, ...
     platform: Literal["rocm", "cuda", "cpu"]
     aliases: tuple[str, ...] = ()
-    gpus_per_node: int = Field(ge=1)  #: logical GPUs in one node
+    gpus_per_node: int = Field(ge=1, le=MOST_GPUS)  #: logical GPUs in one node
     compute_units: int | None = Field(default=None, ge=1)  #: CUs or SMs
     memory: Memory
     compute: Compute

@@ -35,6 +35,7 @@ def share(requests: Requests, servers: int, most: int, router: Router = "round-r
     shares the one with the most tokens to prefill and to generate.
     """
     arrived, prefixes = len(requests.arrival_s), requests.prefixes
+    servers = min(servers, max(arrived, 1))  # of more of them the others get nothing
     late = max(arrived - most * servers, 0) if prefixes is not None else 0
     total_tok = requests.input_len + requests.output_len
     places, one = np.arange(arrived) % servers, late % servers

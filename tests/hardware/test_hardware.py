@@ -379,6 +379,7 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
         ('source = "me"', 'source = "hearsay"', "sources not listed: hearsay"),
         ('kind = "measured"', 'kind = "guessed"', "memory.engine_visible.kind: Input should be 'spec', 'measured'"),
         ("gpus_per_node = 4", "gpus_per_node = 0", "gpus_per_node: Input should be greater than or equal to 1"),
+        ("gpus_per_node = 4", "gpus_per_node = 999999999", "gpus_per_node: Input should be less than or equal to 4096"),
         ('kind = "pcie"', 'kind = "pcie"\nlanes = 16', "interconnect.lanes: Extra inputs are not permitted"),
         ("[memory]", "[memory", "is not valid TOML"),
         (

@@ -4,6 +4,7 @@ import re
 import struct
 from io import BytesIO
 from itertools import combinations
+from math import inf
 from xml.etree import ElementTree
 
 import pytest
@@ -242,6 +243,12 @@ def test_characters_stay_within_the_terminal(width: int) -> None:
     assert all(f"{letter} {one.name}" in text for letter, one in zip("ox+", TWO, strict=True))
     canvas = "\n".join(line for line in text.splitlines() if "│" in line or "┤" in line)
     assert all(letter in canvas for letter in "ox+")
+
+
+def test_what_has_no_place_on_an_axis_is_left_out() -> None:
+    whole = term(lines(Series("a", (1, 2), (3, 4)), x_log=True, y_log=True), 80)
+    assert term(lines(Series("a", (1, 0, 2, inf), (3, 3, 4, 4)), x_log=True, y_log=True), 80) == whole
+    assert "nothing to show" in term(lines(Series("a", (inf,), (1,))), 80)
 
 
 def test_bars_of_characters_are_as_long_as_their_values() -> None:

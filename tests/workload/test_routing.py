@@ -47,6 +47,11 @@ def test_without_prefixes_the_first_are_sent() -> None:
     assert share(plain, 2, 3).input_len.tolist() == [1, 3, 5]
 
 
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "prefix-aware"])
+def test_of_more_servers_than_requests_one_gets_a_single_request(router: Router) -> None:
+    assert share(chats(2, 1), 10**15, 100, router).input_len.tolist() == [100]
+
+
 @pytest.mark.parametrize("name", ["multi-turn-chat", "coding-agent"])
 def test_sessions_have_the_published_means(name: str) -> None:
     kind = named_sessions()[name]

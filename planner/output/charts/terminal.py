@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from math import floor, log10
+from math import floor, isfinite, log10
 
 from planner.output.charts.figure import BarPanel, Chart, LinePanel, printable
 
@@ -36,15 +36,16 @@ def _lines(panel: LinePanel, width: int) -> list[str]:
     figure.plot_size(width, HEIGHT)
     names = list(dict.fromkeys(one.name for one in panel.series))
     letters = {name: LETTERS[at % len(LETTERS)] for at, name in enumerate(names)}
+    shown = []
     for one in panel.series:
-        x = [_placed(value, panel.x_log) for value in one.x]
-        y = [_placed(value, panel.y_log) for value in one.y]
+        points = [(x, y) for x, y in zip(one.x, one.y, strict=True) if _fits(x, panel.x_log) and _fits(y, panel.y_log)]
+        shown += points
+        x_placed, y_placed = [_placed(x, panel.x_log) for x, _ in points], [_placed(y, panel.y_log) for _, y in points]
         joined = one.style != "points"
-        figure.draw(figure.signal(x, y, marker=letters[one.name]).lines(joined))
-    for axis, log in (("x", panel.x_log), ("y", panel.y_log)):
-        values = [value for one in panel.series for value in getattr(one, axis)]
-        if not values:
-            return [f"{panel.title}: nothing to show"]
+        figure.draw(figure.signal(x_placed, y_placed, marker=letters[one.name]).lines(joined))
+    if not shown:
+        return [f"{panel.title}: nothing to show"]
+    for axis, log, values in zip(("x", "y"), (panel.x_log, panel.y_log), zip(*shown, strict=True), strict=True):
         ticks = _log_ticks(min(values), max(values)) if log else _ticks(max(values))
         figure.ruler(axis).ticks([_placed(tick, log) for tick in ticks], [f"{tick:,g}" for tick in ticks])
     figure.title(" - ".join(filter(None, (panel.title.replace("\n", ", "), panel.y_label))))
@@ -53,6 +54,11 @@ def _lines(panel: LinePanel, width: int) -> list[str]:
     figure.clear()
     legend = "   ".join(f"{letter} {name}" for name, letter in letters.items())
     return [*textwrap.wrap(legend, width), *str(drawn).rstrip("\n").split("\n")]
+
+
+def _fits(value: float, log: bool) -> bool:
+    """Whether a value has a place on an axis: what no plan says may be infinite."""
+    return isfinite(value) and (value > 0 or not log)
 
 
 def _placed(value: float, log: bool) -> float:

@@ -388,7 +388,8 @@ class _Search:
         cap = inf if self.best_cost == inf else floor(allowed / engine.num_gpus)
         if cap == inf and not self._keeps_cold(engine):  # more servers find less, down to nothing
             cap = fewest
-        if cap < fewest:
+        requests = self.targets.requests
+        if cap < fewest or (requests is not None and fewest > len(requests.arrival_s)):  # a server for each is enough
             return None, None
         start = int(min(max(engine.servers(self.targets, at_least=False), fewest), cap))
         share = cache(lambda count: self._share(engine, count))
