@@ -388,8 +388,7 @@ class _Search:
         cap = inf if self.best_cost == inf else floor(allowed / engine.num_gpus)
         if cap == inf and not self._keeps_cold(engine):  # more servers find less, down to nothing
             cap = fewest
-        requests = self.targets.requests
-        if cap < fewest or (requests is not None and fewest > len(requests.arrival_s)):  # a server for each is enough
+        if cap < fewest or fewest > self._most_servers:
             return None, None
         start = int(min(max(engine.servers(self.targets, at_least=False), fewest), cap))
         share = cache(lambda count: self._share(engine, count))
@@ -399,6 +398,12 @@ class _Search:
         if count is None or load is None:
             return None, failed
         return self._candidate(engine, load, count), failed
+
+    @property
+    def _most_servers(self) -> float:
+        """One for each request of a trace; what is drawn stands for any number of requests."""
+        requests, traced = self.targets.requests, self.targets.recorded and not self.targets.drawn
+        return len(requests.arrival_s) if requests is not None and traced else inf
 
     def _breaks_idle(self, engine: RankedEngine, start: int, share: Callable[[int], ServedLoad]) -> ServedLoad | None:
         """The load of so many servers that they idle, ``start`` at least, where that breaks a target: more do not help.
