@@ -9,6 +9,7 @@ from command_line import run
 
 from planner.errors import InputError
 from planner.planning import Demand, check_classes, mixed, read_plan
+from planner.planning.defaults import MIXED_PROMPTS
 
 CHAT, BATCH = "chat=3:1024:256,ttft=500,tpot=40", "batch=1:4096:512,e2el=60000,priority=5"
 COMMAND = ("predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", "--format", "json")
@@ -252,3 +253,12 @@ def test_the_command_that_a_fleet_of_one_pool_names_plans_its_classes() -> None:
         "planner recommend Qwen/Qwen3-8B --gpu h100-sxm --class a=1:512:64,ttft=900 --class b=1:512:64 --ttft 5000 "
         "--tpot 60 -o plans"
     )
+
+
+def test_a_load_may_take_more_servers_than_requests_are_drawn() -> None:
+    # thousands of servers, for all of which 4,000 requests stand
+    words = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--gpus", "1", "--format", "json")
+    long, short = "long=30000:8192:512,ttft=4000,tpot=40", "short=30000:4096:512,ttft=4000,tpot=40"
+    status, out, err = run(*words, "--class", long, "--class", short)
+    assert status == 0, err
+    assert json.loads(out)["plans"][0]["service"]["replicas"] > MIXED_PROMPTS
