@@ -20,6 +20,10 @@ MS = 1e-3
 GFLOP = 1e9
 TFLOP = 1e12
 
+#: No latency, rate or count that a person gives or a benchmark measures lies outside, in whatever unit it is stated:
+#: what does is a mistake, and products of such figures stay far within what a float holds.
+LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e15
+
 #: Factor from a unit, as written in a profile, to the unit used inside.
 FACTORS: dict[str, float] = {
     "B": 1,

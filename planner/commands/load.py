@@ -104,6 +104,12 @@ def checked_confidence(value: float | None) -> float | None:
 def asked_load(given: LoadFlags) -> AskedLoad:
     """What is asked for. Raises InputError where flags contradict each other, or make no load."""
     _refuse_contradictions(given)
+    least, burstiness = defaults.LEAST_BURSTINESS, given.burstiness
+    if burstiness is not None and not burstiness >= least:
+        raise InputError(
+            f"--burstiness must be a positive number of {least:g} or more, got {burstiness:g}",
+            hint="plans are made for gaps that vary by ten times their mean at most; planner predict serve takes more",
+        )
     percentile = given.percentile or f"{DEFAULT_PERCENTILE:g}"
     slos = parse_slos(given.limits_ms, percentile)
     lonely = "--percentile" if given.percentile else "--confidence" if given.confidence else ""

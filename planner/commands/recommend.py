@@ -48,6 +48,7 @@ from planner.commands.options import (
 from planner.engine import SETTINGS, flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
+from planner.units import MOST_FIGURE
 from planner.workload import LATENCIES
 
 if TYPE_CHECKING:
@@ -331,7 +332,9 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in COUNTS or name == "seed":
             found[name] = typed(name, value, int)
         elif name in NUMBERS:
-            found[name] = typed(name, value, float)
+            number = typed(name, value, float)
+            # inf: requests come evenly, as good as from there on
+            found[name] = min(number, MOST_FIGURE) if name == "burstiness" else number
         elif name == "trace":
             found[name] = Path(value)
         elif name == "workload":

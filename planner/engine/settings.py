@@ -24,7 +24,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
-from planner.units import GIB
+from planner.units import GIB, MOST_FIGURE
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
@@ -100,14 +100,14 @@ class Setting:
             return
         least = -inf if self.least is None else self.least
         above = -inf if self.above is None else self.above
-        most = inf if self.most is None else self.most
-        if least <= value <= most and above < value < inf:
+        most = MOST_FIGURE if self.most is None else self.most
+        if least <= value <= most and above < value:
             return
         wanted = [f"at least {least:g}"] if self.least is not None else []
         wanted += [f"above {above:g}"] if self.above is not None else []
-        wanted += [f"at most {most:,g}"] if self.most is not None else []
+        wanted += [f"at most {most:,g}"] if self.most is not None or value > most else []
         raise InputError(
-            f"{self.flag} must be {' and '.join(wanted) or 'finite'}, got {value}",
+            f"{self.flag} must be {' and '.join(wanted) or 'a number'}, got {value}",
             hint=f"give such a number, or leave {self.flag} out for the default",
         )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.resources import read_given
+from planner.units import LEAST_FIGURE, MOST_FIGURE
 
-MOST = 1e300  #: of any figure; a JSON number may have any number of digits
 #: Rates of one file agree with its totals to this share: one program computed them, and printed all digits.
 EXACT = 0.01
 AGAIN = "measure again (in the folder of a plan: FORCE=1 ./benchmark.sh)"
@@ -46,10 +46,12 @@ def parse_result(path: Path, text: str) -> dict[str, Any]:
 def read_number(path: Path, result: Mapping[str, Any], name: str, *, positive: bool = False) -> float:
     """The figure ``name`` of a result. Raises InputError where it is no number, or not ``positive``."""
     value = result.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST_FIGURE:
         raise InputError(f"{path} is broken: {name} is {value!r}, not a number", hint=AGAIN)
-    if positive and value <= 0:
-        raise InputError(f"{path} is broken: {name} is {value:g}, not a positive number", hint=AGAIN)
+    if positive and value < LEAST_FIGURE:
+        raise InputError(
+            f"{path} is broken: {name} is {value:g}, not a positive number of {LEAST_FIGURE:g} or more", hint=AGAIN
+        )
     return value
 
 

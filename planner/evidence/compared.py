@@ -14,7 +14,7 @@ from typing import Any, Literal
 from planner.errors import InputError
 from planner.evidence.folder import MeasuredPlan
 from planner.memory import StartupLog
-from planner.units import GIB
+from planner.units import GIB, LEAST_FIGURE
 from planner.workload import METRICS
 
 Verdict = Literal["inside", "above", "below"]
@@ -91,7 +91,7 @@ def _line(
     key: str, unit: str, share: float, predicted: Mapping[str, Any], measured: Mapping[str, Any]
 ) -> Iterator[ComparedLine]:
     value, found = predicted.get(key), measured.get(key)
-    if not isinstance(value, int | float) or found is None or not value:
+    if not isinstance(value, int | float) or found is None or value < LEAST_FIGURE:
         return
     if not isinstance(found, int | float) or not isfinite(found):
         raise InputError(f"the result is broken: {key} is {found!r}", hint="measure again (FORCE=1 ./benchmark.sh)")
@@ -122,7 +122,7 @@ def _memory(planned: Mapping[str, Any], startup: StartupLog, block_size: int) ->
 def _with_token_bounds(planned: Mapping[str, Any]) -> Mapping[str, Any]:
     """Tokens, and so their bounds, are proportional to the bytes of the cache."""
     names = ("kv_cache_bytes", "kv_cache_bytes_lo", "kv_cache_bytes_hi", "kv_cache_tokens")
-    if "kv_cache_tokens_lo" in planned or not all(planned.get(name) for name in names):
+    if "kv_cache_tokens_lo" in planned or not all(planned.get(name, 0) >= LEAST_FIGURE for name in names):
         return planned
     tokens, size = planned["kv_cache_tokens"], planned["kv_cache_bytes"]  # in this order a given cache stays exact
     bounds = {f"kv_cache_tokens_{end}": tokens * (planned[f"kv_cache_bytes_{end}"] / size) for end in ("lo", "hi")}

@@ -11,13 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 from planner.errors import InputError
 from planner.resources import MOST_FILE_BYTES, check_file
-from planner.units import MS
+from planner.units import LEAST_FIGURE, MS
 from planner.workload import LATENCIES, METRICS, NAMED_DISTRIBUTIONS
 
 Bench = Literal["latency", "throughput", "serve"]
@@ -224,8 +224,8 @@ class _Row:
             value = float(text)
         except ValueError:
             raise self._wrong(name, f"{text!r} is not a number") from None
-        if not isfinite(value) or value <= 0:
-            raise self._wrong(name, f"{text} is not a positive number")
+        if not LEAST_FIGURE <= value < inf:
+            raise self._wrong(name, f"{text} is not a positive number of {LEAST_FIGURE:g} or more")
         return value
 
     def rate(self) -> float | None:

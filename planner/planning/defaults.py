@@ -31,6 +31,7 @@ PERCENTILES = (50, 90, 99)  #: of latencies, in a plan and in its benchmark
 
 LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
 LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
+LEAST_BURSTINESS = 0.01  #: of a load that is planned for
 MOST_LOADS = 64  #: of one comparison; nobody reads more
 MOST_NODES = 8  #: of one server
 MOST_CLASSES = 16  #: of one fleet

@@ -8,10 +8,12 @@ from math import isfinite
 
 from planner.errors import InputError
 from planner.planning import defaults
-from planner.workload import NAMED, OF_A_REQUEST, Requests, Router, Trace, Workload, share
+from planner.units import LEAST_FIGURE, MOST_FIGURE
+from planner.workload import NAMED, OF_A_REQUEST, SEEDS, Requests, Router, Trace, Workload, share
 
 PRIORITY = "priority"
 LEAST_RATE = 1e-9  #: requests per second: one in thirty years
+MOST_PRIORITY = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)  # requests of a trace are arrays: a class is itself and no other
@@ -35,6 +37,17 @@ class Demand:
         if not LEAST_RATE <= self.request_rate < float("inf"):
             raise InputError(
                 f"--request-rate {self.request_rate:g} is no rate to plan for", hint="give requests per second"
+            )
+        for metric, limit_ms in self.limits_ms.items():
+            if not LEAST_FIGURE <= limit_ms <= MOST_FIGURE:
+                raise InputError(
+                    f"--class {self.name}: {metric}={limit_ms:g} is not a target in ms",
+                    hint=f"for example {metric}=500",
+                )
+        if not -MOST_PRIORITY <= self.priority <= MOST_PRIORITY:
+            raise InputError(
+                f"--class {self.name}: a priority is from {-MOST_PRIORITY:,} to {MOST_PRIORITY:,}",
+                hint="lower is sooner",
             )
         _ = self.workload  # refuses lengths that vLLM would not accept
 
@@ -108,9 +121,6 @@ class Demand:
             limits_ms = {metric: float(limit) for metric, limit in words.items()}
         except ValueError as error:
             raise InputError(f"--class {text!r}: targets are in ms", hint="for example ttft=500") from error
-        for metric, limit_ms in limits_ms.items():
-            if not (isfinite(limit_ms) and limit_ms > 0):
-                raise InputError(f"--class {text!r}: {metric} must be positive", hint="targets are in ms")
         return replace(found, limits_ms=limits_ms, priority=priority)
 
     @classmethod
@@ -226,7 +236,7 @@ def benchmarks(
             num_prompts=max(round(num_prompts * (demand.request_rate / rate)), 1),
             request_rate=demand.request_rate,
             burstiness=burstiness,
-            seed=seed + place,
+            seed=(seed + place) % SEEDS,
         )
         for place, demand in enumerate(demands)
     )

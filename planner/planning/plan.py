@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf, isinf
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,17 +23,34 @@ from planner.planning.defaults import Goal
 from planner.planning.demand import Demand, joined
 from planner.resources import read_given
 from planner.secrets import is_secret
+from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import Latency, Requests, Slo, Workload, parse_percentile
 
 SCHEMA_VERSION = 1
 
-MOST = 1e18  #: bytes, tokens or milliseconds: no predicted figure comes near
+Gpus = Annotated[int, Field(ge=1, le=2**15)]  #: of one server
 #: Keys of a prediction that are text; all others are figures in the units of ``vllm bench``.
 _WORDS = frozenset(("date", "endpoint_type", "backend", "model_id", "tokenizer_id", "request_rate"))
+#: Those that are null where nothing bounds the concurrency, or without a goodput target.
+_AT_TIMES = frozenset(("label", "max_concurrency", "request_goodput", "request_goodput_lo", "request_goodput_hi"))
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        for name, value in self:
+            if isinstance(value, int | float) and abs(value) > MOST_FIGURE:
+                raise ValueError(f"{name} is {_short(value)}, which is too large")
+        try:
+            self._check()
+        except InputError as error:
+            raise ValueError(error.cause) from error
+        return self
+
+    def _check(self) -> None:
+        """Raise InputError for what no command would have written."""
 
 
 class PlannedWorkload(_Record):
@@ -53,12 +70,16 @@ class PlannedWorkload(_Record):
     def of(cls, load: Workload) -> PlannedWorkload:
         """What of a load a benchmark sends."""
         fields = {name: getattr(load, name) for name in cls.model_fields}
-        return cls(**{**fields, "request_rate": None if isinf(load.request_rate) else load.request_rate})
+        rate, burstiness = load.request_rate, min(load.burstiness, MOST_FIGURE)  # JSON has no infinity
+        return cls(**{**fields, "request_rate": None if isinf(rate) else rate, "burstiness": burstiness})
 
     @property
     def sent(self) -> Workload:
         """The same as the replay takes it."""
         return Workload(**{**self.model_dump(), "request_rate": self.request_rate or inf})
+
+    def _check(self) -> None:
+        _ = self.sent
 
 
 class PlannedTarget(_Record):
@@ -71,13 +92,8 @@ class PlannedTarget(_Record):
     met: bool
     of_class: str = ""  #: the class of requests that it is a target of; empty: all
 
-    @model_validator(mode="after")
-    def _is_target(self) -> Self:
-        try:
-            str(self.slo)
-        except InputError as error:
-            raise ValueError(error.cause) from error
-        return self
+    def _check(self) -> None:
+        _ = self.slo
 
     @property
     def slo(self) -> Slo:
@@ -110,6 +126,9 @@ class PlannedClass(_Record):
             limits_ms=self.targets_ms,
             priority=self.priority,
         )
+
+    def _check(self) -> None:
+        _ = self.demand
 
 
 class PlannedTrace(_Record):
@@ -200,10 +219,10 @@ class Plan(_Record):
     """Settings, prediction and reasons for one GPU type. Field names are vLLM's flags."""
 
     gpu: str
-    num_gpus: int
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
+    num_gpus: Gpus
+    tensor_parallel_size: Gpus
+    pipeline_parallel_size: Gpus
+    data_parallel_size: Gpus
     enable_expert_parallel: bool
     requested_model: str
     model: str  #: the checkpoint to serve: an id on the hub, or the absolute path of a folder
@@ -219,8 +238,10 @@ class Plan(_Record):
     enable_prefix_caching: bool
     async_scheduling: bool
     engine_version: str
-    gpus_per_node: int = 1  #: logical GPUs of the node that was planned for
-    network_gb_per_s: float | None = None  #: of one GPU, between the nodes of a server; None: it is on one node
+    gpus_per_node: Gpus = 1  #: logical GPUs of the node that was planned for
+    network_gb_per_s: Annotated[float, Field(ge=LEAST_FIGURE)] | None = (
+        None  #: of one GPU, between the nodes of a server; None: it is on one node
+    )
     platform: Literal["rocm", "cuda", "cpu"]
     image: str  #: empty: no container, the server is the vLLM that is installed on the machine
     image_source: str
@@ -234,9 +255,8 @@ class Plan(_Record):
     service: Service | None = None  #: where there are targets
     predicted: dict[str, Any]
     memory: dict[str, Any]
-    published: dict[str, float] = Field(
-        default_factory=dict
-    )  #: a document's result of this run, by the keys of the bench
+    #: a document's result of this run, by the keys of the bench
+    published: dict[str, Annotated[float, Field(ge=0, le=MOST_FIGURE)]] = Field(default_factory=dict)
     calibration: str = "shipped"  #: whose fits predicted: ours, or the files of the user's own that had a say
     why: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -319,21 +339,37 @@ class PlanFile(_Record):
         except ValidationError as error:
             raise ValueError(_in_words(error)) from error
         for name, value in _figures(file.plan):
-            if not (type(value) in (int, float) and 0 <= value < MOST):  # nor NaN
-                negative = type(value) in (int, float) and -MOST < value < 0
+            if not (type(value) in (int, float) and 0 <= value <= MOST_FIGURE):  # nor NaN
+                negative = type(value) in (int, float) and -MOST_FIGURE <= value < 0
                 raise ValueError(f"{name} is {_short(value)}, not a number{' of 0 or more' if negative else ''}")
+        if lone := next(_lone_ends(file.plan), ""):
+            raise ValueError(f"{lone} is missing")
         if digest != file.plan.digest:
             raise ValueError(f"it was changed after it was written: its digest is {file.plan.digest}, not {digest}")
         return file
 
 
 def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Name and value of what has to be a number; a prediction may lack figures, as without a goodput target."""
-    predicted = ((name, value) for name, value in plan.predicted.items() if name not in _WORDS and value is not None)
-    yield from ((f"predicted.{name}", value) for name, value in predicted)
-    yield from ((f"memory.{name}", value) for name, value in plan.memory.items())
-    for one in plan.classes:
-        yield from ((f"{one.name}.{name}", value) for name, value in one.predicted.items())
+    """Name and value of what has to be a number."""
+    for where, figures in _tables(plan):
+        for name, value in figures.items():
+            if name not in _WORDS and not (name in _AT_TIMES and value is None):
+                yield f"{where}.{name}", value
+
+
+def _lone_ends(plan: Plan) -> Iterator[str]:
+    """What an interval of a prediction lacks: an end, or the figure between them."""
+    for where, figures in _tables(plan):
+        for name in figures:
+            key = name.removesuffix("_lo").removesuffix("_hi")
+            yield from (
+                f"{where}.{one}" for one in (key, f"{key}_lo", f"{key}_hi") if key != name and one not in figures
+            )
+
+
+def _tables(plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield from (("predicted", plan.predicted), ("memory", plan.memory))
+    yield from ((one.name, one.predicted) for one in plan.classes)
 
 
 def refuse_secrets(plan: Plan) -> None:
@@ -400,7 +436,10 @@ def _in_words(error: ValidationError) -> str:
         return f"{name} is missing"
     if kind == "extra_forbidden":
         return f"unknown field {_short(name)}"
-    wanted = _KINDS.get(kind.split("_")[0]) or first.get("ctx", {}).get("expected") or "the expected kind"
+    said = first.get("ctx", {})
+    limits = {"ge": "at least", "le": "at most"}
+    bound = next((f"{words} {said[limit]:g}" for limit, words in limits.items() if limit in said), "")
+    wanted = bound or _KINDS.get(kind.split("_")[0]) or said.get("expected") or "the expected kind"
     return f"{name} is {_short(first['input'])}, not {wanted}"
 
 

@@ -130,8 +130,8 @@ def serve_result(
         "model_id": model_id,
         "tokenizer_id": model_id,
         "num_prompts": workload.num_prompts,
-        "request_rate": "inf" if isinf(workload.request_rate) else workload.request_rate,
-        "burstiness": workload.burstiness,
+        "request_rate": _said(workload.request_rate),
+        "burstiness": _said(workload.burstiness),
         "max_concurrency": workload.max_concurrency,
         "duration": duration_s,
         "completed": completed,
@@ -162,6 +162,11 @@ def serve_result(
     for name, values_s in measured.items():
         result |= _statistics(name, values_s, percentiles)
     return result
+
+
+def _said(value: float) -> float | str:
+    """JSON has no infinity."""
+    return "inf" if isinf(value) else value
 
 
 def class_result(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PART = 2**18  #: steps that are spelt out at once
 SORTED = 2**13  #: of them that are sorted
 ROUNDING = 1e-12  #: of a gap, relative
-TINY = 1e-300  #: growth in s of gaps that do not grow
+TINY = 1e-200  #: growth in s of gaps that do not grow
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class Effect(FitRecord):
 
     target: str
     when: dict[str, str]
-    factor: float = Field(gt=0)
+    factor: float = Field(ge=1e-6, le=1e6)
     sd: float = Field(ge=0)  #: of its logarithm
     rows: int = Field(default=0, ge=0)  #: measured runs with these covariates
     gpu: str = ""  #: of the user's own runs that taught it: engines on that GPU have it; empty: all

@@ -8,6 +8,7 @@ from .metrics import Latency as Latency
 from .requests import NAMED as NAMED
 from .requests import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
 from .requests import Requests as Requests
+from .requests import SEEDS as SEEDS
 from .requests import Workload as Workload
 
 # which server gets which of them

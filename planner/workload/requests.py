@@ -51,6 +51,8 @@ _MOST = (
     ("prefix_len", MOST_TOK, "check its unit"),
     ("num_prompts", MOST_REQUESTS, "send fewer: percentiles no longer change"),
 )
+LEAST = 1e-12  #: of a rate and of its burstiness; the gaps of less are beyond a float
+SEEDS = 2**32  #: that numpy's generator of vLLM's arrivals takes
 MOST_IN_FLIGHT = MOST_REQUESTS // 5  #: a closed loop sends several requests for each place
 
 
@@ -150,14 +152,16 @@ class Workload:
             "leave it out for an open loop",
         )
         _require(
-            self.request_rate > 0,
+            self.request_rate >= LEAST,
             f"--request-rate must be positive, got {self.request_rate:g}",
             "use inf to send everything at once",
         )
         _require(
-            self.burstiness > 0, f"--burstiness must be positive, got {self.burstiness:g}", "1 is a Poisson process"
+            self.burstiness >= LEAST,
+            f"--burstiness must be a positive number of {LEAST:g} or more, got {self.burstiness:g}",
+            "1 is a Poisson process",
         )
-        _require(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "0 is the default")
+        _require(0 <= self.seed < SEEDS, f"--seed must be from 0 to {SEEDS - 1}, got {self.seed}", "0 is the default")
         _require(
             self.prefix_len >= 0,
             f"--random-prefix-len must not be negative, got {self.prefix_len}",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from planner.errors import InputError
+from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload.metrics import LATENCIES, Latency
 
 DEFAULT_PERCENTILE = 99.0
@@ -33,7 +33,7 @@ class Slo:
     def __post_init__(self) -> None:
         if self.metric not in LATENCIES:
             raise InputError(f"unknown target {self.metric!r}", hint=f"use one of {', '.join(LATENCIES)}, in ms")
-        if not (isfinite(self.limit_ms) and self.limit_ms > 0):
+        if not LEAST_FIGURE <= self.limit_ms <= MOST_FIGURE:
             raise InputError(
                 f"--{self.metric} {self.limit_ms:g} is not a target in ms",
                 hint=f"give a positive number of milliseconds, such as --{self.metric} 500",

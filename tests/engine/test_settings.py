@@ -79,7 +79,7 @@ def test_bounds_are_kept_and_named(row: Any) -> None:
     edge = row.least if row.least is not None else row.above
     row.check(None)
     row.check(row.most if row.most is not None else edge + 1)
-    for value in (edge - 1, float("inf"), float("nan"), *([row.most + 1] if row.most is not None else [])):
+    for value in (edge - 1, float("inf"), float("nan"), 1e16, *([row.most + 1] if row.most is not None else [])):
         with pytest.raises(InputError, match=f"{row.flag} must be") as error:
             row.check(value)
         assert error.value.hint

@@ -480,6 +480,7 @@ def test_offline_results_need_their_lengths(tmp_path: Path) -> None:
     ("cells", "words"),
     [
         ({"mean_tpot_ms": "nan"}, "mean_tpot_ms: nan is not a positive number"),
+        ({"mean_tpot_ms": "5e-324"}, "mean_tpot_ms: 5e-324 is not a positive number of 1e-06 or more"),
         ({"mean_tpot_ms": "-3"}, "mean_tpot_ms: -3 is not a positive number"),
         ({"mean_tpot_ms": "fast"}, "'fast' is not a number"),
         ({"mean_tpot_ms": "0.008"}, "is not TTFT and TPOT"),  # seconds

@@ -248,6 +248,7 @@ def test_characters_stay_within_the_terminal(width: int) -> None:
 def test_what_has_no_place_on_an_axis_is_left_out() -> None:
     whole = term(lines(Series("a", (1, 2), (3, 4)), x_log=True, y_log=True), 80)
     assert term(lines(Series("a", (1, 0, 2, inf), (3, 3, 4, 4)), x_log=True, y_log=True), 80) == whole
+    svg(lines(Series("a", (1, 2), (5e-324, 3)), y_log=True))  # a twelfth of that is 0, which has no logarithm
     assert "nothing to show" in term(lines(Series("a", (inf,), (1,))), 80)
 
 

@@ -10,6 +10,7 @@ from command_line import run
 from planner.errors import InputError
 from planner.planning import Demand, check_classes, mixed, read_plan
 from planner.planning.defaults import MIXED_PROMPTS
+from planner.planning.demand import benchmarks
 
 CHAT, BATCH = "chat=3:1024:256,ttft=500,tpot=40", "batch=1:4096:512,e2el=60000,priority=5"
 COMMAND = ("predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", "--format", "json")
@@ -86,7 +87,9 @@ def test_priority_helps_the_first_class_and_costs_the_others() -> None:
         ("chat=rag", "has no rate"),
         ("chat=1024:256", "is not NAME=RATE"),
         ("chat=1:-5:256", "must be positive"),
-        ("chat=1:5:256,ttft=-1", "ttft must be positive"),
+        ("chat=1:5:256,ttft=-1", "ttft=-1 is not a target in ms"),
+        ("chat=1:5:256,tpot=1e300", "tpot=1e.300 is not a target in ms"),
+        ("chat=1:5:256,priority=10000000", "a priority is from -1,000,000 to 1,000,000"),
         ("chat=1:5:256,ttft=fast", "targets are in ms"),
         ("chat=1:5:256,itl=3", "gaps between tokens are those of all requests"),
         ("chat=1:5:256,tpt=3", "no target of a class"),
@@ -195,6 +198,12 @@ def test_gaps_between_tokens_are_a_target_of_all_classes() -> None:
     assert (first["targets_ms"], second["targets_ms"]) == ({"ttft": 900}, {"ttft": 5000})
     good = [one["predicted"]["request_goodput"] for one in (first, second)]
     assert sum(good) == pytest.approx(two["plans"][0]["predicted"]["request_goodput"])
+
+
+def test_the_last_seed_is_followed_by_the_first() -> None:
+    # RandomState takes 0 to 2^32 - 1
+    sent = benchmarks([Demand("a", 1, 100, 10), Demand("b", 1, 100, 10)], 20, seed=2**32 - 1)
+    assert [one.seed for one in sent] == [2**32 - 1, 0]
 
 
 def test_a_plan_of_classes_is_read_again_and_checked(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ READERS = (
     ("validate", "{}"),
     ("calibrate", "{}", "-o", "{}/c.toml"),
     ("deploy", "{}", "--target", "compose", "--target", "kubernetes", "-o", "{}/d", "--force"),
-    ("report", "{}", "--force"),
+    ("report", "{}"),
     ("check", "{}"),
     ("check", "{}/launch.sh"),
 )
@@ -124,6 +125,46 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, change: dict[str, 
     with pytest.raises(InputError) as error:
         read_plan(tmp_path)
     assert words in error.value.cause and "write" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("num_gpus",), 10**40, "num_gpus is"),
+        (("num_gpus",), 0, "num_gpus is 0, not at least 1"),
+        (("max_num_seqs",), 10**40, "which is too large"),
+        (("network_gb_per_s",), 1e-9, "network_gb_per_s is 1e-09, not at least 1e-06"),
+        (("workload", "num_prompts"), 10**9, "workload: --num-prompts must be at most 1,000,000"),
+        (("workload", "seed"), 2**32, "workload: --seed must be from 0 to 4294967295"),
+        (("workload", "burstiness"), 5e-324, "workload: --burstiness must be a positive number of 1e-12 or more"),
+        (("service", "targets", 0, "limit_ms"), 0, "service.targets.0: --tpot 0 is not a target in ms"),
+        (("published",), {"mean_ttft_ms": -1}, "published.mean_ttft_ms is -1, not at least 0"),
+        (("predicted", "total_output_tokens"), None, "predicted.total_output_tokens is None, not a number"),
+        (("predicted", "mean_tpot_ms_hi"), ..., "predicted.mean_tpot_ms_hi is missing"),
+        (("predicted", "mean_tpot_ms"), ..., "predicted.mean_tpot_ms is missing"),
+    ],
+)
+def test_no_field_holds_what_no_command_writes(folder: Path, place: tuple[Any, ...], value: Any, words: str) -> None:
+    saved = json.loads((folder / "plan.json").read_text())
+    *above, last = place
+    holder = saved
+    for key in above:
+        holder = holder[key]
+    holder[last] = value
+    if value is ...:
+        del holder[last]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        PlanFile.from_json(json.dumps(saved))
+
+
+@pytest.mark.parametrize("figure", ["median_tpot_ms", "output_throughput_per_user"])
+def test_a_prediction_of_next_to_nothing_is_not_compared(folder: Path, tmp_path: Path, figure: str) -> None:
+    saved = json.loads((folder / "plan.json").read_text())
+    saved["predicted"][figure] = 5e-324
+    where = with_plan(folder, json.dumps(saved), tmp_path / "copy")  # predictions are not in the digest
+    for words in (("validate", str(where), "--format", "json"), ("report", str(where))):
+        outcome = run(*words)
+        assert outcome.status in (0, 1), outcome.err
 
 
 def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from planner.errors import InputError
@@ -19,6 +21,14 @@ def content(*known: tuple[str, list[float]]) -> dict[str, object]:
 def test_what_no_run_teaches_is_refused(value: float) -> None:
     with pytest.raises(InputError, match=r"machine.toml: efficiency.effects.0.known.1: "):
         parse_local(content(("h100-sxm", [0.1, value])), "machine.toml")
+
+
+@pytest.mark.parametrize("factor", [0, 1e-9, 1e9, float("nan")])
+def test_no_factor_is_beyond_a_million(factor: float) -> None:
+    file: Any = content(("h100-sxm", [0.1]))
+    file["effects"][0]["factor"] = factor
+    with pytest.raises(InputError, match=r"machine.toml: efficiency.effects.0.factor: "):
+        parse_local(file, "machine.toml")
 
 
 def test_what_runs_of_a_gpu_taught_is_as_long_for_each_factor() -> None:

@@ -105,11 +105,14 @@ def test_gaps_too_small_for_a_number_are_none() -> None:
         ("max_concurrency", 0, "--max-concurrency"),
         ("request_rate", 0.0, "--request-rate"),
         ("request_rate", float("nan"), "--request-rate"),
+        ("request_rate", 5e-324, "--request-rate"),
         ("burstiness", 0.0, "--burstiness"),
+        ("burstiness", 5e-324, "--burstiness"),
         ("range_ratio", 1.0, "--random-range-ratio"),
         ("range_ratio", -0.1, "--random-range-ratio"),
         ("range_ratio", 0.95, "--random-range-ratio"),  # of ten tokens: a prompt of none would be possible
         ("seed", -1, "--seed"),
+        ("seed", 2**32, "--seed"),
     ],
 )
 def test_what_the_benchmark_refuses_is_refused(field: str, value: float, flag: str) -> None:

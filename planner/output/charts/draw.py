@@ -29,6 +29,7 @@ from planner.output.charts.figure import (
     printable,
     style_sheet,
 )
+from planner.units import LEAST_FIGURE
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 _SVG = "http://www.w3.org/2000/svg"
@@ -136,7 +137,7 @@ def _limits(
     values: Sequence[float], *, log: bool, from_zero: bool = False, margin: float = 0.04
 ) -> tuple[float, float]:
     """The ends of an axis, with some room beyond the values."""
-    shown = [value for value in values if isfinite(value) and (value > 0 or not log)] or [1.0]
+    shown = [value for value in values if isfinite(value) and (value >= LEAST_FIGURE or not log)] or [1.0]
     low, high = min(shown), max(shown)
     if log:
         room = max((high / low) ** margin, 1.08)
