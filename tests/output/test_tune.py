@@ -146,7 +146,8 @@ def test_a_server_that_a_dead_script_left_is_measured_and_stopped(machine: Tuned
         finally:
             os._exit(0)
     script = machine.wait_for_process()
-    os.killpg(script, signal.SIGKILL)  # first: planner cannot tell it anything
+    os.kill(child, signal.SIGSTOP)  # planner can neither tell the script anything nor note its end
+    os.killpg(script, signal.SIGKILL)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert machine.serves, "docker holds it, and nobody is left to stop it"
