@@ -73,6 +73,23 @@ AROUND = (
     "if [[ -n $X ]]; then BODY; else BODY; fi", "if ((X > 1)); then BODY; elif f; then BODY; fi",
     "case $X in a) BODY;; *) f;; esac", "(BODY)", "BODY; BODY",
 )  # fmt: skip
+#: Questions that are answered, to which one odd value is added.
+SOUND = tuple(
+    line.split()
+    for line in (
+        "fit --gpu h100", "fit --gpu mi300x-cpx --max-model-len 2048",
+        "predict latency --gpu h100 --input-len 64 --output-len 16 --batch-size 4",
+        "predict throughput --gpu mi300x --input-len 64 --output-len 16 --num-prompts 40",
+        "predict serve --gpu h100 --request-rate 3 --num-prompts 60", "predict serve --gpu h100 --max-concurrency 8",
+        "predict serve --gpu h100 --class a=4:512:128,ttft=500 --class b=1:100:10 --num-prompts 80",
+        "predict serve --gpu h100 --trace trace", "compare --gpu h100 --gpu mi300x --max-concurrency 8",
+        "compare --gpu h100 --request-rate 2", "recommend --gpu h100 --goal min-latency",
+        "recommend --gpu h100 --request-rate 4 --ttft 800", "recommend --gpu l40s --max-concurrency 16 --tpot 60",
+        "recommend --gpu h100 --class a=4:512:128,ttft=500 --class b=1:100:10",
+        "recommend --gpu h100 --trace trace --tpot 100", "fleet --gpu h100 --request-rate 4 --ttft 800",
+        "fleet --gpu h100 --class a=4:512:128,ttft=500 --class b=1:100:10", "fleet --gpu h100 --trace trace --tpot 100",
+    )
+)  # fmt: skip
 DEPLOYED = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
 
 
@@ -378,9 +395,11 @@ def hub(random: Random, shop: Shop, work: Path) -> Case:
 
 
 def options(random: Random, shop: Shop, work: Path) -> Case:
-    """A command with options of any value."""
+    """A command with options of any value, or one that is answered with one such option."""
     from planner.commands.declare import COMMANDS
 
+    if random.random() < 0.4:
+        return _nearly_sound(random, work)
     name = random.choice(sorted(COMMANDS.keys() - {"ui"}))  # which ends when it is told to
     words = [*name.split(), *random.choice(([MODEL], [MODEL], [random.choice(MODELS)], [], [random.choice(HOSTILE)]))]
     if name in ("report", "validate", "deploy"):
@@ -398,6 +417,18 @@ def options(random: Random, shop: Shop, work: Path) -> Case:
         _put(own, work / "p" / file, content)
     clean = [word.replace("\0", "").encode("utf-8", "replace").decode() for word in words]
     return Case(clean, own=own)
+
+
+def _nearly_sound(random: Random, work: Path) -> Case:
+    own: set[Path] = set()
+    _put(own, work / "trace", random.choice(TRACES[:4]))
+    sound = random.choice(SOUND)
+    name = " ".join(sound[: sound.index("--gpu")])
+    spelling, kind = random.choice(_spellings(name))
+    added = [spelling] if kind is bool else [spelling, _value(random, spelling, kind)]
+    words = [*name.split(), MODEL, *sound[sound.index("--gpu") :], *added]
+    clean = [word.replace("\0", "").encode("utf-8", "replace").decode() for word in words]
+    return Case([*clean, *random.choice(([], ["--format", "json"]))], own=own)
 
 
 def _spellings(name: str) -> list[tuple[str, Any]]:
