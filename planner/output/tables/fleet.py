@@ -8,7 +8,6 @@ from functools import cached_property
 from math import isfinite
 from typing import Any
 
-from planner.output.deploy.split import split_files
 from planner.output.render import SPACE, Column, command_lines, table_text, wrapped
 from planner.output.result import Result
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words
@@ -193,6 +192,8 @@ class FleetAnswer(Result):
 
         Raises IllegalPlanError where no image or no connector of the version is known.
         """
+        from planner.output.deploy.split import split_files  # slow to import, for the few that write scripts
+
         split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
         return {
             f"{plan.profile.id}/{name}" if len(split) > 1 else name: text
