@@ -209,7 +209,10 @@ def concurrency(asked: Question) -> Pair:
 def data_parallel(asked: Question) -> Pair:
     """Two engines side by side never deliver less than one.
 
-    Of dense models: engines of MoE models share their experts, so each step waits for the slower engine.
+    Of dense models: engines of MoE models share their experts, so each step waits for the slower engine. Of even
+    numbers: of an odd one a request goes to and fro, as its engine ends before the other, and waits for a step that
+    has begun, which one engine in step with its clients never loses: a third of the throughput where an answer has a
+    token or two, so answers have more.
     """
     if _model(asked.model).is_moe:
         return None
@@ -217,7 +220,8 @@ def data_parallel(asked: Question) -> Pair:
     if load_profile(asked.gpu).partition or 2 * size > load_profile(asked.gpu).gpus_per_node:
         return None  # between nodes the network may well bind
     one, two = asked.deployment(offline=False), asked.deployment(offline=False, data_parallel_size=2)
-    load = asked.load(num_prompts=8 * asked.number, max_concurrency=asked.number)
+    even = asked.number + asked.number % 2
+    load = asked.load(num_prompts=8 * even, max_concurrency=even, output_len=max(asked.output_len, 16))
     return _serve(one, load, "output_throughput"), _serve(two, load, "output_throughput")
 
 

@@ -23,13 +23,14 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
-from planner.planning.capacity import TOLERANCE, ServedLoad, at_load, steady_rate
+from planner.planning.capacity import TOLERANCE, ServedLoad, at_load, measure, steady_rate
+from planner.planning.demand import Demand, mixed
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import simulate_serve
 from planner.planning.recommend import target_search
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
-from planner.planning.recommend.bounds import broken_for_certain, decode_bound
+from planner.planning.recommend.bounds import alone, broken_for_certain, decode_bound
 from planner.planning.recommend.candidates import checkpoints, context_of, kv_cache_dtypes, layouts, left_out
 from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Ranking, Request, Targets
@@ -621,3 +622,20 @@ def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float,
             targets = Targets((replace(slo, limit_ms=limit_ms),), "rate", None)
             one = request(targets, "h100", model=LLAMA, input_len=lengths[0], output_len=lengths[1], range_ratio=ratio)
             assert bool(broken_for_certain(engine, one, targets)) is broken, (metric, limit_ms)
+
+
+@pytest.mark.parametrize("longest", [512, 4096])
+def test_two_requests_of_each_class_say_what_all_say_of_a_server_for_themselves(longest: int) -> None:
+    limits = {"a": {"ttft": 100.0}, "b": {"tpot": 2.0, "e2el": 900.0}}
+    slos = tuple(replace(slo, group=name) for name, limits_ms in limits.items() for slo in parse_slos(limits_ms))
+    drawn = mixed([Demand("a", 3.0, 512, 32), Demand("b", 1.0, 256, 64)], 400, seed=0)
+    lengths = drawn.input_len.copy()
+    lengths[np.flatnonzero(drawn.group == 0)[5]] = longest  # which 4,096 tokens break, but no 1 % of a class
+    targets = Targets(slos, "rate", 4.0, replace(drawn, input_len=lengths))
+    args, version = EngineArgs(max_num_seqs=1), parse_version("0.11.0")
+    engine = resolve_deployment(resolve_model(SMALL).model, load_profile("h100"), args, version)
+    found = alone(engine, request(targets, "h100"), targets)
+    load = Workload(512, 128, 400, max_concurrency=1)
+    whole = measure(engine, load, slos, confidence=targets.confidence, requests=targets.requests)
+    assert found.meets == whole.meets
+    assert [one.excess for one in found.readings] == pytest.approx([one.excess for one in whole.readings], rel=1e-9)

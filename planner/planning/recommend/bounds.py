@@ -17,9 +17,11 @@ less than its share of a full pipeline, and a token no less than a step of one r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import floor, inf
+
+import numpy as np
 
 from planner.planning.capacity import ServedLoad, at_load, measure, paced, rarest
 from planner.planning.deployment import Deployment
@@ -45,7 +47,20 @@ def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedL
         # with speculative decoding few tokens may come at a slower pace than many
         if not request.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
             return longest
-    return sent(workload, paced(targets.requests, workload))
+    requests = paced(targets.requests, workload)
+    if requests is not None and all(slo.group for slo in targets.slos):  # else the shares of the classes matter
+        requests = _two_of_each(requests)
+        workload = replace(workload, num_prompts=len(requests.arrival_s))
+    return sent(workload, requests)
+
+
+def _two_of_each(requests: Requests) -> Requests:
+    """Two requests of each class, as the first one of all only opens the loop; all where those of a class differ."""
+    if requests.group is None or requests.prefixes is not None:
+        return requests
+    _, first, place = np.unique(requests.group, return_index=True, return_inverse=True)
+    alike = all((one[first][place] == one).all() for one in (requests.input_len, requests.output_len))
+    return requests.chosen(first.repeat(2)) if alike else requests
 
 
 @dataclass(frozen=True)

@@ -411,7 +411,7 @@ class _Search:
         Of a trace it is not asked: what servers find in their caches depends on how many they are.
         """
         targets = self.targets
-        if targets.value is None or targets.requests is not None:
+        if targets.value is None or targets.recorded:
             return None
         each = idle_load(engine.deployment, self.request.workload, targets.by)
         load = share(max(2 * ceil(targets.value / each), start))  # as far as ``fewest_servers`` goes
