@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/fuzz --seconds 3600 --seed 1 --jobs 2 [--only trace,csv] [--keep FOLDER]
+    python tests/fuzz --seconds 3600 --seed 1 --jobs 2 [--only trace,runs] [--keep FOLDER]
 
 Each case is a command line in a process of its own, in an empty folder with a home of its own. It has to end within
 ``LIMIT_S`` and ``MOST_BYTES`` with a documented exit status; an error is two lines; nothing is left half-written; no
@@ -93,6 +93,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep the folders of findings here")
     given = parser.parse_args()
     kinds = given.only.split(",")
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     began_s = time.monotonic()
     os.environ |= {"HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1", "COLUMNS": "100", **SECRETS}
     for name in ("HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE"):
