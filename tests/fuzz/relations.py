@@ -36,6 +36,8 @@ ROUNDING = 1.01
 #: precisions three were, but the median error of TPOT of pairs of GPU and dense model that were left out rose from 8.8
 #: to 9.4 %, so the factor stays.
 FITTED = {"fp8": 1.1, "tensor-parallel": 1.05}
+#: Closed loops of shorter answers are judged with so many tokens: their prompts come in packs, whatever is in between.
+SHORT_TOK = 16
 MODELS = (
     "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct",
     "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B", "mistralai/Mixtral-8x7B-Instruct-v0.1", "google/gemma-3-27b-it",
@@ -191,10 +193,13 @@ def batch(asked: Question) -> Pair:
 
 
 def concurrency(asked: Question) -> Pair:
-    """Twice the requests in flight never lower throughput, while the cache holds them."""
+    """Twice the requests in flight never lower throughput, while the cache holds them.
+
+    Answers are not shorter than ``SHORT_TOK``: prompts that all come at once leave the captured graphs together.
+    """
     one = asked.deployment(offline=False)
-    flying = min(asked.number, 128)
-    if one.requests_held(asked.input_len + asked.output_len) < 2 * flying or one.config.max_num_seqs < 2 * flying:
+    flying, output_len = min(asked.number, 128), max(asked.output_len, SHORT_TOK)
+    if one.requests_held(asked.input_len + output_len) < 2 * flying or one.config.max_num_seqs < 2 * flying:
         return None
     timer: Any = one.timer
     prompts = [
@@ -202,7 +207,10 @@ def concurrency(asked: Question) -> Pair:
     ]
     if prompts[0] != prompts[1]:
         return None  # two prompts in one step are beyond the captured graphs
-    few, many = (asked.load(num_prompts=20 * flying, max_concurrency=places) for places in (flying, 2 * flying))
+    few, many = (
+        asked.load(output_len=output_len, num_prompts=20 * flying, max_concurrency=places)
+        for places in (flying, 2 * flying)
+    )
     return _steady(one, few), _steady(one, many)
 
 
@@ -212,7 +220,7 @@ def data_parallel(asked: Question) -> Pair:
     Of dense models: engines of MoE models share their experts, so each step waits for the slower engine. Of even
     numbers: of an odd one a request goes to and fro, as its engine ends before the other, and waits for a step that
     has begun, which one engine in step with its clients never loses: a third of the throughput where an answer has a
-    token or two, so answers have more.
+    token or two, so answers have ``SHORT_TOK`` at least.
     """
     if _model(asked.model).is_moe:
         return None
@@ -221,7 +229,7 @@ def data_parallel(asked: Question) -> Pair:
         return None  # between nodes the network may well bind
     one, two = asked.deployment(offline=False), asked.deployment(offline=False, data_parallel_size=2)
     even = asked.number + asked.number % 2
-    load = asked.load(num_prompts=8 * even, max_concurrency=even, output_len=max(asked.output_len, 16))
+    load = asked.load(num_prompts=8 * even, max_concurrency=even, output_len=max(asked.output_len, SHORT_TOK))
     return _serve(one, load, "output_throughput"), _serve(two, load, "output_throughput")
 
 
