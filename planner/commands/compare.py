@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
 
 from planner.commands.declare import Option, command, keywords
@@ -57,7 +57,7 @@ def _several(flag: str, kind: type, *names: str, help: str) -> Option:
             values = [float(part) for part in text.split(",")]
         except ValueError:
             values = []
-        if not values or not all(isfinite(value) and value > 0 for value in values):
+        if not values or not all(0 < value < inf for value in values):
             raise InputError(f"{flag} {text!r} is not a list of positive numbers", hint=f"for example {flag} 8,32,128")
         if kind is int and any(value != int(value) for value in values):
             raise InputError(f"{flag} {text!r} is not a list of whole numbers", hint=f"for example {flag} 8,32,128")
@@ -220,6 +220,6 @@ def _numbers(name: str, given: Any, kind: type) -> list[Any]:
     """Positive numbers, in their order: lengths are pairs, in which one may come again."""
     values = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found = [typed(name, value, kind) for value in values]
-    if not found or not all(isfinite(value) and value > 0 for value in found):
+    if not found or not all(0 < value < inf for value in found):
         raise InputError(f"{flag_of(name)} {given!r} is not positive", hint=f"for example {flag_of(name)} 8")
     return found

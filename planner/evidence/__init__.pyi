@@ -27,6 +27,8 @@ from .folder import PlanFolder as PlanFolder
 from .folder import PlanFolders as PlanFolders
 from .folder import read_measured as read_measured
 from .folder import read_plan_folders as read_plan_folders
+from .offline import PlannedPoint as PlannedPoint
+from .offline import read_offline as read_offline
 from .validation import Validation as Validation
 from .validation import validate as validate
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Literal
 
 from planner.errors import InputError
 from planner.evidence.folder import MeasuredPlan
 from planner.memory import StartupLog
-from planner.units import GIB, LEAST_FIGURE
+from planner.units import GIB, LEAST_FIGURE, MOST_FIGURE
 from planner.workload import METRICS
 
 Verdict = Literal["inside", "above", "below"]
@@ -93,7 +92,7 @@ def _line(
     value, found = predicted.get(key), measured.get(key)
     if not isinstance(value, int | float) or found is None or value < LEAST_FIGURE:
         return
-    if not isinstance(found, int | float) or not isfinite(found):
+    if not isinstance(found, int | float) or not abs(found) <= MOST_FIGURE:  # nor NaN
         raise InputError(f"the result is broken: {key} is {found!r}", hint="measure again (FORCE=1 ./benchmark.sh)")
     lo, hi = predicted.get(f"{key}_lo"), predicted.get(f"{key}_hi")
     if isinstance(lo, int | float) and isinstance(hi, int | float):

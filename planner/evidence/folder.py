@@ -20,6 +20,7 @@ from planner.evidence.server_log import ServerLog, read_server_log
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, PlannedWorkload, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
+from planner.units import MOST_FIGURE
 from planner.workload import OF_A_REQUEST
 
 #: Tokens that a prompt may gain or lose when random ids are turned into text and back.
@@ -28,6 +29,7 @@ PROMPT_SLACK_TOK = 8
 PROMPT_SLACK = 0.02
 RECOMMENDATION = "recommendation.json"
 LISTS = ("pareto", "rejected")  #: that the planner reads in it
+FIGURES = ("output_throughput_per_", "mean_")  #: how the names of figures in them begin
 #: Files of a plan that are shown whole, in the order in which they are run.
 SCRIPTS = (
     "partition.sh", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "instances.sh",
@@ -181,8 +183,9 @@ def _planned_result(
     """The result, if it is of this load of the plan."""
     result = read_result(path, plan)
     count = load.num_prompts
-    if plan.classes:
-        read_number(path, result, "duration", positive=True)
+    if plan.classes:  # their results are joined
+        for name in ("duration", *result.keys() & {f"mean_{metric}_ms" for metric in OF_A_REQUEST}):
+            read_number(path, result, name, positive=True)
     sent = {"num_prompts": count, "max_concurrency": load.max_concurrency}
     for name, planned in sent.items():
         if planned and (measured := read_number(path, result, name)) != planned:
@@ -222,22 +225,28 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
     try:
         tasks = json.loads(read_text(files[-1]))["results"]
         return [
-            Accuracy(task, metric, float(value), _stderr(figures, metric))
+            Accuracy(task, metric, _share(metric, value), _stderr(figures, metric))
             for task, figures in tasks.items()
             for metric, value in figures.items()
             if isinstance(value, int | float) and "_stderr" not in metric
         ]
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"{files[-1]} is not a result of lm_eval: {reason}", hint="run ./accuracy.sh again with FORCE=1"
         ) from error
 
 
+def _share(metric: str, value: float) -> float:
+    if not abs(value) <= MOST_FIGURE:  # nor NaN
+        raise ValueError(f"{metric} is {value!r:.40}")
+    return float(value)
+
+
 def _stderr(figures: Mapping[str, Any], metric: str) -> float | None:
     name, comma, how = metric.partition(",")
     value = figures.get(f"{name}_stderr{comma}{how}")
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= MOST_FIGURE else None
 
 
 # --- all plans of a folder -----------------------------------------------------------------------------------------
@@ -283,17 +292,32 @@ def _read_recommendation(path: Path) -> dict[str, Any]:
     """Raises InputError where it is not what ``recommend`` wrote."""
     try:
         found = json.loads(_shown_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is broken: {error}", hint=f"{_WRITE_AGAIN}, or remove the file") from error
-    whole = isinstance(found, dict) and all(
-        isinstance(found.get(key), list) and all(isinstance(row, dict) and "gpu" in row for row in found[key])
-        for key in LISTS
+    whole = (
+        isinstance(found, dict)
+        and isinstance(found.get("plans", []), list)
+        and all(isinstance(found.get(key), list) and all(map(_is_setting, found[key])) for key in LISTS)
     )
     if not whole:
         raise InputError(
             f"{path} has no lists {' and '.join(LISTS)} of settings", hint=f"{_WRITE_AGAIN}, or remove the file"
         )
     return dict(found)
+
+
+def _is_setting(row: Any) -> bool:
+    """Whether a row of ``LISTS`` has a GPU, and figures where ``recommend`` writes them."""
+    return (
+        isinstance(row, dict)
+        and isinstance(row.get("gpu"), str)
+        and all(
+            value is None
+            or (type(value) in (int, float) and 0 <= value <= MOST_FIGURE)  # not NaN
+            or (isinstance(value, str | bool) and not name.startswith(FIGURES))
+            for name, value in row.items()
+        )
+    )
 
 
 def _shown_text(path: Path) -> str:

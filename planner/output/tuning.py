@@ -43,6 +43,7 @@ STATE, LOG, CALIBRATION = "state.json", "tune.log", "calibration.toml"
 FOLDER = "tune"
 MOST_FAILURES = 3  #: settings that fail one after the other before one is measured: the machine is at fault
 MOST_REASON = 160  #: characters of a reason
+NOT_READY = "not ready: "  #: in the last line of a preflight.sh that fails
 MEMORY, UNTRIED = "does not fit", "not tried: it needs no less memory than"
 
 
@@ -140,6 +141,7 @@ class Tuner:
         if not resumed and not self._path_of_result(number).exists():
             self._check_machine(folder, log)
         self._save(running=number, process=None)
+        begin = _size(log)
         try:
             run_script(
                 folder / "validate.sh", log=log, started=lambda process: self._save(process=process),
@@ -154,22 +156,20 @@ class Tuner:
             self._add(TunedRun(setting=number, merit=merit, margins=tuple(margins), seconds=seconds))
             found = broken_words(targets, margins) or merit_words(self.state.merit, merit)
             self.tell(f"  {found}; {self._known()}")
-        else:
-            self._fail(number, seconds)
+            return
+        said = _said(log, begin)
+        if any(line.startswith(NOT_READY) for line in said):  # where a run goes on it was not checked before
+            raise _not_ready(folder, said)
+        self._fail(number, seconds)
 
     def _path_of_result(self, number: int) -> Path:
         return self.folder(number) / "results" / f"serve-{self.plan(number).digest}.json"
 
     def _check_machine(self, folder: Path, log: Path) -> None:
         """Raise InputError where the machine is not ready: that is no fault of the setting."""
-        begin = log.stat().st_size if log.exists() else 0
+        begin = _size(log)
         if run_script(folder / "preflight.sh", log=log):
-            said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
-            failed = next((line.removeprefix("FAIL").strip() for line in said if line.startswith("FAIL")), "it failed")
-            raise InputError(
-                f"{folder / 'preflight.sh'}: {failed}",
-                hint="run it: it says how to fix each line; the same planner tune then goes on",
-            )
+            raise _not_ready(folder, _said(log, begin))
 
     def _fail(self, number: int, seconds: float) -> None:
         """Keep that a setting does not run, and those that need no less memory with it where that ran out.
@@ -212,6 +212,24 @@ class Tuner:
         if standing.best is None:
             return f"no setting keeps the targets with {percent(standing.known)} probability"
         return f"the best measured is the best with {percent(standing.known)} probability"
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _said(log: Path, begin: int) -> list[str]:
+    """What was printed after the first ``begin`` bytes."""
+    return log.read_bytes()[begin:].decode(errors="replace").splitlines()
+
+
+def _not_ready(folder: Path, said: list[str]) -> InputError:
+    """With the first check that failed."""
+    failed = next((line.removeprefix("FAIL").strip() for line in said if line.startswith("FAIL")), "it failed")
+    return InputError(
+        f"{folder / 'preflight.sh'}: {failed}",
+        hint="run it: it says how to fix each line; the same planner tune then goes on",
+    )
 
 
 def _name(number: int, plan: Plan) -> str:

@@ -90,6 +90,31 @@ SOUND = tuple(
         "fleet --gpu h100 --class a=4:512:128,ttft=500 --class b=1:100:10", "fleet --gpu h100 --trace trace --tpot 100",
     )
 )  # fmt: skip
+#: What vLLM prints as it starts, and how full its cache is.
+LOG = f"""\
+INFO 05-01 10:00:00 [utils.py:233] vLLM API server version 0.11.0
+INFO 05-01 10:00:00 [utils.py:233] non-default args: {{'model': '{MODEL}', 'max_model_len': 2048, 'max_num_seqs': 64}}
+INFO 05-01 10:00:09 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='{MODEL}', max_seq_len=2048,\
+ tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, enforce_eager=False, kv_cache_dtype=auto
+INFO 05-01 10:01:30 [gpu_model_runner.py:2653] Model loading took 14.9889 GiB and 4.1 seconds
+INFO 05-01 10:02:44 [gpu_worker.py:298] Available KV cache memory: 54.31 GiB
+INFO 05-01 10:02:44 [kv_cache_utils.py:1087] GPU KV cache size: 444,912 tokens
+INFO 05-01 10:02:44 [kv_cache_utils.py:1091] Maximum concurrency for 2,048 tokens per request: 217.24x
+INFO 05-01 10:02:50 [gpu_model_runner.py:3480] Graph capturing finished in 5 secs, took 0.55 GiB
+INFO 05-01 10:05:00 [loggers.py:127] Engine 000: Running: 64 reqs, Waiting: 0 reqs, GPU KV cache usage: 9.8%, \
+Prefix cache hit rate: 0.0%, Preemptions: 3
+"""
+DEFAULTS = """[recommend]
+gpu = ["h100"]
+random-input-len = 512
+goal = "min-latency"
+[fit]
+max-model-len = 2048
+gpu-memory-utilization = 0.9
+enforce-eager = true
+[predict.serve]
+max-concurrency = 32
+"""
 DEPLOYED = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
 
 
@@ -129,6 +154,7 @@ class Shop:
     plans: dict[str, dict[str, bytes]]  #: name -> file -> content
     calibration: str
     profiles: dict[str, str]
+    tools: dict[str, str]  #: results of other tools, by file
 
     @classmethod
     def stocked(cls, folder: Path) -> Shop:
@@ -154,7 +180,8 @@ class Shop:
         kept = folder / "calibration.toml"
         plans = {name: _content(folder / name) for name in (*asked, "tuned")}
         profiles = {p.stem: p.read_text() for p in sorted(data_dir("hardware").glob("*.toml"))}
-        return cls(plans, kept.read_text() if kept.exists() else "", profiles)
+        tools = {p.name: p.read_text() for p in (Path(__file__).parents[1] / "evidence/result_files").glob("*.json*")}
+        return cls(plans, kept.read_text() if kept.exists() else "", profiles, tools)
 
 
 def _sure(words: list[str], also: int = 0) -> None:
@@ -238,14 +265,7 @@ def plan(random: Random, shop: Shop, work: Path) -> Case:
     _put(own, work / "p/plan.json", damaged(random, text) if random.random() < 0.1 else text)
     digest = changed.get("digest") if isinstance(changed, dict) else None
     if random.random() < 0.5 and isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{12}", digest):
-        load = data["workload"]
-        result = {
-            "model_id": data["model"], "num_prompts": load["num_prompts"], "completed": load["num_prompts"],
-            "max_concurrency": load["max_concurrency"], "duration": 100.0, "request_throughput": 1.0,
-            "total_input_tokens": 1024 * load["num_prompts"], "total_output_tokens": 1024 * load["num_prompts"],
-            "output_throughput": 1000.0, **{f"{s}_{m}_ms": 50.0 for s in ("mean", "median", "p99")
-                                            for m in ("ttft", "tpot", "itl", "e2el")},
-        }  # fmt: skip
+        result = _result(data)
         with suppress(ValueError):
             sent = result if random.random() < 0.3 else mutated(random, result)
             _put(own, work / f"p/results/serve-{digest}.json", json.dumps(sent))
@@ -262,6 +282,76 @@ def plan(random: Random, shop: Shop, work: Path) -> Case:
         )
     )
     return Case(words, json="json" in words, own=own)
+
+
+def beside(random: Random, shop: Shop, work: Path) -> Case:
+    """What stands beside a plan, broken: results of any tool and of lm_eval, logs, lists; and a file of defaults."""
+    own: set[Path] = set()
+    for file, content in shop.plans["one"].items():
+        _put(own, work / "p" / file, content)
+    digest = json.loads(shop.plans["one"]["plan.json"])["digest"]
+    accuracy = {"gsm8k": {"exact_match,strict-match": 0.8, "exact_match_stderr,strict-match": 0.01, "alias": "gsm8k"}}
+    figures = {"predicted": 1.5, "lo": 1.0, "hi": 2.0, "published": None}
+    points = [{"name": name, "key": "avg_latency", **figures} for name in ("one", "two")]
+    folder = random.choice((["validate", "p"], ["report", "p", "--format", "term"], ["calibrate", "p", "-o", "c.toml"]))
+    tool = random.choice(sorted(shop.tools))
+    stated = ["--gpu", "h100", "--engine-version", "0.11.0", "--max-num-seqs", "64"]
+    log = ["fit", MODEL, "--gpu", "h100", "--startup-log", f"p/results/serve-{digest}.log"]
+    texts: dict[str, tuple[str, list[str]]] = {
+        f"p/results/accuracy-{digest}/m/results_2026.json": (json_text(random, {"results": accuracy}), folder),
+        "p/recommendation.json": (json_text(random, json.loads(shop.plans["one"]["recommendation.json"])), folder),
+        "q/points.json": (json_text(random, {"digest": digest, "points": points}), ["validate", "q"]),
+        f"q/results/one-{digest}.json": (json_text(random, {"avg_latency": 1.2}), ["validate", "q"]),
+        f"p/results/{tool}": (
+            _broken_records(random, shop.tools[tool]),
+            random.choice((["calibrate", f"p/results/{tool}", *stated, "-o", "c.toml"],
+                           ["validate", "p", "--result", f"p/results/{tool}"])),
+        ),
+        "p/logs/server.log": (token_text(random, LOG), folder),
+        f"p/results/serve-{digest}.log": (token_text(random, LOG), log),
+        "planner.toml": (
+            token_text(random, DEFAULTS),
+            random.choice((["fit", MODEL, "--gpu", "h100"], ["recommend", MODEL],
+                           ["predict", "serve", MODEL, "--gpu", "h100"])),
+        ),
+    }  # fmt: skip
+    file, (text, words) = random.choice(list(texts.items()))
+    if words[0] in ("validate", "calibrate", "report"):
+        _put(
+            own,
+            work / f"p/results/serve-{digest}.json",
+            json.dumps(_result(json.loads(shop.plans["one"]["plan.json"]))),
+        )
+    if file != "q/points.json":
+        _put(own, work / "q/points.json", json.dumps({"digest": digest, "points": points}))
+    _put(own, work / f"q/results/two-{digest}.json", json.dumps({"avg_latency": 1.2}))
+    _put(own, work / file, as_bytes(random, text))
+    return Case(
+        [*words, *(["--format", "json"] if words[0] in ("validate", "fit") else [])],
+        json=words[0] == "validate",
+        own=own,
+    )
+
+
+def _broken_records(random: Random, text: str) -> str:
+    try:
+        return json_text(random, json.loads(text))
+    except ValueError:  # an object on each line
+        lines = text.splitlines()
+        number = random.randrange(len(lines))
+        return "\n".join((*lines[:number], json_text(random, json.loads(lines[number])), *lines[number + 1 :]))
+
+
+def _result(data: dict[str, Any]) -> dict[str, Any]:
+    """What ``vllm bench serve`` may have written of a plan."""
+    load = data["workload"]
+    return {
+        "model_id": data["model"], "num_prompts": load["num_prompts"], "completed": load["num_prompts"],
+        "max_concurrency": load["max_concurrency"], "duration": 100.0, "request_throughput": 1.0,
+        "total_input_tokens": 1024 * load["num_prompts"], "total_output_tokens": 1024 * load["num_prompts"],
+        "output_throughput": 1000.0, **{f"{s}_{m}_ms": 50.0 for s in ("mean", "median", "p99")
+                                        for m in ("ttft", "tpot", "itl", "e2el")},
+    }  # fmt: skip
 
 
 def _signed(data: dict[str, Any]) -> dict[str, Any]:
@@ -527,6 +617,6 @@ def physics(random: Random, shop: Shop, work: Path) -> Case:
 
 KINDS: dict[str, Callable[[Random, Shop, Path], Case]] = {
     "config": config, "profile": profile, "plan": plan, "calibration": calibration, "runs": runs, "trace": trace,
-    "tuning": tuning,
+    "beside": beside, "tuning": tuning,
     "scripts": scripts, "hub": hub, "options": options, "classes": classes, "templates": templates, "physics": physics,
 }  # fmt: skip

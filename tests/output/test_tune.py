@@ -115,6 +115,11 @@ def test_a_machine_that_is_not_ready_is_no_result(machine: TunedMachine) -> None
     with pytest.raises(InputError, match=r"preflight\.sh"):
         tuned(machine)
     assert state_of(machine)["runs"] == [] and machine.docker("run") == []
+    path = machine.plan / "tune" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "running": 1}))  # nor where a run goes on
+    with pytest.raises(InputError, match=r"preflight\.sh"):
+        tuned(machine)
+    assert state_of(machine)["runs"] == [] and machine.docker("run") == []
     (machine.state / "nvidia_down").unlink()
     assert tuned(machine, runs=1).state.measured
 

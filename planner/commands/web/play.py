@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from hashlib import sha256
 from io import BytesIO
-from math import ceil, isfinite
+from math import ceil
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, get_args
@@ -78,7 +78,7 @@ def _number(name: str, text: str) -> float:
         value = float(kind(text)) if kind is float else int(text)
     except ValueError as error:
         raise InputError(f"{name} {text[:40]!r} is not a number", hint="give one, or leave it out") from error
-    if not isfinite(value) or not least <= value <= most:
+    if not least <= value <= most:  # nor NaN
         raise InputError(f"{name} must be from {least:,g} to {most:,g}, got {text[:40]}", hint="give such a number")
     return value
 

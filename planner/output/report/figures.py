@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf
 from typing import Any, Literal
 
 from planner import progress
@@ -11,7 +10,7 @@ from planner.evidence import PlanFolder, PlanFolders
 from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, Segment, Series, Table
 from planner.planning import LoadPoint, Local, Plan, Sweep, sweep_loads
 from planner.timing import OperatorTime, StepBreakdown
-from planner.units import GFLOP, GIB, MB, MS, US
+from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US
 from planner.workload import OF_A_REQUEST
 
 #: Key in the plan's ``memory``, name, colour.
@@ -155,18 +154,22 @@ def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]
 def _positive(result: Mapping[str, Any], key: str) -> float:
     """A measured figure; 0 for what is none."""
     value = result.get(key)
-    return float(value) if isinstance(value, int | float) and 0 < value < inf else 0.0
+    return float(value) if isinstance(value, int | float) and 0 < value <= MOST_FIGURE else 0.0
 
 
 def _rates(name: str, place: int, figures: Sequence[Mapping[str, Any]], **looks: Any) -> Series:
     def all_of(key: str) -> tuple[float, ...]:
-        return tuple(float(one[key]) for one in figures) if all(key in one for one in figures) else ()
+        return tuple(float(one[key]) for one in figures) if all(one.get(key) is not None for one in figures) else ()
+
+    def ends_of(key: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        low, high = all_of(f"{key}_lo"), all_of(f"{key}_hi")
+        return (low, high) if low and high else ((), ())
 
     strong = looks.get("style") == "points"
+    lo, hi = ends_of(GPU_RATE)
+    x_lo, x_hi = ends_of(USER_RATE) if strong else ((), ())
     return Series(
-        name, all_of(USER_RATE), all_of(GPU_RATE), place, strong=strong,
-        lo=all_of(f"{GPU_RATE}_lo"), hi=all_of(f"{GPU_RATE}_hi"),
-        x_lo=all_of(f"{USER_RATE}_lo") if strong else (), x_hi=all_of(f"{USER_RATE}_hi") if strong else (),
+        name, all_of(USER_RATE), all_of(GPU_RATE), place, strong=strong, lo=lo, hi=hi, x_lo=x_lo, x_hi=x_hi,
         **{"marker": MARKERS[place % len(MARKERS)], **looks},
     )  # fmt: skip
 
@@ -238,11 +241,9 @@ def _latency_panel(
     lines = [_latency_line(metric, statistic, swept) for statistic in ("median", "p99")]
     result = entry.measured.result if entry.measured else {}
     for line, statistic in zip(tuple(lines), ("median", "p99"), strict=True):
-        value = result.get(f"{statistic}_{metric}_ms")
-        if planned is not None and isinstance(value, int | float) and value > 0:
-            lines.append(
-                Series(f"measured {statistic}", (planned,), (float(value),), line.color, "points", "D", strong=True)
-            )
+        value = _positive(result, f"{statistic}_{metric}_ms")
+        if planned is not None and value:
+            lines.append(Series(f"measured {statistic}", (planned,), (value,), line.color, "points", "D", strong=True))
     marks = [Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
     marks += [Mark("target", y=limit_ms)] if limit_ms is not None else []
     return LinePanel(

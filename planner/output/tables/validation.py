@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from planner.errors import InputError
-from planner.evidence import ComparedLine, Validation
+from planner.evidence import ComparedLine, PlannedPoint, Validation, read_offline
 from planner.output.render import Column, table_text, wrapped
 from planner.output.result import Result
 
@@ -142,34 +141,22 @@ def validate_offline(directory: Path) -> OfflineValidation | None:
     table, results = directory / "points.json", directory / "results"
     if not table.is_file() or any(results.glob("serve-*.json")):
         return None
-    known = _read(table)
-    paths = {point["name"]: results / f"{point['name']}-{known['digest']}.json" for point in known["points"]}
-    lines = [
-        _measured(point, _read(paths[point["name"]])) for point in known["points"] if paths[point["name"]].is_file()
-    ]
-    return OfflineValidation(tuple(lines)) if lines else None
+    lines = tuple(starmap(_measured, read_offline(directory)))
+    return OfflineValidation(lines) if lines else None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}", hint="measure again: FORCE=1, or write the folder again") from error
-    return found
-
-
-def _measured(point: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+def _measured(point: PlannedPoint, measured: float) -> dict[str, Any]:
     """One row: the measurement of a point, and where it lies."""
-    measured, predicted = result.get(point["key"]), point["predicted"]
-    if not isinstance(measured, int | float):
-        raise InputError(f"{point['name']}: its result has no {point['key']}", hint="measure again: FORCE=1")
-    low, high = point["lo"], point["hi"]
-    outside = low is not None and not low <= measured <= high
-    slower = (measured > (high or 0)) is (point["key"] == "avg_latency")
+    low, high, predicted = point.lo, point.hi, point.predicted
+    outside = low is not None and high is not None and not low <= measured <= high
+    slower = (measured > (high or 0)) is (point.key == "avg_latency")
     return {
-        "metric": f"{point['name']} {point['key']}",
-        "unit": "s" if point["key"] == "avg_latency" else "tokens/s",
-        **{name: point[name] for name in ("published", "predicted", "lo", "hi")},
+        "metric": f"{point.name} {point.key}",
+        "unit": "s" if point.key == "avg_latency" else "tokens/s",
+        "published": point.published,
+        "predicted": predicted,
+        "lo": low,
+        "hi": high,
         "measured": measured,
         "error": measured / predicted - 1 if predicted else None,
         "verdict": ("slower" if slower else "faster") if outside else "inside" if predicted else "not predicted",
