@@ -47,7 +47,7 @@ def read_number(path: Path, result: Mapping[str, Any], name: str, *, positive: b
     """The figure ``name`` of a result. Raises InputError where it is no number, or not ``positive``."""
     value = result.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST_FIGURE:
-        raise InputError(f"{path} is broken: {name} is {value!r}, not a number", hint=AGAIN)
+        raise InputError(f"{path} is broken: {name} is {value!r:.40}, not a number", hint=AGAIN)
     if positive and value < LEAST_FIGURE:
         raise InputError(
             f"{path} is broken: {name} is {value:g}, not a positive number of {LEAST_FIGURE:g} or more", hint=AGAIN

@@ -93,7 +93,7 @@ def _line(
     if not isinstance(value, int | float) or found is None or value < LEAST_FIGURE:
         return
     if not isinstance(found, int | float) or not abs(found) <= MOST_FIGURE:  # nor NaN
-        raise InputError(f"the result is broken: {key} is {found!r}", hint="measure again (FORCE=1 ./benchmark.sh)")
+        raise InputError(f"the result is broken: {key} is {found!r:.40}", hint="measure again (FORCE=1 ./benchmark.sh)")
     lo, hi = predicted.get(f"{key}_lo"), predicted.get(f"{key}_hi")
     if isinstance(lo, int | float) and isinstance(hi, int | float):
         yield ComparedLine(key, unit, value, lo, hi, found, "interval")

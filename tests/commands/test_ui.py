@@ -262,6 +262,7 @@ def test_every_state_is_an_address() -> None:
     ("query", "words"),
     [
         ({"flight": ["0"]}, "flight must be from 1"),
+        ({"flight": ["9" * 400]}, "flight must be from 1"),
         ({"rate": ["nan"]}, "rate must be from"),
         ({"input_len": ["1e3"]}, "is not a number"),
         ({"goal": ["fast"]}, "unknown goal"),

@@ -188,8 +188,9 @@ def test_accuracy_is_shown_without_a_prediction(folder: Folder) -> None:
         {"task": "gsm8k", "metric": "exact_match,flexible-extract", "value": 0.9052, "stderr": 0.0081}
     ]
     assert "accuracy gsm8k, exact_match,flexible-extract: 0.9052 ± 0.0081" in run("validate", str(where)).out
-    (below / "results_2026-11-20T10-00-00.json").write_text('{"results": [1]}')
-    assert run("validate", str(where)).status == 2
+    for broken in ('{"results": [1]}', "[1]", '{"results": {"gsm8k": {"acc": 1' + 400 * "0" + "}}}", "[" * 5000):
+        (below / "results_2026-11-20T10-00-00.json").write_text(broken)
+        assert run("validate", str(where)).status == 2
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ def test_a_broken_result_is_refused(folder: Folder, text: str) -> None:
     assert refusal(where)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "12"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, 1e300, "12"])
 def test_a_figure_that_is_no_number_is_never_inside(folder: Folder, value: Any) -> None:
     with pytest.raises(InputError, match="mean_ttft_ms is"):
         validate(folder(mean_ttft_ms=value))

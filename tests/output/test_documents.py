@@ -377,8 +377,13 @@ def test_offline_results_stand_beside_the_printed_and_the_predicted_ones(tmp_pat
     result.write_text('{"tokens_per_second": 1.0}')
     outcome = run("validate", str(tmp_path))
     assert outcome.status == 1 and "slower" in outcome.out
-    result.write_text("{}")
-    assert run("validate", str(tmp_path)).status == 2
+    for broken in ("{}", "[1]", '{"tokens_per_second": 1e300}', '{"tokens_per_second": "1"}'):
+        result.write_text(broken)
+        assert run("validate", str(tmp_path)).status == 2
+    result.unlink()
+    for broken in ("[]", '{"digest": "x", "points": [{"name": 1}]}', '{"digest": "x", "points": 5}'):
+        (tmp_path / "points.json").write_text(broken)
+        assert "points.json is" in run("validate", str(tmp_path)).err
 
 
 def test_recommend_shows_what_is_published_of_the_checkpoints_it_compares() -> None:

@@ -193,6 +193,10 @@ def test_a_measurement_stands_beside_the_prediction(one: Path, undrawn: None) ->
     assert f"median_ttft_ms ms {spelled(plan_of(one).plan.predicted['median_ttft_ms'])}" in text
     assert f"{spelled(float(str(result['median_ttft_ms'])))} +25.0%" in text
     assert "h100-sxm measured" in text
+    path = next((one / "results").iterdir())
+    for broken in (10**60, 1e308, float("nan"), "25"):
+        path.write_text(json.dumps({**result, "median_ttft_ms": broken}))
+        assert error_of(run("report", str(one)))[0].startswith("the result is broken: median_ttft_ms is ")
 
 
 def test_a_measurement_of_another_load_is_left_out_and_said_so(one: Path, undrawn: None) -> None:
@@ -354,6 +358,12 @@ def test_bad_flags_have_a_cause_and_a_hint(two: Path, words: tuple[str, ...], ca
         ("recommendation.json", "{", "one/recommendation.json is broken: "),
         ("recommendation.json", "[]", "one/recommendation.json has no lists pareto and rejected of settings"),
         ("recommendation.json", '{"pareto": [1], "rejected": []}', "one/recommendation.json has no lists pareto"),
+        (
+            "recommendation.json",
+            '{"pareto": [{"gpu": "h100-sxm", "output_throughput_per_gpu": "*"}], "rejected": []}',
+            "one/recommendation.json has no lists pareto",
+        ),
+        ("recommendation.json", '{"pareto": [], "rejected": [], "plans": 5}', "one/recommendation.json has no lists"),
     ],
 )
 def test_broken_files_are_named(one: Path, file: str, content: str, cause: str) -> None:
