@@ -23,7 +23,7 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
-from planner.planning.capacity import TOLERANCE, ServedLoad, at_load, measure, steady_rate
+from planner.planning.capacity import TOLERANCE, Capacity, ServedLoad, at_load, measure, steady_rate
 from planner.planning.demand import Demand, mixed
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
@@ -639,3 +639,20 @@ def test_two_requests_of_each_class_say_what_all_say_of_a_server_for_themselves(
     whole = measure(engine, load, slos, confidence=targets.confidence, requests=targets.requests)
     assert found.meets == whole.meets
     assert [one.excess for one in found.readings] == pytest.approx([one.excess for one in whole.readings], rel=1e-9)
+
+
+def test_a_target_that_idle_servers_miss_by_little_is_not_searched_load_by_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lone request keeps it, the worst of many do not: no smaller load helps."""
+    tried: list[float] = []
+    at = Capacity.at
+    monkeypatch.setattr(
+        Capacity, "at", lambda self, value, *rest, **how: tried.append(value) or at(self, value, *rest, **how)
+    )
+    close = parse_slos({"tpot": 100.0, "e2el": 100.0})
+    asked = request(Targets(close, "rate", None), "h100", model=SMALL, input_len=129, output_len=30)
+    ranking = ranked(asked)
+    assert not ranking.candidates and not tried
+    kept = replace(asked, targets=Targets(parse_slos({"e2el": 400.0}), "rate", None))
+    assert ranked(kept).candidates and tried

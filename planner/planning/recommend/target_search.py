@@ -446,6 +446,8 @@ class _Search:
                 load = capacity.at(challenge, targets.confidence, exactly=exactly)
                 if not load.meets:
                     return None, load
+        elif hopeless := capacity.breaks_idle(targets.confidence):
+            return None, hopeless
         carried = capacity.largest(targets.confidence, exactly=self.exactly)
         return (self._candidate(engine, carried, 1, capacity), None) if carried else (None, None)
 
