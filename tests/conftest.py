@@ -1,5 +1,6 @@
 """Shared fixtures: nothing here touches the network or the user's own files."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,9 @@ import pytest
 
 #: Files whose tests share what is made once, and take longer when two workers make it.
 TOGETHER = {"workflow": "workflows", "test_scripts_matrix": "matrix"}
+
+#: What a shell without job control starts in the background ignores Ctrl-C, down to the commands that tests break.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
