@@ -225,7 +225,7 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
     try:
         tasks = json.loads(read_text(files[-1]))["results"]
         return [
-            Accuracy(task, metric, _share(metric, value), _stderr(figures, metric))
+            Accuracy(task, metric, _figure(metric, value), _stderr(figures, metric))
             for task, figures in tasks.items()
             for metric, value in figures.items()
             if isinstance(value, int | float) and "_stderr" not in metric
@@ -237,7 +237,7 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
         ) from error
 
 
-def _share(metric: str, value: float) -> float:
+def _figure(metric: str, value: float) -> float:
     if not abs(value) <= MOST_FIGURE:  # nor NaN
         raise ValueError(f"{metric} is {value!r:.40}")
     return float(value)

@@ -61,7 +61,7 @@ def _ending(done: Done) -> Iterator[Finding]:
     elif done.status not in STATUSES:
         yield Finding("exit status", f"{done.status}: {done.err[-200:]!r}")
     elif done.status in (2, 3):
-        steps = ("note: ", "  ", "run ")
+        steps = ("note: ", "      ", "run ", "  out: ")
         lines = [line for line in done.err.splitlines() if not line.startswith(steps)]
         told = len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("hint: ")
         if not told:
