@@ -34,7 +34,7 @@ THROUGHPUT = "the throughput of full batches"
 #: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
 IDLE = 0.02
 NEAR_EDGE = 0.15  #: the same where loads between are read off a line
-FAR_FROM_EDGE = 0.5  #: the same where the end of an interval is, which a coarse figure will do for
+NEAR_LIMIT = 0.9  #: expected over limit of a load that is nearer to the largest than the closed form
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: where to begin
 HALVED_EACH = 4  #: of the steps towards the largest load, that is halved whatever the targets say
 USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out
@@ -142,23 +142,26 @@ class Capacity:
         self._reacting: dict[float, UncertaintyOfReplay] = {}
         self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
 
-    def largest(self, confidence: float = defaults.CONFIDENCE, *, exactly: bool = False) -> ServedLoad | None:
+    def largest(
+        self, confidence: float = defaults.CONFIDENCE, *, exactly: bool = False, kept: ServedLoad | None = None
+    ) -> ServedLoad | None:
         """The largest request rate, or concurrency, that keeps the targets; None where none does.
 
-        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. ``exactly`` as in ``measure``. Raises
-        InputError where a request never fits the KV cache.
+        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. ``exactly`` as in ``measure``. No
+        smaller one is looked for than ``kept``, a load that is known to keep them. Raises InputError where a request
+        never fits the KV cache.
         """
         exactly = exactly and self.by == "rate" and bool(self.slos)
         key = confidence, exactly
         if key not in self._largest:
-            met, broken = self._between(confidence, TOLERANCE, exactly=exactly)
+            met, broken = self._between(confidence, TOLERANCE, exactly=exactly, kept=kept)
             limit = "max_num_seqs" if self.by == "concurrency" else THROUGHPUT
             self._largest[key] = met and replace(met, bound_by=broken.binding if broken else limit)
         return self._largest[key]
 
-    def edge(self, confidence: float, tolerance: float = NEAR_EDGE) -> float:
+    def edge(self, confidence: float) -> float:
         """About the largest load, to first order: between two replays, where the worst target reaches its limit."""
-        met, broken = self._between(confidence, tolerance)
+        met, broken = self._between(confidence, NEAR_EDGE)
         if met is None or broken is None or met.value >= broken.value:
             return met.value if met else 0.0
         return min(_crossing(met, broken) or met.value, broken.value)
@@ -168,7 +171,7 @@ class Capacity:
 
         ``kept``: the share of what a server carries to first order that is left.
         """
-        return min(self.edge(0.95) * kept, most), max(self.edge(0.05, FAR_FROM_EDGE) * kept, most)
+        return min(self.edge(0.95) * kept, most), max(self.edge(0.05) * kept, most)
 
     def at(self, value: float, confidence: float, *, exactly: bool = False) -> ServedLoad:
         """One load, which ends as soon as a target is broken for certain, unless ``exactly``."""
@@ -211,7 +214,7 @@ class Capacity:
                 yield self._read(value, served, confidence, exactly)
 
     def _between(
-        self, confidence: float, tolerance: float, *, exactly: bool = False
+        self, confidence: float, tolerance: float, *, exactly: bool = False, kept: ServedLoad | None = None
     ) -> tuple[ServedLoad | None, ServedLoad | None]:
         """The largest load that keeps the targets, and the smallest that does not, so near to each other."""
         most = self._steady.rate(confidence) if self.by == "rate" else float(most_in_flight(self.deployment))
@@ -223,7 +226,11 @@ class Capacity:
             return self.at(value, confidence, exactly=exactly)
 
         known = [load for load in self._known(confidence, exactly=exactly) if load.value <= most]
-        guess = 0.0 if known else self._guess(confidence) * (USUALLY_KEPT if exactly else 1.0)
+        guess = None if known else self._guess(confidence) * (USUALLY_KEPT if exactly else 1.0)
+        if kept and kept.meets and kept.value <= most:
+            known.append(kept)
+            if guess is not None and (kept.excess > NEAR_LIMIT or guess < kept.value * (1 + TOLERANCE)):
+                guess = None
         return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
 
     def _guess(self, confidence: float) -> float:
@@ -458,7 +465,7 @@ def largest_of(
 
 def bracket(
     probe: Callable[[float], ServedLoad],
-    guess: float,
+    guess: float | None,
     least: float,
     most: float,
     tolerance: float,
@@ -468,10 +475,10 @@ def bracket(
 ) -> tuple[ServedLoad | None, ServedLoad | None]:
     """The largest value in [least, most] that is met, and the smallest that is broken, no farther apart than asked for.
 
-    ``known`` are values that were probed before; without any it begins at ``guess``.
+    ``known`` are values that were probed before. It begins at ``guess``, if there is one.
     """
     loads = sorted(known, key=lambda load: load.value)
-    value = None if loads else min(max(guess, least), most)
+    value = None if guess is None else min(max(guess, least), most)
     for turn in count(1):
         met = next((load for load in reversed(loads) if load.meets), None)
         low = met.value if met else 0.0
@@ -480,7 +487,7 @@ def bracket(
         if low >= most or high <= least or high - low <= max(tolerance * low * (1 + ROUNDING), 1.0 if whole else 0.0):
             return met, broken
         if value is None:
-            value = _next_value(loads, met, broken, by_halves=not turn % HALVED_EACH)
+            value = _next_value(loads, met, broken, 1 + tolerance, by_halves=not turn % HALVED_EACH)
         value = min(max(value, least), most)
         if whole:
             value = min(max(round(value), ceil(low) + 1), high - 1)
@@ -490,15 +497,14 @@ def bracket(
 
 
 def _next_value(
-    loads: Sequence[ServedLoad], met: ServedLoad | None, broken: ServedLoad | None, *, by_halves: bool
+    loads: Sequence[ServedLoad], met: ServedLoad | None, broken: ServedLoad | None, near: float, *, by_halves: bool
 ) -> float:
     """Where the worst target is expected to reach its limit, a little beyond it where that closes the bracket, and no
-    nearer to what is known than loads are told apart.
+    nearer to what is known than the factor ``near``, up to which loads are not told apart.
 
     Unless ``by_halves``, or where nothing is known: between the bounds where there are two, else half as much again or
     half of the one there is.
     """
-    near = 1 + TOLERANCE
     if met and broken:
         crossing = None if by_halves or broken.value <= met.value * near**2 else _crossing(met, broken)
         if crossing is None:
@@ -546,6 +552,42 @@ def outlined_load(deployment: Deployment, workload: Workload, slos: Sequence[Slo
     """At most what ``closed_form_load`` gives as a rate: with the margins that noise alone asks for."""
     margins = [(slo, least_upper(deployment, slo.key, confidence)) for slo in slos]
     return _closed_form_load(deployment, workload, margins, "rate") if confidence >= 0.5 else inf
+
+
+def queued_load(
+    deployment: Deployment, parts: Sequence[tuple[float, Workload, Sequence[Slo]]], margins: Mapping[Slo, float]
+) -> float:
+    """About the largest rate of all ``parts`` together at which prompts that wait for one another keep the TTFT.
+
+    Each part is a share of the requests, their lengths and their targets, whose limits are kept with ``margins``. The
+    prompts are an M/G/1 queue on each DP rank: first come, first served, a mean wait as of Pollaczek and Khinchine,
+    and an exponential tail behind it (Kleinrock, "Queueing Systems", volume 1, 1975, chapter 5).
+    """
+    prompts_s = [at_concurrency(deployment, workload, 1).ttft_s for _, workload, _ in parts]
+    shares = [share for share, _, _ in parts]
+    mean_s = sum(share * prompt_s for share, prompt_s in zip(shares, prompts_s, strict=True))
+    residual_s = sum(share * prompt_s**2 for share, prompt_s in zip(shares, prompts_s, strict=True)) / (2 * mean_s)
+    busy = 1.0
+    for prompt_s, (_, _, slos) in zip(prompts_s, parts, strict=True):
+        for slo in slos:
+            if slo.metric == "ttft":
+                spare_s = max(slo.limit_ms * MS / margins.get(slo, 1.0) - prompt_s, 0.0)
+                busy = min(busy, _busy(spare_s / residual_s, slo.percentile))
+    return deployment.config.data_parallel_size * busy / mean_s
+
+
+def _busy(spare: float, percentile: float | None) -> float:
+    """Share of the time that an M/G/1 queue is busy whose wait keeps ``spare``, in mean residual service times."""
+    if percentile is None:
+        return spare / (1 + spare)
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        if middle * exp(-spare * (1 - middle)) <= 1 - percentile / 100:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _closed_form_load(

@@ -185,6 +185,7 @@ class Service(_Record):
     targets: tuple[PlannedTarget, ...]
     request_rate: float | None = None  #: requests per second of all servers
     max_concurrency: int | None = None  #: requests in flight of all servers
+    load_asked: bool = True  #: else the load is the largest that one server carries
     workload: str | None = None  #: its name, where it has one
     trace: PlannedTrace | None = None
     replicas: int  #: servers like the one that is launched; a key of plan.json, so the old word stays

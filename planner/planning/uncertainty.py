@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, hypot, inf, isfinite, log, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,12 @@ class Uncertainty(ABC):
         """``lonely``: one request at a time. ``open_loop``: requests come at their own pace."""
         self.deployment, self.lonely, self.open_loop = deployment, lonely, open_loop
         self._sds: dict[tuple[Figure, bool], float] = {}
+
+    def at_own_pace(self) -> Self:
+        """The same where requests come at their own pace: waiting scatters more."""
+        found = copy(self)
+        found._sds, found.open_loop = {}, True
+        return found
 
     def factors(self, key: str, level: float = LEVEL) -> tuple[float, float] | None:
         """Factors around the figure ``key`` between which the share ``level`` of measurements lies."""

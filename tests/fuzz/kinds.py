@@ -560,7 +560,8 @@ def _value(random: Random, spelling: str, kind: Any) -> str:
 
 def classes(random: Random, shop: Shop, work: Path) -> Case:
     """Classes of requests together, some of them broken."""
-    words = [*random.choice((["predict", "serve"], ["fleet"], ["recommend"])), MODEL, "--gpu", random.choice(GPUS)]
+    asked = random.choice((["predict", "serve"], ["fleet"], ["recommend"]))
+    words = [*asked, random.choice((MODEL, *MODELS)), "--gpu", random.choice(GPUS)]
     for text in random.choices(_SENSIBLE["--class"], k=random.choice((1, 2, 2, 3, 9))):
         words += ["--class", token_text(random, text) if random.random() < 0.3 else text]
     words += random.choice(([], ["--scheduling-policy", "priority"], ["--request-rate", "3"], ["--num-prompts", "50"]))

@@ -101,6 +101,22 @@ def test_the_search_finds_the_cheapest_plan_of_all(
     assert best.num_gpus == expected
 
 
+@pytest.mark.parametrize(("rate", "ttft_ms"), [(80.0, 100.0), (120.0, 150.0)])
+def test_no_engine_carries_classes_that_wait_for_one_another_with_fewer_gpus(rate: float, ttft_ms: float) -> None:
+    classes = Demand("chat", 0.8 * rate, 256, 32), Demand("batch", 0.2 * rate, 2000, 20)
+    slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": ttft_ms, "tpot": 25.0}))
+    targets = Targets.of_classes(classes, slos, 0.8, seed=0, burstiness=1.0)
+    fixed = EngineArgs(kv_cache_dtype="fp8", max_model_len=2048)
+    asked = request(targets, "h100", gpus_per_node=2, args=fixed, input_len=605, output_len=30, longest_len=2020)
+    best, (profile,) = ranked(asked).best, asked.gpus
+    assert best is not None and best.num_gpus > 2
+    for size, budget in product((1, 2), (None, *defaults.TOKEN_BUDGETS)):
+        args = replace(fixed, tensor_parallel_size=size, max_num_batched_tokens=budget, max_num_seqs=256)
+        deployment = resolve_deployment(asked.model.model, profile, args, default_version(profile))
+        fewer = (best.num_gpus - 1) // size
+        assert not share_of(deployment, asked, targets, fewer, exactly=True).meets
+
+
 def most_of_all(asked: Request, at_least: float) -> float:
     """Requests/s per GPU of the engine that carries most, of every checkpoint, layout, KV dtype, budget and batch."""
     (profile,), targets, best = asked.gpus, asked.targets, at_least
@@ -201,6 +217,42 @@ def test_the_fewest_servers_are_found_from_any_start(total: int, start: int, edg
     assert -(-total // count) <= edge and (count == 1 or -(-total // (count - 1)) > edge)
     assert count <= expected
     assert len(tried) <= 25
+
+
+def test_where_the_best_so_far_is_not_beaten_two_loads_tell() -> None:
+    tried: list[int] = []
+
+    def probe(servers: int) -> ServedLoad:
+        tried.append(servers)
+        return cast(ServedLoad, SimpleNamespace(by="rate", value=1 / servers, meets=servers >= 21, excess=1.5))
+
+    count, load, failed = fewest_servers(probe, 1, 3, 21)
+    assert (count, tried) == (21, [21, 20])
+    assert load is not None and failed is not None and not failed.meets
+
+
+def test_engines_with_no_shorter_steps_than_one_that_failed_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan with every engine replayed, and with fewer replays."""
+    classes = Demand("chat", 20.0, 512, 128), Demand("batch", 2.0, 4000, 100)
+    slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": 120.0}))
+    targets = Targets.of_classes(classes, slos, 0.8, seed=0, burstiness=1.0)
+    asked = request(targets, "h100", model="meta-llama/Llama-3.1-8B-Instruct", longest_len=4100)
+    replayed: list[Deployment] = []
+    replay = Deployment.replay
+
+    def counted(self: Deployment, *args: Any, **words: Any) -> Any:
+        replayed.append(self)
+        return replay(self, *args, **words)
+
+    monkeypatch.setattr(Deployment, "replay", counted)
+    found = ranked(asked).best
+    few = len(replayed)
+    monkeypatch.setattr(target_search._Search, "_slower_than", lambda *_: None)
+    replayed.clear()
+    every = ranked(asked).best
+    assert found is not None and every is not None
+    assert (found.num_gpus, found.engine) == (every.num_gpus, every.engine)
+    assert few < 0.8 * len(replayed)
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------

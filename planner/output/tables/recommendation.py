@@ -446,15 +446,10 @@ def plan_in_words(plan: Plan) -> str:
             layout = f"{service.replicas:,} servers of {layout}"
         kept = [_target_in_words(target) for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
-        load = most if _is_largest(service) else asked_load(service.load or 0.0, service.load_unit)
+        load = asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
         delivers = ", ".join([load, *(kept or [means]), *price])
-        delivers += f"; room for {most}" if most and not _is_largest(service) else ""
+        delivers += f"; room for {most}" if most and service.load_asked else ""
     return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}, {layout}: {delivers}"
-
-
-def _is_largest(service: Service) -> bool:
-    """Whether the load is what one server carries, because none was asked for."""
-    return service.load == service.largest_load
 
 
 def _most_in_words(service: Service) -> str:
@@ -597,7 +592,7 @@ def _next_under_targets(ranking: Ranking, service: Service) -> Rejected | None:
     other = next((candidate for candidate in others if candidate.engine != best.engine), None)
     if other is None or other.load is None:
         return next((one for one in ranking.rejected if one.reason.startswith("breaks ")), None)
-    if _is_largest(service):
+    if not service.load_asked:
         return Rejected.of(other, f"{figure(other.load.value / other.config.num_gpus)} {service.load_unit} per GPU")
     return Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else f"{other.num_gpus:,} GPUs")
 

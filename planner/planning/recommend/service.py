@@ -68,6 +68,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         targets=tuple(map(planned_target, load.readings)),
         request_rate=whole if targets.by == "rate" else None,
         max_concurrency=round(whole) if targets.by == "concurrency" else None,
+        load_asked=targets.value is not None,
         workload=request.workload_name,
         trace=targets.trace,
         replicas=candidate.servers,
@@ -180,7 +181,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
     if request.coarse or candidate.load is None:
         return None
     capacity = candidate.capacity or capacity_of(request, targets, candidate)
-    found = capacity.largest(targets.confidence, exactly=True)
+    found = capacity.largest(targets.confidence, exactly=True, kept=candidate.load)
     if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
     judged_whole = targets.recorded and not targets.drawn

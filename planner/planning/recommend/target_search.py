@@ -36,11 +36,12 @@ from planner.planning.capacity import (
     measure,
     most_in_flight,
     outlined_load,
+    queued_load,
     rarest,
     usual_doubt,
     with_the_queue,
 )
-from planner.planning.demand import requests_of
+from planner.planning.demand import PRIORITY, requests_of
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
 from planner.planning.recommend.bounds import alone, broken_for_certain, rate_bound
@@ -55,7 +56,7 @@ from planner.planning.recommend.candidates import (
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
 from planner.planning.recommend.service import largest
 from planner.planning.uncertainty import Uncertainty
-from planner.workload import share
+from planner.workload import Slo, share
 
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
 #: order. A judgement, and what it turns down says so; benchmarks/results/search.md has the most that was seen.
@@ -65,6 +66,7 @@ FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyo
 #: that tell.
 MEMBERS_WITHOUT_REUSE, COLD_PROMPTS = 2, 2000
 MEMBERS_OF_A_TRACE = 3  #: the same of a known load, once there is a plan: each takes seconds to replay
+SAME = 0.01  #: by which a step may be shorter that counts as no shorter
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where nobody waits for one
 
 
@@ -79,6 +81,7 @@ class RankedEngine:
     guess: float  #: load of one server in the closed form
     usual: Uncertainty | None = None  #: doubt about the closed form, with few requests and with many
     full: Uncertainty | None = None
+    queued: float = inf  #: load at which the prompts of several classes wait for one another too long
     budgets: tuple[int | None, ...] = ()  #: of a family, the most promising first
 
     @property
@@ -93,14 +96,19 @@ class RankedEngine:
 
     def servers(self, targets: Targets, *, at_least: bool) -> int:
         """Servers that the load needs at least, or by the closed form."""
-        each = self.most if at_least else min(self.guess, self.most)
+        each = self.most if at_least else self._expected
         return max(ceil((targets.value or 0.0) / each - 1e-9), 1) if each > 0 else 10**9
 
     def cost(self, targets: Targets, *, at_least: bool) -> float:
         """GPUs, or without a load GPUs for each unit of it."""
         if targets.value is None:
-            return self.num_gpus / max(self.most if at_least else min(self.guess, self.most), 1e-12)
+            return self.num_gpus / max(self.most if at_least else self._expected, 1e-12)
         return self.num_gpus * self.servers(targets, at_least=at_least)
+
+    @property
+    def _expected(self) -> float:
+        """Load of one server."""
+        return min(self.most, self.guess, self.queued)
 
 
 def rank_by_targets(request: Request, profile: GpuProfile, version: EngineVersion) -> Ranking:
@@ -125,6 +133,8 @@ class _Search:
         self.exactly = not request.coarse  # many types of GPUs are left at first order
         self._cold: dict[tuple[str, EngineArgs], bool] = {}  # whether they keep the targets of prompts not seen before
         self._known: dict[tuple[str, EngineArgs], Deployment] = {}  # whose step times are worked out once
+        self._usual: dict[Slo, float] = {}  # expected over predicted, about what engines of this GPU need
+        self._broke: list[tuple[RankedEngine, ServedLoad]] = []  # with loads that were too much for them
 
     @property
     def best_cost(self) -> float:
@@ -185,11 +195,15 @@ class _Search:
             member = self._engine(family.resolved, args, family)
             if not self._may_be_better(member) or any(_no_better(member, *other) for other in tried):
                 continue
-            try:
-                candidate, load = self._challenge(member)
-            except InputError as error:  # a budget in which such prompts take too many steps to be replayed
-                refused = error.cause
-                continue
+            candidate, load = None, self._slower_than(member)
+            if not load:
+                try:
+                    candidate, load = self._challenge(member)
+                except InputError as error:  # a budget in which such prompts take too many steps to be replayed
+                    refused = error.cause
+                    continue
+                if load and not load.meets:
+                    self._broke.append((member, load))
             if candidate:
                 self.found.append(candidate)
                 served, load = True, candidate.load
@@ -206,8 +220,36 @@ class _Search:
     def _enough(self, member: RankedEngine, tried: int) -> bool:
         """Whether no other member of a family is tried, where so many have broken a target."""
         if self.best_cost < inf:
-            return self.targets.recorded and tried >= MEMBERS_OF_A_TRACE
+            return self.targets.requests is not None and tried >= MEMBERS_OF_A_TRACE
         return tried >= MEMBERS_WITHOUT_REUSE and not self._keeps_cold(member)
+
+    def _slower_than(self, engine: RankedEngine) -> ServedLoad | None:
+        """What a like engine broke a target with, whose usual steps are no longer than the same of this one.
+
+        Not where it is known what prompts have in common: what is found of them depends on the room for it.
+        """
+        if self.targets.reused:
+            return None
+        least = self._least_load(engine) * (1 + 1e-9)
+        for other, load in self._broke:
+            if load.value <= least and self._surely_broken(engine, other, load) and _no_faster(engine, other, load):
+                return load
+        return None
+
+    def _surely_broken(self, engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
+        """Whether ``load`` is so much too much for the ``other`` that being better known does not help ``engine``."""
+        worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+        if worst is None or not engine.usual or not other.usual:
+            return False
+        mine, its = (one.usual.upper(worst.slo.key, self.targets.confidence) for one in (engine, other) if one.usual)
+        return worst.excess * min(mine / its, 1.0) > FAR_OFF
+
+    def _least_load(self, engine: RankedEngine) -> float:
+        """Of one server, that it has to carry to be of interest; 0 while anything is."""
+        if self.targets.value is None:
+            return engine.num_gpus / self.best_cost * (1 + TOLERANCE)
+        each = self.targets.value / max(self._most_of_interest(engine), 1)
+        return ceil(each) if self.targets.by == "concurrency" else each
 
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in checkpoints(self.request.model, self.profile, self.rejected):
@@ -252,7 +294,7 @@ class _Search:
             [outlined_load(one, part.workload, part.slos, targets.confidence) for part in self.parts] for one in engines
         ]
         most, guess = max(map(self._most, loads)), max(map(self._guess, loads))
-        return replace(outline, most=most * OPTIMISM[self.exactly], guess=guess)
+        return replace(outline, most=most * OPTIMISM[self.exactly], guess=guess, queued=max(map(self._queued, engines)))
 
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """Bounds for all members: the batch that the smallest token budget leaves room for, the largest budget."""
@@ -284,7 +326,8 @@ class _Search:
         members.sort(key=lambda member: self._less_promising(member, args))
         budgets = {member.num_batched_tok: member.args for member in reversed(members)}
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
-        return replace(family, most=most, guess=guess, budgets=best_first)
+        queued = max(member.queued for member in members)
+        return replace(family, most=most, guess=guess, queued=queued, budgets=best_first)
 
     def _less_promising(self, member: RankedEngine, args: EngineArgs) -> tuple[float, bool, int]:
         """Larger for token budgets that are tried later; the closed form tells those of like loads not apart.
@@ -354,11 +397,12 @@ class _Search:
         """A member: no better than its ``family``, whose doubt it shares, and than full batches."""
         deployment = self._deployed(resolved, args)
         targets, workload = self.targets, self.request.workload
-        guess = self._guess(self._loads(deployment, family.usual))
+        guess, queued = self._guess(self._loads(deployment, family.usual)), self._queued(deployment)
         if targets.by == "concurrency":
             return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
         full = Steady.of(deployment, workload, family.full).rate(targets.confidence)
-        return RankedEngine(resolved, args, deployment, min(family.most, full), min(guess, full))
+        most, guess = min(family.most, full), min(guess, full)
+        return RankedEngine(resolved, args, deployment, most, guess, family.usual, family.full, queued)
 
     def _loads(self, deployment: Deployment, doubt: Uncertainty | None) -> list[float]:
         """What a server carries of each class alone, in the closed form."""
@@ -374,6 +418,15 @@ class _Search:
             return loads[0]
         return 1 / sum(part.share / max(load, 1e-12) for part, load in zip(self.parts, loads, strict=True))
 
+    def _queued(self, deployment: Deployment) -> float:
+        """All classes together, where their prompts wait for one another, in the order in which they come."""
+        if len(self.parts) == 1 or deployment.config.scheduling_policy == PRIORITY:
+            return inf
+        if not self._usual:
+            doubt = usual_doubt(deployment, self.request.workload).at_own_pace()
+            self._usual = {slo: doubt.upper(slo.key, self.targets.confidence) for slo in self.targets.slos}
+        return queued_load(deployment, self.parts, self._usual)
+
     def _most(self, loads: Sequence[float]) -> float:
         """All classes together, where none is in the way of another."""
         return min(load / part.share for part, load in zip(self.parts, loads, strict=True))
@@ -383,9 +436,7 @@ class _Search:
         if self.targets.value is None:
             return self._most_carried(engine)
         fewest = engine.servers(self.targets, at_least=True)
-        # an equal cost is of interest while there are few to choose from
-        allowed = self.best_cost if len(self.found) <= self.alternatives else self.best_cost - 1
-        cap = inf if self.best_cost == inf else floor(allowed / engine.num_gpus)
+        cap = self._most_of_interest(engine)
         if cap == inf and not self._keeps_cold(engine):  # more servers find less, down to nothing
             cap = fewest
         if cap < fewest or fewest > self._most_servers:
@@ -398,6 +449,11 @@ class _Search:
         if count is None or load is None:
             return None, failed
         return self._candidate(engine, load, count), failed
+
+    def _most_of_interest(self, engine: RankedEngine) -> float:
+        """Servers that are not more expensive than the best so far; an equal cost counts while there are few plans."""
+        allowed = self.best_cost if len(self.found) <= self.alternatives else self.best_cost - 1
+        return inf if self.best_cost == inf else floor(allowed / engine.num_gpus)
 
     @property
     def _most_servers(self) -> float:
@@ -581,6 +637,8 @@ def fewest_servers(
             low, failed = count, load
         if failed and met:
             count = (low + int(high)) // 2
+        elif met and count == cap and cap > max(fewest, start):  # most engines carry no more than the best so far
+            count = int(cap) - 1
         elif met:  # the start is a good guess: steps from there grow
             count = start if count > start else max(low + 1, int(high) - fewer)
             fewer = fewer if count == start else 2 * fewer
@@ -597,6 +655,19 @@ def least_share(load: ServedLoad) -> float:
     if load.by == "concurrency":
         return 1.0
     return 0.02 / float(load.replay.e2el_s.mean())
+
+
+def _no_faster(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
+    """Whether the ``other``, which broke a target under ``load``, differs in the time of its steps alone, and took no
+    longer for them."""
+    one, two, replay = engine.deployment.config, other.deployment.config, load.replay
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_batched_tokens")
+    alike = all(getattr(one, name) == getattr(two, name) for name in names) and one.max_num_seqs <= two.max_num_seqs
+    if not alike or replay.kv_cache_usage_peak > ROOMY:
+        return False
+    batches = [batch for batch in (replay.prefill_batch, replay.decode_batch) if batch is not None]
+    mine, its = ([each.deployment.timer.step_s(batch) for batch in batches] for each in (engine, other))
+    return all(mine_s >= its_s * (1 - SAME) for mine_s, its_s in zip(mine, its, strict=True))
 
 
 def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
