@@ -34,8 +34,8 @@ DEFAULT_TIMEOUT_S = 30.0  #: for all that is asked about one model
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
 GRACE_S = 2.0  #: that a process has to say by itself that the time is over
 
-# The hub's own rule: letters, digits, "-", "_" and "." inside, an organisation and a name.
-_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_-])?"
+# The rule of huggingface_hub: letters, digits and "_", with "-" and "." inside, an organisation and a name.
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _REPO_ID = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}")
 

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 from hub_server import COMMIT, HubServer, hub_environment, safetensors
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -389,7 +391,7 @@ def test_an_endpoint_must_be_a_web_address(monkeypatch: pytest.MonkeyPatch, endp
     "name",
     [
         "a/b; rm -rf ~", "$(id)", "../../etc", "a/../b", "a/b\n", "a/b/c", "a", "", "/a/b", "a/", "-a/b", "a/b.git",
-        "a/.b", "a/b--c", "é/b", "a/`id`", "a/b%2e%2e", "a" * 97 + "/b", "a/b\0",
+        "a/.b", "a/b-", "a-/b", "a/b--c", "é/b", "a/`id`", "a/b%2e%2e", "a" * 97 + "/b", "a/b\0",
     ],
 )  # fmt: skip
 def test_a_malformed_id_reaches_neither_network_nor_disk(server: HubServer, tmp_path: Path, name: str) -> None:
@@ -411,6 +413,20 @@ def test_no_accepted_id_can_leave_its_folder_or_reach_a_shell(name: str) -> None
         assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./")
         assert name.count("/") == 1
         assert ".." not in name
+
+
+_PARTS = st.text("aZ7_-.", min_size=1, max_size=8) | st.integers(94, 98).map("x".__mul__)
+
+
+@given(_PARTS, _PARTS)
+def test_an_id_is_accepted_where_huggingface_hub_accepts_it(organisation: str, name: str) -> None:
+    said = f"{organisation}/{name}"
+    try:
+        validate_repo_id(said)
+    except HFValidationError:
+        assert not hub.is_repo_id(said)
+    else:
+        assert hub.is_repo_id(said)
 
 
 @pytest.mark.parametrize("revision", ["../main", "a b", "", "-x", "main;id", "x\ny"])
