@@ -217,18 +217,22 @@ class _Judge:
 
     def verdict(self, launch: Launch) -> LineVerdict:
         """One engine with the client beside it; a client alone with the server of its plan, or of its model."""
-        from planner.engine import Found
+        from planner.engine import Found, read_line
         from planner.planning import check_line, client_request
 
-        version = version_for(self.version, self.profile)
-        clients = [self._read(client) for client in launch.clients]
         server = launch.server
+        version = version_for(self.version or (server and server.image_version) or None, self.profile)
+
+        def read_in(found: Found) -> ServeLine:
+            return read_line(found.argv, version, env=found.env, platform=self.profile.platform)
+
+        clients = [read_in(client) for client in launch.clients]
         if server is None and self.plan:
             server = Found(self.plan.serve_argv, self.plan.env)
         elif server is None:
             server = Found(("vllm", "serve", *filter(None, [clients[0].model])), {})
             self.remarks += ("there is no server in this: its client is judged with vllm serve and vLLM's defaults",)
-        read = self._read(server)
+        read = read_in(server)
         asked = self.asked
         if clients:
             asked = client_request(asked, clients[0], version)
@@ -238,12 +242,6 @@ class _Judge:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
         resolved = load_model(self._model(read), revision=self.revision, refresh=self.refresh, timeout=self.timeout)
         return check_line(read, resolved, self.profile, version, asked, self.local, draft_of(read.args))
-
-    def _read(self, found: Found) -> ServeLine:
-        from planner.engine import read_line
-
-        version = version_for(self.version, self.profile)
-        return read_line(found.argv, version, env=found.env, platform=self.profile.platform)
 
     def _model(self, read: ServeLine) -> str:
         model = self.as_model or read.model

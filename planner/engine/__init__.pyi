@@ -53,6 +53,7 @@ from .command import program_argv as program_argv
 from .command import serve_argv as serve_argv
 from .found import Found as Found
 from .found import split_command as split_command
+from .found import version_of_images as version_of_images
 from .shell import Launch as Launch
 from .shell import find_launches as find_launches
 from .manifests import read_manifest as read_manifest

@@ -21,6 +21,8 @@ CLIENTS = ("bench serve", "benchmark_serving.py")
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OFFICIAL_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm/vllm-openai[\w.-]*(?:[:@][\w.:-]+)?")
+#: A release in the tag of an image: v0.11.0, or rocm6.3.1_vllm_0.8.5_20250513.
+_TAGGED = re.compile(r"(?<![\d.])0\.\d+\.\d+(?:\.\d+|rc\d+)?(?!\.?\d)")
 _CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
 
 
@@ -30,6 +32,7 @@ class Found:
 
     argv: tuple[str, ...]  #: from the program on: vllm serve MODEL ..., vllm bench serve ..., python3 -m vllm....
     env: Mapping[str, str]
+    image_version: str = ""  #: the release that the tag of its container's image names, if any
 
     @property
     def command(self) -> VllmCommand:
@@ -42,7 +45,8 @@ def found_in(words: Sequence[str], exported: Mapping[str, str] | None = None) ->
     for at in range(len(words)):
         if command_at(words, at)[0]:
             start = max(at - 1, 0) if words[at] == "-m" else at
-            return Found(tuple(words[start:]), {**(exported or {}), **_variables(words[:at])})
+            env = {**(exported or {}), **_variables(words[:at])}
+            return Found(tuple(words[start:]), env, version_of_images(words[:at]))
     return _in_container(words) if any(word.rsplit("/", 1)[-1] in _CONTAINERS for word in words) else None
 
 
@@ -84,12 +88,25 @@ def _in_container(words: Sequence[str]) -> Found | None:
     for at, word in enumerate(words):
         rest = words[at + 1 :]
         if entry.rsplit("/", 1)[-1] == "vllm" and command_at(("vllm", *rest), 0)[0]:
-            return Found(("vllm", *rest), _variables(words[:at]))
+            return Found(("vllm", *rest), _variables(words[:at]), version_of_images([word]))
         if not entry and is_server_image(word) and rest:
-            return Found(("vllm", "serve", *rest), _variables(words[:at]))
+            return Found(("vllm", "serve", *rest), _variables(words[:at]), version_of_images([word]))
     return None
 
 
 def is_server_image(name: str) -> bool:
     """Whether an image is the vLLM project's own, whose entry point is the server."""
     return _OFFICIAL_IMAGE.fullmatch(name) is not None
+
+
+def version_of_images(words: Sequence[str]) -> str:
+    """The release in the tag of the first image of vLLM among ``words``; empty where none names one.
+
+    >>> version_of_images(["docker", "run", "--gpus=all", "vllm/vllm-openai:v0.11.0"])
+    '0.11.0'
+    """
+    for word in words:
+        name, _, tag = word.partition("@")[0].rpartition(":")
+        if "vllm" in word and "/" in name and (release := _TAGGED.search(tag)):
+            return release[0]
+    return ""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner.engine.found import Found, found_in, is_server_image
+from planner.engine.found import Found, found_in, is_server_image, version_of_images
 from planner.engine.shell import Launch, find_launches, paired
 from planner.errors import InputError
 from planner.hardware import GpuProfile
@@ -54,12 +54,14 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
     kubernetes = "args" in container or isinstance(container.get("env"), list)
     entry = _words(container.get("command" if kubernetes else "entrypoint"))
     rest = _words(container.get("args" if kubernetes else "command"))
-    if not entry and is_server_image(str(container.get("image", ""))):
+    image = str(container.get("image", ""))
+    if not entry and is_server_image(image):
         entry = ["vllm", "serve"]
     words, env = [*entry, *rest], _environment(container)
     found = found_in(words, env)
+    version = version_of_images([image])
     if found:
-        return (Launch(found),)
+        return (Launch(replace(found, image_version=version)),)
     script = next((word for word in words if "vllm" in word and (" " in word or "\n" in word)), "")
     if not script:
         return ()
@@ -67,11 +69,11 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
         launches = find_launches(script, gpu=gpu, given={**env, **given})
     except InputError:
         return ()
-    return tuple(replace(one, server=_with(one.server, env)) for one in launches)
+    return tuple(replace(one, server=_with(one.server, env, version)) for one in launches)
 
 
-def _with(found: Found | None, env: Mapping[str, str]) -> Found | None:
-    return replace(found, env={**env, **found.env}) if found else None
+def _with(found: Found | None, env: Mapping[str, str], version: str) -> Found | None:
+    return replace(found, env={**env, **found.env}, image_version=version) if found else None
 
 
 def _words(value: Any) -> list[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
-from planner.engine.found import CLIENTS, OFFLINE, Found, found_in
+from planner.engine.found import CLIENTS, OFFLINE, Found, found_in, version_of_images
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 
@@ -56,7 +56,7 @@ class Launch:
     def identity(self) -> tuple[object, ...]:
         """What makes two of them the same, whatever led to them."""
         found = (self.server, *self.clients)
-        return tuple((one.argv, tuple(sorted(one.env.items()))) if one else None for one in found)
+        return tuple((one.argv, tuple(sorted(one.env.items())), one.image_version) if one else None for one in found)
 
 
 def find_launches(
@@ -118,6 +118,7 @@ class _World:
     found: list[Found] = field(default_factory=list)
     when: tuple[str, ...] = ()
     ended: bool = False
+    image_version: str = ""  #: of the container whose words these are
 
     def copy(self, *when: str) -> _World:
         """The same, to go another way from here."""
@@ -165,7 +166,7 @@ class _World:
         names = self.local | {"@"}
         _put_back(self.scalars, caller.scalars, names)
         _put_back(self.arrays, caller.arrays, names)
-        return replace(self, local=set(caller.local), ended=False)
+        return replace(self, local=set(caller.local), ended=False, image_version=caller.image_version)
 
 
 V = TypeVar("V")
@@ -323,11 +324,12 @@ class _Script:
         if not words or world.built_in(words):
             return [world]
         if found := found_in([*assigned, *words], self._exported(world)):
-            world.found.append(found)
+            world.found.append(replace(found, image_version=found.image_version or world.image_version))
             return [world]
         for place, word in enumerate(words):
             if " " in word and ("vllm" in word or "benchmark_" in word) and word not in self.texts:
                 inner = world.copy()  # as in: bash -c TEXT NAME WORD ...
+                inner.image_version = version_of_images(words[:place]) or world.image_version
                 inner.pass_words(words[place + 2 :])
                 return [one.back_in(world) for one in self.run(word, [inner])]
         return [world]

@@ -33,7 +33,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from planner.engine import SETTINGS
+from planner.engine import SETTINGS, version_of_images
 from planner.errors import InputError
 from planner.evidence.bench_result import AGAIN, parse_result, read_number, read_text
 
@@ -404,14 +404,8 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
         {"length_distribution": "uniform-0.8-1", "random_range_ratio": None, **lengths},
         engine,
         gpu=str(record.get("hw") or record.get("device") or "").lower().split("-")[0].removeprefix("cluster:") or None,
-        engine_version=_version_in(str(record.get("image", ""))),
+        engine_version=version_of_images([str(record.get("image", ""))]) or None,
     )
-
-
-def _version_in(image: str) -> str | None:
-    """The release in the tag of an image: 0.25.0 of ``vllm/vllm-openai:v0.25.0``."""
-    tag = image.rpartition(":")[2]
-    return tag[1:] if tag[:1] == "v" and tag[1:2].isdigit() else None
 
 
 def _refuse_failures(path: Path, completed: float, failed: float | None) -> None:

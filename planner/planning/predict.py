@@ -86,6 +86,8 @@ def simulate_serve(
     result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:
         result |= speculative_result(served, drafts.acceptance_rates)
+    if workload.num_prompts > MOST_REQUESTS:
+        served = served.without_gaps()  # two more replays may follow, for the intervals
     doubt = doubt or UncertaintyOfReplay(deployment, workload, served, requests)
     unaided = None
     if deployment.config.kv_offloading_size and requests is not None and requests.prefixes is not None:
@@ -150,17 +152,22 @@ def simulate_latency(deployment: Deployment, workload: Workload) -> Prediction:
 
 
 def _offline(deployment: Deployment, workload: Workload, result_of: Callable[..., dict[str, Any]]) -> Prediction:
-    served = _replayed(deployment, workload, offline=True)
+    served = _replayed(deployment, workload, offline=True, keep_gaps=False)
     result = result_of(served, model_id=deployment.model.id)
     return Prediction(result, served, UncertaintyOfReplay(deployment, workload, served, offline=True))
 
 
 def _replayed(
-    deployment: Deployment, workload: Workload, requests: Requests | None = None, *, offline: bool = False
+    deployment: Deployment,
+    workload: Workload,
+    requests: Requests | None = None,
+    *,
+    offline: bool = False,
+    keep_gaps: bool = True,
 ) -> Replay:
     """With its steps, unless these are very many."""
     few = workload.num_prompts <= MOST_REQUESTS
-    return deployment.replay(workload, requests, offline=offline, keep_steps=few)
+    return deployment.replay(workload, requests, offline=offline, keep_steps=few, keep_gaps=keep_gaps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,9 @@ class _Sender:
     def result(self) -> Replay:
         """The log as the client sees it, of the requests that have ended."""
         log = self.log
-        end_s = np.asarray(log.end_s) + self.client.response_s
+        first_token_s, end_s = np.asarray(log.first_token_s), np.asarray(log.end_s)
+        for column_s in (first_token_s, end_s):
+            np.add(column_s, self.client.response_s, out=column_s)
         finite = np.isfinite(end_s)
         ended: NDArray[np.bool_] | slice = slice(None) if finite.all() else finite  # a slice copies nothing
         host_tok = np.zeros(len(self.input_len), dtype=np.int64)
@@ -216,7 +218,7 @@ class _Sender:
             arrival_s=self.requests.arrival_s[ended],
             sent_s=np.asarray(self.sent_s)[ended],
             ready_s=np.asarray(self.ready_s)[ended],
-            first_token_s=np.asarray(log.first_token_s)[ended] + self.client.response_s,
+            first_token_s=first_token_s[ended],
             end_s=end_s[ended],
             preemptions=np.asarray(log.preemptions)[ended],
             cached_tok=np.asarray(log.cached_tok)[ended],
@@ -258,5 +260,7 @@ def _ranks(timer: StepTimer, limits: SchedulerLimits, log: Log, requests: Reques
 
 def _together(arrival_s: array[float], count: int) -> array[int]:
     """For each of the first ``count`` requests, how many arrive at its moment."""
-    _, place, counts = np.unique(np.array(arrival_s[:count]), return_inverse=True, return_counts=True)
-    return array("q", counts[place].astype(np.int64).tobytes())
+    moments_s = np.asarray(arrival_s)[:count]
+    first = np.flatnonzero(np.diff(moments_s, prepend=-inf))  # in the order of their arrival
+    counts = np.diff(first, append=count)
+    return array("q", np.repeat(counts, counts).astype(np.int64).tobytes())

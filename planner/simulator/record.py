@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PART = 2**18  #: steps that are spelt out at once
 SORTED = 2**13  #: of them that are sorted
+SAMPLED = 2**15  #: runs that say about where a rank lies among very many
+MARGINS = 0.01, 0.1  #: shares of all gaps, on both sides of where the sample says
 ROUNDING = 1e-12  #: of a gap, relative
 TINY = 1e-200  #: growth in s of gaps that do not grow
 
@@ -172,19 +174,69 @@ class TokenRuns:
     def moments_s(self) -> tuple[float, float]:
         """Mean and standard deviation of the gaps of all tokens."""
         count = max(int((self.steps * self.tokens).sum()), 1)
+        mean_s = sum(part._sum_s() for part in self._pieces()) / count
+        squares = sum(part._squares_about(mean_s) for part in self._pieces())
+        return mean_s, max(squares / count, 0.0) ** 0.5
+
+    def _sum_s(self) -> float:
         sum_k = self.steps * (self.steps - 1) / 2
-        mean_s = float((self.tokens * (self.steps * self.gap_s + sum_k * self.growth_s)).sum()) / count
+        return float((self.tokens * (self.steps * self.gap_s + sum_k * self.growth_s)).sum())
+
+    def _squares_about(self, mean_s: float) -> float:
+        sum_k = self.steps * (self.steps - 1) / 2
         first_s, sum_k2 = self.gap_s - mean_s, sum_k * (2 * self.steps - 1) / 3
         squares = self.steps * first_s**2 + 2 * sum_k * first_s * self.growth_s + sum_k2 * self.growth_s**2
-        return mean_s, max(float((self.tokens * squares).sum()) / count, 0.0) ** 0.5
+        return float((self.tokens * squares).sum())
+
+    def _pieces(self) -> Iterator[TokenRuns]:
+        """As many runs as a sum can look at without much memory, in the same memory themselves."""
+        return (self._of(slice(at, at + PART)) for at in range(0, len(self.steps), PART))
 
     def gaps_at(self, ranks: Iterable[int]) -> NDArray[np.float64]:
         """The gaps in s at ``ranks`` (from 0) among those of all tokens in ascending order."""
+        if len(self.steps) <= PART:
+            return self._gaps_at(ranks)
+        sample = self._of(slice(None, None, max(len(self.steps) // SAMPLED, 1)))
+        return np.array([self._gap_about(rank, sample) for rank in ranks])
+
+    def _gap_about(self, rank: int, sample: TokenRuns) -> float:
+        """The gap at ``rank``, looked for among the runs that are near it by what ``sample`` says.
+
+        It is the one where it lies between the ends: what was left out is shorter than the lower one or longer than
+        the upper one.
+        """
+        all_tok, some_tok = (int((runs.steps * runs.tokens).sum()) for runs in (self, sample))
+        for margin in MARGINS:
+            shares = (max(rank / all_tok - margin, 0.0), min(rank / all_tok + margin, 1.0))
+            low_s, high_s = sample._gaps_at([int(share * (some_tok - 1)) for share in shares])
+            below_tok, chosen = 0, []
+            for piece in self._pieces():
+                least_s, most_s = piece._ends_s()
+                below = most_s < low_s
+                below_tok += int((piece.steps * piece.tokens)[below].sum())
+                chosen.append(piece._of(np.flatnonzero(~below & (least_s <= high_s))))
+            near = TokenRuns._joined(chosen)
+            if 0 <= rank - below_tok < (near.steps * near.tokens).sum():
+                (gap_s,) = near._gaps_at([rank - below_tok])
+                if low_s <= gap_s <= high_s:
+                    return float(gap_s)
+        return float(self._gaps_at([rank])[0])
+
+    @classmethod
+    def _joined(cls, parts: list[TokenRuns]) -> TokenRuns:
+        columns = ("start_s", "steps", "gap_s", "growth_s", "tokens")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+
+    def _ends_s(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The shortest gap of each run, and the longest."""
+        last_s = self.gap_s + (self.steps - 1) * self.growth_s
+        return np.minimum(self.gap_s, last_s), np.maximum(self.gap_s, last_s)
+
+    def _gaps_at(self, ranks: Iterable[int]) -> NDArray[np.float64]:
         even = self.growth_s == 0  # as one step with the tokens of all
         steps, tokens = np.where(even, 1, self.steps), np.where(even, self.steps * self.tokens, self.tokens)
         runs = replace(self, steps=steps, tokens=tokens)
-        last_s = runs.gap_s + (steps - 1) * runs.growth_s
-        ends_s = np.minimum(runs.gap_s, last_s), np.maximum(runs.gap_s, last_s)
+        ends_s = runs._ends_s()
         return np.array([runs._gap_at(rank, *ends_s) for rank in ranks])
 
     def _gap_at(self, rank: int, least_s: NDArray[np.float64], most_s: NDArray[np.float64]) -> float:
@@ -217,7 +269,7 @@ class TokenRuns:
         whole: NDArray[np.int64] = np.clip(steps, 0, self.steps).astype(np.int64)
         return whole
 
-    def _of(self, runs: NDArray[np.int64]) -> TokenRuns:
+    def _of(self, runs: NDArray[np.int64] | slice) -> TokenRuns:
         return TokenRuns(self.start_s[runs], self.steps[runs], self.gap_s[runs], self.growth_s[runs], self.tokens[runs])
 
     def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -276,6 +328,10 @@ class Replay:
         which = self.group == self.groups.index(group)
         arrays = {name: value[which] for name in _OF_REQUESTS if (value := getattr(self, name)) is not None}
         return replace(self, **arrays)
+
+    def without_gaps(self) -> Replay:
+        """The same without the gaps between tokens, which are most of a long replay."""
+        return replace(self, token_runs=TokenRuns.of(GapLog()))
 
     @property
     def duration_s(self) -> float:

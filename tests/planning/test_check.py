@@ -121,6 +121,34 @@ def test_the_older_way_to_start_the_server_is_found() -> None:
     assert read_line(server_of(image).argv, NEW).model == "org/model"
 
 
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("vllm/vllm-openai:v0.11.0", "0.11.0"),
+        ("registry.example:5000/vllm/vllm-openai:v0.10.1.1@sha256:0a", "0.10.1.1"),
+        ("rocm/vllm:rocm6.3.1_instinct_vllm0.8.3_20250410", "0.8.3"),
+        ("rocm/vllm:rocm7.0.0_vllm_0.10.2_20251006", "0.10.2"),
+        ("vllm/vllm-openai:v0.26.1rc1.dev156", "0.26.1rc1"),
+        ("rocm/vllm-dev:v0.9.2.dev364-x86", "0.9.2"),
+        ("vllm/vllm-openai:latest", ""),
+        ("vllm/vllm-openai", ""),
+        ("nvcr.io/nvidia/vllm:25.09-py3", ""),
+        ("nvcr.io/nvidia/pytorch:0.9.1", ""),
+    ],
+)
+def test_the_tag_of_an_image_says_the_version(image: str, release: str) -> None:
+    for line in (f"docker run --gpus all {image} vllm serve m", f"docker run {image} bash -c 'cd /; vllm serve m'"):
+        assert server_of(line).image_version == release
+
+
+def test_a_line_in_an_image_is_judged_by_the_rules_of_its_version() -> None:
+    """--swap-space is an option of vLLM up to 0.17."""
+    line = ["docker", "run", "--gpus=all", "vllm/vllm-openai:v0.11.0", LLAMA, "--swap-space", "4"]
+    assert answer("--gpu", "h100", "--", *line)["engine_version"] == "0.11.0"
+    asked = answer("--gpu", "h100", "--engine-version", "0.27.1", "--", *line, status=1)
+    assert asked["engine_version"] == "0.27.1" and not asked["starts"]
+
+
 # --- branches, functions, loops, and what stands beside the server ---------------------------------------------------
 
 #: The NVIDIA recipe's launch script in its shape: the capability decides the checkpoint and the options.
@@ -382,6 +410,7 @@ def test_compose_files_manifests_and_slurm_scripts_are_read() -> None:
         assert launch.server
         line = read_line(launch.server.argv, NEW)
         assert (line.model, line.args.tensor_parallel_size) == ("org/model", 2)
+        assert launch.server.image_version == "0.27.1"
     assert read_manifest(COMPOSE)[0].server.env == {"VLLM_LOGGING_LEVEL": "INFO"}  # type: ignore[union-attr]
 
 

@@ -534,7 +534,16 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
     assert service["node_load"] == pytest.approx(8 * service["largest_load"])
     sent = saved["bench_argv"]
     assert sent[sent.index("--random-range-ratio") + 1] == "0.5"
-    assert "30 requests/s" in run(*words).out
+    assert service["load_asked"] and service["request_rate"] == 30
+    asked = run(*words).out.split("\n\n")[0]
+    assert ": 30 requests/s, p99 TTFT " in asked and "room for" in asked
+
+
+def test_without_a_load_the_largest_is_the_answer() -> None:
+    words = ("recommend", SMALL, "--gpu", "h100", *TARGETS, "--workload", "chat")
+    service = json.loads(run(*words, "--format", "json").out)["plans"][0]["service"]
+    assert not service["load_asked"] and service["request_rate"] == pytest.approx(service["largest_load"])
+    assert "room for" not in run(*words).out.split("\n\n")[0]
 
 
 def test_of_many_gpus_the_best_is_explained_and_those_without_a_plan_are_named() -> None:
