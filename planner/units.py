@@ -24,6 +24,9 @@ TFLOP = 1e12
 #: what does is a mistake, and products of such figures stay far within what a float holds.
 LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e15
 
+#: Of a number that a person or a machine writes for a count; ``int`` refuses some thousands.
+MOST_DIGITS = 18
+
 #: Factor from a unit, as written in a profile, to the unit used inside.
 FACTORS: dict[str, float] = {
     "B": 1,
@@ -48,6 +51,11 @@ FACTORS: dict[str, float] = {
     "USD/h": 1,
     "1": 1,
 }
+
+
+def whole_number(text: str) -> int | None:
+    """What digits spell; None for other text, and for more digits than a count has."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
 def to_base(value: float, unit: str) -> float:

@@ -57,6 +57,7 @@ from planner.commands.options import (
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
+from planner.units import whole_number
 
 if TYPE_CHECKING:
     from planner.engine import EngineFlags
@@ -287,14 +288,14 @@ def _stocks(words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, i
     found: dict[str, int] = {}
     for word in words:
         name, _, text = word.partition("=")
-        if not (text.isascii() and text.isdigit() and int(text) > 0):
+        if not (number := whole_number(text)):
             raise InputError(f"--stock {word!r} is not GPU=N", hint="a positive number of GPUs, such as h100=16")
         gpu = load_profile(name).id
         if gpu not in known:
             raise InputError(f"--stock {word!r}: {gpu} is not among the GPUs", hint=f"add --gpu {gpu}")
         if gpu in found:
             raise InputError(f"--stock of {gpu} is given twice", hint="give each GPU one number")
-        found[gpu] = int(text)
+        found[gpu] = number
     return found
 
 

@@ -186,7 +186,8 @@ def predict_serve(
                 hint="leave out lengths, --request-rate, --trace",
             )
         check_classes(classes, engine.get("scheduling_policy"))
-        together = replace(classes[0].workload, seed=seed, burstiness=burstiness)  # refuses what is no load
+        # refuses what is no load
+        together = replace(classes[0].workload, num_prompts=num_prompts, seed=seed, burstiness=burstiness)
         requests = mixed(classes, num_prompts, seed=together.seed, burstiness=together.burstiness)
         input_len, output_len, num_prompts, request_rate = _means(requests, sum(one.request_rate for one in classes))
     sent = workload_of(

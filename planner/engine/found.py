@@ -22,7 +22,7 @@ CLIENTS = ("bench serve", "benchmark_serving.py")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OFFICIAL_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm/vllm-openai[\w.-]*(?:[:@][\w.:-]+)?")
 #: A release in the tag of an image: v0.11.0, or rocm6.3.1_vllm_0.8.5_20250513.
-_TAGGED = re.compile(r"(?<![\d.])0\.\d+\.\d+(?:\.\d+|rc\d+)?(?!\.?\d)")
+_TAGGED = re.compile(r"(?<![\d.])0\.\d{1,9}\.\d{1,9}(?:\.\d{1,9}|rc\d{1,9})?(?!\.?\d)")
 _CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
 
 

@@ -39,6 +39,7 @@ from planner.engine.settings import CPU_KVCACHE_SPACE, NOT_SIMULATED, SETTINGS, 
 from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
+from planner.units import whole_number
 from planner.workload import Workload
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -362,8 +363,8 @@ class _LineReader:
         self.options[flag] = " ".join(values)
         if flag == "--model":
             self.named = values[0] if values else None
-        elif flag == "--num-scheduler-steps" and values and values[0].isdecimal():
-            self.num_scheduler_steps = max(int(values[0]), 1)
+        elif flag == "--num-scheduler-steps":
+            self.num_scheduler_steps = max(whole_number(values[0] if values else "") or 1, 1)
         elif flag not in self.known:
             return  # a problem already; the rest of the line is answered without it
         elif flag in _SWITCHES:
@@ -380,7 +381,8 @@ class _LineReader:
         """What only several options together say: the draft of older versions, and what they refuse beside it."""
         model, tokens = (self.options.get(flag) for flag in ("--speculative-model", "--num-speculative-tokens"))
         if model and tokens and {"--speculative-model", "--num-speculative-tokens"} <= self.known:
-            text = json.dumps({"model": model, "num_speculative_tokens": _number(tokens)})
+            count = tokens if (number := whole_number(tokens)) is None else number
+            text = json.dumps({"model": model, "num_speculative_tokens": count})
             self._set_row("--speculative-config", text)
             self.others = {
                 k: v for k, v in self.others.items() if k not in ("--speculative-model", "--num-speculative-tokens")
@@ -415,14 +417,10 @@ class _LineReader:
         row = _ROWS[flag]
         try:
             self.settings[row.name] = _reader(row)(value)
-        except ValueError:
-            self.problems.append(FlagProblem(flag, f"{value!r} is not a number"))
+        except (ValueError, OverflowError):  # OverflowError: digits beyond any float
+            self.problems.append(FlagProblem(flag, f"{value[:40]!r} is not a number"))
         except InputError as error:  # of a configuration in JSON
             self.problems.append(FlagProblem(flag, error.cause.removeprefix(flag).lstrip(": "), error.hint))
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
 
 
 def _count(text: str) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from planner.engine.found import CLIENTS, OFFLINE, Found, found_in, version_of_images
 from planner.errors import InputError
 from planner.hardware import GpuProfile
+from planner.units import whole_number
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser, Tree
@@ -36,7 +37,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+|#)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.
 #: swallow the option behind it.
 _OPEN = re.compile(r"(?<![^\s=])<([^\s<>&|;()]*)>(?=\s|$)")
 #: ``${NAME[@]}``, ``$@``, ``${@}``, and such a slice of them as ``${@:2}`` or ``${NAME[@]:1:3}``.
-_ARRAY = re.compile(r"\$(?:\{(?:(\w+)\[[@*]\]|[@*])(?::\s*(\d+)(?::\s*(\d+))?)?\}|[@*])")
+_ARRAY = re.compile(r"\$(?:\{(?:(\w+)\[[@*]\]|[@*])(?::\s*(\d{1,9})(?::\s*(\d{1,9}))?)?\}|[@*])")
 #: Programs that start no engine, whatever their words are.
 _INERT = frozenset(("echo", "printf", "exit", "return", "rm", "mv", "mkdir", "sleep", "wait", "kill", "trap"))
 #: Programs that are there where the GPUs are of one vendor.
@@ -142,7 +143,7 @@ class _World:
             case ["export", *names]:
                 self.exported |= set(names)
             case ["shift", *counts] if "@" in self.arrays:
-                self.pass_words(self.arrays["@"][int(counts[0]) if counts and counts[0].isdecimal() else 1 :])
+                self.pass_words(self.arrays["@"][_shifted(counts) :])
             case ["set", "--", *passed]:
                 self.pass_words(passed)
             case _:
@@ -156,9 +157,9 @@ class _World:
     def passed(self, name: str) -> str | None:
         """``$1`` and the like, or ``$#``; None for other names, and where the script does not say."""
         words = self.arrays.get("@")
-        if words is None or name == "0" or not (name == "#" or name.isdecimal()):
+        place = len(words or ()) if name == "#" else whole_number(name)
+        if words is None or name == "0" or place is None:
             return None
-        place = len(words) if name == "#" else int(name)
         return str(place) if name == "#" else "".join(words[place - 1 : place])
 
     def back_in(self, caller: _World) -> _World:
@@ -167,6 +168,11 @@ class _World:
         _put_back(self.scalars, caller.scalars, names)
         _put_back(self.arrays, caller.arrays, names)
         return replace(self, local=set(caller.local), ended=False, image_version=caller.image_version)
+
+
+def _shifted(counts: Sequence[str]) -> int:
+    number = whole_number(counts[0]) if counts else None
+    return 1 if number is None else number
 
 
 V = TypeVar("V")

@@ -72,8 +72,8 @@ def newest_of_minor(major: int, minor: int) -> Release:
 
 Build = Literal["vllm", "vllm+atom-plugin"]
 
-_NUMBERED = re.compile(r"v?(\d+(?:\.\d+)+)((?:\.?(?:a|b|rc|post|dev)\d*)*)(?:\+[\w.]+)?")
-_INSIDE = re.compile(r"(?<![\d.])v?(0\.\d+(?:\.\d+)*)(\.x)?(?![\d.]*\d)")
+_NUMBERED = re.compile(r"v?(\d{1,9}(?:\.\d{1,9})+)((?:\.?(?:a|b|rc|post|dev)\d*)*)(?:\+[\w.]+)?")
+_INSIDE = re.compile(r"(?<![\d.])v?(0\.\d{1,9}(?:\.\d{1,9})*)(\.x)?(?![\d.]*\d)")
 _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 _MONTH = re.compile(r"\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* (20\d\d)\b")
 _YEARS = re.compile(r"(20\d\d)(?:-(20\d\d))?")
@@ -159,7 +159,7 @@ def _dated(text: str, date: str) -> tuple[Release, str]:
 
 def _unreadable(text: str) -> InputError:
     return InputError(
-        f"--engine-version {text!r} is neither a vLLM version nor a date",
+        f"--engine-version {text[:40]!r} is neither a vLLM version nor a date",
         hint="give a release such as 0.11.0, or the month of a build such as 2025-10",
     )
 

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from planner.engine import EngineArgs
 from planner.errors import InputError, PlannerError
 from planner.planning import fit_model
+from planner.units import whole_number
 
 if TYPE_CHECKING:
     from planner.engine import EngineVersion
@@ -75,8 +76,8 @@ class SeenServer:
     @property
     def kv_cache_tokens(self) -> int | None:
         """Tokens that the KV cache of one engine holds."""
-        blocks, size = self.cache.get("num_gpu_blocks", ""), self.cache.get("block_size", "")
-        return int(blocks) * int(size) if blocks.isdecimal() and size.isdecimal() else None
+        blocks, size = (whole_number(self.cache.get(name, "")) for name in ("num_gpu_blocks", "block_size"))
+        return None if blocks is None or size is None else blocks * size
 
     def words(self, tensor_parallel_size: int) -> tuple[str, ...]:
         """The line that would serve so, as far as the server says it."""

@@ -34,11 +34,11 @@ _SETTING = re.compile(rf"['\"]?\b({'|'.join(_SETTINGS)})['\"]?\s?[=:]\s?(\d+(?:\
 _WORD = re.compile(r"['\"]?\b(dtype|kv_cache_dtype)['\"]?\s?[=:]\s?['\"]?(?:torch\.)?(\w+)")
 _PRINTS_SETTINGS = ("non-default args: ", " with config: ", "args: Namespace(")
 _VERSION = re.compile(r"(?:LLM engine \(v|LLM engine \(version |API server version )(\d+\.\d+[\w.+]*)")
-_PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
+_PREEMPTIONS = re.compile(r"Preemptions: (\d{1,18})\b")
 _PREEMPTED = re.compile(r"is preempted by PreemptionMode")
-_USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
-_HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?([\d.]+)%")
-_WAITING = re.compile(r"(?:Waiting|Pending): (\d+) reqs")
+_USAGE = re.compile(r"KV cache usage: (\d{1,9}(?:\.\d+)?)%")
+_HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?(\d{1,9}(?:\.\d+)?)%")
+_WAITING = re.compile(r"(?:Waiting|Pending): (\d{1,18}) reqs")
 
 
 @dataclass(frozen=True, slots=True)

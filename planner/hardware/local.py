@@ -24,7 +24,7 @@ from planner.errors import InputError
 from planner.hardware.profile import GpuProfile
 from planner.hardware.profiles import load_all, load_profile
 from planner.resources import package_dir
-from planner.units import GIB, MIB
+from planner.units import GIB, MIB, whole_number
 
 TIMEOUT_S = 30  #: a driver that hangs must not hang us
 Run = Callable[[Sequence[str]], str]  #: what a command prints; raises SilentTool
@@ -138,7 +138,7 @@ def read_rocm_smi(text: str) -> Iterator[LocalGpu]:
         yield LocalGpu(
             name=fields.get("card series") or fields.get("device name", ""),
             device_id=(fields.get("device id") or (model if model.startswith("0x") else "")).lower(),
-            memory_bytes=int(size) if size.isdecimal() else None,
+            memory_bytes=whole_number(size),
             compute_mode=_mode(fields, "compute partition"),
             memory_mode=_mode(fields, "memory partition"),
         )
@@ -158,7 +158,7 @@ def read_nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
     return tuple(
         LocalGpu(
             name=name,
-            memory_bytes=int(size) * MIB if size.isdecimal() else None,
+            memory_bytes=None if (mib := whole_number(size)) is None else mib * MIB,
             mig=mode == "Enabled",
             slices=tuple(own),
         )

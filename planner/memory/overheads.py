@@ -169,7 +169,7 @@ def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: 
             raise InputError(
                 f"{where} holds no memory constants: {name}: {error} is missing, or not known", hint=hint
             ) from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{where} holds no memory constants: {name}: {str(error)[:200]}", hint=hint) from error
     return tuple(found)
 

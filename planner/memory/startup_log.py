@@ -23,7 +23,7 @@ from hashlib import sha256
 from planner.errors import InputError
 from planner.units import GIB
 
-_N = r"(-?[\d,]+(?:\.\d+)?)"
+_N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
 #: What is read per rank: (field, expression). GiB unless the field says otherwise; V0's "GB" are GiB as well.
 _PER_RANK: tuple[tuple[str, str], ...] = (
     ("weights", rf"(?:Loading model weights took|[Mm]odel loading took) {_N} Gi?B"),
@@ -63,21 +63,21 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
     ("model", r"(?:with config: |\()model='([^']+)'"),
     ("model", r"'model(?:_tag)?': '([^']+)'"),
     ("model", r"(?:vllm serve|--model)[ =]([\w./-]+)"),
-    ("max_model_len", r"max_seq_len=(\d+)"),
+    ("max_model_len", r"max_seq_len=(\d{1,18})\b"),
     ("gpu_memory_utilization", r"gpu_memory_utilization(?:=|': | \()([\d.]+)"),
     ("gpu_memory_utilization", r"Desired GPU memory utilization is \(([\d.]+),"),
     ("dtype", r"\bdtype=torch\.(\w+)"),
     ("quantization", r"\bquantization=(\w+)"),
     ("kv_cache_dtype", r"kv_cache_dtype=(\w+)"),
     ("enable_chunked_prefill", r"\benable_chunked_prefill=(True|False)"),
-    ("block_size", r"'block_size': (\d+)"),
+    ("block_size", r"'block_size': (\d{1,18})\b"),
     ("speculative_method", r"SpeculativeConfig\(method='(\w+)'"),
-    ("num_speculative_tokens", r"num_spec(?:ulative)?_tokens=(\d+)\)"),
+    ("num_speculative_tokens", r"num_spec(?:ulative)?_tokens=(\d{1,18})\)"),
     *(
         (name, rf"{name}(?:=|': )({value})")
         for value, names in (
             (
-                r"\d+",
+                r"\d{1,18}\b",
                 "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
                 "max_num_seqs max_num_batched_tokens max_cudagraph_capture_size",
             ),

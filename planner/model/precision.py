@@ -112,7 +112,7 @@ FUSED = {
 }
 _WRAPPERS = re.compile(r"^(?:(?:model|language_model|backbone|transformer|text_model|llm|gpt_neox)\.)+")
 _EXPERT_INDEX = re.compile(r"\bexperts\.(?:\d+|\*)(?=\.|\*|$)")
-_INDEX = re.compile(r"(?:^|(?<=\.))(\d+|\*(?=\.))(?=\.|\*|$)")
+_INDEX = re.compile(r"(?:^|(?<=\.))(\d{1,9}|\*(?=\.))(?=\.|\*|$)")
 
 
 def canonical(path: str) -> tuple[str, int | None]:

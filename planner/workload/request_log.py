@@ -21,7 +21,7 @@ _RECEIVED = re.compile(r"Received request ([^\s:]+):")
 _DETAILS = re.compile(r"Request ([^\s:]+) details:")
 _ANSWERED = re.compile(r"Generated response (\S+?)(?: \(streaming [a-z]+\))? details: output_token_ids: \[([\d, ]*)\]")
 _PROMPT = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
-_MOST = re.compile(r"max_tokens=(\d+)")
+_MOST = re.compile(r"max_tokens=(\d{1,18})")
 _HINT = "log with VLLM_LOGGING_LEVEL=DEBUG vllm serve --enable-log-requests --enable-log-outputs"
 
 
@@ -44,7 +44,7 @@ def is_request_log(first: str) -> bool:
 def read_request_log(lines: Iterator[str], where: str) -> Iterator[LoggedRequest]:
     """The requests of a log, each once its answer is there, or at the end. Raises InputError for one without tokens."""
     waiting: dict[str, LoggedRequest] = {}
-    blocks: dict[tuple[int, ...], int] = {}
+    blocks: dict[tuple[int | str, ...], int] = {}
     found = False
     for number, line in enumerate(lines, 1):
         if received := _RECEIVED.search(line):
@@ -79,16 +79,16 @@ def _seconds(line: str, where: str, number: int) -> float:
         ) from error
 
 
-def _ids(text: str) -> list[int]:
-    return [int(word) for word in text.split(",") if word.strip()]
+def _ids(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
 
 
-def _tell(request: LoggedRequest, tokens: list[int], blocks: dict[tuple[int, ...], int]) -> None:
+def _tell(request: LoggedRequest, tokens: list[str], blocks: dict[tuple[int | str, ...], int]) -> None:
     """Name the full blocks of a prompt; a name stands for the block and all before it."""
     request.input_len = len(tokens)
     names: list[int] = []
     for at in range(0, len(tokens) - LOGGED_BLOCK_TOK + 1, LOGGED_BLOCK_TOK):
-        key = (names[-1] if names else -1, *tokens[at : at + LOGGED_BLOCK_TOK])
+        key: tuple[int | str, ...] = (names[-1] if names else -1, *tokens[at : at + LOGGED_BLOCK_TOK])
         names.append(blocks.setdefault(key, len(blocks)))
     request.names = tuple(names)
 

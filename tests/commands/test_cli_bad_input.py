@@ -21,6 +21,8 @@ SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "4")
 LATENCY = ("predict", "latency", LLAMA_7B, "--gpu", "h100")
 RECOMMEND = ("recommend", LLAMA_7B, "--gpu", "h100")
 
+DIGITS = "9" * 5000  #: more than Python reads as a number
+
 #: words, what the cause names, what the hint offers
 WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "unknown GPU": (("fit", LLAMA_7B, "--gpu", "h10"), "unknown GPU 'h10'", "nearest: h100"),
@@ -52,6 +54,15 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "unknown method": ((*FIT, "--quantization", "magic"), "--quantization magic", ""),
     "unknown precision": ((*FIT, "--weight-dtype", "fp3"), "fp3", ""),
     "unknown version": ((*FIT, "--engine-version", "newest"), "--engine-version 'newest'", "0.11.0"),
+    "version with more digits than a number": ((*FIT, "--engine-version", f"0.{DIGITS}"), "--engine-version", "0.11.0"),
+    "requests of classes beyond any float": (
+        ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--class", "a=4:512:128", "--class", "b=1:9:9", "--num-prompts",
+         "9" * 400),
+        "--num-prompts must be at most 1,000,000", "fewer",
+    ),
+    "GPUs with more digits than a number": (
+        ("fleet", LLAMA_7B, "--gpu", "h100", "--request-rate", "1", "--stock", f"h100={DIGITS}"), "--stock", "h100=16",
+    ),
     "experts of a dense model": ((*FIT, "--enable-expert-parallel"), "--enable-expert-parallel", "leave it out"),
     "batch without tokens": (
         (*FIT, "--max-num-seqs", "4096", "--max-num-batched-tokens", "64"), "--max-num-batched-tokens 64", "at least",
@@ -120,6 +131,25 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         json.dumps({**LLAMA_CONFIG, "quantization_config": {"quant_method": "magic"}}).encode(), "magic",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--max-model-len", f"{DIGITS}k"],
+        ["--max-num-seqs", DIGITS],
+        ["--num-scheduler-steps", DIGITS],
+        ["--speculative-model", "a/b", "--num-speculative-tokens", DIGITS],
+        ["-tp", "$((N + 1))", ";", "shift", DIGITS],
+    ],
+)
+@pytest.mark.parametrize("version", ["0.6.4", "0.27.1"])
+def test_a_line_with_more_digits_than_a_number_is_judged(line: list[str], version: str) -> None:
+    script = " ".join(["vllm serve", LLAMA_7B, *line])
+    outcome = run("check", "--gpu", "h100", "--engine-version", version, "--", script)
+    assert outcome.status in (0, 1), outcome.err
+    image = run("check", "--gpu", "h100", "--", f"docker run vllm/vllm-openai:v0.{DIGITS}.0 {LLAMA_7B}")
+    assert image.status == 0 and "vLLM 0.27.1" in image.out
 
 
 @pytest.mark.parametrize(("content", "cause"), BROKEN.values(), ids=BROKEN.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.evidence.compared import ComparedLine, compare_plan
 from planner.evidence.folder import MeasuredPlan
+from planner.evidence.server_log import read_server_log
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import unset_kv_cache_space, with_kv_cache_space
 from planner.memory.startup_log import read_startup_log
@@ -319,3 +321,16 @@ def test_windows_make_a_longer_context_hold_more_tokens_as_vllm_logs_them(max_mo
     model = resolve_model("google/gemma-4-26B-A4B-it").model
     found = resolve_deployment(model, load_profile("h100"), args, parse_version("0.29.0")).budget
     assert found.logged_tokens(found.num_blocks.mid) == logged
+
+
+@pytest.mark.parametrize("written", ["9" * 5000, "9" * 400, "9" * 25, ",", ".", "1.2.3", "-", "1,,5"])
+@pytest.mark.parametrize("number", ["1,310,720", "5.0", "256", "5120.00", "4"])
+def test_a_number_of_a_log_that_is_none_is_not_read(number: str, written: str) -> None:
+    broken = GIVEN_LOG.replace(number, written)
+    with suppress(InputError):  # where nothing is left to read
+        read_startup_log(broken)
+    usage = (
+        f"Engine 000: Running: 4 reqs, Waiting: {written} reqs, Preemptions: {written}, GPU KV cache usage: {written}%"
+    )
+    found = read_server_log(usage)
+    assert (found.peak_cache_usage, found.peak_waiting) == (None, None) and found.preemptions <= 1

@@ -12,6 +12,7 @@ from planner.output.deploy.deployable import Deployable
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words
 from planner.output.scripts.emission import MODEL_CACHE, PORT, gpus_of_server
 from planner.output.scripts.render import render_template
+from planner.units import whole_number
 
 PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 BALANCER_IMAGE = "nginx:1.28.0"
@@ -121,8 +122,8 @@ def _nvidia(made: Deployable, index: int) -> Json:
     elif made.site.replicas > 1:
         wanted["device_ids"] = gpus_of_server(made.plan, index).split(",")
     else:
-        gpus = made.needs.gpus
-        wanted["count"] = int(gpus) if gpus.isdecimal() else made.plan.num_gpus
+        count = whole_number(made.needs.gpus)
+        wanted["count"] = made.plan.num_gpus if count is None else count
     return {"reservations": {"devices": [wanted]}}
 
 

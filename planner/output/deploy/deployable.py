@@ -26,7 +26,7 @@ from planner.output.scripts.emission import (
 )
 from planner.output.scripts.joining import Join, join_of
 from planner.planning import Plan
-from planner.units import GIB
+from planner.units import GIB, whole_number
 
 #: Start-up beside reading the weights: compiling, capturing graphs, the profile run. An allowance, not a prediction.
 START_ALLOWANCE_S = 900
@@ -163,9 +163,10 @@ class Deployable:
     def container_port(self) -> int:
         """Where the server listens."""
         text = option(self.plan.serve_argv, "--port") or str(PORT)
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 65535):
+        number = whole_number(text)
+        if number is None or not 1 <= number <= 65535:
             raise IllegalPlanError(f"--port {text!r} of the plan is no port", hint="from 1 to 65535")
-        return int(text)
+        return number
 
     @property
     def local_model(self) -> str:

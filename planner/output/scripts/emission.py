@@ -17,7 +17,7 @@ from planner.hardware import GpuProfile
 from planner.output.scripts.command_line import option, with_option, without_option
 from planner.output.scripts.joining import join_names, join_of
 from planner.planning import Plan, PlanFile, PlannedWorkload
-from planner.units import GB, GIB, MIB
+from planner.units import GB, GIB, MIB, whole_number
 
 PORT = 8000  #: vLLM's own
 MODEL_CACHE = "/huggingface"  #: where the host's HF_HOME appears in the container
@@ -362,7 +362,8 @@ _OWN = frozenset(("model", "base_url"))
 
 def _typed(value: str) -> Any:
     """A value of lm_eval's arguments as JSON has it."""
-    return int(value) if value.isdecimal() else {"True": True, "False": False}.get(value, value)
+    number = whole_number(value)
+    return {"True": True, "False": False}.get(value, value) if number is None else number
 
 
 def _manual_steps(emission: Emission) -> Iterator[str]:
