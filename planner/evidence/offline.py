@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.evidence.bench_result import parse_result, read_number, read_text
-from planner.units import MOST_FIGURE
+from planner.units import LEAST_FIGURE, MOST_FIGURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +44,6 @@ def _is_point(given: Any) -> bool:
         return False
     name, key, *figures = (given[one.name] for one in fields(PlannedPoint))
     return all(isinstance(text, str) for text in (name, key)) and all(
-        figure is None or (type(figure) in (int, float) and 0 <= figure <= MOST_FIGURE) for figure in figures
+        figure is None or (type(figure) in (int, float) and (not figure or LEAST_FIGURE <= figure <= MOST_FIGURE))
+        for figure in figures
     )
