@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from math import isfinite
 from typing import Any, get_args
 
 from planner.engine.flags import (
@@ -230,7 +231,8 @@ class ServeLine:
             "input_len": 1024, "output_len": 128, "num_prompts": 1000
         }  # fmt: skip
         said: dict[str, Any] = {
-            name: value if value != value or name in _FRACTIONS else int(value) for name, value in self.load.items()
+            name: int(value) if isfinite(value) and name not in _FRACTIONS else value
+            for name, value in self.load.items()
         }
         # what the ratio means, as ``bench_serve_argv`` writes it
         symmetric = version.release >= ((0, 9, 1) if self.command == "bench serve" else (0, 8, 4))

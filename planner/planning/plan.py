@@ -345,6 +345,9 @@ class PlanFile(_Record):
                 raise ValueError(f"{name} is {_short(value)}, not a number{' of 0 or more' if negative else ''}")
         if lone := next(_lone_ends(file.plan), ""):
             raise ValueError(f"{lone} is missing")
+        load, context = file.plan.workload, file.plan.max_model_len
+        if load.prefix_len + load.input_len + load.output_len > context:
+            raise ValueError(f"its requests are longer than its context of {context:,} tokens")
         if digest != file.plan.digest:
             raise ValueError(f"it was changed after it was written: its digest is {file.plan.digest}, not {digest}")
         return file

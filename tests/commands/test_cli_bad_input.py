@@ -152,6 +152,12 @@ def test_a_line_with_more_digits_than_a_number_is_judged(line: list[str], versio
     assert image.status == 0 and "vLLM 0.27.1" in image.out
 
 
+@pytest.mark.parametrize("flag", ["--random-input-len", "--num-prompts", "--max-concurrency", "--seed"])
+def test_a_client_with_an_endless_number_is_refused(flag: str) -> None:
+    outcome = run("check", "--gpu", "h100", "--", f"vllm serve {LLAMA_7B} & vllm bench serve {flag} {'9' * 400}")
+    assert outcome.status == 2 and "bug" not in outcome.err, outcome.err
+
+
 @pytest.mark.parametrize(("content", "cause"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_config_is_refused_by_name(content: bytes, cause: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
