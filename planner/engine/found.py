@@ -107,6 +107,7 @@ def version_of_images(words: Sequence[str]) -> str:
     """
     for word in words:
         name, _, tag = word.partition("@")[0].rpartition(":")
-        if "vllm" in word and "/" in name and (release := _TAGGED.search(tag)):
+        is_tagged = "vllm" in word and "/" in name and "/" not in tag  # a mount ends in a path
+        if is_tagged and (release := _TAGGED.search(tag)):
             return release[0]
     return ""

@@ -61,7 +61,7 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
     found = found_in(words, env)
     version = version_of_images([image])
     if found:
-        return (Launch(replace(found, image_version=version)),)
+        return (Launch(_with(found, env, version)),)
     script = next((word for word in words if "vllm" in word and (" " in word or "\n" in word)), "")
     if not script:
         return ()
@@ -69,11 +69,12 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
         launches = find_launches(script, gpu=gpu, given={**env, **given})
     except InputError:
         return ()
-    return tuple(replace(one, server=_with(one.server, env, version)) for one in launches)
+    return tuple(replace(one, server=one.server and _with(one.server, env, version)) for one in launches)
 
 
-def _with(found: Found | None, env: Mapping[str, str], version: str) -> Found | None:
-    return replace(found, env={**env, **found.env}, image_version=version) if found else None
+def _with(found: Found, env: Mapping[str, str], version: str) -> Found:
+    """What its container adds: variables, and the version of its image, unless it starts another one itself."""
+    return replace(found, env={**env, **found.env}, image_version=found.image_version or version)
 
 
 def _words(value: Any) -> list[str]:

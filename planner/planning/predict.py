@@ -54,7 +54,7 @@ class Prediction:
     """What the bench would write, and the replay behind it."""
 
     figures: dict[str, Any]  #: the keys of the bench's result file
-    replay: Replay
+    replay: Replay  #: of more than ``MOST_REQUESTS`` without the gaps between tokens
     uncertainty: Uncertainty
     goodput: Mapping[str, float] = field(default_factory=dict)  #: targets in ms, by metric
     classes: tuple[ClassFigures, ...] = ()  #: of a load of several
@@ -165,7 +165,7 @@ def _replayed(
     offline: bool = False,
     keep_gaps: bool = True,
 ) -> Replay:
-    """With its steps, unless these are very many."""
+    """With its steps, unless these are very many; without ``keep_gaps`` it has no gaps between tokens."""
     few = workload.num_prompts <= MOST_REQUESTS
     return deployment.replay(workload, requests, offline=offline, keep_steps=few, keep_gaps=keep_gaps)
 
