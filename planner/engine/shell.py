@@ -322,7 +322,7 @@ class _Script:
         for child in before:
             self._assign(child, own)
         assigned = [f"{_text(c.named_children[0])}={own.scalars.get(_text(c.named_children[0]), '')}" for c in before]
-        parts = [c for c in node.named_children if c.type != "variable_assignment" and not c.type.endswith("_redirect")]
+        parts = [c for c in node.children if _is_word(c)]
         words = [word for part in parts for word in self._expand(part, world)]
         body = self.functions.get(words[0]) if words else None
         if body is not None:
@@ -592,6 +592,13 @@ def _plain(source: bytes) -> str:
     defined up to 255: beyond, it reads foreign memory and may end this process.
     """
     return source.decode().encode("latin-1").decode("utf-8", "replace")
+
+
+def _is_word(part: Node) -> bool:
+    """Whether part of a command is a word of it. The grammar has no name for ``==`` between words."""
+    if not part.is_named:
+        return part.type in ("==", "=~")
+    return part.type != "variable_assignment" and not part.type.endswith("_redirect")
 
 
 def _array_of(written: str, world: _World) -> list[str] | None:

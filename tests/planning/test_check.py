@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import error_of, run
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from script_plans import GOLDEN
 from workflow_cases import commands_in, files_of, in_container
@@ -495,7 +495,10 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude_
 
 
 @given(values=st.lists(WORDS, max_size=5))
+@example(values=["==", "0"])
+@example(values=["a", "==", "=="])
 def test_whatever_is_quoted_comes_back_as_it_was(values: list[str]) -> None:
+    assume(values[-1:] != ["=="])  # the grammar wants a word behind it: such a line is refused, not misread
     words = ["vllm", "serve", "org/model", *values]
     assert words_of(shlex.join(words)) == words
 
