@@ -333,8 +333,9 @@ def _predict(
 
 def _recorded(path: Path, rate: float) -> tuple[Requests, tuple[int, int, int, float], tuple[str, ...]]:
     """The busiest stretch of a trace; its mean lengths, number and rate; and notes."""
-    from planner.workload import read_trace
+    from planner.workload import check_rate, read_trace
 
+    check_rate(rate)
     trace = read_trace(path)
     requests = trace.busiest
     if isfinite(rate):

@@ -10,6 +10,7 @@ from .requests import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
 from .requests import Requests as Requests
 from .requests import SEEDS as SEEDS
 from .requests import Workload as Workload
+from .requests import check_rate as check_rate
 
 # which server gets which of them
 from .routing import Router as Router

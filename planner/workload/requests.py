@@ -151,11 +151,7 @@ class Workload:
             f"--max-concurrency must be from 1 to {MOST_IN_FLIGHT:,}, got {self.max_concurrency}",
             "leave it out for an open loop",
         )
-        _require(
-            self.request_rate >= LEAST,
-            f"--request-rate must be positive, got {self.request_rate:g}",
-            "use inf to send everything at once",
-        )
+        check_rate(self.request_rate)
         _require(
             self.burstiness >= LEAST,
             f"--burstiness must be a positive number of {LEAST:g} or more, got {self.burstiness:g}",
@@ -260,6 +256,15 @@ class Workload:
         if times[-1]:  # gaps of next to no burstiness are too small for a float; vLLM stretches none then, either
             times *= self.num_prompts / self.request_rate / times[-1]
         return times
+
+
+def check_rate(request_rate: float) -> None:
+    """Raises InputError for requests per second that ``vllm bench`` would not send; infinite is all at once."""
+    _require(
+        request_rate >= LEAST,
+        f"--request-rate must be positive, got {request_rate:g}",
+        "use inf to send everything at once",
+    )
 
 
 def _require(holds: bool, cause: str, hint: str) -> None:

@@ -357,3 +357,14 @@ def test_show_survives_any_name(name: str, group: str) -> None:
 def test_fit_survives_any_config(values: dict[str, Any]) -> None:
     Path("config.json").write_text(json.dumps({**LLAMA_CONFIG, **values}))
     check("fit", ".", "--gpu", "h100")
+
+
+@pytest.mark.parametrize("rate", ["0", "0.0", "-1", "-inf", "nan"])
+def test_a_trace_is_not_replayed_at_a_rate_that_is_none(rate: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,40,4\n2023-11-16 18:17:04,9,2\n")
+    cause, hint = error_of(
+        run("predict", "serve", LLAMA_7B, "--gpu", "h100", "--trace", str(trace), "--request-rate", rate)
+    )
+    assert cause.startswith("--request-rate must be positive")
+    assert hint == "use inf to send everything at once"
