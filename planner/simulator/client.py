@@ -208,7 +208,10 @@ class _Sender:
         for column_s in (first_token_s, end_s):
             np.add(column_s, self.client.response_s, out=column_s)
         finite = np.isfinite(end_s)
-        ended: NDArray[np.bool_] | slice = slice(None) if finite.all() else finite  # a slice copies nothing
+        ended: NDArray[np.bool_] | slice = slice(None)  # which copies nothing
+        of_sent = ended
+        if not finite.all():
+            ended, of_sent = finite, finite[: len(self.sent_s)]  # the last of a burst may not be sent yet
         host_tok = np.zeros(len(self.input_len), dtype=np.int64)
         host_tok[[*log.host_tok]] = [*log.host_tok.values()]
         peak_blocks = self.limits.num_blocks - min(rank.least_free for rank in self.ranks)
@@ -216,8 +219,8 @@ class _Sender:
             input_len=self.requests.input_len[ended],
             output_len=self.requests.output_len[ended],
             arrival_s=self.requests.arrival_s[ended],
-            sent_s=np.asarray(self.sent_s)[ended],
-            ready_s=np.asarray(self.ready_s)[ended],
+            sent_s=np.asarray(self.sent_s)[of_sent],
+            ready_s=np.asarray(self.ready_s)[of_sent],
             first_token_s=first_token_s[ended],
             end_s=end_s[ended],
             preemptions=np.asarray(log.preemptions)[ended],

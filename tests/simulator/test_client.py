@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Mapping
 from unittest.mock import patch
 
 import numpy as np
 from command_line import run
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_scheduler import Linear, cases
 
 from planner.simulator.client import Client, replay
@@ -38,6 +40,26 @@ def test_requests_that_are_handed_over_a_few_at_a_time_are_served_alike(
     np.testing.assert_array_equal(parts.first_token_s, whole.first_token_s)
     np.testing.assert_array_equal(parts.end_s, whole.end_s)
     np.testing.assert_array_equal(parts.preemptions, whole.preemptions)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.integers(1, 5))
+def test_a_replay_that_gives_up_has_those_that_ended_as_they_were(
+    case: tuple[Linear, Workload, SchedulerLimits, Client], most: int
+) -> None:
+    """Ended after so many requests, whatever had been sent by then."""
+    whole, seen = replay(*case), []
+
+    def hopeless(_metrics_s: Mapping[str, float], _name: str) -> bool:
+        seen.append(1)
+        return len(seen) >= most
+
+    with patch("planner.simulator.client.AHEAD", 3):
+        part = replay(*case, hopeless=hopeless)
+    assert len(part.sent_s) == len(part.ready_s) == len(part.end_s) >= min(most, len(whole.end_s))
+    columns = ("sent_s", "ready_s", "first_token_s", "end_s")
+    ended, of_all = (set(zip(*(getattr(one, name).tolist() for name in columns), strict=True)) for one in (part, whole))
+    assert ended <= of_all
 
 
 def test_a_burst_takes_the_memory_of_its_figures() -> None:
