@@ -7,6 +7,7 @@ What a command prints is collected and written when the command has ended, so an
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import traceback
@@ -33,6 +34,8 @@ BUG = 70
 #: What the parser raises: the base of the bases of typer's own error, wherever its version keeps them.
 ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
+#: New objects between two looks for unused cycles: a replay makes many that last, and no cycles.
+LOOK_EACH = 100_000
 #: The console scripts.
 PROGRAMS = ("planner", "llm-serving-planner")
 #: Command, in the order of the help -> the module that declares it.
@@ -52,6 +55,7 @@ GROUPS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. Never raises for anything that a user can cause."""
+    gc.set_threshold(LOOK_EACH)
     data, remarks = StringIO(), StringIO()
     words = list(sys.argv[1:] if arguments is None else arguments)
     typed = Typed(words)

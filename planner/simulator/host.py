@@ -23,10 +23,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from planner.simulator.prefix import OPEN, Tree
-
-#: Blocks of a node: the node, the first of them and the one after the last, counted from the beginning of a prompt.
-Piece = tuple[int, int, int]
+from planner.simulator.prefix import OPEN, Piece, Tree
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +76,6 @@ class HostBlocks:
         self.total, self.block_size, self.block_s = total, block_size, block_s
         self.loaded = self.stored = 0  #: blocks so far
         self._tree = tree
-        self._free, self._idle = total, 0  # blocks that hold nothing, and those that may go
         self._parts: dict[int, list[_Part]] = {}  # by node, in order
         self._queue: list[tuple[int, int, _Part]] = []  # heap of idle parts; entries of another turn are void
         self._ticket = count()
@@ -87,11 +83,12 @@ class HostBlocks:
         self._requests: dict[int, _Request] = {}
         self._copies: tuple[deque[Copy], deque[Copy]] = (deque(), deque())  # loads and stores that have begun
         self._link_free_s = [0.0, 0.0]
-        for index, tok in tree.before(total, block_size):
-            self._enter(index, tok)
-            if (copy := self.offer(index, tok)) is not None:
-                self._settle(copy)
-            self.end(index)
+        for node, first, last in tree.remembered(total):
+            part = _Part(node, first, last, self._turn, backwards=True)
+            self._parts[node] = [part]
+            self._queue.append((self._turn, next(self._ticket), part))  # in the order of a heap
+            self._turn += last - first
+        self._free, self._idle = total - self._turn, self._turn  # blocks that hold nothing, and those that may go
 
     def know(self, index: int, prompt_tok: int) -> None:
         """A request is looked at; ``prompt_tok`` counts the first time."""

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 OPEN = 1 << 62  #: where the private part of a request ends
 NOBODYS = -OPEN  #: the node of blocks that nobody will find
-REMEMBERED = 1.1  #: how often a cache has to be filled until nothing is left of what was in it, and somewhat more
+
+#: Blocks of a node: the node, the first of them and the one after the last, counted from the beginning of a prompt.
+Piece = tuple[int, int, int]
 
 
 class Tree:
@@ -41,7 +43,8 @@ class Tree:
         prefixes = requests.prefixes
         assert prefixes is not None  # who calls has asked
         parent, ends_tok, prompt = prefixes.parent, prefixes.end_tok, prefixes.prompt
-        self._sent, self._before_tok = len(prompt), prefixes.before_tok.tolist()
+        self._block_size = block_size
+        self._prefixes, self._sent = prefixes, len(prompt)
         stop = ends_tok // block_size
         start = np.where(parent >= 0, stop[parent], 0) if len(parent) else stop
         shared = prompt >= 0
@@ -71,25 +74,52 @@ class Tree:
         found.reverse()
         return found
 
-    def before(self, blocks: int, block_size: int) -> list[tuple[int, int]]:
-        """Requests that were answered before: their indices, beyond those that are sent, and their tokens.
+    def remembered(self, blocks: int) -> list[Piece]:
+        """What a cache of so many ``blocks`` keeps of the requests answered before, that which it forgets first first.
 
-        The last ones, as far back as a cache of so many ``blocks`` remembers: it keeps what was used last.
+        As if they had passed through, one after the other: what was used last is there, ends go before beginnings.
+        The private part of a request is a node of its own, below 0.
         """
-        seen: set[int] = set()
-        found: list[tuple[int, int]] = []
-        used = 0
-        for index in range(self._sent + len(self._before_tok) - 1, self._sent - 1, -1):
-            tok = self._before_tok[index - self._sent]
-            path = self.path_of(index)
-            own = tok // block_size - (self.stop[path[-1]] if path else 0)
-            if tok <= blocks * block_size:
-                used += own + sum(self.stop[node] - self.start[node] for node in path if node not in seen)
-                seen.update(path)
-                found.append((index, tok))
-            if used > REMEMBERED * blocks:
-                break
-        return found[::-1]
+        tree, fits = self._prefixes, self._fit(blocks)
+        ends_at, full = tree.before[fits], tree.before_tok[fits] // self._block_size
+        used = self._last_used(ends_at)
+        nodes = np.flatnonzero(used >= 0)
+        tips = np.asarray(self._tip)[nodes]
+        tipped = tips >= 0
+        shared = np.concatenate([nodes, tips[tipped]])
+        ends_tok = np.where(ends_at >= 0, tree.end_tok[ends_at], 0) if len(tree.end_tok) else 0 * ends_at
+        first = np.concatenate([np.asarray(self.start)[shared], ends_tok // self._block_size])
+        last = np.concatenate([np.asarray(self.stop)[shared], full])
+        user = np.concatenate([used[nodes], used[nodes[tipped]], np.arange(len(full))])
+        piece = np.concatenate([shared, -1 - self._sent - fits])
+        order = np.lexsort((first, -user))  # the last one first, and each from its beginning
+        order = order[first[order] < last[order]]
+        piece, first, last = piece[order], first[order], last[order]
+        before = np.cumsum(last - first) - (last - first)
+        kept = before < blocks
+        last = np.minimum(last, first + blocks - before)[kept]
+        pieces = zip(piece[kept].tolist(), first[kept].tolist(), last.tolist(), strict=True)
+        return list(pieces)[::-1]
+
+    def ends_in_a_part(self, blocks: int) -> bool:
+        """Whether the last of them ends in a block that is not full, which nobody finds."""
+        return bool(np.any(self._prefixes.before_tok[self._fit(blocks)[-1:]] % self._block_size))
+
+    def _fit(self, blocks: int) -> NDArray[np.int64]:
+        """Which of the requests answered before fit so many blocks."""
+        return np.flatnonzero(self._prefixes.before_tok <= blocks * self._block_size)
+
+    def _last_used(self, ends_at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The last of the requests that end at these nodes to use each node; -1 where none does."""
+        used = [-1] * len(self._parent)
+        for place, node in enumerate(ends_at.tolist()):
+            if node >= 0:
+                used[node] = place
+        for node in range(len(used) - 1, -1, -1):  # children come after their parents
+            above = self._parent[node]
+            if above >= 0 and used[node] > used[above]:
+                used[above] = used[node]
+        return np.array(used, dtype=np.int64)
 
     def path_of(self, index: int) -> list[int]:
         """The nodes of a request, its answer included as far as others go on from there."""
@@ -132,11 +162,12 @@ class PrefixBlocks(KvBlocks):
         self._holdings: dict[int, _Holding] = {}
         self._found_runs: list[_Run] = []  # of the last ``find``
         self._beyond = 0  # blocks of the last of them that are not to be used
-        for index, tok in tree.before(total, block_size):
-            sequence = Sequence(index, tok, remaining_tok=1, cached_tok=0)
-            cached_tok, _ = self.find(sequence)
-            self.take(self.blocks(tok) - self.reuse(sequence, cached_tok))
-            self.release(index, tok)
+        unused = tree.ends_in_a_part(total)
+        for node, first, last in tree.remembered(total - unused):
+            run = _Run(node, last - first)
+            self._runs[node] = [run]
+            self._idle[run] = None
+            self._clean -= run.blocks
 
     def take(self, blocks: int) -> None:
         """Blocks leave the head of the queue, and what they held is forgotten."""

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from reference_prefix import CachingEngine, as_found, random_texts, random_workload, with_prefixes
 from reference_scheduler import reference_replay
 
-from planner.simulator import prefix
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
@@ -135,27 +134,24 @@ def test_a_tree_says_what_two_prompts_share(pieces: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("blocks", [40, 100, 300])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_cache_is_as_if_all_earlier_requests_had_passed_through_it(
-    seed: int, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only those are replayed that it may still remember: what was used last."""
+def test_a_cache_is_as_if_all_earlier_requests_had_passed_through_it(seed: int, blocks: int) -> None:
+    """150 requests are sent one after the other, or have been answered before; 50 more find the same after them."""
     dice = random.Random(seed)
     sample = Workload(60, 40, num_prompts=200, range_ratio=0.8, length_distribution="below", seed=seed).sample()
     requests, _ = random_texts(dice, sample, answers=dice.random() < 0.5)
     prefixes = requests.prefixes
     assert prefixes is not None
     earlier, total_tok = np.arange(150), requests.input_len + requests.output_len
+    arrival_s = np.concatenate([earlier * 1e3, 150e3 + np.arange(50) * 0.1])
     late = requests.chosen(slice(150, None))
     assert late.prefixes is not None
-    known = late.prefixes.after(prefixes.answer[earlier], total_tok[earlier], slice(0, 0))
-    late = dataclasses.replace(late, prefixes=known, arrival_s=late.arrival_s - late.arrival_s[0])
+    # the last token of an answer is sampled, never computed
+    known = late.prefixes.after(prefixes.answer[earlier], total_tok[earlier] - 1, slice(0, 0))
+    late = dataclasses.replace(late, prefixes=known, arrival_s=arrival_s[150:] - arrival_s[150])
     kv_blocks = max(blocks, -(-int(total_tok.max()) // 8))
     limits = SchedulerLimits(8, 64, kv_blocks * 8, block_size=8, enable_prefix_caching=True)
 
-    def served() -> tuple[list[int], list[float]]:
-        one = replay(Linear(), Workload(1, 1, 50, max_concurrency=4), limits, None, late)
-        return one.cached_tok.tolist(), one.end_s.tolist()
+    def found(one: Requests) -> list[int]:
+        return replay(Linear(), Workload(1, 1, len(one.arrival_s)), limits, None, one).cached_tok.tolist()
 
-    some = served()
-    monkeypatch.setattr(prefix, "REMEMBERED", float("inf"))
-    assert served() == some
+    assert found(late) == found(dataclasses.replace(requests, arrival_s=arrival_s))[150:]
