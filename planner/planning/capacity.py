@@ -119,6 +119,14 @@ class _Served:
     margins: dict[Slo, float]  #: at the confidence at which it ended early; empty for one that is whole
     reused: bool = False  #: whether it is known what the prompts have in common
 
+    @classmethod
+    def again(cls, load: ServedLoad) -> _Served:
+        """What became of ``load``, which was served whole."""
+        doubt = load.doubt
+        assert doubt is not None and load.whole  # who calls has asked
+        reused = doubt.requests is not None and doubt.requests.prefixes is not None
+        return cls(doubt.workload, load.replay, True, doubt, {}, reused)
+
 
 class Capacity:
     """What one server carries of requests of one kind. What was replayed is kept, and read at other confidences."""
@@ -131,30 +139,29 @@ class Capacity:
         *,
         by: By = "rate",
         requests: Requests | None = None,
+        served: Iterable[ServedLoad] = (),
     ) -> None:
         """``workload`` gives lengths, burstiness and seed; how many requests are sent follows from the load.
 
-        With ``requests``, of a trace, their lengths are sent, in their own rhythm made faster or slower.
+        With ``requests``, of a trace, their lengths are sent, in their own rhythm made faster or slower. ``served``:
+        loads of which it is known what becomes of them.
         """
         self.deployment, self.workload, self.slos, self.by = deployment, workload, tuple(slos), by
         self.requests = requests
-        self._served: dict[float, _Served] = {}
-        self._reacting: dict[float, UncertaintyOfReplay] = {}
+        self._served = {load.value: _Served.again(load) for load in served if load.whole}
+        self._reacting = {value: served.doubt.reacting() for value, served in self._served.items()}
         self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
 
-    def largest(
-        self, confidence: float = defaults.CONFIDENCE, *, exactly: bool = False, kept: ServedLoad | None = None
-    ) -> ServedLoad | None:
+    def largest(self, confidence: float = defaults.CONFIDENCE, *, exactly: bool = False) -> ServedLoad | None:
         """The largest request rate, or concurrency, that keeps the targets; None where none does.
 
-        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. ``exactly`` as in ``measure``. No
-        smaller one is looked for than ``kept``, a load that is known to keep them. Raises InputError where a request
-        never fits the KV cache.
+        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. ``exactly`` as in ``measure``. Raises
+        InputError where a request never fits the KV cache.
         """
         exactly = exactly and self.by == "rate" and bool(self.slos)
         key = confidence, exactly
         if key not in self._largest:
-            met, broken = self._between(confidence, TOLERANCE, exactly=exactly, kept=kept)
+            met, broken = self._between(confidence, TOLERANCE, exactly=exactly)
             limit = "max_num_seqs" if self.by == "concurrency" else THROUGHPUT
             self._largest[key] = met and replace(met, bound_by=broken.binding if broken else limit)
         return self._largest[key]
@@ -210,11 +217,16 @@ class Capacity:
     def _known(self, confidence: float, *, exactly: bool) -> Iterable[ServedLoad]:
         """What was replayed whole, at this confidence."""
         for value, served in self._served.items():
-            if served.whole and (not exactly or value in self._reacting):
-                yield self._read(value, served, confidence, exactly)
+            if not served.whole:
+                continue
+            load = self._read(value, served, confidence, exactly=False)
+            if not exactly or not load.meets:
+                yield load
+            elif value in self._reacting:
+                yield self._read(value, served, confidence, exactly=True)
 
     def _between(
-        self, confidence: float, tolerance: float, *, exactly: bool = False, kept: ServedLoad | None = None
+        self, confidence: float, tolerance: float, *, exactly: bool = False
     ) -> tuple[ServedLoad | None, ServedLoad | None]:
         """The largest load that keeps the targets, and the smallest that does not, so near to each other."""
         most = self._steady.rate(confidence) if self.by == "rate" else float(most_in_flight(self.deployment))
@@ -226,10 +238,10 @@ class Capacity:
             return self.at(value, confidence, exactly=exactly)
 
         known = [load for load in self._known(confidence, exactly=exactly) if load.value <= most]
-        guess = None if known else self._guess(confidence) * (USUALLY_KEPT if exactly else 1.0)
-        if kept and kept.meets and kept.value <= most:
-            known.append(kept)
-            if guess is not None and (kept.excess > NEAR_LIMIT or guess < kept.value * (1 + TOLERANCE)):
+        guess = None
+        if not known or (len(known) == 1 and known[0].meets and known[0].excess <= NEAR_LIMIT):
+            guess = self._guess(confidence) * (USUALLY_KEPT if exactly else 1.0)
+            if known and guess < known[0].value * (1 + TOLERANCE):
                 guess = None
         return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
 
@@ -275,11 +287,9 @@ def idle_load(deployment: Deployment, workload: Workload, by: By) -> float:
 
 def with_the_queue(load: ServedLoad, slos: Sequence[Slo], confidence: float) -> ServedLoad:
     """``load``, served whole to first order, as ``measure`` has it ``exactly``."""
-    doubt = load.doubt
-    assert doubt is not None and load.whole  # who calls has asked
-    reused = doubt.requests is not None and doubt.requests.prefixes is not None
-    served = _Served(doubt.workload, load.replay, True, doubt, {}, reused)
-    return _read(served, slos, confidence, doubt.reacting(), lambda: Steady.of(doubt.deployment, doubt.workload))
+    served = _Served.again(load)
+    doubt = served.doubt.reacting()
+    return _read(served, slos, confidence, doubt, lambda: Steady.of(doubt.deployment, doubt.workload))
 
 
 def _serve(
@@ -323,7 +333,9 @@ def _read(
     if not stable:
         full = Steady.of(doubt.deployment, workload, steady().doubt) if served.reused else steady()
         stable = value <= full.rate(confidence) * (1 + ROUNDING)
-    return ServedLoad(by, value, workload, tuple(readings), good, stable, replay, whole=served.whole, doubt=doubt)
+    return ServedLoad(
+        by, value, workload, tuple(readings), good, stable, replay, whole=served.whole, doubt=served.doubt
+    )
 
 
 def _doubt_of(slo: Slo, replay: Replay, doubt: UncertaintyOfReplay) -> UncertaintyOfReplay:

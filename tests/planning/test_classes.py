@@ -271,3 +271,14 @@ def test_a_load_may_take_more_servers_than_requests_are_drawn() -> None:
     status, out, err = run(*words, "--class", long, "--class", short)
     assert status == 0, err
     assert json.loads(out)["plans"][0]["service"]["replicas"] > MIXED_PROMPTS
+
+
+def test_a_server_has_no_room_for_what_fewer_servers_would_each_have_to_carry() -> None:
+    # the load of each is drawn anew, and a draw has kept the targets that another has broken
+    words = ("recommend", "Qwen/Qwen3-8B", "--gpu", "l40s", "--gpus", "1", "--max-num-batched-tokens", "2048")
+    short, long = "short=8:512:128,ttft=300", "long=0.5:8000:500,tpot=50"
+    status, out, err = run(*words, "--format", "json", "--class", short, "--class", long)
+    assert status == 0, err
+    service = json.loads(out)["plans"][0]["service"]
+    assert service["largest_load"] * (service["replicas"] - 1) < service["request_rate"] == 8.5
+    assert service["largest_load"] * service["replicas"] >= 8.5

@@ -223,6 +223,7 @@ class Candidate:
     prediction: Prediction | None = None  #: the replay and its doubt, for the best
     servers: int = 1  #: that carry the load together
     load: ServedLoad | None = None  #: what one of them carries, where there are targets
+    too_much: ServedLoad | None = None  #: what one of fewer servers had to carry, and broke a target with
     capacity: Capacity | None = None  #: the same of other loads, as far as they were replayed
 
     @property

@@ -90,11 +90,19 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
 
 
 def capacity_of(request: Request, targets: Targets, candidate: Candidate) -> Capacity:
-    """What one server of ``candidate`` carries: of a trace, of what the router sends it."""
+    """What one server of ``candidate`` carries: of a trace, of what the router sends it.
+
+    What the search has served of it is known, so that no server has room for what one of fewer could not carry; but
+    where prompts share what caches keep, one of fewer found more.
+    """
+    served = (candidate.load, None if targets.reused else candidate.too_much)
     requests = targets.requests
     if requests is not None and not targets.classes:
         requests = share(requests, candidate.servers, len(requests.arrival_s), targets.router)
-    return Capacity(candidate.deployment, request.workload, targets.slos, by=targets.by, requests=requests)
+    return Capacity(
+        candidate.deployment, request.workload, targets.slos,
+        by=targets.by, requests=requests, served=[load for load in served if load],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
     if request.coarse or candidate.load is None:
         return None
     capacity = candidate.capacity or capacity_of(request, targets, candidate)
-    found = capacity.largest(targets.confidence, exactly=True, kept=candidate.load)
+    found = capacity.largest(targets.confidence, exactly=True)
     if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
     judged_whole = targets.recorded and not targets.drawn

@@ -448,7 +448,7 @@ class _Search:
         count, load, failed = fewest_servers(share, fewest, start, cap)
         if count is None or load is None:
             return None, failed
-        return self._candidate(engine, load, count), failed
+        return replace(self._candidate(engine, load, count), too_much=failed), failed
 
     def _most_of_interest(self, engine: RankedEngine) -> float:
         """Servers that are not more expensive than the best so far; an equal cost counts while there are few plans."""
