@@ -310,6 +310,18 @@ def _notes(
     settings = {(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in map(_covariates, used)}
     if len(settings) == 1:
         yield "one setting was measured: whether this holds for other models on the machine is not known"
+    served = {_load(run) for run in used if run.bench == "serve"}
+    if len(served) == 1:
+        yield (
+            "one load was measured: it does not tell slow prompts from a slow client, and the TTFT of other loads may "
+            "be far off; a run with --max-concurrency 1 beside it tells them apart"
+        )
+
+
+def _load(run: MeasuredRun) -> tuple[object, ...]:
+    """What tells one load from another."""
+    lengths = run.input_len or run.mean_input_len, run.output_len or run.mean_output_len
+    return (*lengths, run.arrival, run.max_concurrency, run.request_rate)
 
 
 def _covariates(run: MeasuredRun) -> Mapping[str, str]:

@@ -29,6 +29,8 @@ from urllib.request import ProxyHandler, build_opener
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERSION = "0.32.0"
 LOAD = {"input_len": 128, "output_len": 32, "num_prompts": 24, "max_concurrency": 4}
+#: Requests that are alone on the server: without them slow prompts are not told from a slow client.
+ALONE = {"input_len": 32, "output_len": 32, "num_prompts": 8, "max_concurrency": 1}
 #: What the calibration does not see: other lengths, another concurrency.
 UNSEEN = {"input_len": 64, "output_len": 48, "num_prompts": 16, "max_concurrency": 2}
 METRICS = (
@@ -47,11 +49,12 @@ class Loop:
     def __init__(self, venv: Path, folder: Path) -> None:
         self.venv, self.model, self.plan = venv, folder / "model", folder / "plan"
         self.planned_again, self.learned = folder / "plan-calibrated", folder / "learned.toml"
+        self.data = folder / "data"
         self.port = free_port()
         quiet = {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
             "PORT": str(self.port), "START_TIMEOUT_S": "300", "PYTHONPATH": str(ROOT),
-            "XDG_DATA_HOME": str(folder / "data"),
+            "XDG_DATA_HOME": str(self.data),
         }  # fmt: skip
         self.environment = {**os.environ, **quiet, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
 
@@ -107,7 +110,8 @@ def make_model(loop: Loop) -> None:
 
 def recommend(loop: Loop) -> None:
     """A plan for this folder's model. A second one into the same folder is refused."""
-    shutil.rmtree(loop.plan, ignore_errors=True)
+    for left_behind in (loop.plan, loop.data):
+        shutil.rmtree(left_behind, ignore_errors=True)
     loop.planner(*recommend_words(loop, loop.plan))
     assert "already exists" in loop.planner(*recommend_words(loop, loop.plan), status=2)
     assert loop.saved["model"] == str(loop.model), "a local model is planned by its whole path"
@@ -158,8 +162,9 @@ def benchmark(loop: Loop) -> None:
 
 
 def benchmark_again(loop: Loop) -> None:
-    """The plan's load once more, and twice one that the calibration will not see."""
-    for number, (name, load) in enumerate((("again", LOAD), ("unseen", UNSEEN), ("unseen-again", UNSEEN))):
+    """The plan's load once more, and twice each: requests that are alone, and a load that is not calibrated with."""
+    loads = {"again": LOAD, "unseen": UNSEEN, "alone": ALONE, "unseen-again": UNSEEN, "alone-again": ALONE}
+    for number, (name, load) in enumerate(loads.items()):
         send(loop, loop.further(name), load, seed=100 + number)
 
 
@@ -260,10 +265,11 @@ def check(loop: Loop) -> None:
 
 
 def calibrate(loop: Loop) -> None:
-    """Learn from the plan's load, measured twice; a load that was not seen must not come out worse for it."""
+    """Learn from the plan's load and from lone requests, each measured twice; no unseen load may come out worse."""
     loop.learned.unlink(missing_ok=True)
     before = predict(loop, UNSEEN, "none")
-    said = loop.planner("calibrate", loop.plan, loop.further("again"), "-o", loop.learned, status=(0, 1, 2))
+    seen = (loop.plan, *map(loop.further, ("again", "alone", "alone-again")))
+    said = loop.planner("calibrate", *seen, "-o", loop.learned, status=(0, 1, 2))
     print(said)
     if not loop.learned.exists():
         assert "not kept:" in said or "determine none of the factors" in said, "refused for another reason"

@@ -112,6 +112,9 @@ def test_one_run_says_how_slow_and_not_why(tmp_path: Path) -> None:
     assert not answer.left_out
     assert any("do not determine" in note and "host" in note for note in answer.notes)
     assert any("one setting" in note for note in answer.notes)
+    assert any("one load was measured" in note for note in answer.notes)
+    lone = measured(machine(slowdown=1.3), 1, 128, 32)
+    assert not any("one load" in note for note in learn(tmp_path / "two", lone, measured(machine(), *SEEN[2])).notes)
 
 
 def test_links_have_factors_only_where_there_are_links(tmp_path: Path) -> None:
