@@ -187,7 +187,7 @@ class Engine:
 
     def admit(self, budget: int) -> None:
         limits = self.limits
-        watermark = int(0.01 * (limits.kv_cache_tokens // limits.block_size)) if limits.prefill_first else 0
+        watermark = int(limits.watermark * (limits.kv_cache_tokens // limits.block_size))
         places = min(limits.max_num_seqs, limits.max_num_batched_tokens // limits.decode_tok)
         while self.waiting and budget > 0 and len(self.running) + len(self.ended) < places:
             request = self.waiting[0]

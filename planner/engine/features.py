@@ -49,7 +49,8 @@ class Features:
     pipeline_remainder_last: bool  #: layers left over by the division into stages all go to the last stage
     fp8_blocks: Fp8Blocks  #: which blocks of fp8 weights a shard may cut
     streams_online_quantization: bool  #: ``--quantization fp8`` never holds the 16-bit model
-    reserves_whole_prompt: bool  #: default of ``--scheduler-reserve-full-isl``
+    reserves_whole_prompt: bool  #: a prompt is admitted where all of it has room; ``--scheduler-reserve-full-isl``
+    watermark: float  #: share of the KV blocks that an admission leaves free
     context_parallel_heads: bool  #: decode context parallelism serves grouped-query attention too, not only latent
     draft_models: bool  #: speculative decoding with a second, smaller model
 
@@ -88,7 +89,8 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         pipeline_remainder_last=release < (0, 8),  # distributed/utils.py; pull request 13839
         fp8_blocks="whole" if release < (0, 14) else "merged" if release < (0, 32) else "refined",
         streams_online_quantization=release >= (0, 15),  # pull request 31914
-        reserves_whole_prompt=v1 and release >= (0, 19),  # config/scheduler.py
+        reserves_whole_prompt=not v1 or release >= (0, 19),  # config/scheduler.py; V0: can_allocate of block_manager.py
+        watermark=0.0 if v1 else 0.01,  # core/block_manager.py
         context_parallel_heads=v1 and release >= (0, 11, 1),  # config/model.py, verify_with_parallel_config
         draft_models=v1 and release >= (0, 15),  # v1/spec_decode/draft_model.py; V0 had its own until 0.9
     )

@@ -18,6 +18,7 @@ from typing import Any
 from planner import progress
 from planner.engine import EngineArgs, EngineVersion, parse_version
 from planner.errors import InputError, PlannerError
+from planner.evidence.drawn import USUAL_SEEDS, as_counted
 from planner.evidence.runs import MeasuredRun, find_contradictions
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
@@ -42,6 +43,8 @@ ASSUMED = {
     "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths, these scatter by 10 %",
     "num_scheduler_steps": "10 for offline throughput on the V0 engine, as AMD's tables were run",
     "num_prompts otherwise": "1000",
+    "lengths, where the means alone are stated": "the mean, if it is a whole number; else uniform from a tenth of some "
+    "length to nineteen tenths: drawn with seed 0 or 42 if that gives the counted mean, else stretched to it",
     "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
     "size of the KV cache": "as estimated, but at least one request of max_model_len, as vLLM requires; where the run "
     "does not state that either, at least 32768 tokens if the model allows as many",
@@ -60,6 +63,9 @@ LEAST_PUBLISHED_PROMPTS, MOST_PUBLISHED_PROMPTS = 20, 5120
 #: A closed loop of fixed lengths that does not state its prompts was not run by ``vllm bench``: lengths of other
 #: clients scatter, so that requests which start together do not end together.
 OTHER_RANGE_RATIO = 0.1
+#: Lengths of which a source tells only means that are no whole numbers were not alike. Those of the one source of such
+#: runs are as wide as this: the seed that draws its means draws them from such lengths, and from no narrower ones.
+MEANS_RANGE_RATIO = 0.9
 V0_SCHEDULER_STEPS = 10
 #: Published runs of such weights that do not state their cache hold more requests than a 16-bit one has room for.
 NARROW_WEIGHTS = frozenset({"fp8", "mxfp8", "nvfp4", "mxfp4", "fp4-experts+fp8"})
@@ -312,6 +318,13 @@ def usual_prompts() -> dict[str, float]:
 
 def run_workload(run: MeasuredRun) -> Workload:
     """The load of a run. Raises InputError where it does not state what its bench needs."""
+    load, input_tok, output_tok = _stated_load(run), run.mean_input_len, run.mean_output_len
+    if not _scatter(run) or not input_tok or not output_tok:
+        return load
+    return as_counted(load, input_tok, output_tok, USUAL_SEEDS if run.seed is None else [run.seed])
+
+
+def _stated_load(run: MeasuredRun) -> Workload:
     distribution, ratio = NAMED_DISTRIBUTIONS[run.length_distribution]
     nominal = distribution == "below"  # the means follow from the nominal lengths
     usual = usual_prompts().get(run.length_distribution)
@@ -319,11 +332,9 @@ def run_workload(run: MeasuredRun) -> Workload:
     output_len = run.output_len if nominal else run.mean_output_len or run.output_len
     if not input_len or not output_len:
         raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="state both")
-    if run.random_range_ratio is not None and run.length_distribution == "fixed":
-        ratio = run.random_range_ratio
     one = Workload(
-        max(round(input_len), 1), max(round(output_len), 1), 1, range_ratio=ratio, length_distribution=distribution,
-        burstiness=run.burstiness or 1.0, seed=run.seed or 0,
+        max(round(input_len), 1), max(round(output_len), 1), 1, range_ratio=_scatter(run) or ratio,
+        length_distribution=distribution, burstiness=run.burstiness or 1.0, seed=run.seed or 0,
     )  # fmt: skip
     if run.bench == "latency":
         batch = run.batch_size or run.max_concurrency or run.num_prompts
@@ -349,6 +360,18 @@ def run_workload(run: MeasuredRun) -> Workload:
         request_rate=run.request_rate or inf,
         range_ratio=OTHER_RANGE_RATIO if other else one.range_ratio,
     )
+
+
+def _scatter(run: MeasuredRun) -> float:
+    """By which share the lengths vary that are called fixed: as stated, or as means say that stand alone."""
+    if run.length_distribution != "fixed":
+        return 0.0
+    if run.random_range_ratio is not None:
+        return run.random_range_ratio
+    means = run.mean_input_len, run.mean_output_len
+    shortest_tok = (run.mean_input_len or 0) * (1 - MEANS_RANGE_RATIO)
+    alike = run.input_len or run.output_len or shortest_tok < 2 or not any(mean and mean % 1 for mean in means)
+    return 0.0 if alike else MEANS_RANGE_RATIO
 
 
 # --- the summary -------------------------------------------------------------------------------------------------

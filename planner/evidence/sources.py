@@ -197,7 +197,9 @@ def _read_result(path: Path, one: ReadResult, plan: Plan | None, stated: Stated)
     elif "elapsed_time" in result:
         run |= _throughput_run(path, result, stated)
     else:
-        run |= _serve_run(path, result) | {"seed": plan.workload.seed if plan else 0}
+        run |= _serve_run(path, result) | {"seed": 0, "random_range_ratio": 0.0}
+        if plan:
+            run |= {"seed": plan.workload.seed, "random_range_ratio": plan.workload.range_ratio}
     return MeasuredRun(**{**run, **one.run})
 
 
@@ -222,7 +224,6 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "max_concurrency": limit,
         "request_rate": number("request_rate") if paced else None,
         "burstiness": number("burstiness") if paced and result.get("burstiness") else None,
-        "random_range_ratio": 0.0,
         "metrics": {name: number(name) for name in MEASUREMENTS if result.get(name) is not None},
     }
 

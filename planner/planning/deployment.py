@@ -187,6 +187,7 @@ class Deployment:
             async_scheduling=config.async_scheduling,
             scheduling_policy=config.scheduling_policy or "fcfs",
             scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
+            watermark=self.budget.features.watermark,
             data_parallel_size=config.data_parallel_size,
             lockstep=self._lockstep,
             pipelined=config.pipeline_parallel_size > 1,

@@ -8,9 +8,6 @@ from typing import Protocol
 from planner.errors import InputError
 from planner.timing import Batch
 
-#: V0 keeps this fraction of the KV blocks free when it admits a prompt (``watermark`` of its block manager).
-V0_WATERMARK = 0.01
-
 
 class StepTimer(Protocol):
     """Anything that knows how long a step takes."""
@@ -26,16 +23,16 @@ class SchedulerLimits:
     ``kv_cache_tokens`` is the capacity of the KV cache of each DP rank, in tokens. ``prefill_first`` is the V0
     engine without chunked prefill: whole prompts, in steps of their own, ahead of any decoding. Otherwise the
     V1 order holds: running requests first, then waiting ones, in one step; V0 with chunked prefill did nearly
-    the same. ``scheduler_reserve_full_isl`` (on since 0.19) admits a prompt only when all of it fits into the
-    free blocks, not just its first chunk. ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole
-    blocks, that is found in the prefix cache, ``shared_prefix_tok`` what all prompts begin with and all find there;
-    blocks are counted for each request, shared or not; a preempted request finds its own blocks again with
-    ``enable_prefix_caching``, as far as nobody has taken them. ``load_s_per_tok`` is what a token takes that is
-    found in host memory instead: blocks are loaded one request after the other before its prompt can be scheduled.
-    ``host_blocks`` is the room in host memory of each DP rank for blocks of requests of which it is known what they
-    have in common, and ``host_block_s`` what one takes over the link, see ``planner.simulator.offload``.
-    ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later,
-    and a request that has ended keeps its place and blocks for one step more.
+    the same. ``scheduler_reserve_full_isl`` (on in V0, and since 0.19) admits a prompt only when all of it fits into
+    the free blocks, not just its first chunk, and ``watermark`` is the share of all blocks that stays free then.
+    ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole blocks, that is found in the prefix cache,
+    ``shared_prefix_tok`` what all prompts begin with and all find there; blocks are counted for each request, shared or
+    not; a preempted request finds its own blocks again with ``enable_prefix_caching``, as far as nobody has taken them.
+    ``load_s_per_tok`` is what a token takes that is found in host memory instead: blocks are loaded one request after
+    the other before its prompt can be scheduled. ``host_blocks`` is the room in host memory of each DP rank for blocks
+    of requests of which it is known what they have in common, and ``host_block_s`` what one takes over the link, see
+    ``planner.simulator.offload``. ``async_scheduling`` decides on a step while the one before still runs: what arrives
+    is seen one step later, and a request that has ended keeps its place and blocks for one step more.
 
     With ``lockstep`` the ``data_parallel_size`` ranks share their experts and take every step together. Without
     stages that pipeline it (``pipelined``) a step never takes less time for more of anything in its batch.
@@ -60,6 +57,7 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     prefill_first: bool = False
     scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
     async_scheduling: bool = False
     enable_prefix_caching: bool = False
     prefix_cache_hit_rate: float = 0.0
@@ -115,7 +113,7 @@ class SchedulerLimits:
     @property
     def watermark_blocks(self) -> int:
         """Blocks that an admission must leave free."""
-        return int(V0_WATERMARK * self.num_blocks) if self.prefill_first else 0
+        return int(self.watermark * self.num_blocks)
 
     @property
     def whole_prompts(self) -> bool:

@@ -27,7 +27,7 @@ from script_plans import plan as a_plan
 
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
-from planner.evidence.evaluation import case_of, evaluate, predict
+from planner.evidence.evaluation import case_of, evaluate, predict, run_workload
 from planner.evidence.own_runs import OF_ITS_LOAD, effects_of, fit_own
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
@@ -393,11 +393,13 @@ def result_of(one: MeasuredRun, model: str) -> dict[str, Any]:
 def folder(tmp_path: Path) -> Callable[..., Path]:
     """A plan's folder after its benchmark ran on a slower machine."""
 
-    def write(**changes: Any) -> Path:
+    def write(load: PlannedWorkload = LOAD, **changes: Any) -> Path:
         slow = measured(machine(slowdown=1.3), 8, 1024, 128, max_num_seqs=8)
         plan = a_plan(gpu="h100-sxm", platform="cuda", model=MODEL, requested_model=MODEL, weight_dtype="bf16",
                       kv_cache_dtype="bf16", max_num_seqs=8, max_num_batched_tokens=8192, max_model_len=2048,
-                      workload=LOAD, serve_argv=("vllm", "serve", MODEL, "--host", "127.0.0.1"))  # fmt: skip
+                      workload=load, serve_argv=("vllm", "serve", MODEL, "--host", "127.0.0.1"))  # fmt: skip
+        totals = {name: value for name, value in changes.items() if name.startswith("total_")}
+        plan = plan.model_copy(update={"predicted": {**plan.predicted, **totals}})
         file = PlanFile(planner_version="0.1.0", command="planner recommend", goal="balanced", plan=plan)
         directory = tmp_path / "plan"
         (directory / "results").mkdir(parents=True)
@@ -407,6 +409,18 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return write
+
+
+def test_a_result_of_scattered_lengths_is_replayed_with_the_lengths_that_were_sent(
+    folder: Callable[..., Path],
+) -> None:
+    sent = LOAD.model_copy(update={"range_ratio": 0.5, "seed": 3})
+    drawn = sent.sent.sample()
+    inputs, outputs = int(drawn.input_len.sum()), int(drawn.output_len.sum())
+    counted = {"total_input_tokens": inputs, "total_output_tokens": outputs, "duration": 5.0, "request_throughput": 4.8,
+               "output_throughput": outputs / 5, "total_token_throughput": (inputs + outputs) / 5}  # fmt: skip
+    (one,) = read_sources([folder(sent, **counted)], Stated()).runs
+    assert run_workload(one) == sent.sent
 
 
 def test_a_folder_and_its_result_say_the_same(folder: Callable[..., Path]) -> None:

@@ -94,6 +94,58 @@ def test_what_a_closed_loop_leaves_open_is_ten_prompts_per_slot() -> None:
     assert fixed.range_ratio == 0.1  # fixed lengths and prompts not stated: not vllm bench
 
 
+#: Requests, prompt and answer tokens as published, and what the logs of the runs say was asked: vllm bench serve on a
+#: DGX Spark, --random-range-ratio 0.9 --seed 42 (djangodevreng/dgx-spark-benchmarks, Qwen3.6-35B-A3B).
+DRAWN = [(100, 4202.4, 491.5, 4000, 500), (175, 4097.7, 488.5, 4000, 500), (250, 4057.6, 492.0, 4000, 500),
+         (300, 4003.9, 501.1, 4000, 500), (50, 1110.4, 4186.1, 1024, 4096)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompts", "input_tok", "output_tok", "input_len", "output_len"), DRAWN)
+def test_means_say_which_requests_were_drawn(
+    prompts: int, input_tok: float, output_tok: float, input_len: int, output_len: int
+) -> None:
+    load = run_workload(replace(MEANS, num_prompts=prompts, mean_input_len=input_tok, mean_output_len=output_tok))
+    assert (load.seed, load.output_len, load.range_ratio) == (42, output_len, 0.9)
+    assert input_len < load.input_len < 1.02 * input_len  # a chat template of 10 tokens
+    sent = load.sample()
+    assert sent.output_len.mean() == pytest.approx(output_tok, abs=0.05)
+    assert sent.input_len.mean() == pytest.approx(input_tok, rel=1e-3)
+
+
+MEANS = MeasuredRun("m", "serve", "gb10", "m", mean_input_len=4202.4, mean_output_len=491.5, arrival="poisson",
+            request_rate=0.1, num_prompts=100, burstiness=0.7)  # fmt: skip
+
+
+def test_lengths_that_no_usual_seed_draws_are_stretched_to_their_means() -> None:
+    """gpt-oss-20b ended its answers itself, so 500 tokens were asked for and 418.3 came."""
+    sent = run_workload(replace(MEANS, mean_output_len=418.3)).sample()
+    assert sent.output_len.mean() == pytest.approx(418.3, rel=2e-3)
+    assert sent.input_len.mean() == pytest.approx(4202.4, rel=1e-3)
+    assert sent.output_len.max() > 1.5 * 418.3
+
+
+@pytest.mark.parametrize(
+    "alike",
+    [
+        {"mean_input_len": 4202.0, "mean_output_len": 500.0},  # of equal lengths the mean is one of them
+        {"input_len": 4000, "output_len": 500},
+        {"mean_input_len": 9.5, "mean_output_len": 4.5},  # a tenth of it would be no prompt
+    ],
+)
+def test_lengths_are_alike_unless_their_means_say_otherwise(alike: dict[str, float]) -> None:
+    assert run_workload(replace(MEANS, **alike)).range_ratio == 0
+
+
+def test_the_tail_of_a_load_with_scattered_lengths_is_that_of_its_longest_answers() -> None:
+    """Qwen3.6-35B-A3B on a DGX Spark at 0.1 requests/s: p99 E2EL 78.1 s, 2.17 times the mean of 35.9 s."""
+    run = replace(MEANS, model="Qwen/Qwen3.6-35B-A3B", engine_version="0.26.0", max_model_len=131072,
+              kv_cache_dtype="fp8", metrics={"p99_e2el_ms": 78148.0, "mean_e2el_ms": 35941.0})  # fmt: skip
+    figures = evaluate([run])[0].figures
+    assert figures["p99_e2el_ms"].predicted / figures["mean_e2el_ms"].predicted == pytest.approx(2.17, rel=0.1)
+    alike = evaluate([replace(run, random_range_ratio=0.0)])[0].figures
+    assert alike["p99_e2el_ms"].predicted / alike["mean_e2el_ms"].predicted < 1.7
+
+
 def test_the_summary_groups_by_gpu_bench_and_metric() -> None:
     rows = summary(
         [

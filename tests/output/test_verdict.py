@@ -8,6 +8,7 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.output.tables.shared import asked_load
 from planner.units import figure
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -26,6 +27,13 @@ RANGE = r"([\d.,]+) (requests/s|tokens/s per GPU) \(([\d.,]+) to ([\d.,]+)\)"
 )  # fmt: skip
 def test_a_figure_has_two_digits_below_100_and_three_above(value: float, words: str) -> None:
     assert figure(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(4.125, "4.125 requests/s"), (0.104123, "0.104 requests/s"), (1.0, "1 request/s")]
+)
+def test_a_load_has_the_digits_that_somebody_typed_and_not_those_of_a_trace(value: float, words: str) -> None:
+    assert asked_load(value).replace("\N{NO-BREAK SPACE}", " ") == words
 
 
 def test_what_stands_beside_a_limit_has_four_digits() -> None:

@@ -99,9 +99,16 @@ def test_requests_held_are_those_that_the_memory_budget_gives() -> None:
     assert held == pytest.approx(deployed().budget.num_blocks.mid * 16 / 2048, rel=0.001)
 
 
-@pytest.mark.parametrize(("release", "reserves"), [("0.18.1", False), ("0.19.0", True)])
-def test_prompts_are_admitted_whole_from_0_19_on(release: str, reserves: bool) -> None:
-    """``--scheduler-reserve-full-isl`` appeared in 0.19.0, switched on."""
+@pytest.mark.parametrize(
+    ("release", "reserves", "watermark"), [("0.6.3", True, 0.01), ("0.18.1", False, 0.0), ("0.19.0", True, 0.0)]
+)
+def test_prompts_are_admitted_whole_in_v0_and_from_0_19_on(release: str, reserves: bool, watermark: float) -> None:
+    """``--scheduler-reserve-full-isl`` appeared in 0.19.0, switched on.
+
+    ``can_allocate`` of V0 asked for the blocks of the whole prompt and 1 % of all blocks beside, chunked or not.
+    """
     model = resolve_model("meta-llama/Llama-3.1-8B", network=False).model
     found = resolve_deployment(model, load_profile("h100"), EngineArgs(), parse_version(release))
+    assert found.config.enable_chunked_prefill
     assert found.limits(2048).scheduler_reserve_full_isl is reserves
+    assert found.limits(2048).watermark == watermark

@@ -199,6 +199,14 @@ def test_v0_lets_everybody_wait_for_a_prompt() -> None:
     assert sorted(np.repeat(gaps_s, tokens)) == [1, 1, 1, 1, 1, 2]
 
 
+def test_an_admission_leaves_the_watermark_free() -> None:
+    # Ten blocks of four tokens. A takes four of them, and B fills the other six, or waits for A's second token.
+    tight = replace(ROOMY, kv_cache_tokens=40, block_size=4)
+    assert times(serve([(16, 2), (24, 1)], tight)) == [(1, 2), (1, 1)]
+    assert times(serve([(16, 2), (24, 1)], replace(tight, watermark=0.1))) == [(1, 2), (3, 3)]
+    assert times(serve([(16, 2), (20, 1)], replace(tight, watermark=0.1))) == [(1, 2), (1, 1)]
+
+
 def test_without_chunking_a_prompt_waits_for_room_in_the_budget() -> None:
     # Ten tokens a step: six of A, then A's decode beside eight of B.
     whole = replace(ROOMY, max_num_batched_tokens=10, enable_chunked_prefill=False)
@@ -336,16 +344,18 @@ def cases(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client]:
     prefill_first, chunked = draw(st.booleans()), draw(st.booleans())
     budget = seqs + draw(st.integers(0, 40))
     block_size = chosen(1, 2, 4, 16)
+    watermark = chosen(0.0, 0.0, 0.01, 0.1)
     # ranks that end at one moment would be a tie too
     ranks = 1 if concurrency is not None and rate == inf else chosen(1, 1, 2, 3)
     limits = SchedulerLimits(
         max_num_seqs=seqs,
         max_num_batched_tokens=budget if chunked and not prefill_first else max(budget, longest),
-        kv_cache_tokens=longest + 2 * block_size + chosen(0, 7, 29, 71, 9999),
+        kv_cache_tokens=int((longest + 2 * block_size) / (1 - watermark)) + chosen(0, 7, 29, 71, 9999),
         block_size=block_size,
         enable_chunked_prefill=chunked,
         prefill_first=prefill_first,
         scheduler_reserve_full_isl=draw(st.booleans()),
+        watermark=watermark,
         async_scheduling=not prefill_first and draw(st.booleans()),
         enable_prefix_caching=draw(st.booleans()),
         prefix_cache_hit_rate=chosen(0.0, 0.0, 0.5),

@@ -59,8 +59,9 @@ def figure_between(value: float, low: float | None, high: float | None, unit: st
 
 
 def asked_load(value: float, unit: str = "requests/s") -> str:
-    """A load that somebody asked for, with all its digits: ``1 request/s``, ``4.125 requests/s``."""
-    return f"{value:,.6g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
+    """A load that somebody asked for: ``1 request/s``, ``4.125 requests/s``; that of a trace has no end of digits."""
+    digits = 6 if value == round(value, 3) else 3
+    return f"{value:,.{digits}g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
 
 
 def listed(words: Sequence[str], most: int) -> str:
