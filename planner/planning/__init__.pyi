@@ -69,6 +69,7 @@ from .recommend.assemble import order_words as order_words
 from .recommend.assemble import recipe_of as recipe_of
 from .recommend.service import closest_lines as closest_lines
 from .recommend.service import closest_point as closest_point
+from .recommend.service import little_in_words as little_in_words
 from .recommend.service import what_binds as what_binds
 
 # Which GPU?

@@ -191,8 +191,8 @@ class Capacity:
             )
         return self._read(value, served, confidence, exactly)
 
-    def breaks_idle(self, confidence: float) -> ServedLoad | None:
-        """The load of a server that idles, where that breaks a target: a smaller one does not help.
+    def idle(self, confidence: float, *, whole: bool = False) -> ServedLoad:
+        """The load of a server that idles: a smaller one is no easier.
 
         It is not kept: from there the largest load is far to look for.
         """
@@ -200,8 +200,7 @@ class Capacity:
             self.deployment, self.workload, self.slos, self.by, self._idle, rarest(self.requests, self.slos)
         )  # fmt: skip
         requests = paced(self.requests, sent)
-        load = measure(self.deployment, sent, self.slos, confidence=confidence, requests=requests, whole=False)
-        return None if load.meets else load
+        return measure(self.deployment, sent, self.slos, confidence=confidence, requests=requests, whole=whole)
 
     def _read(self, value: float, served: _Served, confidence: float, exactly: bool) -> ServedLoad:
         doubt = served.doubt

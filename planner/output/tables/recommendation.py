@@ -57,6 +57,7 @@ from planner.planning import (
     doubt_about_refusal,
     doubts_about_plan,
     kept_limits,
+    little_in_words,
     order_words,
     percent,
     plans_best_first,
@@ -498,8 +499,10 @@ def _why_none(ranking: Ranking) -> str:
         for reading in closest.load.readings
         if not reading.met
     ]
+    count = closest.config.num_gpus
+    subject = f"{count} GPUs break" if count > 1 else "1 GPU breaks"
     return (
-        f"one request at a time on {closest.config.num_gpus} GPUs breaks {' and '.join(broken)}; "
+        f"{subject} {' and '.join(broken)} even with {little_in_words(closest.load)}; "
         f"{kept_limits(closest.load.readings)} would be kept"
     )
 

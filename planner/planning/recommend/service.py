@@ -308,6 +308,11 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
+def little_in_words(load: ServedLoad) -> str:
+    """The load that the closest plan already breaks a target under."""
+    return "one request at a time" if load.by == "concurrency" else f"{figure(load.value)} requests/s"
+
+
 def closest_point(candidate: Candidate) -> dict[str, Any]:
     """The plan that comes nearest to targets that none meets, as JSON has it."""
     config, load = candidate.config, candidate.load
@@ -330,7 +335,7 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
     assert load is not None
     yield (
         f"closest: {candidate.resolved.resolved}, {_gpus(config.num_gpus)}, --tensor-parallel-size "
-        f"{config.tensor_parallel_size}, one request at a time"
+        f"{config.tensor_parallel_size}, {little_in_words(load)}"
     )
     for reading in load.readings:
         verdict = "keeps" if reading.met else "breaks"

@@ -502,7 +502,7 @@ class _Search:
                 load = capacity.at(challenge, targets.confidence, exactly=exactly)
                 if not load.meets:
                     return None, load
-        elif hopeless := capacity.breaks_idle(targets.confidence):
+        elif not (hopeless := capacity.idle(targets.confidence)).meets:
             return None, hopeless
         carried = capacity.largest(targets.confidence, exactly=self.exactly)
         return (self._candidate(engine, carried, 1, capacity), None) if carried else (None, None)
@@ -556,18 +556,26 @@ class _Search:
         return Ranking(self.profile, self.version, tuple(candidates), tuple(self.rejected), closest)
 
     def _closest(self) -> Candidate | None:
-        """Of the engines that break a target with one request alone, the one that breaks it least."""
-        if not self.hopeless:
-            return None
-        closest: tuple[RankedEngine, ServedLoad] | None = None
-        for at_least, engine in sorted(self.hopeless, key=lambda pair: pair[0]):
+        """The engine that breaks a target least: while it idles, or even with one request at a time."""
+        broke = [] if self.targets.recorded else self._broke
+        closest = min(broke, key=lambda pair: pair[1].excess, default=None)
+        for at_least, engine in () if closest else sorted(self.hopeless, key=lambda pair: pair[0]):
             if closest and at_least >= closest[1].excess:
                 break
             one = replace(engine.args, max_num_seqs=engine.args.max_num_seqs or 1)
-            engine = replace(engine, deployment=self._deployed(engine.resolved, one))
-            load = alone(engine.deployment, self.request, self.targets)
+            load = alone(self._deployed(engine.resolved, one), self.request, self.targets)
             closest = closest if closest and closest[1].excess <= load.excess else (engine, load)
+        if closest and self.exactly and not self.targets.recorded:
+            closest = closest[0], self._idle(closest[0])
         return self._candidate(*closest, 1) if closest else None
+
+    def _idle(self, engine: RankedEngine) -> ServedLoad:
+        """What becomes of a load so small that the server idles: a limit that this keeps has a plan."""
+        args, targets = engine.args, self.targets
+        batch = args.max_num_seqs or self._largest(engine.resolved, args)
+        roomy = self._deployed(engine.resolved, replace(args, max_num_seqs=batch))
+        server = Capacity(roomy, self.request.workload, targets.slos, by=targets.by, requests=targets.requests)
+        return server.idle(targets.confidence, whole=True)
 
     def _reject(self, engine: RankedEngine, reason: str) -> None:
         candidate = Candidate(engine.resolved, engine.deployment, estimate(engine.deployment, 1, 1, 1))
