@@ -189,12 +189,18 @@ def test_the_server_outlives_its_launch_and_validate_stops_only_its_own(machine:
     assert runs(machine.called("serve")["pid"])
 
 
-def test_an_interrupted_benchmark_ends_its_client_and_leaves_no_result(machine: Machine) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_interrupted_benchmark_ends_its_client_and_leaves_no_result(machine: Machine, at_once: bool) -> None:
     machine.run("launch.sh")
     (machine.state / "slow").touch()
+    script = machine.plan / "benchmark.sh"
+    if at_once:  # before the script has kept the number of its client
+        early = '  if [[ -n "${warm:-}" ]]; then sleep 1 && kill -TERM $$; fi\n  warm=1\n  client=$!\n'
+        script.write_text(script.read_text().replace("  client=$!\n", early))
     client = subprocess.Popen(["bash", machine.plan / "benchmark.sh"], env=machine.environment, stderr=subprocess.PIPE)
     machine.wait_for("bench")
-    client.send_signal(signal.SIGTERM)
+    if not at_once:
+        client.send_signal(signal.SIGTERM)
     _, said = client.communicate(timeout=30)
     assert client.returncode == 143 and b"interrupted" in said
     deadline = time.monotonic() + 10

@@ -42,6 +42,7 @@ client=
 finish() {
   local status=$?
   trap - EXIT
+  client=${client:-$(jobs -pr)} # a signal may come before the number is kept
   if [[ -n "$client" ]]; then
     # docker exec passes no signal on: without this the client would go on sending
     docker exec "$name" sh -c 'kill "$(cat "$1")"' sh "$pid_file" || true

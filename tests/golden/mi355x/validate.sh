@@ -21,6 +21,7 @@ if [[ "${STOP:-0}" == 1 ]]; then started=1; fi # the server is this script's, th
 finish() {
   local status=$?
   trap - EXIT
+  child=${child:-$(jobs -pr)} # a signal may come before the number is kept
   if [[ -n "$child" ]]; then
     kill "$child" 2>/dev/null || true
     wait "$child" || true
