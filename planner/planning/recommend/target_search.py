@@ -557,25 +557,31 @@ class _Search:
 
     def _closest(self) -> Candidate | None:
         """The engine that breaks a target least: while it idles, or even with one request at a time."""
-        broke = [] if self.targets.recorded else self._broke
-        closest = min(broke, key=lambda pair: pair[1].excess, default=None)
+        idle = self.exactly and self.targets.by == "rate" and not self.targets.recorded
+        closest: tuple[RankedEngine, ServedLoad] | None = None
+        if idle and self._broke:  # these keep the targets of a request alone
+            closest = self._broken_idle(min(self._broke, key=lambda pair: pair[1].excess)[0])
         for at_least, engine in () if closest else sorted(self.hopeless, key=lambda pair: pair[0]):
             if closest and at_least >= closest[1].excess:
                 break
             one = replace(engine.args, max_num_seqs=engine.args.max_num_seqs or 1)
             load = alone(self._deployed(engine.resolved, one), self.request, self.targets)
             closest = closest if closest and closest[1].excess <= load.excess else (engine, load)
-        if closest and self.exactly and not self.targets.recorded:
-            closest = closest[0], self._idle(closest[0])
+        if closest and idle and closest[1].by == "concurrency":
+            closest = self._broken_idle(closest[0]) or closest
         return self._candidate(*closest, 1) if closest else None
 
-    def _idle(self, engine: RankedEngine) -> ServedLoad:
-        """What becomes of a load so small that the server idles: a limit that this keeps has a plan."""
+    def _broken_idle(self, engine: RankedEngine) -> tuple[RankedEngine, ServedLoad] | None:
+        """A load so small that the server idles, where it breaks a target: a limit that it keeps has a plan."""
         args, targets = engine.args, self.targets
-        batch = args.max_num_seqs or self._largest(engine.resolved, args)
-        roomy = self._deployed(engine.resolved, replace(args, max_num_seqs=batch))
-        server = Capacity(roomy, self.request.workload, targets.slos, by=targets.by, requests=targets.requests)
-        return server.idle(targets.confidence, whole=True)
+        try:
+            batch = args.max_num_seqs or self._largest(engine.resolved, args)
+            roomy = self._deployed(engine.resolved, replace(args, max_num_seqs=max(batch, 1)))
+            server = Capacity(roomy, self.request.workload, targets.slos, by=targets.by, requests=targets.requests)
+            load = server.idle(targets.confidence, whole=True)
+        except PlannerError:  # with more room than for one request, or in so many steps, it is not served
+            return None
+        return None if load.meets else (engine, load)
 
     def _reject(self, engine: RankedEngine, reason: str) -> None:
         candidate = Candidate(engine.resolved, engine.deployment, estimate(engine.deployment, 1, 1, 1))
