@@ -48,7 +48,7 @@ SLOW_S = 20
 #: Imported before the first command, besides all modules of the checkout.
 HEAVY = (
     "numpy", "scipy.optimize", "scipy.stats", "pydantic", "jinja2", "huggingface_hub", "typer", "yaml", "tabulate",
-    "resvg_py", "plotext",
+    "plotext",
 )  # fmt: skip
 
 # --- the list ------------------------------------------------------------------------------------------------------
@@ -604,7 +604,7 @@ def _folders() -> Iterator[Entry]:
     whole = f"recommend {L8} --gpu mi300x -o plan"
     yield ask(
         whole, "report plan", "report plan --format svg --chart pareto", "report plan --format term",
-        "report plan --format svg --chart memory -o m.svg --width 400", "report plan --format png --chart latency",
+        "report plan --format svg --chart memory -o m.svg --width 400",
         "check plan", "check plan/launch.sh --gpu h100 --format json", "validate plan", whole, f"{whole} --force",
     )  # fmt: skip
     yield ask(

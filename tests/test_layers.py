@@ -46,7 +46,6 @@ OWNERS = {
     "yaml": {"output", "engine"},
     "tree_sitter": {"engine"},
     "tree_sitter_bash": {"engine"},
-    "resvg_py": {"output"},
     "starlette": {"commands"},
     "uvicorn": {"commands"},
     "plotext": {"output"},

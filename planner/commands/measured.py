@@ -25,7 +25,7 @@ Runs = Annotated[
     PathName,
     Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=f"Table of measured runs, or a result of {TOOLS}."),
 ]
-Chart = Annotated[Path, Option(metavar="FILE", help="Also draw it, into a file that ends in .svg or .png.")]
+Chart = Annotated[Path, Option(metavar="FILE", help="SVG file to draw predicted against measured in.")]
 Sources = Annotated[
     PathName,
     Argument(

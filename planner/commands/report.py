@@ -21,11 +21,11 @@ ReportFile = Annotated[
     Path, Option("-o", "--output", metavar="FILE", help="Default: report.html in DIR; of a chart, its name there.")
 ]
 ReportFormat = Annotated[
-    Literal["html", "svg", "png", "term"],
-    Option(help="A page, one chart as a picture, or charts made of characters on stdout."),
+    Literal["html", "svg", "term"],
+    Option(help="HTML page, one chart as SVG, or charts of characters on stdout."),
 ]
 Chart = Annotated[ChartName, Option(help="One chart. Without it, term prints all.")]
-Width = Annotated[int, Option(min=240, max=2000, help="Pixels of an svg or png chart. Default: 720.")]
+Width = Annotated[int, Option(min=240, max=2000, help="Width of an SVG chart in pixels. Default: 720.")]
 
 
 @command("report", help="One page on the plans of a folder: charts, reasons, scripts.")
@@ -42,13 +42,12 @@ def report(
     from planner.evidence import read_plan_folders
     from planner.output import note, print_notes, write_file
 
-    drawn = format in ("svg", "png")
-    if drawn and chart is None:
-        raise InputError(f"--format {format} makes one chart", hint="name it: --chart pareto")
+    if format == "svg" and chart is None:
+        raise InputError("--format svg makes one chart", hint="name it: --chart pareto")
     if format == "html" and chart is not None:
-        raise InputError("--chart: the page has all charts", hint="add --format svg, png or term for one of them")
-    if width is not None and not drawn:
-        raise InputError("--width is of svg and png charts", hint="leave it out: pages and terminals have their own")
+        raise InputError("--chart: the page has all charts", hint="add --format svg or term for one of them")
+    if width is not None and format != "svg":
+        raise InputError("--width is of svg charts", hint="leave it out: pages and terminals have their own")
     if output is not None and format == "term":
         raise InputError("-o: charts of characters go to stdout", hint="leave -o out, and redirect what is printed")
     folders = read_plan_folders(directory)
@@ -59,16 +58,16 @@ def report(
         return
     suffix = f"{chart}.{format}" if chart else "report.html"
     path = output or directory / suffix
-    write_file(path, _content(folders, local, format, chart, width))
+    write_file(path, _content(folders, local, chart, width))
     note(f"wrote {path}")
 
 
-def _content(folders: PlanFolders, local: Local, form: str, chart: ChartName | None, width: int | None) -> bytes:
+def _content(folders: PlanFolders, local: Local, chart: ChartName | None, width: int | None) -> bytes:
     if chart is None:
         from planner.output import page
 
         return page(folders, local).encode()
-    from planner.output import charts_of, draw_chart
+    from planner.output import charts_of, svg
 
     drawn = charts_of(folders, local, chart)
     if not drawn:
@@ -79,7 +78,7 @@ def _content(folders: PlanFolders, local: Local, form: str, chart: ChartName | N
             f"--chart {chart} is of one plan, and {folders.directory} holds {len(drawn)}",
             hint=f"give one of the folders in it: {below}",
         )
-    return draw_chart(drawn[0], form, width)
+    return svg(drawn[0], width).encode()
 
 
 def _why_none(folders: PlanFolders, local: Local) -> str:

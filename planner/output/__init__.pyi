@@ -35,7 +35,7 @@ from .render import terminal_width as terminal_width
 from .render import write_file as write_file
 
 # charts, and the report on a folder of plans
-from .charts.draw import draw_chart as draw_chart
+from .charts.draw import svg as svg
 from .charts.terminal import term as term
 from .report.figures import charts_of as charts_of
 from .report.page import page as page

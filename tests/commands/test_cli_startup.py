@@ -24,7 +24,6 @@ HEAVY = {
     "requests",
     "httpx",
     "rich",
-    "resvg_py",
     "starlette",
     "uvicorn",
     "plotext",

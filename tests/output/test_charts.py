@@ -1,20 +1,15 @@
 """Charts: true to their figures, legible in light and dark and without red or green, told in words as well."""
 
 import re
-import struct
-from io import BytesIO
 from itertools import combinations
 from math import inf
 from xml.etree import ElementTree
 
 import pytest
-from command_line import error_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from planner.errors import InputError
-from planner.output.charts.draw import Scale, _limits, draw_chart, svg
+from planner.output.charts.draw import Scale, _limits, svg
 from planner.output.charts.figure import (
     COLORS,
     SERIES,
@@ -187,30 +182,6 @@ def test_bars_are_as_long_as_their_values() -> None:
             found.append(max(x) - min(x))
     assert len(found) == 2
     assert found[1] == pytest.approx(3 * found[0], rel=1e-3)
-
-
-def test_png_has_two_dots_to_the_pixel() -> None:
-    content = draw_chart(lines(*TWO), "png", 360)
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    assert struct.unpack(">I", content[16:20])[0] == 720
-
-
-def test_dots_need_a_package_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.output.charts.draw.find_spec", lambda _: None)  # as where it is not installed
-    with pytest.raises(InputError) as refused:
-        draw_chart(lines(*TWO), "png", 360)
-    assert "resvg-py" in refused.value.cause and "llm-serving-planner[png]" in refused.value.hint
-    cause, _ = error_of(run("evaluate", "nowhere.csv", "--chart", "chart.png"))  # before the runs are read
-    assert "resvg-py" in cause
-
-
-def test_a_png_has_the_colours_of_the_light_theme_and_letters() -> None:
-    """Between the ground and the darkest ink: text was drawn, and no colour stayed a name, which would be black."""
-    picture = Image.open(BytesIO(draw_chart(lines(*TWO), "png", 360))).convert("RGB")
-    found = {pixel for _, pixel in picture.getcolors(2**24) or ()}
-    for name in ("ground", "c0", "c1"):
-        wanted = tuple(int(color(name)[at : at + 2], 16) for at in (1, 3, 5))
-        assert any(max(abs(a - b) for a, b in zip(pixel, wanted, strict=True)) <= 2 for pixel in found), name
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -6,17 +6,13 @@ colours have names (``var(--ink)``), so that a drawing follows the reader's ligh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import ceil, floor, isfinite, log10
 from typing import Any, Literal
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
 
-from planner.errors import InputError
 from planner.output.charts.figure import (
-    COLORS,
     SERIES,
     Bar,
     BarPanel,
@@ -25,7 +21,6 @@ from planner.output.charts.figure import (
     Mark,
     Segment,
     Series,
-    color,
     printable,
     style_sheet,
 )
@@ -39,16 +34,15 @@ LINE_HEIGHT, SINGLE_HEIGHT = 230, 400  #: height of a panel of lines, among seve
 BAR, BAR_ABOVE = 22, 50  #: height of a bar; with its label above
 AXIS_HEIGHT, LEGEND_HEIGHT, TITLE_HEIGHT = 46, 19, 26
 GAP = 12  #: between panels
-PNG_SCALE = 2
 LETTER = 0.58  #: width of a letter over the size of the font; digits and capitals of most fonts have that
 DASHES = {"solid": "", "dashed": "4 3", "points": ""}
 THIN = "2 3"
 Anchor = Literal["start", "middle", "end"]
 
 
-def svg(chart: Chart, width: int = CHART_WIDTH, *, part_of: str = "") -> str:
+def svg(chart: Chart, width: int | None = None, *, part_of: str = "") -> str:
     """An SVG file with style sheet and title, or with ``part_of`` the element of that id for an HTML page."""
-    chart, alone = printable(chart), not part_of
+    chart, width, alone = printable(chart), width or CHART_WIDTH, not part_of
     register_namespace("", _SVG)
     key = f"{part_of or chart.name}-{width}"
     root = Element(f"{{{_SVG}}}svg")
@@ -67,31 +61,6 @@ def svg(chart: Chart, width: int = CHART_WIDTH, *, part_of: str = "") -> str:
     }
     text = tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n' if alone else text.replace(f' xmlns="{_SVG}"', "", 1)
-
-
-def draw_chart(chart: Chart, form: str, width: int | None = None) -> bytes:
-    """The file of a chart: ``svg``, or ``png`` in the light colours with ``PNG_SCALE`` dots to the pixel.
-
-    Raises InputError where the package that makes dots of a drawing is not installed.
-    """
-    drawn = svg(chart, width or CHART_WIDTH)
-    if form != "png":
-        return drawn.encode()
-    check_form(form)
-    from resvg_py import svg_to_bytes
-
-    plain = re.sub(r"<(\w+:)?style>.*?</(\w+:)?style>", "", drawn, flags=re.DOTALL)
-    plain = re.sub(r"var\(--(\w+)\)", lambda found: COLORS[found[1]][0], plain)
-    dots = PNG_SCALE * (width or CHART_WIDTH)
-    return bytes(
-        svg_to_bytes(svg_string=plain, width=dots, background=color("ground"), sans_serif_family="DejaVu Sans")
-    )
-
-
-def check_form(form: str) -> None:
-    """Raise InputError where a chart cannot be drawn in this form: before anything is computed for it."""
-    if form == "png" and find_spec("resvg_py") is None:
-        raise InputError("a png needs the package resvg-py", hint="pip install 'llm-serving-planner[png]', or take svg")
 
 
 # --- scales ----------------------------------------------------------------------------------------------------------

@@ -109,18 +109,17 @@ PANELS = {
 
 
 def chart_writer(path: Path) -> Callable[[Sequence[Evaluated]], None]:
-    """A function that writes the chart as SVG or PNG. Raises InputError where ``path`` is named otherwise."""
+    """A function that writes the chart as SVG. Raises InputError unless ``path`` ends in .svg."""
     from planner.output.charts import draw
 
-    if path.suffix not in (".svg", ".png"):
-        raise InputError(f"--chart {path} ends in neither .svg nor .png", hint="for example --chart evaluation.svg")
-    draw.check_form(path.suffix[1:])
+    if path.suffix != ".svg":
+        raise InputError(f"--chart {path} does not end in .svg", hint="for example --chart evaluation.svg")
 
     def write(evaluated: Sequence[Evaluated]) -> None:
         chart = evaluation_chart(evaluated)
         if chart is None:
             raise InputError("--chart: nothing to draw, no run was predicted", hint="leave --chart out to see why")
-        write_file(path, draw.draw_chart(chart, path.suffix[1:]), flag="--chart")
+        write_file(path, draw.svg(chart).encode(), flag="--chart")
         note(f"wrote {path}")
 
     return write
