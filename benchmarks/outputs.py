@@ -890,9 +890,8 @@ def _run_step(step: tuple[str, ...], place: Place) -> str:
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-        settings = os.environ["MPLCONFIGDIR"]
         os.environ.clear()
-        os.environ.update(place.environment() | {"MPLCONFIGDIR": settings})
+        os.environ.update(place.environment())
         return _call(step, place)
 
     _, status = os.waitpid(_fork(work), 0)
