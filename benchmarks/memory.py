@@ -22,8 +22,7 @@ from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, SpeculativeConfig
 from planner.engine.version import parse_version
 from planner.errors import PlannerError
-from planner.hardware.profile import GpuProfile
-from planner.hardware.profiles import load_profile
+from planner.hardware.profiles import GpuProfile, load_profile
 from planner.memory.budget import Basis, MemoryBudget, memory_budget
 from planner.memory.overheads import Constants
 from planner.model.architecture import Model

@@ -5,6 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+#: `make test` draws the same cases each time. New cases are for `make fuzz`.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.load_profile("repeatable")
 
 #: Files whose tests share what is made once, and take longer when two workers make it.
 TOGETHER = {"workflow": "workflows", "test_scripts_matrix": "matrix"}

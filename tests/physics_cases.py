@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.engine.settings import EngineConfig
 from planner.engine.version import known_version
-from planner.hardware.profile import Compute, GpuProfile, Interconnect, Memory, Quantity, Source
+from planner.hardware.profiles import Compute, GpuProfile, Interconnect, Memory, Quantity, Source
 from planner.model.architecture import (
     Attention,
     Component,

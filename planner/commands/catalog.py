@@ -25,7 +25,7 @@ def print_gpus(format: Format = "table") -> None:
     from planner.hardware import load_all
     from planner.output import print_hardware
 
-    print_hardware(load_all(), format)
+    print_hardware(load_all(partitions=True), format)
 
 
 @command("hardware show", help="One profile: every figure with its source.")

@@ -90,7 +90,7 @@ def find_gpus(
     given: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
     names = [name for several in given for name in _apart(several)]
     if any(isinstance(name, str) and name.lower() == "all" for name in names):
-        names = list(load_all())
+        names = list(load_all(partitions=True))
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:

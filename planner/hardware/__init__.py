@@ -1,6 +1,6 @@
-"""What is this GPU, or this part of one? Profiles in which each number carries unit, source and kind.
+"""GPU profiles and partitions, each number with unit, source and kind; and the GPUs of this machine.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+The names offered to other packages stand in ``__init__.pyi``; each is imported on first use.
 """
 
 import lazy_loader as lazy

@@ -1,4 +1,4 @@
-"""Numbers that are assumed or read off, one each: ``hardware/calibration/constants.toml`` says on what basis."""
+"""Single numbers that are assumed or read off, with their basis: ``hardware/calibration/constants.toml``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.units import to_base
 
 
 class Constant(BaseModel):
-    """A number with its unit, what it rests on, and whether measured runs determine it."""
+    """A number with its unit and basis; ``runs``: measured runs determine it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,19 +25,19 @@ class Constant(BaseModel):
 
 @cache
 def load_constants() -> dict[str, Constant]:
-    """All constants by name; of a group ``group.member``."""
+    """All constants by name; those of a group are named ``group.member``."""
     path = data_dir("hardware") / "calibration" / "constants.toml"
-    found: dict[str, Constant] = {}
+    constants: dict[str, Constant] = {}
 
     def add(name: str, table: dict[str, Any]) -> None:
         if "value" in table:
-            found[name] = Constant(**table)
+            constants[name] = Constant(**table)
             return
         for member, entry in table.items():
             add(f"{name}.{member}" if name else member, entry)
 
     add("", tomllib.loads(path.read_text(encoding="utf-8")))
-    return found
+    return constants
 
 
 def constant(name: str) -> float:
@@ -47,6 +47,6 @@ def constant(name: str) -> float:
 
 
 def constant_of(group: str, member: str) -> float:
-    """The value for ``member`` of a group; the group's ``other`` where it has no such member."""
+    """The value for ``member`` of a group, else that of the group's ``other``."""
     name = f"{group}.{member}"
     return constant(name if name in load_constants() else f"{group}.other")

@@ -1,7 +1,7 @@
-"""``--gpu local``: the GPUs of this node, as the tools of their vendors show them, and their profile.
+"""``--gpu local``: the GPUs of this node as their vendors' tools show them, and their profile.
 
-The tools are ``amd-smi``, or ``rocm-smi`` where that is missing, and ``nvidia-smi``. An AMD GPU that is cut into
-partitions is one ``LocalGpu`` with its modes, an NVIDIA GPU with MIG is one with its slices.
+The tools are ``amd-smi``, or ``rocm-smi`` where that is missing, and ``nvidia-smi``. A partitioned AMD GPU is one
+``LocalGpu`` with its modes, an NVIDIA GPU with MIG is one with its slices.
 
 >>> read_nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes // 2**20
 23034
@@ -21,13 +21,12 @@ from functools import cache
 from typing import Any
 
 from planner.errors import InputError
-from planner.hardware.profile import GpuProfile
-from planner.hardware.profiles import load_all, load_profile
+from planner.hardware.profiles import GpuProfile, load_all, load_profile
 from planner.resources import package_dir
 from planner.units import GIB, MIB, whole_number
 
 TIMEOUT_S = 30  #: a driver that hangs must not hang us
-Run = Callable[[Sequence[str]], str]  #: what a command prints; raises SilentTool
+Run = Callable[[Sequence[str]], str]  #: runs a command and returns its output; raises SilentTool
 
 AMD_STATIC = ("amd-smi", "static", "--json")
 AMD_PARTITION = ("amd-smi", "partition", "--current", "--json")
@@ -41,7 +40,7 @@ _MIG_LINE = re.compile(r"\s+MIG\s+(\S+)\s+Device\s+\d+:")
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """One whole GPU. Empty and None: the tool does not say."""
+    """One whole GPU; a field that the tool leaves out is empty or None."""
 
     name: str  #: as the tool prints it
     device_id: str = ""  #: of PCI, such as 0x74a1
@@ -53,11 +52,11 @@ class LocalGpu:
 
 
 class SilentTool(Exception):
-    """A tool is missing, fails, hangs or prints something unknown; the text is the reason."""
+    """A tool that is missing, fails, hangs or prints something unknown, with the reason."""
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """What a command prints. Raises SilentTool."""
+    """Run a command and return its output. Raises SilentTool."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError as error:
@@ -69,8 +68,8 @@ def run_tool(command: Sequence[str]) -> str:
     except UnicodeDecodeError as error:
         raise SilentTool("prints no text") from error
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "says nothing").splitlines()[0]
-        raise SilentTool(f"ended with status {done.returncode}: {said[:160]}")
+        message = (done.stderr.strip() or done.stdout.strip() or "says nothing").splitlines()[0]
+        raise SilentTool(f"ended with status {done.returncode}: {message[:160]}")
     return done.stdout
 
 
@@ -80,15 +79,22 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
 
     def ask(tool: str, read: Callable[[], Iterable[LocalGpu]]) -> tuple[LocalGpu, ...]:
         try:
-            found = tuple(read())
+            gpus = tuple(read())
         except SilentTool as error:
             reasons.append(f"{tool}: {error}")
             return ()
-        if not found:
+        if not gpus:
             reasons.append(f"{tool}: shows none")
-        return found
+        return gpus
 
-    amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), _or_nothing(run, AMD_PARTITION)))
+    def modes() -> str:
+        """Output of a command that older versions of amd-smi lack."""
+        try:
+            return run(AMD_PARTITION)
+        except SilentTool:
+            return ""
+
+    amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), modes()))
     amd = amd or ask("rocm-smi", lambda: read_rocm_smi(run(ROCM)))
     nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST)))
     if not amd and not nvidia:
@@ -150,8 +156,8 @@ def read_nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
     for line in listing.splitlines():
         if line.startswith("GPU "):
             slices.append([])
-        elif slices and (found := _MIG_LINE.match(line)):
-            slices[-1].append(found[1])
+        elif slices and (match := _MIG_LINE.match(line)):
+            slices[-1].append(match[1])
     rows = [[word.strip() for word in row] for row in csv.reader(query.splitlines()) if row]
     if any(len(row) != 3 for row in rows) or len(slices) != len(rows):
         raise SilentTool(f"prints something unknown: {query.strip()[:160]!r}")
@@ -160,18 +166,10 @@ def read_nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
             name=name,
             memory_bytes=None if (mib := whole_number(size)) is None else mib * MIB,
             mig=mode == "Enabled",
-            slices=tuple(own),
+            slices=tuple(names),
         )
-        for (name, size, mode), own in zip(rows, slices, strict=True)
+        for (name, size, mode), names in zip(rows, slices, strict=True)
     )
-
-
-def _or_nothing(run: Run, command: Sequence[str]) -> str:
-    """What a command prints; nothing where an older version of its tool does not have it."""
-    try:
-        return run(command)
-    except SilentTool:
-        return ""
 
 
 def _json(text: str) -> Any:
@@ -200,12 +198,12 @@ def _part(entry: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _mode(fields: dict[str, Any], *keys: str) -> str:
     """The value of the first of ``keys`` that has one, in capitals."""
-    said = (str(fields[key]).strip("* ").upper() for key in keys if key in fields)
-    return next((mode for mode in said if mode not in {"", "N/A", "NONE", "UNKNOWN"}), "")
+    modes = (str(fields[key]).strip("* ").upper() for key in keys if key in fields)
+    return next((mode for mode in modes if mode not in {"", "N/A", "NONE", "UNKNOWN"}), "")
 
 
 def _is_sibling(address: str, seen: set[str]) -> bool:
-    """Whether another partition of the GPU at this PCI address, ``0000:05:00.1``, came before."""
+    """True if ``seen`` has another partition of the GPU at this PCI address (``0000:05:00.1``); add it otherwise."""
     device = address.rpartition(".")[0]
     if not device:
         return False
@@ -216,7 +214,7 @@ def _is_sibling(address: str, seen: set[str]) -> bool:
 
 # --- the profile of the GPUs -----------------------------------------------------------------------------------------
 
-#: Drivers show a few MiB more or less of the same GPU; other GPUs differ by far more.
+#: Drivers differ by a few MiB for the same GPU; two kinds of GPU differ by far more.
 MEMORY_TOLERANCE = 0.03
 
 _OTHERWISE = "name the nearest profile with --gpu: planner hardware list shows them; or give a .toml file"
@@ -224,19 +222,19 @@ _OTHERWISE = "name the nearest profile with --gpu: planner hardware list shows t
 
 @dataclass(frozen=True, slots=True)
 class LocalProfile:
-    """The profile, with as many GPUs in a node as this one has, and what was found, in words."""
+    """The profile, with the number of GPUs of this node, and a note for the user."""
 
     profile: GpuProfile
     note: str
 
 
 def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
-    """The profile of ``gpus``, or of those that the vendors' tools show on this node.
+    """The profile of ``gpus``, by default those that the vendors' tools show on this node.
 
-    Raises InputError where there are none, where one has no profile, and where they are of several kinds.
+    Raises InputError for no GPU, a GPU without a profile, and GPUs of several kinds.
     """
-    found = tuple(find_local_gpus() if gpus is None else gpus)
-    counts = Counter(profile_id for gpu in found for profile_id in _logical(gpu))
+    gpus = find_local_gpus() if gpus is None else gpus
+    counts = Counter(profile_id for gpu in gpus for profile_id in _logical(gpu))
     if len(counts) > 1:
         kinds = " and ".join(f"{count} x {name}" for name, count in counts.items())
         raise InputError(
@@ -254,7 +252,7 @@ def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
 
 
 def _logical(gpu: LocalGpu) -> Iterator[str]:
-    """The profile id of each logical GPU: the GPU itself, its partitions, or its MIG instances."""
+    """Yield the profile id of each logical GPU: the GPU itself, its partitions, or its MIG instances."""
     whole = _whole(gpu)
     if gpu.mig:
         for name in gpu.slices:
@@ -268,7 +266,7 @@ def _logical(gpu: LocalGpu) -> Iterator[str]:
 
 
 def _whole(gpu: LocalGpu) -> GpuProfile:
-    profile_id = _by_pci().get(gpu.device_id) or _by_name().get(_plain(gpu.name))
+    profile_id = _devices().get(gpu.device_id) or _devices().get(_plain(gpu.name))
     if profile_id is None:
         shown = gpu.name or gpu.device_id or "a GPU without a name"
         raise InputError(f"--gpu local: there is no profile of {shown!r}", hint=_OTHERWISE)
@@ -276,7 +274,7 @@ def _whole(gpu: LocalGpu) -> GpuProfile:
 
 
 def _part_of(whole: GpuProfile, compute_mode: str, memory_mode: str) -> GpuProfile:
-    for profile in load_all():
+    for profile in load_all(partitions=True):
         part = profile.partition
         if part and (part.of, part.compute_mode, part.memory_mode) == (whole.id, compute_mode, memory_mode):
             return profile
@@ -296,23 +294,16 @@ def _check_memory(gpu: LocalGpu, whole: GpuProfile) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name in lower case, with spaces for underscores and without NVIDIA's own name in front."""
+    """A name in lower case, with spaces for underscores and without a leading ``NVIDIA``."""
     return " ".join(name.lower().replace("_", " ").split()).removeprefix("nvidia ")
 
 
 @cache
-def _devices() -> dict[str, dict[str, list[str]]]:
-    table: dict[str, dict[str, list[str]]] = tomllib.loads(
-        (package_dir("hardware") / "devices.toml").read_text(encoding="utf-8")
-    )
-    return table
-
-
-@cache
-def _by_pci() -> dict[str, str]:
-    return {pci: profile_id for profile_id, entry in _devices().items() for pci in entry.get("pci", [])}
-
-
-@cache
-def _by_name() -> dict[str, str]:
-    return {_plain(name): profile_id for profile_id, entry in _devices().items() for name in entry["names"]}
+def _devices() -> dict[str, str]:
+    """Map each PCI id and each plain name to a profile id."""
+    table = tomllib.loads((package_dir("hardware") / "devices.toml").read_text(encoding="utf-8"))
+    return {
+        key: profile_id
+        for profile_id, entry in table.items()
+        for key in (*entry.get("pci", []), *map(_plain, entry["names"]))
+    }

@@ -1,4 +1,7 @@
-"""The GPU profiles that are shipped, and those of users: by id, alias or path.
+"""GPU profiles: the format of ``hardware/*.toml``, the shipped files, and those of users.
+
+Every number carries unit, source and kind. A vendor's figure is ``spec``, a published measurement or log is
+``measured``, and arithmetic on such figures is ``derived``. Fits to runs of vLLM live in ``hardware/calibration``.
 
 >>> load_profile("MI300X").compute_units
 304
@@ -8,19 +11,333 @@
 
 from __future__ import annotations
 
+import datetime
 import tomllib
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.errors import InputError, UnknownNameError
-from planner.hardware.profile import GpuProfile
 from planner.resources import data_dir, read_given
+from planner.units import FACTORS, to_base
+
+STATED = "stated"  #: source of a figure that a command line gives
+Kind = Literal["spec", "measured", "derived"]
+MOST_GPUS = 4096  #: joined by one profile: seven times the largest rack of today
+#: Figures outside these bounds are slips, in any unit, and would give endless times.
+_Positive = Annotated[float, Field(ge=1e-6, le=1e18, allow_inf_nan=False, strict=True)]
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Quantity(_Facts):
+    """A number with its unit, where it comes from and what kind of number it is."""
+
+    value: _Positive
+    unit: str
+    source: str
+    kind: Kind
+    note: str = ""
+
+    @property
+    def base(self) -> float:
+        """The value in the unit used inside: bytes, seconds, FLOP/s, bytes/s."""
+        return to_base(self.value, self.unit)
+
+
+def _one_of(*units: str) -> Callable[[Any], Any]:
+    """Check of a unit, or of a quantity's unit."""
+    assert set(units) <= FACTORS.keys()  # a slip in this file, not a user's
+
+    def check(value: str | Quantity) -> str | Quantity:
+        unit = value.unit if isinstance(value, Quantity) else value
+        if unit not in units:
+            raise ValueError(f"unit {unit!r} is not one of {', '.join(units)}")
+        return value
+
+    return check
+
+
+_BYTE_UNITS, _TIME_UNITS = ("B", "KiB", "MiB", "GiB", "KB", "MB", "GB", "TB"), ("us", "ms", "s")
+Bytes = Annotated[Quantity, AfterValidator(_one_of(*_BYTE_UNITS))]
+BytesPerSecond = Annotated[Quantity, AfterValidator(_one_of("B/s", "GB/s", "TB/s"))]
+OperationsPerSecond = Annotated[Quantity, AfterValidator(_one_of("FLOP/s", "TFLOP/s", "TOP/s"))]
+Watts = Annotated[Quantity, AfterValidator(_one_of("W"))]
+DollarsPerHour = Annotated[Quantity, AfterValidator(_one_of("USD/h"))]
+
+
+class Source(_Facts):
+    """A publication that figures come from."""
+
+    title: str
+    retrieved: datetime.date
+    url: str = ""
+
+
+class PartitionRule(_Facts):
+    """A rule that allows or refuses a layout or a mode. A refusal says what to do instead."""
+
+    allowed: bool
+    reason: str
+    source: str
+    validated: bool = True  #: False: one source documents it and another disputes it; planned only when asked for
+    fix: str = ""  #: what to do instead
+
+    @model_validator(mode="after")
+    def _refusals_offer_a_way_out(self) -> Self:
+        if not (self.allowed and self.validated) and not self.fix:
+            raise ValueError("a rule that refuses or doubts needs a 'fix'")
+        return self
+
+
+class Partition(_Facts):
+    """A logical GPU: a compute partition of an AMD GPU, or a MIG slice of an NVIDIA GPU."""
+
+    of: str  #: profile id of the whole GPU
+    compute_mode: str  #: CPX, DPX, QPX, or ``MIG 1g.10gb``
+    memory_mode: str = ""  #: NPS1, NPS2, NPS4; empty on NVIDIA
+    count: int = Field(ge=1)  #: logical GPUs of one whole GPU in this mode
+    isolated_bandwidth: bool  #: whether the hardware guarantees the share (MIG); else siblings compete for it (CPX)
+    tensor_parallel: PartitionRule  #: over the partitions of one whole GPU
+    tensor_parallel_across_packages: PartitionRule | None = None  #: over those of several; None: the same rule
+    legal: PartitionRule | None = None  #: status of the mode itself, where it is disputed
+
+    def tensor_parallel_rule(self, tensor_parallel_size: int) -> PartitionRule:
+        """The rule for a model on this many partitions; more than ``count`` lie on several whole GPUs."""
+        across = self.tensor_parallel_across_packages
+        return across if across and tensor_parallel_size > self.count else self.tensor_parallel
+
+
+class Memory(_Facts):
+    """The memory, with a field for each of the three figures for its size."""
+
+    engine_visible: Bytes  #: total of ``torch.cuda.mem_get_info``: what vLLM budgets on
+    driver: Bytes | None = None  #: as nvidia-smi or amd-smi prints it
+    marketing: Bytes | None = None  #: as it is sold
+    bandwidth: BytesPerSecond  #: peak
+    bandwidth_measured: BytesPerSecond | None = None  #: stream or GEMV benchmark
+    technology: str = ""  #: HBM3, GDDR7, ...
+    #: The setting that bounds the KV cache: a share of ``engine_visible``, or a size on a CPU
+    budget: Literal["gpu_memory_utilization", "VLLM_CPU_KVCACHE_SPACE"] = "gpu_memory_utilization"
+
+
+class Compute(_Facts):
+    """Dense peaks by dtype. A dtype that is absent is unsupported; none is derived from another."""
+
+    fp32: OperationsPerSecond | None = None
+    tf32: OperationsPerSecond | None = None
+    fp16: OperationsPerSecond | None = None
+    bf16: OperationsPerSecond | None = None
+    fp8: OperationsPerSecond | None = None
+    int8: OperationsPerSecond | None = None
+    fp6: OperationsPerSecond | None = None
+    fp4: OperationsPerSecond | None = None
+
+
+class AllReduceCurve(_Facts):
+    """Measured time of one all-reduce by message size, for one number of GPUs."""
+
+    gpus: int = Field(ge=2)
+    method: str  #: which kernel or library, and how it was launched
+    size_unit: Annotated[str, AfterValidator(_one_of(*_BYTE_UNITS))]
+    sizes: tuple[_Positive, ...]  #: of the message on one GPU, ascending
+    time_unit: Annotated[str, AfterValidator(_one_of(*_TIME_UNITS))]
+    times: tuple[_Positive, ...]
+    source: str
+    kind: Kind
+    note: str = ""
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        return tuple(
+            (to_base(size, self.size_unit), to_base(time, self.time_unit))
+            for size, time in zip(self.sizes, self.times, strict=True)
+        )
+
+    @model_validator(mode="after")
+    def _a_time_for_each_size(self) -> Self:
+        if len(self.sizes) != len(self.times) or not self.sizes:
+            raise ValueError(f"{len(self.sizes)} sizes and {len(self.times)} times")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError("sizes must ascend")
+        return self
+
+
+class Interconnect(_Facts):
+    """Links between the GPUs of one node, or between the partitions of one GPU."""
+
+    kind: Literal["nvswitch", "nvlink-bridge", "xgmi-mesh", "on-package", "pcie", "none"]
+    link_bandwidth: BytesPerSecond | None = None  #: one link, one direction; on a mesh a pair of GPUs shares one link
+    links: int | None = Field(default=None, ge=1)
+    bandwidth: BytesPerSecond | None = None  #: one GPU to all others, one direction
+    host_bandwidth: BytesPerSecond | None = None  #: PCIe or similar, one direction
+    network_bandwidth: BytesPerSecond | None = None  #: one GPU's share of the adapters to other nodes, one direction
+    allreduce: tuple[AllReduceCurve, ...] = ()
+    domain_gpus: int = Field(default=1, ge=1, le=MOST_GPUS)  #: GPUs that these links join
+
+    def allreduce_curve(self, gpus: int) -> AllReduceCurve | None:
+        """The curve for exactly ``gpus`` GPUs; None where none is published."""
+        return next((curve for curve in self.allreduce if curve.gpus == gpus), None)
+
+
+class Kernels(_Facts):
+    """Published measurements of kernels: priors of the fits. Bandwidths are slopes, without the cost of the launch."""
+
+    gemv_bandwidth: BytesPerSecond | None = None
+    fp8_gemm_bandwidth: BytesPerSecond | None = None
+    fp4_gemm_bandwidth: BytesPerSecond | None = None
+    decode_attention_bandwidth: BytesPerSecond | None = None
+    fp8_kv_decode_attention_bandwidth: BytesPerSecond | None = None
+    bf16_sustained: OperationsPerSecond | None = None
+    fp8_sustained: OperationsPerSecond | None = None
+    fp4_sustained: OperationsPerSecond | None = None
+
+
+class ListPrice(_Facts):
+    """Rental price of this GPU on demand, from aggregators; stale within weeks.
+
+    A partition has its share of the price of the whole GPU, which is rented whole.
+    """
+
+    low: DollarsPerHour | None = None
+    typical: DollarsPerHour
+    high: DollarsPerHour | None = None
+    date: str  #: month of the collection, or ``undated``
+
+    @model_validator(mode="after")
+    def _low_to_high(self) -> Self:
+        known = [price.base for price in (self.low, self.typical, self.high) if price]
+        if known != sorted(known):
+            raise ValueError(f"low, typical and high must ascend, got {', '.join(f'{usd:g}' for usd in known)}")
+        return self
+
+
+class GpuProfile(_Facts):
+    """One GPU, or one mode of partitioning it."""
+
+    id: str
+    name: str
+    vendor: Literal["amd", "nvidia", "cpu"]
+    architecture: str  #: gfx942, sm_90, ...
+    platform: Literal["rocm", "cuda", "cpu"]
+    aliases: tuple[str, ...] = ()
+    gpus_per_node: int = Field(ge=1, le=MOST_GPUS)  #: logical GPUs in one node
+    compute_units: int | None = Field(default=None, ge=1)  #: CUs or SMs
+    memory: Memory
+    compute: Compute
+    emulated: dict[str, str] = Field(default_factory=dict)  #: weight format -> the dtype that it is computed in
+    emulated_source: str = ""
+    fp8_format: str = ""  #: e4m3fnuz on gfx942, e4m3fn elsewhere
+    interconnect: Interconnect
+    kernels: Kernels = Kernels()
+    tdp: Watts | None = None  #: board power; of a partition its share
+    price: ListPrice | None = None
+    partition: Partition | None = None
+    notes: tuple[str, ...] = ()
+    sources: dict[str, Source]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the engine sees."""
+        return int(self.memory.engine_visible.base)
+
+    @property
+    def kv_cache_is_given(self) -> bool:
+        """True where ``VLLM_CPU_KVCACHE_SPACE`` sets the size of the KV cache, not a share of the memory."""
+        return self.memory.budget == "VLLM_CPU_KVCACHE_SPACE"
+
+    @property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        return self.memory.bandwidth.base
+
+    @property
+    def parts(self) -> int:
+        """Logical GPUs of one whole GPU in this mode: 1 without partitions, 8 for CPX."""
+        return self.partition.count if self.partition else 1
+
+    @property
+    def whole(self) -> str:
+        """Id of the whole GPU, the unit that is rented: its own, or that of the GPU it is a part of."""
+        return self.partition.of if self.partition else self.id
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """NVIDIA's compute capability, (9, 0) for sm_90; None elsewhere."""
+        if not self.architecture.startswith("sm_"):
+            return None
+        digits = self.architecture.removeprefix("sm_").rstrip("a")
+        return int(digits[:-1]), int(digits[-1])
+
+    def supports(self, dtype: str) -> bool:
+        """True if the GPU has matrix units for ``dtype`` (fp16, bf16, fp8, int8, fp4, ...)."""
+        return getattr(self.compute, dtype, None) is not None
+
+    def peak_flop_per_s(self, dtype: str) -> float:
+        """Dense peak in ``dtype``. Raises InputError for a dtype that the hardware does not have."""
+        peak: Quantity | None = getattr(self.compute, dtype, None)
+        if peak is None:
+            have = ", ".join(k for k, v in self.compute if v)
+            raise InputError(f"{self.name} has no {dtype} matrix units", hint=f"use one of: {have}")
+        return peak.base
+
+    @property
+    def joined_gpus(self) -> int:
+        """GPUs that reach each other without the network: those of a node, or of nodes that links join (NVL72)."""
+        return max(self.gpus_per_node, self.interconnect.domain_gpus)
+
+    def with_network(self, gb_per_s: float | None) -> GpuProfile:
+        """A copy with a network to other nodes of ``gb_per_s`` per GPU; the profile itself for None."""
+        if gb_per_s is None:
+            return self
+        network = Quantity(value=gb_per_s, unit="GB/s", source=STATED, kind="spec", note="--network-gb-per-s")
+        links = self.interconnect.model_copy(update={"network_bandwidth": network})
+        title = Source(title="Stated for this plan", retrieved=datetime.date.today())
+        return self.model_copy(update={"interconnect": links, "sources": {**self.sources, STATED: title}})
+
+    @property
+    def stated_network_gb_per_s(self) -> float | None:
+        """Bandwidth set by ``with_network``; None where the network is the profile's own, or unknown."""
+        network = self.interconnect.network_bandwidth
+        return network.value if network and network.source == STATED else None
+
+    def with_node(self, gpus: int) -> GpuProfile:
+        """A copy with ``gpus`` per node, all joined by its links; links beyond a node (NVL72) stay as they are."""
+        links = self.interconnect
+        if links.domain_gpus <= self.gpus_per_node:
+            links = links.model_copy(update={"domain_gpus": min(links.domain_gpus, gpus)})
+        return self.model_copy(update={"gpus_per_node": gpus, "interconnect": links})
+
+    def figures(self) -> Iterator[tuple[str, Quantity | PartitionRule | AllReduceCurve]]:
+        """Every number and rule with its path in the file, such as ``memory.bandwidth``."""
+        return _figures(self, "")
+
+    @model_validator(mode="after")
+    def _every_source_is_listed(self) -> Self:
+        used = {figure.source for _, figure in self.figures()} | {self.emulated_source} - {""}
+        if self.emulated and not self.emulated_source:
+            raise ValueError("'emulated' needs 'emulated_source'")
+        if missing := sorted(used - self.sources.keys()):
+            raise ValueError(f"sources not listed: {', '.join(missing)}")
+        return self
+
+
+def _figures(facts: BaseModel, path: str) -> Iterator[tuple[str, Quantity | PartitionRule | AllReduceCurve]]:
+    for name, value in facts:
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Quantity | PartitionRule | AllReduceCurve):
+                yield path + name, part
+            elif isinstance(part, BaseModel):
+                yield from _figures(part, f"{path}{name}.")
+
+
+# --- the files ---------------------------------------------------------------------------------------------------
 
 _ALIASES = "aliases.toml"
-_PARTITION = "\n[partition]\n"  #: the table that a partition's file has
 _HINT = "start from the file of a similar GPU; every number is { value, unit, source, kind }"
 
 
@@ -32,7 +349,7 @@ def profile_ids() -> tuple[str, ...]:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Other names of shipped profiles, alias to id."""
+    """Map each alias of a shipped profile to its id."""
     table: dict[str, list[str]] = tomllib.loads((data_dir("hardware") / _ALIASES).read_text("utf-8"))
     return {alias: profile_id for profile_id, names in table.items() for alias in names}
 
@@ -52,18 +369,15 @@ def load_profile(name: str) -> GpuProfile:
     return _shipped(profile_id)
 
 
-def load_all() -> tuple[GpuProfile, ...]:
-    """Every shipped profile, by id."""
-    return tuple(_shipped(profile_id) for profile_id in profile_ids())
+def load_all(*, partitions: bool = False) -> tuple[GpuProfile, ...]:
+    """The shipped profiles of whole GPUs, sorted by id; ``partitions`` adds those of GPU partitions and MIG slices."""
+    return tuple(_shipped(name) for name in profile_ids() if partitions or not _is_partition(name))
 
 
-def load_whole() -> tuple[GpuProfile, ...]:
-    """Every shipped profile of a whole GPU, by id. Those of partitions are not parsed, which would take longer."""
-    return tuple(_shipped(profile_id) for profile_id in profile_ids() if _PARTITION not in _text(profile_id))
-
-
-def _text(profile_id: str) -> str:
-    return (data_dir("hardware") / f"{profile_id}.toml").read_text("utf-8")
+@cache
+def _is_partition(profile_id: str) -> bool:
+    """Looks for the table in the text: parsing every file takes longer."""
+    return "\n[partition]\n" in (data_dir("hardware") / f"{profile_id}.toml").read_text("utf-8")
 
 
 @cache
@@ -85,7 +399,7 @@ def _read(path: Path, **extra: Any) -> GpuProfile:
 
 
 def _first_cause(error: ValidationError) -> str:
-    """The first thing wrong in one line: ``memory.bandwidth.unit: Field required (and 2 more)``."""
+    """The first fault in one line: ``memory.bandwidth.unit: Field required (and 2 more)``."""
     first, *others = error.errors(include_url=False)
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ").splitlines()[0]

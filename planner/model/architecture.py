@@ -177,15 +177,12 @@ class Layer:
         return sum(w.params for w in self.weights)
 
     @property
-    def active_params(self) -> float:
-        """Parameters that one token passes through."""
-        return sum(self.active_share(w) * w.params for w in self.weights)
-
-    def active_share(self, weight: Weight) -> float:
-        """Share of a weight's copies that one token uses: top-k of the experts for routed experts, else all."""
-        if weight.component is Component.ROUTED_EXPERT and self.moe:
-            return self.moe.top_k / self.moe.num_experts
-        return 1.0
+    def active_params(self) -> int:
+        """Parameters that one token passes through: those of ``top_k`` routed experts, and all others."""
+        if self.moe is None:
+            return self.params
+        routed = sum(w.params for w in self.weights if w.component is Component.ROUTED_EXPERT)
+        return self.params - routed + routed * self.moe.top_k // self.moe.num_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +234,7 @@ class Model:
     @property
     def active_params(self) -> int:
         """Parameters that one text token passes through: embeddings and lm_head counted, vision not."""
-        return round(sum(layer.active_params for layer in self.layers)) + sum(w.params for w in self.outer)
+        return sum(layer.active_params for layer in self.layers) + sum(w.params for w in self.outer)
 
     @property
     def is_moe(self) -> bool:

@@ -24,7 +24,7 @@ def test_data_goes_to_stdout_and_remarks_to_stderr() -> None:
 
 
 def test_ctrl_c_ends_with_130_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
+    def interrupted(**_: bool) -> None:
         print("half a table")
         raise KeyboardInterrupt
 

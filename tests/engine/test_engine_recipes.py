@@ -170,7 +170,7 @@ def test_the_default_version_is_the_newest_that_was_run_on_the_gpu(gpu: str, ver
     assert default_version(load_profile(gpu)) == parse_version(version)
 
 
-@pytest.mark.parametrize("profile", load_all(), ids=lambda profile: profile.id)
+@pytest.mark.parametrize("profile", load_all(partitions=True), ids=lambda profile: profile.id)
 def test_every_gpu_has_a_version_and_an_image_of_it(profile: Any) -> None:
     image = image_for(profile, default_version(profile))
     assert image.platform == profile.platform

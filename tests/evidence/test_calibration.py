@@ -18,7 +18,7 @@ from planner.evidence.fitting import EfficiencyFit, FitProblem
 from planner.evidence.leave_out import leave_out
 from planner.evidence.observe import Observed, ObservedMetric
 from planner.evidence.terms import Terms
-from planner.hardware.profile import GpuProfile
+from planner.hardware.profiles import GpuProfile
 from planner.model.architecture import Model
 from planner.resources import data_dir
 from planner.simulator import StepSum

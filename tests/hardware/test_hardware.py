@@ -12,12 +12,21 @@ from pydantic import ValidationError
 
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import profiles as loader
-from planner.hardware.profile import AllReduceCurve, GpuProfile, Memory, PartitionRule, Quantity
-from planner.hardware.profiles import aliases, load_all, load_profile, load_whole, profile_ids
+from planner.hardware.profiles import (
+    AllReduceCurve,
+    GpuProfile,
+    Memory,
+    PartitionRule,
+    Quantity,
+    aliases,
+    load_all,
+    load_profile,
+    profile_ids,
+)
 from planner.resources import data_dir
 from planner.units import FACTORS, GIB, MIB
 
-PROFILES = load_all()
+PROFILES = load_all(partitions=True)
 PARTITIONS = [profile for profile in PROFILES if profile.partition]
 WHOLE = [profile for profile in PROFILES if not profile.partition]
 
@@ -27,7 +36,7 @@ def by_id(profile: GpuProfile) -> str:
 
 
 def test_whole_gpus_are_told_from_partitions_without_parsing_these() -> None:
-    assert load_whole() == tuple(WHOLE)
+    assert load_all() == tuple(WHOLE)
 
 
 # ------------------------------------------------------------------------------------------------ completeness

@@ -8,11 +8,14 @@ ROCm/rocm_smi_lib issue 159, NVIDIA's nvidia-smi manual and MIG user guide.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import planner.hardware
 from planner.commands.main import main
 from planner.errors import InputError
 from planner.hardware.local import (
@@ -226,13 +229,11 @@ def test_a_tool_that_fails_or_is_missing_says_why() -> None:
 
 
 def test_every_whole_gpu_has_a_name() -> None:
-    """A profile of a whole GPU that no name leads to could never be found."""
-    from planner.hardware.local import _devices
-
-    whole = {profile.id for profile in load_all() if not profile.partition and profile.vendor != "cpu"}
-    assert set(_devices()) == whole
-    names = [name for entry in _devices().values() for name in entry["names"]]
-    assert len(names) == len(set(names))
+    """``--gpu local`` finds a profile by the names and PCI ids in this table only."""
+    table = tomllib.loads((Path(planner.hardware.__file__).parent / "devices.toml").read_text(encoding="utf-8"))
+    assert set(table) == {profile.id for profile in load_all() if profile.vendor != "cpu"}
+    keys = [key for entry in table.values() for key in (*entry["names"], *entry.get("pci", []))]
+    assert len(keys) == len(set(keys))
 
 
 def test_the_command_line_takes_the_gpus_of_the_machine(

@@ -450,6 +450,15 @@ def answers(config: Any) -> None:
     assert math.isfinite(model.total_params)
 
 
+def test_counts_beyond_the_digits_of_a_float_stay_exact() -> None:
+    size = 2**31  # the largest that a config may give: one expert has 3 * 2**62 parameters, and a float 53 bits
+    config = {**MIXTRAL_8X7B, "hidden_size": size, "intermediate_size": size, "num_experts_per_tok": 8}
+    model = build(config)
+    assert model.active_params == model.total_params > 2**64
+    fewer = build({**config, "num_experts_per_tok": 3})
+    assert fewer.total_params - fewer.active_params == 5 * fewer.num_layers * 3 * size**2
+
+
 @given(st.data())
 @settings(max_examples=400, deadline=None)
 def test_damaged_configs_are_refused_in_one_line(data: st.DataObject) -> None:

@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.hardware.profile import DollarsPerHour, GpuProfile, ListPrice, Quantity
-from planner.hardware.profiles import load_all, load_profile
+from planner.hardware.profiles import DollarsPerHour, GpuProfile, ListPrice, Quantity, load_all, load_profile
 from planner.planning.cost import Span, parse_prices, power_w, price_of, tok_per_joule, tok_per_usd, usd_per_million_tok
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
-PARTITIONS = [profile for profile in load_all() if profile.partition]
+PARTITIONS = [profile for profile in load_all(partitions=True) if profile.partition]
 
 
 def by_id(profile: GpuProfile) -> str:

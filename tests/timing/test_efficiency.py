@@ -11,8 +11,7 @@ from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, quantity
 
 from planner.engine.version import known_version
 from planner.errors import InputError
-from planner.hardware.profile import AllReduceCurve, Kernels
-from planner.hardware.profiles import load_profile
+from planner.hardware.profiles import AllReduceCurve, Kernels, load_profile
 from planner.model.architecture import SparseIndexer
 from planner.timing.covariates import attention_class, covariates_of, engine_generation, graphs
 from planner.timing.efficiencies import PARAMETERS, SHARES, kernel_values, load_priors, prior_values

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from physics_cases import gpu, perfect
 
 from planner.errors import InputError
-from planner.hardware.profile import GpuProfile
+from planner.hardware.profiles import GpuProfile
 from planner.timing.efficiencies import Efficiency
 from planner.timing.operators import TOKENS, Operator, OperatorKind
 from planner.timing.roofline import Cost, Part, Per, Term, TimedTerm, operator_term

@@ -16,7 +16,7 @@ from physics_cases import engine, gpu, llama_8b, mixer_model, mla_model, moe_mod
 
 from planner.engine.settings import EngineConfig, LoraConfig
 from planner.engine.speculative import parse_speculative_config, with_acceptance
-from planner.hardware.profile import GpuProfile
+from planner.hardware.profiles import GpuProfile
 from planner.model.architecture import Attention, CompressedAttention, Model, SparseIndexer, StateMixer
 from planner.model.quantization import as_quantized
 from planner.timing.drafts import speculative_step

@@ -180,7 +180,7 @@ class Pages:
         return await run_in_threadpool(made, _query(request))
 
     def _front(self, query: dict[str, list[str]]) -> Response:
-        from planner.hardware import load_whole
+        from planner.hardware import load_all
         from planner.model import catalog_ids
         from planner.output import front_page
 
@@ -189,7 +189,7 @@ class Pages:
         except PlannerError:  # the answer says so; the form stands at its defaults
             asked = read_asked({})
         answer = bytes(self._answer(query).body).decode()
-        gpus = [(profile.id, profile.name) for profile in load_whole()]
+        gpus = [(profile.id, profile.name) for profile in load_all()]
         return HTMLResponse(front_page(asked, answer, models=catalog_ids(), gpus=gpus))
 
     def _answer(self, query: dict[str, list[str]]) -> Response:

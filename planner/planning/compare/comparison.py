@@ -230,7 +230,11 @@ def compare_partitions(
     """
     points: list[ComparedPoint] = []
     refused: list[RefusedGpu] = []
-    modes = (p for p in load_all() if p.partition and p.partition.of == whole.id and p.partition.compute_mode == "CPX")
+    modes = (
+        p
+        for p in load_all(partitions=True)
+        if p.partition and p.partition.of == whole.id and p.partition.compute_mode == "CPX"
+    )
     for profile in (whole, *modes):
         num_gpus = profile.gpus_per_node
         sizes = [1]

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.engine import EngineArgs, EngineVersion, legal_tensor_parallel_sizes, version_features
 from planner.errors import IllegalPlanError, PlannerError
-from planner.hardware import GpuProfile, load_all, load_whole
+from planner.hardware import GpuProfile, load_all
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import Model, as_quantized
 from planner.planning.deployment import Deployment, resolve_deployment, served_model
@@ -191,7 +191,11 @@ def _several(asked: Asked) -> Iterator[WayOut]:
 def _more_partitions(asked: Asked) -> Iterator[WayOut]:
     """Tensor parallelism over partitions, in a mode for which a source documents it and another disputes it."""
     own = asked.profile
-    alike = [p for p in load_all() if p.whole == own.whole and p.partition and p.memory_bytes == own.memory_bytes]
+    alike = [
+        p
+        for p in load_all(partitions=True)
+        if p.whole == own.whole and p.partition and p.memory_bytes == own.memory_bytes
+    ]
     for profile in sorted(alike, key=lambda p: p.id != own.id):
         for size in (2, 4, 8):
             settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
@@ -255,7 +259,7 @@ def _modes(asked: Asked) -> Iterator[WayOut]:
     own = asked.profile
     if own.partition is None:  # nothing is larger than the whole
         return
-    larger = [p for p in load_all() if p.whole == own.whole and p.memory_bytes > own.memory_bytes]
+    larger = [p for p in load_all(partitions=True) if p.whole == own.whole and p.memory_bytes > own.memory_bytes]
     for other in sorted(larger, key=lambda p: p.memory_bytes):
         found = tuple(asked.option(f"{other.name} instead", {"gpu": other.id}, profile=other))
         if found:
@@ -270,7 +274,7 @@ def _other_gpus(asked: Asked) -> Iterator[WayOut]:
     nodes = ceil(ranks / own.gpus_per_node)
     larger = [
         p
-        for p in load_whole()
+        for p in load_all()
         if p.platform != "cpu"
         and p.memory_bytes > own.memory_bytes
         and p.id != own.whole
