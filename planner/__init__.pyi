@@ -1,5 +1,12 @@
 # What ``from planner import ...`` gives. Names, keywords and keys of answers stay and only grow.
 
+# A model on a GPU: whether it fits and how fast it is
+from .planning import Serving as Serving
+from .planning import list_gpus as list_gpus
+from .planning import list_models as list_models
+from .planning import load_gpu as load_gpu
+from .planning import load_model as load_model
+
 # A function for each command of the command line
 from .commands.check import check_command as check_command
 from .commands.compare import compare_gpus as compare_gpus
@@ -7,10 +14,6 @@ from .commands.fit import check_fit as check_fit
 from .commands.fit import list_fits as list_fits
 from .commands.fit import sweep_fit as sweep_fit
 from .commands.fleet import size_fleet as size_fleet
-from .commands.inputs import list_gpus as list_gpus
-from .commands.inputs import list_models as list_models
-from .commands.inputs import load_gpu as load_gpu
-from .commands.inputs import load_model as load_model
 from .commands.measured import calibrate_from as calibrate_from
 from .commands.measured import evaluate_runs as evaluate_runs
 from .commands.measured import validate_plan as validate_plan

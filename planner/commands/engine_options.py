@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 from planner.commands.declare import Option, Parameter
-from planner.commands.inputs import typed
-from planner.engine import SETTINGS, EngineArgs
-from planner.errors import UnknownNameError
+from planner.engine import SETTINGS
+from planner.planning import engine_args as engine_args
 
 ENGINE = "Engine (flags of vllm serve)"
-DRAFTS, ACCEPTANCE = "speculative_config", "speculative_acceptance_rate"
+DRAFTS = "speculative_config"
 #: Settings that change memory, and settings that change time.
 MEMORY = tuple(name for name, row in SETTINGS.items() if row.only != "time")
 TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
@@ -33,22 +29,3 @@ def engine_parameter(name: str, *, searched: bool = False) -> Parameter:
         max=row.most if counts else None,
     )
     return Parameter(name, row.kind, None if searched else row.default, option)
-
-
-def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineArgs:
-    """The settings of an engine.
-
-    ``own`` are other keywords of the function that was called, to suggest the one that was meant. Raises
-    UnknownNameError for a keyword that is no setting, and InputError for a value that the setting does not take.
-    """
-    from planner.engine import read_drafts
-
-    settings = dict(given)
-    for name in settings:
-        if name not in SETTINGS:
-            raise UnknownNameError("keyword", name, (*SETTINGS, *own), see="docs/library.md")
-    drafts, rates = settings.pop(DRAFTS, None), settings.pop(ACCEPTANCE, None)
-    for name, value in settings.items():
-        settings[name] = typed(name, value, SETTINGS[name].kind)
-        SETTINGS[name].check(settings[name])
-    return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates))

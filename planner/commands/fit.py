@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-from planner.commands.declare import Option, command, keywords
-from planner.commands.engine_options import MEMORY, engine_args
-from planner.commands.inputs import asked_version, basis_for, find_gpu, find_gpus, fits_for, load_model, version_for
+from planner.commands.declare import Option, command
+from planner.commands.engine_options import MEMORY
+from planner.commands.inputs import find_gpus
 from planner.commands.options import (
     Calibration,
     EngineVersion,
@@ -26,12 +26,8 @@ from planner.commands.options import (
 from planner.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
-    from planner.engine import EngineArgs, EngineFlags
-    from planner.hardware import GpuProfile
-    from planner.memory import Basis
-    from planner.model import ResolvedModel
+    from planner.engine import EngineFlags
     from planner.output import FitAnswer, FitTable, GpuFit
-    from planner.planning import FitResult
 
 StartupLog = Annotated[
     PathName | None,
@@ -72,14 +68,15 @@ def check_fit(
     and what ``load_model`` and ``load_gpu`` raise.
     """
     from planner.output import FitAnswer
+    from planner.planning import Serving
 
-    args = engine_args(engine, own=keywords(check_fit))
-    profile, remarks = find_gpu(gpu, network_gb_per_s)  # before the model: a mistyped GPU should not wait for the hub
-    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
     if startup_log is not None:
-        return _with_log(Path(startup_log), resolved, profile, args, engine_version, calibration, explain, remarks)
-    result = _fit(resolved, profile, args, engine_version, basis_for(fits_for(calibration), args))
-    return FitAnswer(result, resolved, explain, remarks)
+        calibration = calibration or "none"
+    serving = Serving(
+        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
+        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
+    )  # fmt: skip
+    return FitAnswer(serving.fit(startup_log=startup_log), serving.resolved, explain, serving.remarks)
 
 
 def list_fits(
@@ -101,16 +98,22 @@ def list_fits(
     A GPU on which vLLM does not run the settings is an answer too. Raises IllegalPlanError where that is so on all.
     """
     from planner.output import FitTable, RefusedFit
+    from planner.planning import Serving
 
-    args = engine_args(engine, own=keywords(list_fits))
-    profiles, remarks = find_gpus(gpu, network_gb_per_s)
-    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
-    basis = basis_for(fits_for(calibration), args)
-    answers = tuple(_fit_or_refusal(resolved, profile, args, engine_version, basis) for profile in profiles)
+    servings = Serving.on_each(
+        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
+        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
+    )  # fmt: skip
+    answers: list[GpuFit] = []
+    for serving in servings:
+        try:
+            answers.append(serving.fit())
+        except IllegalPlanError as error:
+            answers.append(RefusedFit(serving.profile, error))
     refused = [answer for answer in answers if isinstance(answer, RefusedFit)]
     if len(refused) == len(answers):
         raise refused[0].error
-    return FitTable(answers, resolved, explain=explain, remarks=remarks)
+    return FitTable(tuple(answers), servings[0].resolved, explain=explain, remarks=servings[0].remarks)
 
 
 def sweep_fit(
@@ -132,18 +135,14 @@ def sweep_fit(
     A 16-bit model is taken in the usual published precisions too; a quantised one is what it is.
     """
     from planner.output import FitTable
-    from planner.planning import sweep_settings
+    from planner.planning import Serving, sweep_settings
 
-    args = engine_args(engine, own=keywords(sweep_fit))
-    profiles, remarks = find_gpus(gpu, network_gb_per_s)
-    resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
-    basis = basis_for(fits_for(calibration), args)
-    answers: list[GpuFit] = []
-    for profile in profiles:
-        version = version_for(engine_version, profile)
-        dtypes = _precisions(resolved)
-        answers += sweep_settings(resolved.model, profile, args, version, weight_dtypes=dtypes, basis=basis)
-    return FitTable(tuple(answers), resolved, sweep=True, explain=explain, remarks=remarks)
+    servings = Serving.on_each(
+        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
+        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
+    )  # fmt: skip
+    answers = [answer for serving in servings for answer in sweep_settings(serving)]
+    return FitTable(tuple(answers), servings[0].resolved, sweep=True, explain=explain, remarks=servings[0].remarks)
 
 
 @command("fit", help="Does it fit, and how many tokens does its KV cache hold?", extends=check_fit, engine=MEMORY)
@@ -160,55 +159,3 @@ def fit(gpu: Gpus, *, sweep: Sweep = False, startup_log: StartupLog = None, **op
     else:
         answer = list_fits(gpu=profiles, **options)
     return replace(answer, remarks=(*remarks, *answer.remarks))
-
-
-def _with_log(
-    path: Path,
-    resolved: ResolvedModel,
-    profile: GpuProfile,
-    args: EngineArgs,
-    version: str | None,
-    calibration: PathName | None,
-    explain: bool,
-    remarks: tuple[str, ...],
-) -> FitAnswer:
-    """The answer with the overheads of a start-up log, compared with what was fitted to other machines."""
-    from planner.output import FitAnswer
-    from planner.planning import fit_with_log
-
-    basis = basis_for(fits_for(calibration or "none"), args)
-    result = fit_with_log(path, resolved, profile, args, asked_version(version), basis)
-    return FitAnswer(result, resolved, explain, remarks)
-
-
-def _fit(
-    resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: str | None, basis: Basis
-) -> FitResult:
-    from planner.planning import fit_model
-
-    return fit_model(
-        resolved.model,
-        profile,
-        args,
-        version_for(version, profile),
-        requested_model=resolved.requested,
-        resolved_model=resolved.resolved,
-        basis=basis,
-    )
-
-
-def _fit_or_refusal(
-    resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: str | None, basis: Basis
-) -> GpuFit:
-    """The answer for one GPU among several: settings that it does not run are an answer too."""
-    from planner.output import RefusedFit
-
-    try:
-        return _fit(resolved, profile, args, version, basis)
-    except IllegalPlanError as error:
-        return RefusedFit(profile, error)
-
-
-def _precisions(resolved: ResolvedModel) -> tuple[str, ...]:
-    model = resolved.model
-    return () if model.quantization.method else (model.dtype, "fp8", "int4-awq")

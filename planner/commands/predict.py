@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from planner.commands.declare import Option, command, keywords
-from planner.commands.engine_options import TIME, engine_args
-from planner.commands.inputs import basis_for, find_gpu, fits_for, load_model, typed, version_for
+from planner.commands.engine_options import TIME
 from planner.commands.load import (
     ONE_NAME,
     check_context,
@@ -49,10 +48,10 @@ from planner.commands.options import (
     WorkloadName,
 )
 from planner.errors import InputError
+from planner.planning import Serving, engine_args, typed
 from planner.workload import named_sessions
 
 if TYPE_CHECKING:
-    from planner.commands.inputs import GpuName, ModelName
     from planner.commands.options import PathName
     from planner.engine import EngineFlags
     from planner.output import Bench, PredictionAnswer, PredictionRefused
@@ -106,22 +105,6 @@ Goodput = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """What is to serve the load, as it was asked for."""
-
-    model: ModelName
-    gpu: GpuName
-    network: float | None
-    weight_dtype: str | None
-    engine_version: str | None
-    calibration: PathName | None
-    revision: str | None
-    refresh: bool
-    timeout: float | None
-    engine: EngineFlags
-
-
 @command("predict serve", help="A client against a server: vllm bench serve.", engine=TIME, rivals=ONE_NAME)
 def predict_serve(
     model: Model,
@@ -166,6 +149,7 @@ def predict_serve(
     """
     from planner.planning import check_classes, mixed
 
+    engine_args(engine, own=keywords(predict_serve))
     requests: Requests | None = None
     said: tuple[str, ...] = ()
     if workload is not None:
@@ -202,16 +186,17 @@ def predict_serve(
         prefix_len=random_prefix_len,
         prefix_cache_hit_rate=prefix_cache_hit_rate,
     )
-    case = _Case(
-        model, gpu, network_gb_per_s, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine
-    )
+    serving = Serving(
+        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
+        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
+    )  # fmt: skip
     asked: dict[str, Any] = {
         "percentiles": tuple(typed("metric_percentiles", one, float) for one in metric_percentiles),
         "goodput": _targets_ms(goodput or {}),
     }
     if classes:
         asked["classes"] = tuple(classes)
-    return _predict("serve", sent, case, explain=explain, requests=requests, said=said, **asked)
+    return _predict("serve", sent, serving, explain=explain, requests=requests, notes=said, **asked)
 
 
 @command("predict throughput", help="Offline, all prompts at once: vllm bench throughput.", engine=TIME)
@@ -244,10 +229,11 @@ def predict_throughput(
         prefix_len=random_prefix_len,
         prefix_cache_hit_rate=prefix_cache_hit_rate,
     )
-    case = _Case(
-        model, gpu, network_gb_per_s, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine
-    )
-    return _predict("throughput", workload, case, explain=explain)
+    serving = Serving(
+        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
+        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
+    )  # fmt: skip
+    return _predict("throughput", workload, serving, explain=explain)
 
 
 @command("predict latency", help="One batch from start to end: vllm bench latency.", engine=TIME)
@@ -270,65 +256,35 @@ def predict_latency(
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench latency`` would measure: seconds of one batch from start to end. See ``predict_serve``."""
     workload = workload_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)
-    case = _Case(
-        model, gpu, network_gb_per_s, weight_dtype, engine_version, calibration, revision, refresh, timeout, engine
-    )
-    return _predict("latency", workload, case, explain=explain)
+    serving = Serving(
+        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
+        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
+    )  # fmt: skip
+    return _predict("latency", workload, serving, explain=explain)
 
 
 def _predict(
     bench: Bench,
-    workload: Workload,
-    case: _Case,
+    load: Workload,
+    serving: Serving,
     *,
     explain: bool,
     requests: Requests | None = None,
-    said: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
     **asked: Any,
 ) -> PredictionAnswer | PredictionRefused:
-    """Predict ``workload``, or ``requests`` of which it has the means; ``asked`` is for the result of the bench."""
+    """Predict ``load``, or ``requests`` of which it has the means; ``asked`` is for the result of the bench."""
     from planner.output import PredictionAnswer, PredictionRefused
-    from planner.planning import (
-        resolve_deployment,
-        simulate_classes,
-        simulate_latency,
-        simulate_serve,
-        simulate_throughput,
-    )
 
-    known = {name for function in (predict_serve, predict_latency) for name in keywords(function)}
-    args = engine_args(case.engine, own=known)
-    profile, remarks = find_gpu(case.gpu, case.network)  # before the model: a mistyped GPU should not wait for the hub
-    resolved = load_model(
-        case.model,
-        weight_dtype=case.weight_dtype,
-        revision=case.revision,
-        refresh=case.refresh,
-        timeout=case.timeout,
-    )
-    version = version_for(case.engine_version, profile)
-    local = fits_for(case.calibration)
-    remarks = (*remarks, *local.notes, *said)
-    basis = basis_for(local, args)
-    deployment = resolve_deployment(
-        resolved.model, profile, args, version, offline=bench != "serve", basis=basis, calibration=local.calibration
-    )
-    check_load(workload)
-    longest = workload.max_total_len if requests is None else requests.max_total_len
-    check_context(
-        workload, deployment.config.max_model_len, resolved.resolved, longest_len=(requests and longest) or None
-    )
+    resolved, notes = serving.resolved, (*serving.notes, *notes)
+    deployment = serving.deployment if bench == "serve" else serving.offline
+    check_load(load)
+    longest = load.max_total_len if requests is None else requests.max_total_len
+    check_context(load, deployment.config.max_model_len, resolved.resolved, longest_len=(requests and longest) or None)
     if deployment.requests_held(longest) < 1:
-        return PredictionRefused(deployment, workload, resolved, remarks)
-    benches = {
-        "serve": simulate_serve,
-        "throughput": simulate_throughput,
-        "latency": simulate_latency,
-    }
-    if requests is not None:
-        asked["requests"] = requests
-    prediction = (simulate_classes if "classes" in asked else benches[bench])(deployment, workload, **asked)
-    return PredictionAnswer(bench, prediction, deployment, resolved, explain, remarks)
+        return PredictionRefused(deployment, load, resolved, notes)
+    prediction = serving.predict(load, bench=bench, requests=requests, **asked)
+    return PredictionAnswer(bench, prediction, deployment, resolved, explain, notes)
 
 
 def _recorded(path: Path, rate: float) -> tuple[Requests, tuple[int, int, int, float], tuple[str, ...]]:

@@ -13,13 +13,31 @@ from .calibration import save as save
 from .deployment import Deployment as Deployment
 from .deployment import resolve_deployment as resolve_deployment
 
+# A model, a GPU, engine arguments, a version and a calibration
+from .serving import Serving as Serving
+from .serving import GpuName as GpuName
+from .serving import ModelName as ModelName
+from .serving import asked_version as asked_version
+from .serving import basis_for as basis_for
+from .serving import checked_rate as checked_rate
+from .serving import draft_of as draft_of
+from .serving import engine_args as engine_args
+from .serving import find_gpu as find_gpu
+from .serving import find_gpus as find_gpus
+from .serving import fits_for as fits_for
+from .serving import list_gpus as list_gpus
+from .serving import list_models as list_models
+from .serving import load_gpu as load_gpu
+from .serving import load_model as load_model
+from .serving import typed as typed
+from .serving import version_for as version_for
+
 # Does it fit?
 from .fit.result import FitResult as FitResult
 from .fit.check import Verdict as Verdict
 from .fit.result import LogLine as LogLine
 from .fit.answer import fit_model as fit_model
 from .fit.answer import sweep_settings as sweep_settings
-from .fit.startup import fit_with_log as fit_with_log
 from .fit.startup import read_start as read_start
 from .fit.explain import ArithmeticLine as ArithmeticLine
 from .fit.explain import explain as explain
@@ -28,7 +46,6 @@ from .fit.explain import explain as explain
 from .predict import ClassFigures as ClassFigures
 from .predict import Prediction as Prediction
 from .predict import simulate_serve as simulate_serve
-from .predict import simulate_classes as simulate_classes
 from .predict import simulate_throughput as simulate_throughput
 from .predict import simulate_latency as simulate_latency
 from .predict import estimate as estimate

@@ -22,6 +22,7 @@ from planner.planning.fit.answer import fit_model, sweep_settings
 from planner.planning.fit.check import Condition
 from planner.planning.fit.explain import explain
 from planner.planning.fit.result import FitResult
+from planner.planning.serving import Serving
 
 CONTRACT = {
     "schema_version", "fits", "verdict", "model", "gpu", "engine_version", "tensor_parallel_size", "weight_dtype",
@@ -205,21 +206,15 @@ def test_the_documents_slip_is_pointed_out() -> None:
 
 
 def test_sweep_covers_tp_precision_and_kv_dtype() -> None:
-    results = sweep_settings(
-        model("meta-llama/Llama-3.1-8B"),
-        load_profile("h100"),
-        EngineArgs(),
-        version("0.33.0"),
-        weight_dtypes=("bf16", "fp8"),
-    )
+    serving = Serving.of(model("meta-llama/Llama-3.1-8B"), load_profile("h100"), version=version("0.33.0"))
+    results = sweep_settings(serving, weight_dtypes=("bf16", "fp8"))
     seen = {(r.config.tensor_parallel_size, r.config.weight_dtype, r.config.kv_cache_dtype) for r in results}
     assert seen == {(t, w, k) for t in (1, 2, 4, 8) for w in ("bf16", "fp8") for k in ("bf16", "fp8")}
 
 
 def test_sweep_leaves_out_what_vllm_refuses() -> None:
-    results = sweep_settings(
-        model("meta-llama/Llama-2-7b-hf"), load_profile("mi300x-cpx"), EngineArgs(), version("0.11.0")
-    )
+    partition = Serving.of(model("meta-llama/Llama-2-7b-hf"), load_profile("mi300x-cpx"), version=version("0.11.0"))
+    results = sweep_settings(partition)
     assert {r.config.tensor_parallel_size for r in results} == {1}
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
 
 from planner.engine import CPU_KVCACHE_SPACE, EngineArgs, EngineConfig, EngineVersion
 from planner.errors import IllegalPlanError
@@ -13,6 +16,9 @@ from planner.model import Model, as_quantized
 from planner.planning.fit.options import Asked, ways_out
 from planner.planning.fit.result import FitResult
 from planner.units import GIB
+
+if TYPE_CHECKING:
+    from planner.planning.serving import Serving
 
 
 def fit_model(
@@ -49,31 +55,28 @@ def fit_model(
 
 
 def sweep_settings(
-    model: Model,
-    profile: GpuProfile,
-    args: EngineArgs,
-    version: EngineVersion,
+    serving: Serving,
     *,
     tensor_parallel_sizes: Iterable[int] = (1, 2, 4, 8),
-    weight_dtypes: Iterable[str] = (),
+    weight_dtypes: Iterable[str] | None = None,
     kv_cache_dtypes: Iterable[str] = ("auto", "fp8"),
-    basis: Basis = SHIPPED_BASIS,
 ) -> list[FitResult]:
     """Results over TP x weight dtype x KV cache dtype; combinations that vLLM refuses are left out.
 
-    ``weight_dtypes`` empty: the checkpoint as it is. Others stand for the usual published form of that dtype.
+    ``weight_dtypes``: None for the checkpoint and, where it has 16 bits, the usual published forms of it.
     """
+    model = serving.model
+    if weight_dtypes is None:
+        weight_dtypes = () if model.quantization.method else (model.dtype, "fp8", "int4-awq")
     models = [as_quantized(model, name) for name in weight_dtypes] or [model]
-    found: list[FitResult] = []
-    for served in models:
-        for size in tensor_parallel_sizes:
-            for kv_cache_dtype in kv_cache_dtypes:
-                settings = replace(args, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
-                try:
-                    found.append(fit_model(served, profile, settings, version, look_for_options=False, basis=basis))
-                except IllegalPlanError:
-                    continue  # not a plan: the sweep lists what can run
-    return found
+    results: list[FitResult] = []
+    for served, size, kv_cache_dtype in product(models, tensor_parallel_sizes, kv_cache_dtypes):
+        asked = serving.changed(
+            resolved=replace(serving.resolved, model=served), tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype
+        )
+        with suppress(IllegalPlanError):  # not a plan: the sweep lists what can run
+            results.append(asked.fit(ways_out=False))
+    return results
 
 
 def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:

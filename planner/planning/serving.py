@@ -1,0 +1,374 @@
+"""One model on one type of GPU: names are resolved and settings checked once, for every question about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from inspect import signature
+from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
+
+from planner.engine import (
+    SETTINGS,
+    EngineArgs,
+    EngineFlags,
+    EngineVersion,
+    default_version,
+    flag_of,
+    parse_version,
+    read_drafts,
+)
+from planner.errors import InputError, UnknownNameError
+from planner.hardware import GpuProfile, load_all, load_profile, local_profile
+from planner.memory import Basis
+from planner.model import Model, ResolvedModel, as_quantized, resolve_model
+from planner.planning.calibration import SHIPPED, Local, local_for
+from planner.planning.deployment import Deployment, resolve_deployment
+
+if TYPE_CHECKING:
+    from planner.planning.fit.result import FitResult
+    from planner.planning.predict import Prediction
+    from planner.workload import Requests, Workload
+
+#: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
+ModelName = str | PathLike[str] | ResolvedModel
+#: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
+GpuName = str | PathLike[str] | GpuProfile
+Bench = Literal["serve", "throughput", "latency"]
+
+#: Plausible link speeds: 1 KB/s to 1 PB/s.
+LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6
+
+
+@dataclass(frozen=True, init=False)
+class Serving:
+    """A model, a GPU, engine arguments, a vLLM version and a calibration.
+
+    >>> Serving("meta-llama/Llama-2-7b-hf", "mi300x", tensor_parallel_size=2).fit().verdict
+    'fits'
+    """
+
+    resolved: ResolvedModel
+    profile: GpuProfile
+    args: EngineArgs
+    engine_version: EngineVersion | None  #: None: the newest with an image for the GPU
+    local: Local  #: the user's own fits
+    basis: Basis  #: overheads of memory, and the draft model
+    remarks: tuple[str, ...]  #: on how the names were resolved
+
+    def __init__(
+        self,
+        model: ModelName,
+        gpu: GpuName,
+        *,
+        network_gb_per_s: float | None = None,
+        weight_dtype: str | None = None,
+        engine_version: str | None = None,
+        calibration: str | PathLike[str] | None = None,
+        revision: str | None = None,
+        refresh: bool = False,
+        timeout: float | None = None,
+        **engine: Unpack[EngineFlags],
+    ) -> None:
+        """Resolve the names: ``model`` as in ``load_model``, ``gpu`` as in ``load_gpu``.
+
+        ``engine`` are flags of ``vllm serve`` (``tensor_parallel_size=8``, ``max_model_len=32768``, ...).
+        ``engine_version`` is a version of vLLM or the date of a build, by default the newest with an image for the GPU.
+        ``calibration`` is a file of ``calibrate_from``, ``"none"`` for the fits as shipped, by default the user's own.
+        ``network_gb_per_s`` is the inter-node bandwidth of one GPU. Raises UnknownNameError for a keyword that is no
+        setting, InputError for a value that a setting does not take, and what ``load_model`` and ``load_gpu`` raise.
+        """
+        # the GPU before the model: a mistyped GPU should not wait for the hub
+        args = engine_args(engine, own=signature(Serving).parameters)
+        profile, remarks = find_gpu(gpu, network_gb_per_s)
+        resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
+        self._set(resolved, profile, args, asked_version(engine_version), fits_for(calibration), remarks)
+
+    @classmethod
+    def on_each(
+        cls, model: ModelName, gpu: GpuName | Iterable[GpuName], *, network_gb_per_s: float | None = None, **given: Any
+    ) -> tuple[Self, ...]:
+        """One for each of several GPUs, or for ``"all"``, of the same model; keywords as of ``Serving``."""
+        engine_args({name: value for name, value in given.items() if name not in signature(cls).parameters})
+        profiles, remarks = find_gpus(gpu, network_gb_per_s)
+        first = cls(model, profiles[0], **given)
+        return tuple(first.changed(profile=profile, remarks=remarks) for profile in profiles)
+
+    @classmethod
+    def of(
+        cls,
+        model: Model | ResolvedModel,
+        profile: GpuProfile,
+        args: EngineArgs | None = None,
+        version: EngineVersion | None = None,
+        *,
+        local: Local = SHIPPED,
+        basis: Basis | None = None,
+    ) -> Self:
+        """The same of what is resolved already."""
+        if isinstance(model, Model):
+            model = ResolvedModel(model.id, model.id, model, "catalog")
+        made = cls.__new__(cls)
+        made._set(model, profile, args or EngineArgs(), version, local, (), basis)
+        return made
+
+    def _set(
+        self,
+        resolved: ResolvedModel,
+        profile: GpuProfile,
+        args: EngineArgs,
+        version: EngineVersion | None,
+        local: Local,
+        remarks: tuple[str, ...],
+        basis: Basis | None = None,
+    ) -> None:
+        basis = basis or basis_for(local, args)
+        given = (resolved, profile, args, version, local, basis, remarks)
+        vars(self).update(zip((field.name for field in fields(self)), given, strict=True))
+
+    def changed(self, **changes: Any) -> Self:
+        """A copy with other fields, or other settings of the engine."""
+        made, own = self.__class__.__new__(self.__class__), {field.name for field in fields(self)}
+        settings = {name: value for name, value in changes.items() if name not in own}
+        taken = {name: value for name, value in changes.items() if name in own}
+        vars(made).update({name: taken.get(name, getattr(self, name)) for name in own})
+        vars(made)["args"] = replace(made.args, **settings)
+        return made
+
+    @property
+    def model(self) -> Model:
+        """The architecture of the checkpoint."""
+        return self.resolved.model
+
+    @cached_property
+    def version(self) -> EngineVersion:
+        """The vLLM version that was asked for, else the newest with an image for the GPU."""
+        return self.engine_version or default_version(self.profile)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the names and on the calibration."""
+        return (*self.remarks, *self.local.notes)
+
+    @cached_property
+    def memory(self) -> Deployment:
+        """The engine for questions about memory, without efficiencies.
+
+        Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
+        """
+        return resolve_deployment(self.model, self.profile, self.args, self.version, basis=self.basis)
+
+    @cached_property
+    def deployment(self) -> Deployment:
+        """The engine of ``vllm serve``. Raises as ``memory``."""
+        return replace(self.memory, calibration=self.local.calibration)
+
+    @cached_property
+    def offline(self) -> Deployment:
+        """The engine with the defaults of ``vllm bench throughput`` and ``latency``. Raises as ``memory``."""
+        return resolve_deployment(
+            self.model, self.profile, self.args, self.version, offline=True, basis=self.basis,
+            calibration=self.local.calibration,
+        )  # fmt: skip
+
+    def fit(self, *, startup_log: str | PathLike[str] | None = None, ways_out: bool = True) -> FitResult:
+        """Check whether vLLM starts, and how many tokens its KV cache holds.
+
+        ``startup_log`` is a file with vLLM's own start-up messages: it is compared, and the overheads that it shows
+        count and are kept for this user. ``ways_out`` also checks what would make it fit. Raises as ``memory``.
+        """
+        from planner.planning.fit.answer import fit_model
+        from planner.planning.fit.startup import fit_with_log
+
+        if startup_log is not None:
+            return fit_with_log(
+                Path(startup_log), self.resolved, self.profile, self.args, self.engine_version, self.basis
+            )
+        return fit_model(
+            self.model, self.profile, self.args, self.version, requested_model=self.resolved.requested,
+            resolved_model=self.resolved.resolved, look_for_options=ways_out, basis=self.basis,
+        )  # fmt: skip
+
+    def predict(
+        self, load: Workload, *, bench: Bench = "serve", requests: Requests | None = None, **asked: Any
+    ) -> Prediction:
+        """Predict what ``vllm bench`` measures of ``load``, or of ``requests`` of which it has the means.
+
+        ``asked`` is for the result of the benchmark. Raises as ``memory``.
+        """
+        from planner.planning.predict import simulate_classes, simulate_latency, simulate_serve, simulate_throughput
+
+        if bench == "throughput":
+            return simulate_throughput(self.offline, load)
+        if bench == "latency":
+            return simulate_latency(self.offline, load)
+        if requests is not None and "classes" in asked:
+            return simulate_classes(self.deployment, load, requests=requests, **asked)
+        return simulate_serve(self.deployment, load, requests=requests, **asked)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def load_model(
+    model: ModelName,
+    *,
+    weight_dtype: str | None = None,
+    revision: str | None = None,
+    refresh: bool = False,
+    timeout: float | None = None,
+) -> ResolvedModel:
+    """A model's architecture, and what its name led to.
+
+    ``model``: a hub id in any case, a folder with a ``config.json``, or such a file. The bundled catalog answers
+    first, then the local hub cache, then the hub (``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` count).
+    ``weight_dtype`` stands for the usual checkpoint of that precision: ``fp8``, ``mxfp4``, ``int4-awq``, ...
+    ``revision`` is a branch, tag or commit; ``refresh`` asks the hub even where a local answer exists.
+    ``timeout`` is in seconds, for all that the hub is asked, by default 30.
+
+    Raises UnknownNameError for a name that is nowhere, InputError for a file that is no model, UnsupportedModelError
+    for an architecture that is not understood, and HubError where the hub cannot be reached or refuses.
+    """
+    resolved = model
+    if not isinstance(resolved, ResolvedModel):
+        resolved = resolve_model(str(model), revision=revision, refresh=refresh, timeout_s=timeout)
+    if weight_dtype is None:
+        return resolved
+    quantized = as_quantized(resolved.model, weight_dtype)
+    return replace(resolved, model=quantized, notes=(*resolved.notes, f"the usual form of {weight_dtype} is assumed"))
+
+
+def load_gpu(gpu: GpuName) -> GpuProfile:
+    """The profile of a GPU, or of a partition of one: memory, bandwidth, peaks, prices, each with its source.
+
+    ``gpu`` is an id or an alias in any case (``list_gpus`` has them), the path of a ``.toml`` file, or ``local`` for
+    the GPUs of this machine. Raises UnknownNameError for any other name, and InputError for a file that is no profile
+    and for a machine whose GPUs have none.
+    """
+    return find_gpu(gpu)[0]
+
+
+def find_gpu(gpu: GpuName, network_gb_per_s: float | None = None) -> tuple[GpuProfile, tuple[str, ...]]:
+    """The profile, with the network that is stated, and for ``local`` a remark on the GPUs of this machine."""
+    network = checked_rate("network_gb_per_s", network_gb_per_s)
+    if isinstance(gpu, GpuProfile):
+        return gpu.with_network(network), ()
+    if str(gpu).strip().lower() != "local":
+        return load_profile(str(gpu)).with_network(network), ()
+    here = local_profile()
+    return here.profile.with_network(network), (here.note,)
+
+
+def find_gpus(
+    gpus: GpuName | Iterable[GpuName], network_gb_per_s: float | None = None
+) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
+    """The profiles in their order, each once, with the network that is stated, and remarks; ``all`` is every one."""
+    given: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
+    names = [name for several in given for name in _split_names(several)]
+    if any(isinstance(name, str) and name.lower() == "all" for name in names):
+        names = list(load_all(partitions=True))
+    profiles: dict[str, GpuProfile] = {}
+    remarks: list[str] = []
+    for name in names:
+        profile, notes = find_gpu(name, network_gb_per_s)
+        profiles.setdefault(profile.id, profile)
+        remarks += notes
+    if not profiles:
+        raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
+    return tuple(profiles.values()), tuple(remarks)
+
+
+def _split_names(gpu: GpuName) -> Sequence[GpuName]:
+    """``h100,b200`` are two names; a comma in the path of a file is part of it."""
+    return gpu.split(",") if isinstance(gpu, str) and not gpu.endswith(".toml") else [gpu]
+
+
+def list_gpus() -> tuple[str, ...]:
+    """The ids of all GPU profiles, partitions included."""
+    from planner.hardware import profile_ids
+
+    return profile_ids()
+
+
+def list_models() -> tuple[str, ...]:
+    """The hub ids of the bundled catalog; any other id is asked for at the hub."""
+    from planner.model import catalog_ids
+
+    return tuple(catalog_ids())
+
+
+def asked_version(text: str | None) -> EngineVersion | None:
+    """The version asked for, if any."""
+    return None if text is None else parse_version(typed("engine_version", text, str))
+
+
+def version_for(text: str | None, profile: GpuProfile) -> EngineVersion:
+    """The version asked for, else the newest for which an image of this GPU is pinned."""
+    return asked_version(text) or default_version(profile)
+
+
+def fits_for(calibration: str | PathLike[str] | None) -> Local:
+    """The fits that ``calibration`` names: a file, ``"none"``, or by default the user's own."""
+    return local_for(None if calibration is None else str(calibration))
+
+
+def basis_for(local: Local, args: EngineArgs) -> Basis:
+    """Fitted overheads of memory, and the draft model of ``speculative_config``."""
+    return Basis(local.constants, draft_of(args))
+
+
+def draft_of(args: EngineArgs) -> Model | None:
+    """The second model that ``--speculative-config`` names, if any."""
+    drafts = args.speculative_config
+    return resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineArgs:
+    """The settings of an engine.
+
+    ``own`` are other keywords of the function that was called, to suggest the one that was meant. Raises
+    UnknownNameError for a keyword that is no setting, and InputError for a value that the setting does not take.
+    """
+    settings = dict(given)
+    for name in settings:
+        if name not in SETTINGS:
+            raise UnknownNameError("keyword", name, (*SETTINGS, *own), see="docs/library.md")
+    drafts, rates = settings.pop("speculative_config", None), settings.pop("speculative_acceptance_rate", None)
+    for name, value in settings.items():
+        settings[name] = typed(name, value, SETTINGS[name].kind)
+        SETTINGS[name].check(settings[name])
+    return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates))
+
+
+def checked_rate(name: str, gb_per_s: float | None) -> float | None:
+    """GB/s of one GPU; None is fine. Raises InputError, naming the flag, for any other value than such a rate."""
+    if gb_per_s is None:
+        return None
+    rate: float = typed(name, gb_per_s, float)
+    if not LEAST_GB_PER_S <= rate <= MOST_GB_PER_S:
+        raise InputError(f"{flag_of(name)} {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
+    return rate
+
+
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as a plain one of the types in ``hint``; numbers of numpy and the like are taken.
+
+    Raises InputError, naming the flag, for a value of another type.
+    """
+    kinds = get_args(hint) or (hint,)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        if type(value) in kinds:
+            return value
+    elif isinstance(value, Integral) and int in kinds:
+        return int(value)
+    elif float in kinds:
+        return float(value)
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
+    wanted = " or ".join(words[kind] for kind in kinds if kind in words)
+    raise InputError(f"{flag_of(name)} {repr(value)[:80]} is not {wanted}", hint=f"give {name} as {wanted}")
