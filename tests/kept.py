@@ -13,8 +13,8 @@ from pathlib import Path
 from deployed import files_of
 from script_plans import CLASSES, GOLDEN
 
-from planner.output.scripts.files import write_folder
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import render_scripts
+from planner.output.scripts.folder import write_folder
 
 PLANS = {**GOLDEN, "mi355x-classes": CLASSES}
 FOLDER = Path(__file__).parent / "golden"

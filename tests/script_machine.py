@@ -15,9 +15,8 @@ from pathlib import Path
 from script_plans import MATRIX
 from stand_ins import StandIns
 
-from planner.output.scripts.emission import Emission
-from planner.output.scripts.files import write_folder
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, render_scripts
+from planner.output.scripts.folder import write_folder
 
 #: What the scripts may use beside bash itself.
 TOOLS = (

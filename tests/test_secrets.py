@@ -7,7 +7,7 @@ from script_plans import emission, plan
 
 from planner.errors import InputError
 from planner.output.deploy.targets import render_deployable
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import render_scripts
 from planner.secrets import is_secret, masked
 
 HUB = "hf_" + "a" * 34

@@ -22,9 +22,8 @@ from script_machine import Machine
 
 from planner.commands.recommend import recommend_plans
 from planner.hardware.profiles import load_profile
-from planner.output.scripts.emission import Emission
-from planner.output.scripts.files import write_folder
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, render_scripts
+from planner.output.scripts.folder import write_folder
 from planner.output.tuning import Tuner
 from planner.planning.calibration import SHIPPED
 from planner.planning.plan import PlanFile

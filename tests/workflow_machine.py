@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stand_ins import StandIns
 
-from planner.output.scripts.files import write_folder
+from planner.output.scripts.folder import write_folder
 
 TOOLS = (
     "awk", "basename", "bash", "cat", "cp", "cut", "dirname", "env", "grep", "head", "ln", "ls", "mkdir", "mv", "rm",

@@ -58,7 +58,7 @@ from .tuning import Tuner as Tuner
 
 # scripts of a plan
 from .scripts.emission import Emission as Emission
-from .scripts.files import write_folder as write_folder
+from .scripts.folder import write_folder as write_folder
 
 # files for compose, Kubernetes, Slurm and the like
 from .deploy.site import Site as Site

@@ -39,9 +39,8 @@ from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.output.deploy.site import Site
 from planner.output.deploy.targets import FILES, TARGETS, render_deployable
 from planner.output.deploy.yaml_text import dump
-from planner.output.scripts.emission import PLACEMENT_VARIABLES
-from planner.output.scripts.files import write_folder
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import PLACEMENT_VARIABLES, render_scripts
+from planner.output.scripts.folder import write_folder
 from planner.planning.plan import Plan, PlanFile
 
 HERE = Path(__file__).parents[1]

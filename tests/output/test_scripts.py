@@ -20,10 +20,9 @@ from shell_checks import check_scripts
 
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_all
-from planner.output.scripts.emission import Emission, container_name, gfx_target_version, result_name
-from planner.output.scripts.files import ALL_FILES, write_folder
-from planner.output.scripts.quoting import argv, cell, comment, fenced, text
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, container_name, gfx_target_version, render_scripts, result_name
+from planner.output.scripts.folder import ALL_FILES, write_folder
+from planner.output.scripts.text import argv, cell, comment, fenced, text
 from planner.planning.plan import Plan, PlanFile, PlannedRun, PlannedRung, Service
 from planner.resources import data_dir
 
@@ -64,7 +63,7 @@ def test_templates_substitute_filter_and_nothing_else(template: Path) -> None:
 def test_an_undefined_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import jinja2
 
-    names = __import__("planner.output.scripts.render", fromlist=["template_names"])
+    names = __import__("planner.output.scripts.emission", fromlist=["template_names"])
     complete = names.template_names
     monkeypatch.setattr(names, "template_names", lambda e: {k: v for k, v in complete(e).items() if k != "container"})
     with pytest.raises(jinja2.UndefinedError, match="container"):

@@ -14,8 +14,7 @@ from shell_checks import check_scripts
 from planner.errors import InputError
 from planner.evidence import read_measurements, validate
 from planner.evidence.sources import Stated
-from planner.output.scripts.emission import Emission
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, render_scripts
 
 PLAN = CLASSES.file.plan
 

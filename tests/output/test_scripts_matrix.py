@@ -25,9 +25,8 @@ from shell_checks import check_scripts
 
 from planner.engine.parse import read_line
 from planner.engine.version import parse_version
-from planner.output.scripts.command_line import without_option
-from planner.output.scripts.emission import Emission
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, render_scripts
+from planner.output.scripts.text import without_option
 from planner.output.workflows.render import needed_by
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import PlanFile
@@ -248,7 +247,7 @@ def test_a_template_that_says_more_or_less_than_the_plan_is_seen(
     copy = tmp_path / "templates" / "vllm" / template
     assert old in copy.read_text()
     copy.write_text(copy.read_text().replace(old, new))
-    monkeypatch.setattr(sys.modules["planner.output.scripts.render"], "data_dir", lambda name: tmp_path / name)
+    monkeypatch.setattr(sys.modules["planner.output.scripts.text"], "data_dir", lambda name: tmp_path / name)
     case = some_case("cpu llama-8b") if template.startswith("native/") else some_case()
     assert next(differences(case, render_scripts(case.emission)), None)
 

@@ -19,9 +19,8 @@ from script_plans import bench, emission, plan, serve
 from shell_checks import check_scripts
 
 from planner.errors import IllegalPlanError
-from planner.output.scripts.emission import Emission, result_name
-from planner.output.scripts.files import write_folder
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, render_scripts, result_name
+from planner.output.scripts.folder import write_folder
 
 #: Answers /health once it has noted how it was called; ``bench`` writes a result, slowly where a file says so.
 VLLM = """#!{python}

@@ -9,9 +9,8 @@ from deployed import AMD_X16, NVIDIA_X16, SPREAD_X16
 from script_machine import Machine, variables_of
 from shell_checks import check_scripts
 
-from planner.output.scripts.command_line import option
-from planner.output.scripts.emission import Emission
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, render_scripts
+from planner.output.scripts.text import option
 
 OVER_NODES = {"amd": AMD_X16, "nvidia": NVIDIA_X16, "spread": SPREAD_X16}
 

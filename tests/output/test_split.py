@@ -18,7 +18,7 @@ from shell_checks import check_scripts
 from planner.engine.flags import flag_status
 from planner.engine.version import parse_version
 from planner.output.deploy.split import ROUTED_PORT
-from planner.output.scripts.command_line import option
+from planner.output.scripts.text import option
 
 LOAD = (
     "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "20", "--random-input-len", "4096", "--random-output-len",

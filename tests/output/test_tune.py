@@ -14,8 +14,8 @@ from script_plans import emission, plan
 from tuned_machine import TunedMachine
 
 from planner.errors import InputError
-from planner.output.scripts.files import write_folder
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import render_scripts
+from planner.output.scripts.folder import write_folder
 from planner.output.tuning import Tuner
 from planner.planning import SHIPPED
 

@@ -20,9 +20,8 @@ from planner.engine.parse import find_flag_problems
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
-from planner.output.scripts.emission import Emission
-from planner.output.scripts.files import ALL_FILES
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import Emission, render_scripts
+from planner.output.scripts.folder import ALL_FILES
 from planner.output.workflows.catalog import find_workflow
 from planner.output.workflows.render import needed_by, purpose_of
 from planner.planning.plan import PlanFile

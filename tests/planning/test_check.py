@@ -29,7 +29,7 @@ from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.output.scripts.render import render_scripts
+from planner.output.scripts.emission import render_scripts
 from planner.planning.plan import PlannedWorkload
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

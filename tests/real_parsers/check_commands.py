@@ -31,7 +31,7 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.architecture import Model
 from planner.model.resolve import resolve_model
-from planner.output.scripts.joining import node_script
+from planner.output.scripts.emission import node_script
 from planner.workload.requests import Workload
 
 GPUS = ("mi300x", "mi300x-cpx", "mi355x", "h100-sxm", "a100-sxm-80gb", "b200-sxm", "cpu")

@@ -11,7 +11,7 @@ from planner.errors import InputError
 from planner.output.deploy.deployable import Deployable
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words
 from planner.output.scripts.emission import MODEL_CACHE, PORT, gpus_of_server
-from planner.output.scripts.render import render_template
+from planner.output.scripts.text import render_template
 from planner.units import whole_number
 
 PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")

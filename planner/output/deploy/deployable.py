@@ -11,20 +11,21 @@ from planner.engine import EngineVersion, parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.container import ContainerNeeds, read_docker_args
 from planner.output.deploy.site import Site
-from planner.output.scripts.command_line import option
 from planner.output.scripts.emission import (
     MODEL_CACHE,
     PLACEMENT_VARIABLES,
     PORT,
     Emission,
+    Join,
     check_exposure,
     container_name,
     describe_load,
     host_kv_gib,
+    join_of,
     local_folder,
     servers_per_node,
 )
-from planner.output.scripts.joining import Join, join_of
+from planner.output.scripts.text import option
 from planner.planning import Plan
 from planner.units import GIB, whole_number
 

@@ -27,8 +27,7 @@ from planner.output.deploy.pods import (
     volumes,
 )
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words
-from planner.output.scripts.emission import MODEL_CACHE
-from planner.output.scripts.joining import JOIN_WORDS, node_numbers, node_script
+from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, join_numbers, node_script
 
 #: Of the chart llm-d-modelservice: where a model of the hub is named.
 _HUB = "hf://"
@@ -164,7 +163,7 @@ def _member(made: Deployable, *, leader: bool) -> Json:
     """One pod of a group. The script is the same in all of them; the planned command is its arguments."""
     given = "export NODE_RANK=$LWS_WORKER_INDEX NODES=$LWS_GROUP_SIZE HEAD=$LWS_LEADER_ADDRESS\n"
     own = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    numbers = node_numbers(made.plan, made.join, made.nodes) | {"START_TIMEOUT_S": made.start_timeout_s}
+    numbers = join_numbers(made.plan, made.join, made.nodes) | {"START_TIMEOUT_S": made.start_timeout_s}
     numbers.pop("NODES")  # the group says it
     return {
         "name": "vllm",

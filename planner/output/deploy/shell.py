@@ -12,10 +12,8 @@ from typing import Any
 from planner.engine import EVERYWHERE, LOOPBACK
 from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.deployable import Deployable
-from planner.output.scripts.command_line import without_option
-from planner.output.scripts.emission import MODEL_CACHE
-from planner.output.scripts.joining import JOIN_PORTS, join_names
-from planner.output.scripts.render import render_template
+from planner.output.scripts.emission import JOIN_PORTS, MODEL_CACHE, join_names
+from planner.output.scripts.text import render_template, without_option
 from planner.units import GIB
 
 #: Beside its share of the weights: what each GPU's process needs of the node. An allowance.

@@ -14,9 +14,8 @@ from planner.errors import IllegalPlanError
 from planner.memory import stored_weight_bytes
 from planner.output.deploy.site import HF_SECRET
 from planner.output.deploy.yaml_text import Json, dump, escape_words
-from planner.output.scripts.command_line import option, without_option
 from planner.output.scripts.emission import MODEL_CACHE, PLACEMENT_VARIABLES
-from planner.output.scripts.render import refuse_tokens, render_template
+from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
 from planner.units import GIB
 

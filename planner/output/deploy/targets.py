@@ -12,7 +12,7 @@ from planner.output.deploy.kubernetes import kserve, kubernetes, llm_d, lws
 from planner.output.deploy.shell import RAY_SCRIPTS, ray, slurm
 from planner.output.deploy.site import Site
 from planner.output.scripts.emission import Emission
-from planner.output.scripts.render import refuse_tokens
+from planner.output.scripts.text import refuse_tokens
 
 _SERVER = ("name", "start_timeout_s")
 _POD = (*_SERVER, "replicas", "hf_secret", "gpu_resource", "tolerations", "node_selector")

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from planner.errors import InputError
-from planner.output.scripts.quoting import comment
+from planner.output.scripts.text import comment
 
 Json = dict[str, Any]
 

@@ -1,4 +1,15 @@
-"""What the templates may name. Whatever has to be decided or computed is decided here, before they run."""
+"""The scripts of a plan: ``plan.json``, the runbook and what launches, measures and validates the server.
+
+Everything is decided and computed here. The templates only insert the names of ``template_names``.
+
+How the nodes of one server find each other (one small script, the same for every platform)::
+
+    mp    --nnodes, --node-rank, --master-addr: vLLM's own processes, from 0.11.1 on
+    ray   a Ray cluster, before that
+    dp    --data-parallel-address, --data-parallel-start-rank: DP ranks, whole ones on each node
+
+Sources: ``ParallelConfig`` of vLLM 0.27, and its page "Data Parallel Deployment".
+"""
 
 from __future__ import annotations
 
@@ -9,26 +20,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
-from planner.engine import CPU_KVCACHE_SPACE, EVERYWHERE, LOOPBACK
+from planner.engine import CPU_KVCACHE_SPACE, EVERYWHERE, LOOPBACK, flag_status, parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
-from planner.output.scripts.command_line import option, with_option, without_option
-from planner.output.scripts.joining import join_names, join_of
+from planner.output.scripts.text import option, refuse_tokens, render_template, with_option, without_option
 from planner.planning import Plan, PlanFile, PlannedWorkload
+from planner.resources import data_dir
 from planner.units import GB, GIB, MIB, whole_number
 
 PORT = 8000  #: vLLM's own
-MODEL_CACHE = "/huggingface"  #: where the host's HF_HOME appears in the container
-RESULTS = "/results"  #: where the folder ``results`` appears in the container
+MODEL_CACHE = "/huggingface"  #: HF_HOME of the host, as the container sees it
+RESULTS = "/results"  #: the folder ``results``, as the container sees it
 LM_EVAL_REQUIREMENT = "lm-eval[api]==0.4.9.1"  #: the release that the NVIDIA recipe pins
 ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
-#: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens; with some room
+#: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens, rounded up
 ACCURACY_MAX_MODEL_LEN = 1536
-#: Requests that nothing counts: they compile what a first batch of these lengths needs.
+#: Requests outside the measurement: they compile what a first batch of these lengths needs.
 WARM_UP_PROMPTS, WARM_UP_OUTPUT_LEN = 8, 64
-#: Seeds are this far apart, so that no client sends prompts that a prefix cache has seen from another.
+#: Distance between seeds: no client sends prompts that a prefix cache has seen from another.
 SEED_STEP = 1000
 OLDEST_CUDA_DRIVER = 575  #: of the NVIDIA recipe
 #: Drivers differ by a few MiB in the memory that they report for the same GPU.
@@ -39,106 +50,123 @@ PLACEMENT_VARIABLES = frozenset((
 ))  # fmt: skip
 #: How ``image_source`` of a plan names the script that makes its image.
 _BUILT_BY = re.compile(r"^built .*\bby (build_(?:image|engine)\.sh)$")
+#: Arguments of lm_eval that the script adds: the server's name and address.
+_ADDED_BY_SCRIPT = frozenset(("model", "base_url"))
+_SETTINGS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "weight_dtype", "kv_cache_dtype",
+    "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "engine_version", "image",
+)  # fmt: skip
+
+Join = Literal["mp", "ray", "dp"]
+#: The head's port, at which the others join: of vLLM's processes, Ray's own default, of vLLM's page on DP.
+JOIN_PORTS: dict[Join, int] = {"mp": 29501, "ray": 6379, "dp": 13345}
+JOIN_WORDS: dict[Join, str] = {"mp": "vLLM's own processes", "ray": "Ray", "dp": "vLLM's data-parallel ranks"}
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """A plan and what is said about it in the scripts."""
+    """A plan with the texts and figures that its scripts print."""
 
     file: PlanFile
     profile: GpuProfile
     checkpoint_bytes: int
     predicted_lines: tuple[str, ...]
     expected_accuracy: tuple[str, ...] = ()
-    accuracy: tuple[str, ...] = ()  #: a document's lm_eval command; none: ours
+    accuracy: tuple[str, ...] = ()  #: a document's lm_eval command; empty: ours
     accuracy_max_model_len: int = 0  #: that its task needs; 0: that of ours
-    tunes: bool = False  #: whether tune.sh is one of the scripts
-    disk_includes: tuple[str, ...] = ()  #: what ``checkpoint_bytes`` counts beside the model itself
+    tunes: bool = False  #: tune.sh is one of the scripts
+    disk_includes: tuple[str, ...] = ()  #: files in ``checkpoint_bytes`` beside the model itself
+
+
+def render_scripts(emission: Emission) -> dict[str, str]:
+    """File name to content: ``plan.json``, the scripts that the plan needs and the runbook.
+
+    Raises IllegalPlanError for a plan whose server is unreachable or reachable from other machines, and InputError if a
+    secret, or a word that no command line can hold, would be written.
+    """
+    names, plan = template_names(emission), emission.file.plan
+    # templates for plans without a container, or over several nodes, replace those of the same name
+    folders: tuple[str, ...] = ("vllm",) if plan.image else ("vllm/native", "vllm")
+    if plan.nodes > 1:
+        folders = ("vllm/nodes", "vllm", "deploy")
+    scripts = (
+        *(("partition.sh",) if emission.profile.partition else ()),
+        *("preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh"),
+        *(("tune.sh",) if emission.tunes else ()),
+        "RUNBOOK.md",
+    )
+    first = ("vllm/classes",) if plan.classes else ()
+    files = {"plan.json": emission.file.to_json()}
+    files |= {name: render_template(f"{name}.j2", names, (*first, *folders)) for name in scripts}
+    if other := _next_run(plan):
+        files["measure_next.sh"] = render_template("benchmark.sh.j2", {**names, **other}, folders)
+    refuse_tokens(files)
+    return files
 
 
 def container_name(plan: Plan) -> str:
-    """Name of the container, the same for all scripts of one plan."""
+    """Name of the container, the same in all scripts of one plan."""
     return f"planner-{plan.digest}"
 
 
 def result_name(plan: Plan) -> str:
-    """Name of the benchmark's result file under ``results/``, of several the one that is written last."""
+    """Name of the benchmark's result file in ``results/``; the last one written if there are several."""
     return plan.result_names[-1]
 
 
 def served_name(plan: Plan) -> str:
-    """The model name that requests have to give."""
+    """The model name that requests give."""
     return option(plan.serve_argv, "--served-model-name") or plan.model
 
 
 def local_folder(plan: Plan) -> str:
-    """The folder that is served, empty for a model of the hub."""
+    """The model's folder; empty for a model of the hub."""
     return plan.model if PurePosixPath(plan.model).is_absolute() else ""
 
 
 def servers_per_node(plan: Plan) -> int:
-    """How many servers like the planned one a node has room for."""
+    """Servers like the planned one that fit on a node."""
     return plan.gpus_per_node // plan.num_gpus
 
 
 def gpus_of_server(plan: Plan, index: int) -> str:
-    """The numbers of the GPUs of one of several servers on a node: ``2,3`` for the second server on two GPUs."""
+    """Numbers of the GPUs of one of several servers on a node: ``2,3`` for the second server on two GPUs."""
     each = plan.num_gpus // plan.nodes
     return ",".join(str(index * each + gpu) for gpu in range(each))
 
 
-def template_names(emission: Emission) -> dict[str, Any]:
-    """Every name that a template may use.
+def build_script(plan: Plan) -> str:
+    """The script that builds the image; empty if a registry has it."""
+    built = _BUILT_BY.search(plan.image_source)
+    return built[1] if built else ""
 
-    Raises IllegalPlanError for a plan whose server would not be reachable, or from elsewhere than this machine.
-    """
-    file, plan = emission.file, emission.file.plan
-    check_exposure(plan)
-    built_by = build_script(plan)
-    return {
-        "plan": plan,
-        "goal": file.goal,
-        "command": file.command,
-        "planner_version": file.planner_version,
-        "digest": plan.digest,
-        "load": describe_load(plan),
-        "predicted_lines": emission.predicted_lines,
-        "predicted_text": "\n".join(emission.predicted_lines),
-        "gpu_name": emission.profile.name,
-        "container": container_name(plan),
-        "port": PORT,
-        "build_script": built_by,
-        "measures_next": other_run(plan) != {},
-        "tunes": emission.tunes,
-        "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
-        "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
-        "bench_argv": _client_argv(plan, plan.bench_argv),
-        "clients": tuple(_clients(plan)),
-        "num_clients": len(plan.classes),
-        "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
-        "result_name": result_name(plan),
-        "result_path": f"results/{result_name(plan)}",
-        "partial_name": f".partial-{result_name(plan)}",
-        "results": RESULTS,
-        "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
-        "disk_includes": emission.disk_includes,
-        "serve_command": shlex.join(plan.serve_argv),
-        "settings": tuple(_settings(plan)),
-        "manual_steps": tuple(_manual_steps(emission)),
-        **_server(emission.profile, plan),
-        **_nodes(plan),
-        **_node(emission.profile, plan),
-        **_partition(emission.profile, plan),
-        **_accuracy(emission),
-    }
+
+def host_kv_gib(plan: Plan) -> int:
+    """Host memory of a node for KV blocks, GiB: each engine has ``--kv-offloading-size`` of its own."""
+    engines = ceil(plan.data_parallel_size / plan.nodes)
+    return ceil(float(option(plan.serve_argv, "--kv-offloading-size") or 0) * engines)
+
+
+def describe_load(plan: Plan) -> str:
+    """The load in words."""
+    if plan.classes:
+        return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes)
+    return _load_words(plan.workload)
+
+
+def _load_words(load: PlannedWorkload) -> str:
+    arrival = f"at most {load.max_concurrency} in flight" if load.max_concurrency else "sent as they arrive"
+    if load.request_rate:
+        arrival += f", {load.request_rate:g} requests/s"
+    return f"{load.num_prompts} requests of {load.input_len} input and {load.output_len} output tokens, {arrival}"
 
 
 def check_exposure(plan: Plan) -> None:
-    """Only this machine reaches the server.
+    """Make sure that only this machine reaches the server.
 
-    The port of a container is published on 127.0.0.1, so inside it the server has to bind to all addresses. Without a
-    container the server binds to 127.0.0.1 itself. Raises IllegalPlanError for anything else, and for a container that
-    would share the host's network.
+    The port of a container is published on 127.0.0.1, so the server in it listens on all addresses. Without a
+    container the server itself listens on 127.0.0.1. Raises IllegalPlanError for anything else, and for a container
+    that would share the host's network.
     """
     host = option(plan.serve_argv, "--host")
     if not plan.image:
@@ -160,16 +188,47 @@ def check_exposure(plan: Plan) -> None:
         )
 
 
-def build_script(plan: Plan) -> str:
-    """The script that makes the image, where no registry has it; else empty."""
-    built = _BUILT_BY.search(plan.image_source)
-    return built[1] if built else ""
+def join_of(plan: Plan, gpus_each: int) -> Join:
+    """How nodes of ``gpus_each`` GPUs are joined. Raises IllegalPlanError if the version cannot."""
+    version = parse_version(plan.engine_version)
+    if plan.data_parallel_size == 1:
+        return "mp" if flag_status(version, "--nnodes") else "ray"
+    if gpus_each % (plan.tensor_parallel_size * plan.pipeline_parallel_size):
+        raise IllegalPlanError(
+            f"--data-parallel-size {plan.data_parallel_size}: a rank of {plan.tensor_parallel_size} x "
+            f"{plan.pipeline_parallel_size} GPUs would lie on several nodes of {gpus_each}",
+            hint="spread the plan over fewer nodes, or plan with smaller ranks",
+        )
+    if not flag_status(version, "--data-parallel-start-rank"):
+        raise IllegalPlanError(
+            f"vLLM {version} does not spread data-parallel ranks over nodes", hint="plan for 0.9.0 or newer"
+        )
+    return "dp"
+
+
+def join_numbers(plan: Plan, join: Join, nodes: int) -> dict[str, int]:
+    """Variables of the joining script that are equal on every node."""
+    gpus = plan.num_gpus // nodes
+    ranks = gpus // (plan.tensor_parallel_size * plan.pipeline_parallel_size)
+    numbers = {"HEAD_PORT": JOIN_PORTS[join], "NODES": nodes, "NODE_GPUS": gpus}
+    return {**numbers, "LOCAL_RANKS": ranks} if join == "dp" else numbers
+
+
+def join_names(plan: Plan, join: Join, nodes: int) -> dict[str, Any]:
+    """Names for templates that start nodes."""
+    words = [f"{name}={number}" for name, number in join_numbers(plan, join, nodes).items()]
+    return {"join_script": f"node_{join}.sh", "join_words": words}
+
+
+def node_script(join: Join) -> str:
+    """The script of every node; its arguments are the planned command."""
+    return (data_dir("templates") / "deploy" / f"node_{join}.sh").read_text(encoding="utf-8")
 
 
 def warm_up_argv(plan: Plan, bench_argv: Sequence[str] = (), servers: int = 1) -> tuple[str, ...]:
-    """The benchmark's command with a few short answers to other prompts than those that are measured.
+    """The benchmark's command with a few short answers, to prompts outside the measurement.
 
-    ``bench_argv``: of the benchmark of several servers, if not the plan's own.
+    ``bench_argv``: the benchmark of several servers, if it is not the plan's own.
     """
     load, words = plan.workload, tuple(bench_argv) or plan.bench_argv
     if not words:
@@ -186,39 +245,6 @@ def warm_up_argv(plan: Plan, bench_argv: Sequence[str] = (), servers: int = 1) -
     return words
 
 
-def other_run(plan: Plan) -> dict[str, Any]:
-    """What ``measure_next.sh`` says otherwise than ``benchmark.sh``; nothing where that is the run to make."""
-    run = plan.service and plan.service.measure_next
-    if not run or run.script != "measure_next.sh":
-        return {}
-    name = f"serve-{plan.digest}-c{run.workload.max_concurrency}.json"
-    sent = plan.model_copy(update={"workload": run.workload, "classes": ()})
-    return {
-        "plan": sent,
-        "bench_argv": _client_argv(plan, run.bench_argv),
-        "load": describe_load(sent),
-        "result_name": name,
-        "result_path": f"results/{name}",
-        "partial_name": f".partial-{name}",
-        "predicted_lines": (),
-        "predicted_text": "",
-    }
-
-
-def describe_load(plan: Plan) -> str:
-    """The load in words."""
-    if plan.classes:
-        return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes)
-    return _load_words(plan.workload)
-
-
-def _load_words(load: PlannedWorkload) -> str:
-    arrival = f"at most {load.max_concurrency} in flight" if load.max_concurrency else "sent as they arrive"
-    if load.request_rate:
-        arrival += f", {load.request_rate:g} requests/s"
-    return f"{load.num_prompts} requests of {load.input_len} input and {load.output_len} output tokens, {arrival}"
-
-
 def gfx_target_version(architecture: str) -> str:
     """The number that the KFD driver prints for an architecture: 90402 for gfx942, 90010 for gfx90a."""
     digits = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", architecture)
@@ -227,8 +253,91 @@ def gfx_target_version(architecture: str) -> str:
     return str(int(digits[1]) * 10000 + int(digits[2], 16) * 100 + int(digits[3], 16))
 
 
+# --- the names of the templates
+
+
+def template_names(emission: Emission) -> dict[str, Any]:
+    """Every name that a template of a plan's scripts may use. Raises as ``check_exposure``."""
+    file, plan, profile = emission.file, emission.file.plan, emission.profile
+    check_exposure(plan)
+    built_by, local = build_script(plan), local_folder(plan)
+    nvidia = profile.vendor == "nvidia"
+    return {
+        "plan": plan,
+        "goal": file.goal,
+        "command": file.command,
+        "planner_version": file.planner_version,
+        "digest": plan.digest,
+        "predicted_lines": emission.predicted_lines,
+        "predicted_text": "\n".join(emission.predicted_lines),
+        "gpu_name": profile.name,
+        "container": container_name(plan),
+        "port": PORT,
+        "build_script": built_by,
+        "measures_next": _next_run(plan) != {},
+        "tunes": emission.tunes,
+        "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
+        "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
+        "clients": tuple(_clients(plan)),
+        "num_clients": len(plan.classes),
+        "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
+        **_benchmark(plan, plan.bench_argv, result_name(plan)),
+        "results": RESULTS,
+        "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
+        "disk_includes": emission.disk_includes,
+        "serve_command": shlex.join(plan.serve_argv),
+        "settings": tuple(
+            # on a CPU the cache has a size instead of a share
+            (CPU_KVCACHE_SPACE, plan.env[CPU_KVCACHE_SPACE])
+            if name == "gpu_memory_utilization" and CPU_KVCACHE_SPACE in plan.env
+            else (name, getattr(plan, name))
+            for name in _SETTINGS
+        ),
+        "manual_steps": tuple(_manual_steps(emission)),
+        "entrypoint": plan.serve_argv[0],
+        "serve_args": plan.serve_argv[1:],
+        "native_serve": without_option(plan.serve_argv, "--port"),
+        "container_port": option(plan.serve_argv, "--port") or str(PORT),
+        "nvidia": nvidia,
+        "docker_args": without_option(plan.docker_args, "--gpus") if nvidia else plan.docker_args,
+        "env_words": tuple(f"{k}={v}" for k, v in plan.env.items() if not plan.image or k not in PLACEMENT_VARIABLES),
+        "model_cache": MODEL_CACHE,
+        "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",
+        "model_folder": local,
+        "model_mount": f"{local}:{local}:ro" if local else "",
+        **_node(profile, plan),
+        **_partition(profile, plan),
+        **_accuracy(emission),
+    }
+
+
+def _client_argv(plan: Plan, words: Sequence[str]) -> tuple[str, ...]:
+    """Without a container the scripts add the port: PORT may be another one."""
+    return tuple(words) if plan.image else without_option(words, "--port")
+
+
+def _benchmark(plan: Plan, words: Sequence[str], result: str) -> dict[str, Any]:
+    return {
+        "load": describe_load(plan),
+        "bench_argv": _client_argv(plan, words),
+        "result_name": result,
+        "result_path": f"results/{result}",
+        "partial_name": f".partial-{result}",
+    }
+
+
+def _next_run(plan: Plan) -> dict[str, Any]:
+    """Names of ``measure_next.sh`` that differ from those of ``benchmark.sh``; empty without such a script."""
+    run = plan.service and plan.service.measure_next
+    if not run or run.script != "measure_next.sh":
+        return {}
+    sent = plan.model_copy(update={"workload": run.workload, "classes": ()})
+    result = f"serve-{plan.digest}-c{run.workload.max_concurrency}.json"
+    return {"plan": sent, **_benchmark(sent, run.bench_argv, result), "predicted_lines": (), "predicted_text": ""}
+
+
 def _clients(plan: Plan) -> Iterator[dict[str, Any]]:
-    """What benchmark.sh runs side by side, where the load has several classes."""
+    """The clients that benchmark.sh runs side by side for several classes of requests."""
     for place, (one, name) in enumerate(zip(plan.classes, plan.result_names, strict=False), 1):
         yield {
             "place": place,
@@ -241,64 +350,23 @@ def _clients(plan: Plan) -> Iterator[dict[str, Any]]:
         }
 
 
-def _client_argv(plan: Plan, words: Sequence[str]) -> tuple[str, ...]:
-    """Without a container the scripts say the port: PORT may be another one."""
-    return tuple(words) if plan.image else without_option(words, "--port")
-
-
-def _server(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
-    """How the server is started: ``serve_argv``, and the container around it where there is one."""
-    nvidia = profile.vendor == "nvidia"
-    local = local_folder(plan)
-    left_out = PLACEMENT_VARIABLES if plan.image else ()
-    return {
-        "entrypoint": plan.serve_argv[0],
-        "serve_args": plan.serve_argv[1:],
-        "native_serve": without_option(plan.serve_argv, "--port"),
-        "container_port": option(plan.serve_argv, "--port") or str(PORT),
-        "nvidia": nvidia,
-        "docker_args": without_option(plan.docker_args, "--gpus") if nvidia else plan.docker_args,
-        "env_words": tuple(f"{name}={value}" for name, value in plan.env.items() if name not in left_out),
-        "model_cache": MODEL_CACHE,
-        "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",
-        "model_folder": local,
-        "model_mount": f"{local}:{local}:ro" if local else "",
-    }
-
-
-def _nodes(plan: Plan) -> dict[str, Any]:
-    """What joins the nodes of a server over several of them."""
-    names: dict[str, Any] = {"nodes": plan.nodes, "gpus_each": plan.num_gpus // plan.nodes}
-    if plan.nodes == 1:
-        return names
-    return {
-        **names,
-        **join_names(plan, join_of(plan, names["gpus_each"]), plan.nodes),
-        "host_argv": with_option(plan.serve_argv, "--host", LOOPBACK),
-    }
-
-
-def host_kv_gib(plan: Plan) -> int:
-    """Host memory of a node for KV blocks, GiB: each engine keeps ``--kv-offloading-size`` for itself."""
-    engines = ceil(plan.data_parallel_size / plan.nodes)
-    return ceil(float(option(plan.serve_argv, "--kv-offloading-size") or 0) * engines)
-
-
 def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
-    """What preflight.sh expects of the node. It compares memory for whole GPUs only.
+    """What preflight.sh expects of a node, and what joins several.
 
-    amd-smi and the driver show the memory of the whole GPU for each AMD partition.
+    Memory is compared for whole GPUs only: amd-smi and the driver show that of the whole GPU for each AMD partition.
     """
     driver_bytes = (profile.memory.driver or profile.memory.engine_visible).base
-    capability = profile.compute_capability
-    partition = profile.partition
+    capability, partition = profile.compute_capability, profile.partition
     on_cpu = CPU_KVCACHE_SPACE in plan.env
     smaller = "--cpu-kvcache-space" if on_cpu else "--gpu-memory-utilization"
-    if on_cpu:  # weights, overheads and the cache of the size that it is given
+    if on_cpu:  # weights, overheads and the cache of the given size
         taken = float(sum(plan.memory[f"{part}_bytes"] for part in ("weights", "activation", "non_torch", "kv_cache")))
     else:
         taken = driver_bytes * plan.gpu_memory_utilization
-    return {
+    gpus_each = plan.num_gpus // plan.nodes
+    names = {
+        "nodes": plan.nodes,
+        "gpus_each": gpus_each,
         "need_total_mib": int(driver_bytes / MIB * (1 - _DRIVER_VARIATION)),
         "need_free_mib": int(taken / MIB * (1 - _DRIVER_VARIATION)),
         "free_fix": f"plan again with a smaller {smaller}",
@@ -310,12 +378,15 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         "compute_mode": partition.compute_mode if partition else "SPX",
         "memory_mode": partition.memory_mode if partition else "NPS1",
     }
+    if plan.nodes > 1:
+        names |= join_names(plan, join_of(plan, gpus_each), plan.nodes)
+        names["host_argv"] = with_option(plan.serve_argv, "--host", LOOPBACK)
+    return names
 
 
 def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
-    """How the GPUs are cut, and which part the server gets."""
-    partition = profile.partition
-    servers = servers_per_node(plan)
+    """How the GPUs are partitioned, and the part that the server gets."""
+    partition, servers = profile.partition, servers_per_node(plan)
     names: dict[str, Any] = {
         "partition": partition,
         "servers": f"{servers} such server{'s' if servers != 1 else ''}",
@@ -342,8 +413,9 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         "tokenizer_backend": "None",
     }
     if printed := option(emission.accuracy, "--model_args"):
-        pairs = [pair.partition("=")[::2] for pair in printed.split(",")]
-        arguments = {"model": served_name(plan), **{name: _typed(value) for name, value in pairs if name not in _OWN}}
+        pairs = dict(pair.partition("=")[::2] for pair in printed.split(","))
+        given = {name: _typed(value) for name, value in pairs.items() if name not in _ADDED_BY_SCRIPT}
+        arguments = {"model": served_name(plan), **given}
     return {
         "lm_eval_requirement": LM_EVAL_REQUIREMENT,
         # JSON, because lm_eval cuts its other form at every comma
@@ -356,18 +428,13 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
     }
 
 
-#: Arguments of lm_eval that the script says: the server's name and address.
-_OWN = frozenset(("model", "base_url"))
-
-
 def _typed(value: str) -> Any:
-    """A value of lm_eval's arguments as JSON has it."""
     number = whole_number(value)
     return {"True": True, "False": False}.get(value, value) if number is None else number
 
 
 def _manual_steps(emission: Emission) -> Iterator[str]:
-    """What no script does, in the order in which it happens: the machine, its mode, the licence, the disk."""
+    """Steps without a script, in their order: the machine, its mode, the licence, the disk."""
     plan, profile = emission.file.plan, emission.profile
     drivers = {
         "rocm": "install the amdgpu driver (of ROCm 6.4 or newer for partitions) and docker; add your user to the "
@@ -401,14 +468,3 @@ def _manual_steps(emission: Emission) -> Iterator[str]:
     yield f"have {ceil(emission.checkpoint_bytes / GB)} GB free in HF_HOME{parts}; preflight.sh checks it"
     if build_script(plan):
         yield "give the build of the image time and tens of GB of docker's disk; MAX_JOBS limits its memory"
-
-
-def _settings(plan: Plan) -> Iterator[tuple[str, object]]:
-    for name in (
-        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "weight_dtype", "kv_cache_dtype",
-        "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "engine_version", "image",
-    ):  # fmt: skip
-        if name == "gpu_memory_utilization" and CPU_KVCACHE_SPACE in plan.env:  # in its place
-            yield CPU_KVCACHE_SPACE, plan.env[CPU_KVCACHE_SPACE]
-        else:
-            yield name, getattr(plan, name)

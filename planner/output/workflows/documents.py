@@ -19,7 +19,7 @@ from planner.engine import (
     read_line,
     split_command,
 )
-from planner.output.scripts.command_line import option, without_option
+from planner.output.scripts.text import option, without_option
 from planner.resources import package_dir
 
 

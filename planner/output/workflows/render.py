@@ -13,8 +13,8 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
 from planner.model import resolve_model
-from planner.output.scripts.emission import Emission, build_script, servers_per_node, template_names
-from planner.output.scripts.render import refuse_tokens, render_scripts, render_template
+from planner.output.scripts.emission import Emission, build_script, render_scripts, servers_per_node, template_names
+from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
 from planner.output.workflows.catalog import Workflow
 from planner.output.workflows.comparison import partition_workflow
