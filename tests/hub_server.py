@@ -7,9 +7,7 @@ Use it as ``with HubServer() as hub: hub.add("org/model", {"config.json": b"{}"}
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -24,17 +22,6 @@ import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
-
-
-def safetensors(tensors: dict[str, tuple[str, list[int], int]]) -> bytes:
-    """A safetensors file of zeros: name -> (dtype, shape, bytes). The layout is the format's own: an 8-byte
-    little-endian length, a JSON header, the data."""
-    header, offset = {}, 0
-    for name, (dtype, shape, num_bytes) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + num_bytes]}
-        offset += num_bytes
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(offset)
 
 
 def hub_environment(monkeypatch: pytest.MonkeyPatch, endpoint: str, home: Path) -> None:
@@ -65,7 +52,6 @@ class HubServer:
         self.plain = False  #: answer like any web server: a login page, without the hub's headers
         self.requests: list[tuple[str, str]] = []  #: (method, path) in order
         self.tokens: set[str | None] = set()  #: Authorization headers seen
-        self.sent_bytes = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -151,18 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.reply(status, b"", headers | ({"X-Repo-Commit": commit} if commit else {}))
 
     def send_file(self, content: bytes, commit: str) -> None:
-        """The file, or the range of it that was asked for."""
-        headers = {
-            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
-            "X-Repo-Commit": commit,
-            "Accept-Ranges": "bytes",
-        }
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if not wanted:
-            return self.reply(200, content, headers)
-        begin, end = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
-        headers["Content-Range"] = f"bytes {begin}-{end}/{len(content)}"
-        return self.reply(206, content[begin : end + 1], headers)
+        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": commit}
+        self.reply(200, content, headers)
 
     def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -171,5 +147,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.hub.sent_bytes += len(body)
             self.wfile.write(body)

@@ -1,74 +1,41 @@
-"""Fetches the small files that describe a model; the only code beside ``hub_download`` that knows of a network.
+"""Fetches the two small files that describe a model: the only code that uses the network.
 
-Three steps, from free to slow::
-
-    cached_snapshot      what the local hub cache holds; never touches the network
-    fetch_snapshot       config.json and hf_quant_config.json, into the same cache
-    fetch_stored_bytes   what the safetensors files hold, by dtype: only their headers, a few kB each
-
-The environment is read at each call: ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HUB_CACHE``, ``HF_HOME``,
-``HF_HUB_ETAG_TIMEOUT``. The token (``HF_TOKEN``, or the one saved by ``hf auth login``) is read by huggingface_hub
-itself and does not pass through here. What touches the network runs in a process of its own
-(``planner.model.hub_download``), which ends when the time is over.
+``cached_snapshot`` reads the local hub cache. ``fetch_snapshot`` asks the hub and writes into the same cache.
+huggingface_hub does the work: token, cache, locks, redirects and the timeout of each read. ``_Fetch`` adds what it
+lacks: a limit for all bytes and one for the whole time. ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HUB_CACHE`` and
+``HF_HOME`` are read at each call.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread, current_thread
+from time import monotonic
 from typing import Any
+from urllib.parse import urlsplit
 
 from planner.errors import HubError, InputError
-from planner.model.hub_download import CONFIG, SIDECAR, Ask, environment_explained
-from planner.resources import write_then_rename
 
+CONFIG = "config.json"
+SIDECAR = "hf_quant_config.json"  #: NVIDIA's modelopt checkpoints keep their quantisation here
 DEFAULT_ENDPOINT = "https://huggingface.co"
-DEFAULT_ETAG_TIMEOUT_S = 10.0
-DEFAULT_TIMEOUT_S = 30.0  #: for all that is asked about one model
-#: Nothing but the files that were asked for: no list of agents for the sender's name, no second protocol for them.
-QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
-GRACE_S = 2.0  #: that a process has to say by itself that the time is over
+DEFAULT_TIMEOUT_S = 30.0  #: for both files together
+GRACE_S = 0.5  #: for the thread to end by itself and tidy the cache
+MOST_BYTES = 64_000_000  #: of all answers about one model; the largest config.json has 3 MB
+PROXY = "check HF_ENDPOINT, and whether a proxy or a login page stands in between"
+FOLDER = "give a folder with the model's config.json"
 
 # The rule of huggingface_hub: letters, digits and "_", with "-" and "." inside, an organisation and a name.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _REPO_ID = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the environment says about the hub."""
-
-    endpoint: str
-    offline: bool
-    cache_dir: Path | None  #: None leaves it to huggingface_hub
-    etag_timeout_s: float
-
-    @classmethod
-    def from_environment(cls) -> Settings:
-        """Read the variables that huggingface_hub documents. Raises InputError for one that cannot be understood."""
-        env = os.environ
-        offline = env.get("HF_HUB_OFFLINE") or env.get("TRANSFORMERS_OFFLINE") or ""
-        home = env.get("HF_HOME")
-        cache_dir = env.get("HF_HUB_CACHE") or (f"{home}/hub" if home else None)
-        endpoint = (env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-        if not endpoint.startswith(("https://", "http://")):
-            raise InputError("HF_ENDPOINT is not a web address", hint=f"unset it, or give it like {DEFAULT_ENDPOINT}")
-        try:
-            etag_timeout_s = float(env.get("HF_HUB_ETAG_TIMEOUT") or DEFAULT_ETAG_TIMEOUT_S)
-        except ValueError as error:
-            raise InputError("HF_HUB_ETAG_TIMEOUT is not a number", hint="give it in seconds: 10") from error
-        return cls(
-            endpoint=endpoint,
-            offline=offline.upper() in {"1", "ON", "YES", "TRUE"},
-            cache_dir=Path(cache_dir).expanduser() if cache_dir else None,
-            etag_timeout_s=etag_timeout_s,
-        )
 
 
 @dataclass(frozen=True)
@@ -78,19 +45,14 @@ class Snapshot:
     folder: Path  #: holds config.json at least; its name is the commit
     complete: bool  #: hf_quant_config.json is there too, or the repository is known to have none
 
-    @property
-    def commit(self) -> str:
-        """The commit that the files belong to."""
-        return self.folder.name
-
 
 def is_repo_id(name: str) -> bool:
-    """Whether ``name`` has the form ``organisation/name`` that the hub allows."""
+    """True if ``name`` has the form ``organisation/name`` that the hub allows."""
     return bool(_REPO_ID.fullmatch(name)) and ".." not in name and "--" not in name and name[-4:] != ".git"
 
 
 def check_repo_id(name: str) -> str:
-    """``name`` itself. Raises InputError unless it has the form of a hub id: nothing else reaches disk or network."""
+    """Return ``name``. Raises InputError unless it has the form of a hub id: only ids reach disk or network."""
     if not is_repo_id(name):
         raise InputError(
             f"{name[:200]!r} is neither a path nor a hub id",
@@ -100,7 +62,7 @@ def check_repo_id(name: str) -> str:
 
 
 def check_revision(revision: str | None) -> str | None:
-    """``revision`` itself. Raises InputError unless it has the form of a branch, a tag or a commit."""
+    """Return ``revision``. Raises InputError unless it has the form of a branch, a tag or a commit."""
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise InputError(
             f"--revision {revision[:200]!r} is not a revision", hint="give a branch, a tag or a commit, such as main"
@@ -109,111 +71,238 @@ def check_revision(revision: str | None) -> str | None:
 
 
 def cached_snapshot(repo_id: str, revision: str | None = None) -> Snapshot | None:
-    """What the local hub cache holds of a repository; None without its config.json. Never touches the network."""
+    """The cached files of a repository; None without its config.json. Never touches the network."""
     check_repo_id(repo_id)
     check_revision(revision)
-    with environment_explained():
-        from huggingface_hub import try_to_load_from_cache
-
-    cache_dir = Settings.from_environment().cache_dir
-    config, sidecar = (
-        try_to_load_from_cache(repo_id, name, cache_dir=cache_dir, revision=revision) for name in (CONFIG, SIDECAR)
-    )
-    if not isinstance(config, str):
+    find = _library().try_to_load_from_cache
+    config, sidecar = (find(repo_id, name, cache_dir=_cache_dir(), revision=revision) for name in (CONFIG, SIDECAR))
+    if not isinstance(config, str) or not _holds_object(Path(config)):  # damaged, or the login page of a proxy
         return None
     return Snapshot(Path(config).parent, complete=sidecar is not None)
 
 
 def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Snapshot:
-    """Fetch config.json and, where there is one, hf_quant_config.json into the local hub cache, even if they are there.
+    """Fetch config.json and any hf_quant_config.json into the local hub cache, replacing cached copies.
 
-    Raises HubError when the hub cannot be reached, refuses, takes longer than ``timeout_s``, answers with more than a
-    model is described with, or has no such repository, revision or config.json; InputError for a malformed id.
+    Raises InputError for a malformed id. Raises HubError when the hub cannot be reached, refuses, exceeds
+    ``timeout_s`` or ``MOST_BYTES``, or has no such repository, revision or config.json.
     """
     check_repo_id(repo_id)
     check_revision(revision)
-    settings = Settings.from_environment()
-    if settings.offline:
-        raise HubError(
-            f"{repo_id} is not in the local hub cache, and HF_HUB_OFFLINE is set",
-            hint="unset HF_HUB_OFFLINE, or give a folder with the model's config.json",
-        )
-    return Snapshot(Path(_ask("snapshot", repo_id, revision, settings, timeout_s)), complete=True)
+    endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    if not endpoint.startswith(("https://", "http://")):
+        raise InputError("HF_ENDPOINT is not a web address", hint=f"unset it, or give it like {DEFAULT_ENDPOINT}")
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    if offline.upper() in {"1", "ON", "YES", "TRUE"}:
+        cause = f"{repo_id} is not in the local hub cache, and HF_HUB_OFFLINE is set"
+        raise HubError(cause, hint=f"unset HF_HUB_OFFLINE, or {FOLDER}")
+    fetch = _Fetch(repo_id, revision, endpoint, timeout_s)
+    if timeout_s > 0:
+        # Only a thread can be left behind whatever it waits for: a name server, a header that comes byte by byte.
+        fetch.start()
+        fetch.join(timeout_s + GRACE_S)
+    if fetch.error is not None:
+        raise fetch.error
+    if fetch.folder is None:
+        raise fetch.late()
+    return Snapshot(fetch.folder, complete=True)
 
 
-def fetch_stored_bytes(
-    repo_id: str, commit: str, *, network: bool = True, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> dict[str, int] | None:
-    """Bytes of the tensors in the safetensors files of a commit, by dtype as in their headers (``BF16``, ``U8``).
+class _Fetch(Thread):
+    """Asks the hub for both files of a repository; ends with a ``folder`` or an ``error``.
 
-    A commit never changes, so the answer is kept in the user's cache folder. None when it is not there and the hub
-    is not asked (``network``, offline) or has no safetensors. Raises HubError like ``fetch_snapshot``.
+    Its ``before`` and ``after`` are hooks of the HTTP client. They see every request of this thread, those after a
+    redirect included: credentials go to the endpoint alone, and answers end at ``MOST_BYTES`` and at ``until_s``.
     """
-    memo = _memo_path(check_repo_id(repo_id), commit)
-    known = _recall(memo)
-    settings = Settings.from_environment()
-    if known is not None or not network or settings.offline:
-        return known
-    total: dict[str, int] | None = _ask("stored_bytes", repo_id, commit, settings, timeout_s)
-    if total is not None:
-        _remember(memo, total)
-    return total
+
+    def __init__(self, repo_id: str, revision: str | None, endpoint: str, timeout_s: float) -> None:
+        super().__init__(daemon=True)
+        self.repo_id, self.revision, self.endpoint, self.timeout_s = repo_id, revision, endpoint, timeout_s
+        #: The endpoint as it may be printed: without a user name and password.
+        self.host = urlsplit(endpoint).netloc.rpartition("@")[2] or "the hub"
+        self.until_s = monotonic() + timeout_s
+        self.left_bytes = MOST_BYTES
+        self.folder: Path | None = None
+        self.error: BaseException | None = None
+
+    def late(self) -> HubError:
+        cause = f"{self.host} took longer than {self.timeout_s:.3g} s to answer"
+        return HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
+
+    def run(self) -> None:
+        try:
+            self.folder = self._fetch()
+        except BaseException as error:  # raised by the thread that waits
+            self.error = error
+
+    def _fetch(self) -> Path:
+        library = _library()
+        errors, hooks = library.errors, library.get_session().event_hooks
+        # the bases are the HTTP library's own error and OSError: httpx, httpx2, ... by version of huggingface_hub
+        known = (*errors.HfHubHTTPError.__bases__, OSError, ValueError, RuntimeError)
+        hooks["request"].append(self.before)
+        hooks["response"].append(self.after)
+        try:
+            with _quiet(library):
+                folder = self._download(CONFIG, self.revision).parent
+                try:
+                    self._download(SIDECAR, folder.name)
+                except errors.LocalEntryNotFoundError:
+                    raise  # the hub could not be reached: whether there is a sidecar stays unknown
+                except errors.EntryNotFoundError:
+                    pass  # most repositories have none
+        except known as error:
+            raise (self.late() if monotonic() > self.until_s else self._explained(error)) from error
+        finally:
+            hooks["request"].remove(self.before)
+            hooks["response"].remove(self.after)
+        return folder
+
+    def _download(self, name: str, revision: str | None) -> Path:
+        path = Path(
+            _library().hf_hub_download(
+                self.repo_id, name, revision=revision, endpoint=self.endpoint, cache_dir=_cache_dir(),
+                force_download=True,  # it also keeps huggingface_hub from retrying for 20 s when there is no network
+            )
+        )  # fmt: skip
+        if not _holds_object(path):
+            path.resolve().unlink(missing_ok=True)  # the blob that the link leads to
+            path.unlink(missing_ok=True)
+            raise HubError(f"{self.host}: its answer for {name} is not a JSON object", hint=PROXY)
+        return path
+
+    def before(self, request: Any) -> None:
+        """Prepare a request. Raises HubError for a redirect that leaves https, and when the time is over."""
+        if current_thread() is not self:
+            return
+        self._check_limits()
+        left_s, waits = self.until_s - monotonic(), request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {wait: min(s or left_s, left_s) for wait, s in waits.items()}
+        request.headers["Accept-Encoding"] = "identity"  # the bytes that are counted are then those that are kept
+        home, origin = _origin(self.endpoint), _origin(str(request.url))
+        if origin == home:
+            return
+        if origin[0] != "https" and home[0] == "https":
+            raise HubError(f"{self.host} sends its visitors on to an address without https", hint=PROXY)
+        for name in ("Authorization", "Cookie"):
+            request.headers.pop(name, None)
+
+    def after(self, response: Any) -> None:
+        """Look at the head of an answer: refuse one that states too large a size, count the bytes of others."""
+        if current_thread() is not self:
+            return
+        for name in [name for name in response.headers if name.lower().startswith("x-xet")]:
+            del response.headers[name]  # leads to another protocol, past these hooks
+        if response.request.method == "HEAD":
+            return
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise HubError(f"{self.host} sends compressed answers, which was not asked for", hint=PROXY)
+        stated = response.headers.get("Content-Length", "")
+        self._check_limits(int(stated[:20]) if stated.isdecimal() else 0)
+        iter_raw = response.iter_raw
+
+        def counted(*args: Any, **options: Any) -> Iterator[bytes]:
+            for chunk in iter_raw(*args, **options):
+                self.left_bytes -= len(chunk)
+                self._check_limits()
+                yield chunk
+
+        response.iter_raw = counted
+
+    def _check_limits(self, coming_bytes: int = 0) -> None:
+        if monotonic() > self.until_s:
+            raise self.late()
+        if coming_bytes > self.left_bytes:
+            raise HubError(
+                f"{self.host} answers with more than {MOST_BYTES / 1e6:.0f} MB, which describes no model",
+                hint="check HF_ENDPOINT, and the model's repository",
+            )
+
+    def _explained(self, error: BaseException) -> HubError:
+        """One cause and one hint for an error of huggingface_hub, whose own text has many lines."""
+        errors = _library().errors
+        while isinstance(error, errors.LocalEntryNotFoundError | ValueError) and error.__cause__:
+            error = error.__cause__  # "not cached, and the request failed": the request says why
+        repo_id, host = self.repo_id, self.host
+        page = f"{self.endpoint}/{repo_id}".replace(urlsplit(self.endpoint).netloc, host)
+        known = {
+            errors.GatedRepoError: (
+                f"{repo_id} is gated, and {host} refused its files",
+                f"accept the licence at {page}, then set HF_TOKEN",
+            ),
+            errors.RepositoryNotFoundError: (
+                f"{host} has no repository {repo_id}, or it is private",
+                "check the spelling; for a private repository set HF_TOKEN",
+            ),
+            errors.RevisionNotFoundError: (
+                f"{repo_id} has no revision {self.revision!r}",
+                "give --revision a branch, a tag or a commit of that repository",
+            ),
+            errors.EntryNotFoundError: (
+                f"{repo_id} has no {CONFIG}",
+                "a repository of GGUF files or of an adapter describes no architecture: give the base model",
+            ),
+            errors.OfflineModeIsEnabled: (
+                f"{repo_id} is not in the local hub cache, and huggingface_hub is offline",
+                f"unset HF_HUB_OFFLINE, or {FOLDER}",
+            ),
+            errors.FileMetadataError: (f"{host} does not answer like a Hugging Face hub", PROXY),
+        }
+        for kind, (cause, hint) in known.items():
+            if isinstance(error, kind):
+                return HubError(cause, hint=hint)
+        if isinstance(error, OSError) and error.filename:
+            cause = f"the local hub cache cannot be used: {error.strerror} ({error.filename})"
+            return HubError(cause, hint="set HF_HOME to a folder that you may write")
+        # in a few words and without the request, whose headers hold the token
+        status, name = getattr(getattr(error, "response", None), "status_code", None), type(error).__name__
+        cause = "no answer in time" if "Timeout" in name else f"could not be reached ({name})"
+        cause = f"the hub answered with HTTP status {status}" if status is not None else cause
+        return HubError(f"{host}: {cause}", hint=f"check the network, HF_ENDPOINT and HF_TOKEN; offline, {FOLDER}")
 
 
-def _ask(what: str, repo_id: str, revision: str | None, settings: Settings, timeout_s: float) -> Any:
-    """The answer of a process that asks the hub. Raises HubError as it says, or when it takes too long."""
-    cache_dir = str(settings.cache_dir) if settings.cache_dir else None
-    ask = Ask(what, repo_id, revision, settings.endpoint, cache_dir, settings.etag_timeout_s, timeout_s)
-    late = HubError(
-        f"{ask.host} took longer than {timeout_s:.3g} s to answer",
-        hint="give it more time with --timeout, or give a folder with the model's config.json",
-    )
-    if timeout_s <= 0:
-        raise late
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **QUIET}
-    env.pop("HF_HUB_ETAG_TIMEOUT", None)  # huggingface_hub takes whole seconds only, and is told in another way
+def _library() -> Any:
+    """huggingface_hub, imported on first use. Raises InputError for a variable that it cannot read then."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "planner.model.hub_download"],
-            input=json.dumps(asdict(ask)),
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s + GRACE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise late from error
-    if done.returncode != 0:
-        raise RuntimeError(f"the process that asks the hub ended with status {done.returncode}: {done.stderr}")
-    said = json.loads(done.stdout)
-    if "late" in said:
-        raise late
-    if "cause" in said:
-        raise HubError(said["cause"], hint=said["hint"])
-    return said["answer"]
+        import huggingface_hub.errors
+        import huggingface_hub.utils
+    except ValueError as error:
+        cause = f"huggingface_hub cannot read its variables: {error}"
+        raise InputError(cause, hint="check the variables that begin with HF_") from error
+    return huggingface_hub
 
 
-def _memo_path(repo_id: str, commit: str) -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("planner") / "stored-bytes" / f"{repo_id.replace('/', '--')}@{commit}.json"
-
-
-def _recall(memo: Path) -> dict[str, int] | None:
-    """An answer kept earlier; None without one, or where the file is damaged."""
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Silence the progress bar and the warnings of huggingface_hub: ``HubError`` says what failed."""
+    log, bar = logging.getLogger("huggingface_hub"), "huggingface_hub.http_get"
+    level, shown = log.level, not library.utils.are_progress_bars_disabled(bar)
+    log.setLevel(logging.CRITICAL)
+    if shown:
+        library.utils.disable_progress_bars(bar)
     try:
-        values = json.loads(memo.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    sound = isinstance(values, dict) and all(isinstance(size, int) for size in values.values())
-    return values if sound else None
+        yield
+    finally:
+        log.setLevel(level)
+        if shown:
+            library.utils.enable_progress_bars(bar)
 
 
-def _remember(memo: Path, total: dict[str, int]) -> None:
-    """Keep an answer for next time; a folder that cannot be written does no harm."""
+def _cache_dir() -> Path | None:
+    """The cache folder that the environment names; None leaves it to huggingface_hub."""
+    home = os.environ.get("HF_HOME")
+    folder = os.environ.get("HF_HUB_CACHE") or (f"{home}/hub" if home else None)
+    return Path(folder).expanduser() if folder else None
+
+
+def _holds_object(path: Path) -> bool:
     try:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_then_rename(memo, json.dumps(total).encode())
-    except OSError:
-        return
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)

@@ -224,11 +224,11 @@ def test_no_network_ends_with_3(server: HubServer, monkeypatch: pytest.MonkeyPat
     assert "could not be reached" in error_of(outcome)[0]
 
 
-def test_a_model_of_the_hub_that_is_broken_ends_with_2(server: HubServer) -> None:
+def test_an_answer_of_the_hub_that_is_no_json_ends_with_3(server: HubServer) -> None:
     server.add("someone/broken", {"config.json": b'{"architectures": ["Llama'})
     outcome = run("fit", "someone/broken", "--gpu", "h100")
-    assert outcome.status == 2
-    assert "not valid JSON" in error_of(outcome)[0]
+    assert outcome.status == 3
+    assert "config.json is not a JSON object" in error_of(outcome)[0]
 
 
 # --- output folders --------------------------------------------------------------------------------------------------

@@ -2,19 +2,22 @@
 
 import gzip
 import json
+import logging
+import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler
-from itertools import chain, repeat
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from hub_server import COMMIT, HubServer, hub_environment, safetensors
+from hub_server import COMMIT, HubServer, hub_environment
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from hypothesis import given
@@ -22,7 +25,6 @@ from hypothesis import strategies as st
 
 from planner.errors import HubError, InputError
 from planner.model import hub
-from planner.model.hub_download import Ask, Guard
 
 
 @pytest.fixture
@@ -61,63 +63,6 @@ def test_a_cache_filled_by_another_tool_may_lack_the_sidecar(server: HubServer, 
     snapshot = hub.cached_snapshot("org/model")
     assert snapshot is not None
     assert not snapshot.complete
-
-
-def test_stored_bytes_of_one_file(server: HubServer) -> None:
-    # 3 x 4 values of 2 bytes, and 10 of 1 byte
-    tensors = {"w": ("BF16", [3, 4], 24), "packed": ("U8", [10], 10)}
-    server.add("org/model", {"config.json": b"{}", "model.safetensors": safetensors(tensors)})
-    assert hub.fetch_stored_bytes("org/model", COMMIT) == {"BF16": 24, "U8": 10}
-
-
-def test_stored_bytes_of_shards_are_summed_and_kept(server: HubServer, tmp_path: Path) -> None:
-    index = {"metadata": {}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "2.safetensors"}}
-    server.add(
-        "org/model",
-        {
-            "config.json": b"{}",
-            "model.safetensors.index.json": json.dumps(index).encode(),
-            "1.safetensors": safetensors({"a": ("BF16", [5], 10)}),
-            "2.safetensors": safetensors({"b": ("BF16", [6], 12), "c": ("F8_E4M3", [7], 7)}),
-        },
-    )
-    assert hub.fetch_stored_bytes("org/model", COMMIT) == {"BF16": 10 + 12, "F8_E4M3": 7}
-    asked = len(server.requests)
-    assert hub.fetch_stored_bytes("org/model", COMMIT, network=False) == {"BF16": 22, "F8_E4M3": 7}
-    assert len(server.requests) == asked
-    (kept,) = (tmp_path / "cache").rglob("*.json")
-    for damaged in ('{"BF16": "many"}', "[1]", "{"):
-        kept.write_text(damaged)
-        assert hub.fetch_stored_bytes("org/model", COMMIT, network=False) is None
-
-
-def test_only_headers_are_read(server: HubServer) -> None:
-    # 5 MB of weights; huggingface_hub asks for the first 100 kB, which hold the header
-    server.add("org/model", {"config.json": b"{}", "model.safetensors": safetensors({"w": ("U8", [5000000], 5000000)})})
-    sent = server.sent_bytes
-    assert hub.fetch_stored_bytes("org/model", COMMIT) == {"U8": 5000000}
-    assert server.sent_bytes - sent < 200_000
-
-
-@pytest.mark.parametrize(
-    "content", [b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]", b"", b"\x0c\0\0\0\0\0\0\0" + b'{"a": "bcd"}']
-)
-def test_damaged_safetensors_are_a_hub_error(server: HubServer, content: bytes) -> None:
-    server.add("org/model", {"config.json": b"{}", "model.safetensors": content})
-    with pytest.raises(HubError, match="safetensors headers or index cannot be read"):
-        hub.fetch_stored_bytes("org/model", COMMIT)
-
-
-@pytest.mark.parametrize("index", [b"[]", b"{", b'{"weight_map": 3}'])
-def test_damaged_index_is_a_hub_error(server: HubServer, index: bytes) -> None:
-    server.add("org/model", {"config.json": b"{}", "model.safetensors.index.json": index})
-    with pytest.raises(HubError, match="safetensors headers or index cannot be read"):
-        hub.fetch_stored_bytes("org/model", COMMIT)
-
-
-def test_no_safetensors_is_no_answer(server: HubServer) -> None:
-    server.add("org/model", {"config.json": b"{}", "pytorch_model.bin": b"x"})
-    assert hub.fetch_stored_bytes("org/model", COMMIT) is None
 
 
 def test_gated_repository_says_where_to_accept_the_licence(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +105,64 @@ def test_a_login_page_is_no_hub(server: HubServer) -> None:
 
 
 def test_a_slow_hub_times_out(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.2")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 1)  # which the library reads as whole seconds
     server.delay_s = 2.0
     with pytest.raises(HubError, match="no answer in time"):
         hub.fetch_snapshot("org/model")
+
+
+def test_a_silent_hub_has_a_deadline_for_the_whole(server: HubServer) -> None:
+    server.delay_s = 5.0
+    began_s = time.monotonic()
+    with pytest.raises(HubError, match=r"took longer than 0\.3 s"):
+        hub.fetch_snapshot("org/model", timeout_s=0.3)
+    assert time.monotonic() - began_s < 2
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+@pytest.mark.parametrize("content", [b"<html>please log in</html>", b"[]", b"", b"[" * 100_000, b"\xff"])
+def test_what_is_no_json_object_does_not_stay_in_the_cache(server: HubServer, name: str, content: bytes) -> None:
+    files = {"config.json": b'{"a": 1}', "hf_quant_config.json": b"{}"}
+    server.add("org/model", {**files, name: content})
+    with pytest.raises(HubError, match=f"{name} is not a JSON object"):
+        hub.fetch_snapshot("org/model")
+    cached = hub.cached_snapshot("org/model")
+    assert cached is None or not (cached.folder / name).exists()
+    server.add("org/model", files)  # behind the login page
+    snapshot = hub.fetch_snapshot("org/model")
+    assert hub.cached_snapshot("org/model") == snapshot
+    (snapshot.folder / "config.json").write_bytes(content)  # by another tool
+    assert hub.cached_snapshot("org/model") is None
+
+
+def test_the_library_keeps_its_own_progress_bar_and_warnings(server: HubServer) -> None:
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    level = logging.getLogger("huggingface_hub").level
+    server.add("org/model", {"config.json": b"{}"})
+    hub.fetch_snapshot("org/model")
+    assert logging.getLogger("huggingface_hub").level == level
+    assert not are_progress_bars_disabled("huggingface_hub.http_get")
+    owners = [getattr(hook, "__self__", None) for kind in get_session().event_hooks.values() for hook in kind]
+    assert not [owner for owner in owners if isinstance(owner, hub._Fetch)]
+
+
+def test_another_protocol_of_the_hub_is_not_followed(server: HubServer) -> None:
+    """Xet's own client would pass by the limits; a config.json is never stored there by the hub itself."""
+
+    def xet(handler: BaseHTTPRequestHandler) -> None:
+        routes = f"X-Xet-Hash: {'0' * 64}\r\nX-Xet-Refresh-Route: {server.endpoint}/xet\r\n"
+        known = f'ETag: "{"0" * 40}"\r\nX-Repo-Commit: {COMMIT}\r\n{routes}'
+        handler.wfile.write(f"HTTP/1.1 200 OK\r\n{known}Content-Length: 2\r\n\r\n".encode())
+        if handler.command == "GET":
+            handler.wfile.write(b"{}")
+
+    server.misbehave = xet
+    hub.fetch_snapshot("org/model")
+    assert {path for _, path in server.requests} == {
+        "/org/model/resolve/main/config.json", f"/org/model/resolve/{COMMIT}/hf_quant_config.json"
+    }  # fmt: skip
 
 
 def _only_get(handler: BaseHTTPRequestHandler, headers: str, body: Iterable[bytes]) -> None:
@@ -203,15 +202,6 @@ def test_an_endless_answer_is_cut_short(server: HubServer, tmp_path: Path, heade
     assert _files(tmp_path) == []
 
 
-def test_an_endless_header_of_weights_is_cut_short(server: HubServer, tmp_path: Path) -> None:
-    # a length of 2**62, as the safetensors format has it: little-endian, before the header
-    start = (2**62).to_bytes(8, "little")
-    server.misbehave = lambda handler: _only_get(handler, "", chain([start], repeat(b" " * 2**16)))
-    with pytest.raises(HubError, match="more than 100 MB"):
-        hub.fetch_stored_bytes("org/model", COMMIT)
-    assert _files(tmp_path) == []
-
-
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_an_answer_that_drips_has_a_deadline(server: HubServer, tmp_path: Path, method: str) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
@@ -227,56 +217,7 @@ def test_an_answer_that_drips_has_a_deadline(server: HubServer, tmp_path: Path, 
         hub.fetch_snapshot("org/model", timeout_s=1)
     assert time.monotonic() - began_s < 1 + hub.GRACE_S + 1
     assert "--timeout" in error.value.hint
-    assert [path for path in tmp_path.rglob("*") if "incomplete" in path.name] == []
-
-
-def test_a_time_that_is_over_before_anything_is_asked_is_an_answer_too(tmp_path: Path) -> None:
-    # a machine so busy that the alarm rings while the limits are being set
-    slow = "import resource, time; resource.setrlimit = lambda *_: time.sleep(0.5)\n"
-    code = f"{slow}from planner.model import hub_download; hub_download.main()"
-    ask = Ask("snapshot", "org/model", None, "http://127.0.0.1:9", str(tmp_path), 1.0, 0.05)
-    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(asdict(ask)), capture_output=True, text=True)
-    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"late": True}, "")
-
-
-def test_an_alarm_between_writing_a_reference_and_naming_it_leaves_no_file_behind(
-    server: HubServer, tmp_path: Path
-) -> None:
-    server.add("org/model", {"config.json": b"{}"})
-    code = """
-import os, signal
-from planner.model import hub_download
-rename = os.replace
-def late(source, target):
-    if "refs" in str(target):
-        signal.raise_signal(signal.SIGALRM)
-    rename(source, target)
-os.replace = late
-hub_download.main()
-"""
-    ask = Ask("snapshot", "org/model", None, server.endpoint, str(tmp_path / "hub"), 10.0, 60.0)
-    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(asdict(ask)), capture_output=True, text=True)
-    assert "answer" in json.loads(done.stdout)
-    assert [path.name for path in (tmp_path / "hub/models--org--model/refs").iterdir()] == ["main"]
-
-
-def test_headers_of_weights_that_drip_cost_the_answer_nothing_but_time(server: HubServer) -> None:
-    shards = {str(n): f"{n}.safetensors" for n in range(20)}
-    index = json.dumps({"metadata": {}, "weight_map": shards}).encode()
-    server.add("org/model", {"model.safetensors.index.json": index, **dict.fromkeys(shards.values(), b"")})
-    whole = server.repos["org/model"]
-
-    class Dripping(dict[str, bytes]):
-        def __getitem__(self, name: str) -> bytes:
-            if name.endswith(".safetensors"):
-                time.sleep(5)
-            return super().__getitem__(name)
-
-    server.repos["org/model"] = Dripping(whole)
-    began_s = time.monotonic()
-    with pytest.raises(HubError, match="took longer than 1 s"):
-        hub.fetch_stored_bytes("org/model", COMMIT, timeout_s=1)
-    assert time.monotonic() - began_s < 1 + hub.GRACE_S + 1
+    assert _files(tmp_path) == []
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
@@ -334,23 +275,52 @@ def test_a_redirect_leads_to_no_file(server: HubServer, tmp_path: Path, location
     ],
 )
 def test_credentials_go_to_the_endpoint_alone(url: str, sent: bool) -> None:
-    ask = Ask("snapshot", "org/model", None, "https://huggingface.co", None, 1.0, 1.0)
-    request = SimpleNamespace(url=url, headers={"Authorization": "Bearer x", "Cookie": "y"})
-    Guard(ask).request(request)
+    request = request_of(url, Authorization="Bearer x", Cookie="y")
+    asked_by_hand("https://huggingface.co", request)
     assert ("Authorization" in request.headers, "Cookie" in request.headers) == (sent, sent)
 
 
 def test_https_is_not_left_for_http() -> None:
-    ask = Ask("snapshot", "org/model", None, "https://huggingface.co", None, 1.0, 1.0)
     with pytest.raises(HubError, match="without https"):
-        Guard(ask).request(SimpleNamespace(url="http://huggingface.co/a", headers={}))
+        asked_by_hand("https://huggingface.co", request_of("http://huggingface.co/a"))
 
 
-def test_a_variable_that_the_library_cannot_read_is_named(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.add("org/model", {"config.json": b"{}"})
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "soon")
-    with pytest.raises(HubError, match=r"cannot read its variables: .*'soon'"):
-        hub.fetch_snapshot("org/model")
+def test_requests_of_other_threads_are_left_alone() -> None:
+    """A program that downloads weights meanwhile shares the client: its requests have no limit."""
+    request = request_of("https://elsewhere.org/a", Authorization="Bearer x")
+    fetch = hub._Fetch("org/model", None, "https://huggingface.co", 0.0)
+    fetch.before(request)
+    assert request.headers == {"Authorization": "Bearer x"}
+
+
+def request_of(url: str, **headers: str) -> Any:
+    return SimpleNamespace(url=url, headers=headers, extensions={"timeout": {"read": None}})
+
+
+def asked_by_hand(endpoint: str, request: Any) -> None:
+    """``request`` as the thread that asks ``endpoint`` would send it."""
+
+    class Fetch(hub._Fetch):
+        def run(self) -> None:
+            try:
+                self.before(request)
+            except HubError as error:
+                self.error = error
+
+    fetch = Fetch("org/model", None, endpoint, 60.0)
+    fetch.start()
+    fetch.join()
+    if fetch.error:
+        raise fetch.error
+    assert 59 < request.extensions["timeout"]["read"] <= 60
+
+
+def test_a_variable_that_the_library_cannot_read_is_named(server: HubServer) -> None:
+    # huggingface_hub reads its variables when it is imported: in a process of its own here
+    code = "from planner.model import resolve_model; resolve_model('org/model')"
+    env = {**os.environ, "HF_HUB_DOWNLOAD_TIMEOUT": "soon"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True)
+    assert re.search(r"InputError: huggingface_hub cannot read its variables: .*'soon'", done.stderr)
 
 
 def test_nobody_listens_and_the_password_stays_hidden(
@@ -376,7 +346,6 @@ def test_offline_asks_nobody(server: HubServer, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(HubError, match="HF_HUB_OFFLINE is set"):
         hub.fetch_snapshot("org/model")
-    assert hub.fetch_stored_bytes("org/model", COMMIT) is None
     assert server.requests == []
 
 
