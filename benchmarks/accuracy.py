@@ -22,11 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.evidence.effects import load_structure
-from planner.evidence.fitting import EfficiencyFit, scatter_of
-from planner.evidence.leave_out import LEFT_OUT, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
-from planner.evidence.observe import Observed
-from planner.evidence.posterior import posterior
+from fit.design import Structure, effects_of, posterior
+from fit.leave_out import LEFT_OUT, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
+from planner.evidence.fitting import Fitted, scatter_of
+from planner.evidence.observations import Observed
 from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
 from planner.timing.fits import COVARIANCE, LEVELS, Calibration, FitLine, to_text
 
@@ -200,7 +199,7 @@ def report(
     yield f"{len(observed)} runs; {len(refused)} refused" + (":" if refused else ".")
     for run, why in refused:
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
-    yield "A fit without a group is one step from the fit to everything (`planner/evidence/leave_out.py`)."
+    yield "A fit without a group is one step from the fit to everything (`benchmarks/fit/leave_out.py`)."
     yield "Every run is replayed with the fit that did not see it (`replayed_misses` in the same module)."
     for name, title in SECTIONS.items():
         yield from ("", f"## {title}", "", *table(observed, runs, misses[name]))
@@ -233,14 +232,13 @@ def bias(observed: Sequence[Observed], misses: Sequence[Miss]) -> Iterator[str]:
 
 def parameters(without: LeaveOut) -> Iterator[str]:
     """How many factors each line of the structure has, how many are shipped, and of how many runs the median is."""
-    design = without.problem.design
-    effects = EfficiencyFit(design, without.factors, float("nan")).effects()
+    effects = effects_of(without.design, Fitted(without.factors))
     shipped: dict[tuple[str, frozenset[str]], list[int]] = defaultdict(list)
     for effect in effects:
         shipped[effect.target, frozenset(effect.when)].append(effect.rows)
     yield "| target | covariates | deviation | factors shipped | runs of the median factor |"
     yield "| --- | --- | --- | --- | --- |"
-    for target, scope, sd in load_structure().lines:
+    for target, scope, sd in Structure.shipped().lines:
         rows = shipped[target, frozenset(scope)]
         yield f"| {target} | {', '.join(scope)} | {sd:.2f} | {len(rows)} | {np.median(rows) if rows else 0:.0f} |"
     yield f"| all, with one for each efficiency | | | {len(effects)} | |"
@@ -250,7 +248,7 @@ def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path)
     """Fit to everything, with what that leaves known of the factors, and the scatters of ``misses``."""
     observed = without.observed
     runs = {run.run_id: run for run in read_runs(source)}
-    known = posterior(without.problem.design, without.covariance, LEAST_WRITTEN)
+    known = posterior(without.design, without.covariance, LEAST_WRITTEN)
     errors: dict[str, list[float]] = defaultdict(list)
     for miss in misses:
         errors[miss.metric].append(abs(np.expm1(miss.error)))
@@ -259,7 +257,7 @@ def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path)
         fitted_on=f"{len(observed)} published runs of vLLM (runs.csv), {datetime.date.today()}",
         runs_over_nodes=sum(bool(one.covariates["nodes"]) for one in observed),
         median_error={metric: round(float(np.median(found)), 4) for metric, found in errors.items()},
-        effects=without.refit().effects(),
+        effects=without.refit(),
         lines=tuple(FitLine.model_validate(asdict(line)) for line in known.lines),
         scatters=scatters(observed, stated(misses, observed, runs)),
     )

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.evidence.leave_out import LEFT_OUT, Miss, leave_out_of, replayed_misses
+from fit.leave_out import LEFT_OUT, Miss, leave_out_of, replayed_misses
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.planning.defaults import CONFIDENCE
 from planner.planning.uncertainty import quantile_factor

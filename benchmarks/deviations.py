@@ -15,12 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.evidence.deviations import learn_deviations, to_toml
-from planner.evidence.effects import Design, Structure, load_structure
+from fit.design import Design, Structure
+from fit.deviations import learn_deviations, to_toml
 from planner.evidence.fitting import FitProblem
-from planner.evidence.observe import Observed, observe
+from planner.evidence.observations import Observed, Terms, observe
 from planner.evidence.runs import read_runs
-from planner.evidence.terms import Terms
 from planner.resources import data_dir
 from planner.timing import load_calibration
 
@@ -37,7 +36,7 @@ def main() -> None:
     if nested:
         judge(observed)
         return
-    learnt = learn_deviations(Terms(observed), load_structure())
+    learnt = learn_deviations(Terms(observed), Structure.shipped())
     path = CALIBRATION / "structure.toml"
     text = to_toml(learnt, path.read_text(encoding="utf-8"))
     path.write_text(text, encoding="utf-8")
@@ -51,7 +50,10 @@ def judge(observed: Sequence[Observed]) -> None:
     for number in range(FOLDS):
         seen = [one for one, at in zip(observed, fold, strict=True) if at != number]
         used = np.array([fold[run] != number for run in terms.metric_run.tolist()])
-        for name, structure in (("nested", learn_deviations(Terms(seen), load_structure())), ("all", load_structure())):
+        for name, structure in (
+            ("nested", learn_deviations(Terms(seen), Structure.shipped())),
+            ("all", Structure.shipped()),
+        ):
             errors = errors_of(terms, structure, used)
             for row in np.flatnonzero(~used):
                 found[name][terms.metric_names[row]].append(abs(np.expm1(errors[row])))
@@ -70,9 +72,11 @@ def folds(observed: Sequence[Observed]) -> list[int]:
 
 def errors_of(terms: Terms, structure: Structure, used: np.ndarray) -> np.ndarray:
     """log(predicted / measured) of every metric by a fit to those ``used``."""
-    problem = FitProblem(terms, Design(terms.observed, structure.lines), structure.sigma)
-    start = problem.design.factors_of(load_calibration().effects)  # where the iteration begins, not where it ends
-    return problem.errors(problem.solve(used, start, uncertain=False))
+    design = Design(terms.observed, structure.lines)
+    problem = FitProblem(terms, design, structure.sigma)
+    start = design.factors_of(load_calibration().effects)  # where the iteration begins, not where it ends
+    fitted = problem.solve(used, start, uncertain=False)
+    return terms.log_metrics(design.log_values(fitted.factors))[0] - terms.log_measured
 
 
 if __name__ == "__main__":

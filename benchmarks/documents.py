@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from fit.leave_out import LeaveOut, held_out, leave_out_of
 from planner.evidence.evaluation import case_of, figures_in_columns, simulate
-from planner.evidence.leave_out import LeaveOut, held_out, leave_out_of
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration

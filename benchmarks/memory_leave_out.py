@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memory import SPOILT, Compared, Row, compare, error, find_model, number, predict
-
 from planner.errors import PlannerError
 from planner.memory.activations import peak_terms
 from planner.memory.budget import MemoryBudget, graph_captures

@@ -18,9 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from fit.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out_of
 from planner.engine import EngineArgs, parse_version
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
-from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out_of
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.hardware import load_profile
 from planner.model import resolve_model

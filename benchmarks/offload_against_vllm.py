@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 from reference_prefix import random_texts, with_prefixes
-from replay_against_vllm import LLAMA, MOMENT_S, Bench, LinearTimer, random_case, vllm_scheduler
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.utils.hashing import sha256
@@ -34,6 +33,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from planner.errors import InputError
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
+from replay_against_vllm import LLAMA, MOMENT_S, Bench, LinearTimer, random_case, vllm_scheduler
 
 BLOCK_BYTES_PER_TOK = 2 * 64 * 2  #: keys and values of one head of 64 in 16 bits, as ``vllm_scheduler`` has them
 

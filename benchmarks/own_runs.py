@@ -27,12 +27,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
 
+from fit.leave_out import LeaveOut, held_out, leave_out_of
 from planner.errors import PlannerError
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
-from planner.evidence.fitting import scatter_of
-from planner.evidence.leave_out import LeaveOut, held_out, leave_out_of
-from planner.evidence.observe import Observed
-from planner.evidence.own_runs import effects_of, fit_own
+from planner.evidence.fitting import effects_of, fit_own, scatter_of
+from planner.evidence.observations import Observed
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.timing.fits import Calibration
 
@@ -80,7 +79,7 @@ class Groups:
         for count in OWN_RUNS:
             fits = base
             if count:
-                fits = base.with_own(effects_of(fit_own(own[:count], base)[0].values()), "own")
+                fits = base.with_own(effects_of(fit_own(own[:count], base)[0]), "own")
             for number in asked:
                 found += self._of(name, observed[number], fits, count)
         return found

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from decisions import Option, options
 
+from decisions import Option, options
 from planner.evidence.runs import MeasuredRun, read_runs
 
 SHIPPED_RUNS = Path(__file__).parent.parent / "hardware" / "calibration" / "runs.csv"

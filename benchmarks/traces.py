@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from replay_speed import Fast
 
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
@@ -27,6 +26,7 @@ from planner.simulator.record import Replay
 from planner.workload.requests import Requests, Workload
 from planner.workload.routing import Router, share
 from planner.workload.trace import read_trace
+from replay_speed import Fast
 
 CACHES_TOK = (1_000_000, 4_000_000, 16_000_000, 64_000_000)  #: of one server
 SERVERS, CACHE_TOK = 4, 1_000_000  #: behind the routers

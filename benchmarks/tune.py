@@ -34,9 +34,9 @@ from typing import Any
 
 import numpy as np
 
+from fit.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out_of
 from planner.errors import PlannerError
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
-from planner.evidence.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out_of
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.planning.tuning.standing import Floats, Prospects
 from planner.planning.tuning.state import SURE, WITHIN

@@ -18,7 +18,7 @@ from .calibration import calibrate as calibrate
 from .calibration import figures_of as figures_of
 from .calibration import mean_error as mean_error
 from .calibration import mean_width as mean_width
-from .own_runs import MEANINGS as MEANINGS
+from .fitting import MEANINGS as MEANINGS
 
 # the plans of a folder, what was measured of them, and why it missed
 from .compared import ComparedLine as ComparedLine

@@ -21,10 +21,9 @@ from planner import progress
 from planner.engine import parse_version
 from planner.errors import InputError
 from planner.evidence.bench_result import EXACT
-from planner.evidence.effects import load_structure
 from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
+from planner.evidence.fitting import MEANINGS, Factor, OwnFit, effects_of, fit_own, load_structure
 from planner.evidence.folder import MeasuredPlan
-from planner.evidence.own_runs import MEANINGS, Factor, OwnFit, effects_of, fit_own
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, runs_of
 from planner.evidence.sources import Sources
 from planner.hardware import load_profile
@@ -199,9 +198,9 @@ def _fit(runs: Sequence[MeasuredRun]) -> tuple[list[OwnFit], list[tuple[Measured
     if not fits:
         why = refused[0][1] if refused else "no run has a metric that a fit uses"
         raise InputError(f"nothing to calibrate on: {why}", hint=_SEE_EVALUATE)
-    spoken = {one.run_id for fit in fits.values() for one in fit.design.observed} | {run.run_id for run, _ in refused}
+    spoken = {one.run_id for fit in fits for one in fit.design.observed} | {run.run_id for run, _ in refused}
     silent = [(run, "it has no metric that a fit uses") for run in runs if run.run_id not in spoken]
-    return list(fits.values()), [*refused, *silent]
+    return fits, [*refused, *silent]
 
 
 def _local(effects: Iterable[Effect]) -> Local:
@@ -225,7 +224,7 @@ def _without(fit: OwnFit, fold: Mapping[str, int], number: int) -> Iterator[OwnF
     """The same without the runs of a fold; nothing where no run is left."""
     used = np.array([fold[one.run_id] != number for one in fit.design.observed])
     if used.any():
-        yield OwnFit.of(fit.problem, used)
+        yield fit.to_some(used)
 
 
 def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
@@ -243,7 +242,7 @@ def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
 
 def figures_of(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
     """All figures of a metric; without a name, those of all metrics that fits use."""
-    wanted = load_structure().sigma if metric is None else (metric,)
+    wanted = load_structure()["sigma"] if metric is None else (metric,)
     return [figure for one in evaluated for name, figure in one.figures.items() if name in wanted]
 
 

@@ -1,62 +1,69 @@
-"""The fit: maximum a posteriori of the factors, by Gauss-Newton with a robust loss on the log-ratio.
+"""The fit of efficiencies to measured runs, and what a user's own runs teach beside the fits that we ship.
 
-::
+A fit is the maximum a posteriori of the factors, by Gauss-Newton with a robust loss on the log-ratio::
 
     minimise   sum over metrics of w^2 rho((log predicted - log measured) / sigma(metric))
-             + sum over factors of ((factor - mean) / sd)^2
+             + sum over factors of (factor / sd)^2
 
 with rho(r) = 2 (sqrt(1 + r^2) - 1), which is quadratic near 0 and linear beyond, so that a wrong row pulls little.
 ``w`` shares the weight of a run between its metrics of one kind (prefill, or decode), and that of a source between
 its runs. At the optimum the loss is a quadratic in the factors: the fit is the mean of a normal distribution of them
-(Laplace's approximation), and the deviations of ``structure.toml`` are those under which the measurements are most
-likely (``planner/evidence/deviations.py``).
+(Laplace's approximation).
+
+A user's own runs update the normal distribution of the factors that the shipped fits leave (``planner.timing.Belief``),
+those of the user's machine among them. With R a root of its covariance::
+
+    factors = R u,  u ~ N(0, 1)           the runs then give u a mean m and a covariance C
+    posterior mean R m, covariance R R' - R (1 - C) R'
+
+so a file holds, for each factor, its part of R m and a row of a root of R (1 - C) R': what was learnt. Steps under
+another load differ by more than factors say, so a share of it (``OF_ITS_LOAD``) does not count. One run with
+TTFT, TPOT and throughput narrows every figure that depends on the same factors, and says little about each factor.
+The runs of each kind of GPU are fitted alone: engines on another one keep what is shipped.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from functools import cache, cached_property
+from math import exp, log, sqrt
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from planner.evidence.effects import Design, load_structure
-from planner.evidence.observe import Floats, Observed
-from planner.evidence.terms import Terms
-from planner.timing import Effect
+from planner.evidence.observations import Floats, Ints, Observed, Terms, observe
+from planner.evidence.runs import MeasuredRun
+from planner.resources import data_dir
+from planner.timing import PARAMETERS, Calibration, Effect, Key, prior_values, targets
 
 LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
-#: Factors whose logarithm is smaller are not written to a file.
-NEGLIGIBLE = 0.004
 
 
-class Columns(Protocol):
+class Design(Protocol):
     """What a fit determines: logarithms of factors, each of which is drawn towards 0."""
 
     sd: Floats  #: before any run
 
     def log_values(self, factors: Floats) -> Floats:
-        """Logarithm of every efficiency of every run, (runs, parameters)."""
+        """Return the logarithm of every efficiency of every run, (runs, parameters)."""
         ...
 
-    def jacobian(self, derivative: Floats, metric_run: NDArray[np.int64]) -> Floats:
-        """Derivative of every metric by every factor, from those by the efficiencies of its run."""
+    def jacobian(self, derivative: Floats, metric_run: Ints) -> Floats:
+        """Return the derivative of every metric by every factor, from those by the efficiencies of its run."""
         ...
-
-
-ColumnsT = TypeVar("ColumnsT", bound=Columns)
 
 
 @dataclass(frozen=True)
-class EfficiencyFit(Generic[ColumnsT]):
-    """Fitted factors: their logarithms, and the covariance of these; empty where it was not asked for."""
+class Fitted:
+    """Logarithms of fitted factors, and their covariance; it is empty where it was not asked for."""
 
-    design: ColumnsT
     factors: Floats
-    cost: float
+    cost: float = float("nan")
     covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
@@ -64,36 +71,29 @@ class EfficiencyFit(Generic[ColumnsT]):
         """Standard deviations of the logarithms; zeros without their covariance."""
         return np.sqrt(np.diag(self.covariance)) if self.covariance.size else np.zeros_like(self.factors)
 
-    def effects(self: EfficiencyFit[Design]) -> tuple[Effect, ...]:
-        """The factors that differ from 1, as a file holds them."""
-        found = []
-        for column, log_factor, sd in zip(self.design.columns, self.factors.tolist(), self.sd.tolist(), strict=True):
-            rows = int(column.runs.sum())
-            for part, part_log in column.split(log_factor):
-                if abs(part_log) < NEGLIGIBLE:
-                    continue
-                unseen = max(part.sd**2 - part.sd**4 / column.variance, 0.0)  # what its column does not determine
-                part_sd = (unseen + (sd * part.sd**2 / column.variance) ** 2) ** 0.5
-                factor = round(float(np.exp(part_log)), 4)
-                found.append(Effect(target=part.target, when=part.when, factor=factor, sd=round(part_sd, 3), rows=rows))
-        return tuple(found)
+
+@cache
+def load_structure() -> Mapping[str, Any]:
+    """Return what may differ between runs, and how far measurements scatter: ``calibration/structure.toml``."""
+    path = data_dir("hardware") / "calibration" / "structure.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-class FitProblem(Generic[ColumnsT]):
+class FitProblem:
     """Runs and factors: a fit to all of the runs, or to some."""
 
-    def __init__(self, terms: Terms, design: ColumnsT, sigma: Mapping[str, float] | None = None) -> None:
+    def __init__(self, terms: Terms, design: Design, sigma: Mapping[str, float] | None = None) -> None:
         """``sigma``: scatter of each kind of metric (``scatter_of``), by default ours."""
         self.terms, self.design = terms, design
-        known = load_structure().sigma if sigma is None else sigma
+        known = load_structure()["sigma"] if sigma is None else sigma
         kinds = zip(terms.metric_run.tolist(), terms.metric_names, strict=True)
         #: of each metric; nan where it is not fitted to
         self.sigma: Floats = np.array([known.get(scatter_of(terms.observed[run], name), np.nan) for run, name in kinds])
-        self.rows: NDArray[np.int64] = np.flatnonzero(np.isfinite(self.sigma))
+        self.rows: Ints = np.flatnonzero(np.isfinite(self.sigma))
 
     def solve(
         self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 40, uncertain: bool = True
-    ) -> EfficiencyFit[ColumnsT]:
+    ) -> Fitted:
         """Fit to the metrics that are ``used`` and have a sigma."""
         rows = self.rows[used[self.rows]]
         state = _State(self, rows, np.zeros_like(self.design.sd) if start is None else start)
@@ -101,27 +101,21 @@ class FitProblem(Generic[ColumnsT]):
             before = state.cost
             if not state.improve() or before - state.cost < 2e-5 * state.cost:
                 break
-        covariance = state.covariance() if uncertain else np.zeros((0, 0))
-        return EfficiencyFit(self.design, state.factors, state.cost, covariance)
+        return Fitted(state.factors, state.cost, state.covariance() if uncertain else np.zeros((0, 0)))
 
-    def shares(self, rows: NDArray[np.int64]) -> Floats:
-        """How many share the weight of each metric of ``rows``: those of its run and kind, times its source's crowd."""
+    def shares(self, rows: Ints) -> Floats:
+        """Count who shares the weight of each metric: those of its run and kind, times its source's crowd."""
         terms = self.terms
         runs = terms.metric_run[rows].tolist()
         kinds = [(run, of_prefill(terms.metric_names[row])) for run, row in zip(runs, rows.tolist(), strict=True)]
         metrics = Counter(kinds)
         crowd = Counter(terms.observed[run].source for run in set(runs))
-        most = load_structure().source_runs
+        most = load_structure()["source"]["runs"]  # that the runs of one source count as
         return np.array([metrics[kind] * max(1.0, crowd[terms.observed[kind[0]].source] / most) for kind in kinds])
-
-    def errors(self, fitted: EfficiencyFit[ColumnsT]) -> Floats:
-        """log(predicted / measured) of every metric."""
-        predicted, _ = self.terms.log_metrics(self.design.log_values(fitted.factors))
-        return predicted - self.terms.log_measured
 
 
 def scatter_of(one: Observed, metric: str) -> str:
-    """The entry of ``sigma`` in ``structure.toml`` for a metric of a run: queues of random arrivals scatter more."""
+    """Return the entry of ``sigma`` for a metric of a run: queues of random arrivals scatter more."""
     return f"poisson_{metric}" if one.arrival == "poisson" and of_prefill(metric) else metric
 
 
@@ -130,10 +124,10 @@ def of_prefill(metric: str) -> bool:
     return "ttft" in metric
 
 
-class _State(Generic[ColumnsT]):
+class _State:
     """The current point of the iteration."""
 
-    def __init__(self, problem: FitProblem[ColumnsT], rows: NDArray[np.int64], factors: Floats) -> None:
+    def __init__(self, problem: FitProblem, rows: Ints, factors: Floats) -> None:
         self.problem, self.rows = problem, rows
         self.runs = problem.terms.metric_run[rows]
         self.weight: Floats = problem.shares(rows) ** -0.5
@@ -159,7 +153,7 @@ class _State(Generic[ColumnsT]):
         return block, jacobian.T @ (weight * self.residual) + self.factors / design.sd**2
 
     def improve(self) -> bool:
-        """One damped Gauss-Newton step; False where none lowers the cost."""
+        """Take one damped Gauss-Newton step; return False where none lowers the cost."""
         block, gradient = self._normal()
         for _ in range(9):
             damped = block + self.damping * np.diag(np.diag(block))
@@ -174,7 +168,238 @@ class _State(Generic[ColumnsT]):
         return False
 
     def covariance(self) -> Floats:
-        """Of the logarithms of the factors, from the curvature at the optimum."""
+        """Covariance of the logarithms of the factors, from the curvature at the optimum."""
         block, _ = self._normal()
-        found: Floats = cho_solve(cho_factor(block), np.eye(len(block)))
-        return found
+        result: Floats = cho_solve(cho_factor(block), np.eye(len(block)))
+        return result
+
+
+# --- a user's own runs ---------------------------------------------------------------------------------------------
+
+#: Target to its name for people.
+MEANINGS = {
+    "slowdown": "time of the GPU",
+    "prefill": "prefill beside decode",
+    "launch": "launch of a kernel",
+    "host": "host, each step",
+    "request_s": "client, each request",
+    "frontend_s": "API server, each request of a burst",
+    "collective_s": "latency of a collective",
+    "link_share": "bandwidth of the links",
+}
+#: Targets of which every setting has its own: model shape, precision and TP. The others are the machine's.
+OF_A_SETTING = {"slowdown": ("gpu", "shape", "weights", "tp"), "prefill": ("gpu", "shape", "weights", "tp")}
+#: Targets that are part of the GPU's time: what is said of them is said beside it.
+OF_THE_GPU = ("prefill", "launch", "collective_s", "link_share")
+#: The runs determine a factor when they narrow its standard deviation to this share of the prior, or less.
+DETERMINED = 0.9
+#: Share of the prior variance that runs take away, below which a direction is not worth a column.
+LEAST_KNOWN = 1e-3
+#: Share of what a run teaches that holds for its own load alone: so much of the variance that it takes away stays. By
+#: the interval score of other loads of published runs, on half of the groups of ``benchmarks/own_runs.py``, among 0,
+#: 0.15, 0.3, 0.4 and 0.5: no one of them is the best for all, from 0.15 (TTFT after three runs) to 0.5 (TPOT).
+OF_ITS_LOAD = 0.4
+#: Logarithms and loadings below this are not worth a line.
+NEGLIGIBLE = 1e-4
+#: Fits, each with replays at the speed that the fit before gave: speed changes who waits for whom.
+ROUNDS = 4
+#: The fit has settled when no efficiency (its logarithm) moves by more than this between two rounds.
+SETTLED = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One factor on a shipped efficiency, or on the time that several make up; ``sd`` is that of its logarithm."""
+
+    target: str
+    when: Mapping[str, str]
+    factor: float
+    sd: float
+    prior_sd: float  #: before any run
+    runs: int
+    before: float = 1.0  #: in the file that existed
+
+    @property
+    def determined(self) -> bool:
+        """Whether the runs determine it."""
+        return self.sd <= DETERMINED * self.prior_sd
+
+
+class OwnDesign:
+    """The factors of the engines of some runs on one GPU, as independent columns with variance 1."""
+
+    def __init__(self, observed: Sequence[Observed], base: Calibration) -> None:
+        self.observed = observed
+        priors = (prior_values(one.profile, one.config.tensor_parallel_size) for one in observed)
+        values = [base.unbounded(one.covariates, prior) for one, prior in zip(observed, priors, strict=True)]
+        self.start: Floats = np.log([[one[name] for name in PARAMETERS] for one in values])
+        known = [base.known(one.covariates) for one in observed]
+        self.keys: tuple[Key, ...] = tuple(dict.fromkeys(key for one in known for key in one.keys))
+        place = {key: number for number, key in enumerate(self.keys)}
+        sd, rows = np.zeros(len(place)), np.zeros((len(place), len(known[0].signs)))
+        #: of each run, the power of each factor in each efficiency, (runs, factors, parameters)
+        self.powers: Floats = np.zeros((len(observed), len(place), len(PARAMETERS)))
+        for run, one in enumerate(known):
+            at = [place[key] for key in one.keys]
+            sd[at], rows[at], self.powers[run, at] = one.sd, one.rows, one.powers
+        self.prior: Floats = np.diag(sd**2) + (rows * known[0].signs) @ rows.T
+        variance, directions = np.linalg.eigh(self.prior)
+        self.root: Floats = directions * np.sqrt(np.maximum(variance, 0.0))
+        self._loads = self.powers.transpose(0, 2, 1) @ self.root  # (runs, parameters, columns)
+        self.sd: Floats = np.ones(len(place))
+
+    def log_values(self, factors: Floats) -> Floats:
+        """Return the logarithm of every efficiency of every run, (runs, parameters)."""
+        values: Floats = self.start + self._loads @ factors
+        return values
+
+    def jacobian(self, derivative: Floats, metric_run: Ints) -> Floats:
+        """Return the derivative of every metric by every column, from those by the efficiencies of its run."""
+        result: Floats = np.einsum("mp,mpc->mc", derivative, self._loads[metric_run])
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class OwnFit:
+    """What runs on one GPU taught."""
+
+    design: OwnDesign
+    problem: FitProblem
+    fitted: Fitted
+
+    @classmethod
+    def to(cls, observed: Sequence[Observed], base: Calibration) -> OwnFit:
+        """Fit to all of ``observed``, beside ``base``."""
+        design, terms = OwnDesign(observed, base), Terms(observed)
+        problem = FitProblem(terms, design)
+        return cls(design, problem, problem.solve(np.ones(terms.num_metrics, dtype=bool)))
+
+    def to_some(self, used_runs: NDArray[np.bool_]) -> OwnFit:
+        """Fit to the runs that ``used_runs`` marks."""
+        return OwnFit(self.design, self.problem, self.problem.solve(used_runs[self.problem.terms.metric_run]))
+
+    @property
+    def gpu(self) -> str:
+        """The GPU of the runs."""
+        return self.design.observed[0].covariates["gpu"]
+
+    @property
+    def moved(self) -> Floats:
+        """How far the logarithms of the efficiencies moved, (runs, parameters)."""
+        return self.design.log_values(self.fitted.factors) - self.design.start
+
+    @cached_property
+    def means(self) -> Floats:
+        """Logarithms of the factors, (factors,)."""
+        result: Floats = self.design.root @ self.fitted.factors
+        return result
+
+    @cached_property
+    def learnt(self) -> Floats:
+        """A root of the covariance that the runs took away, (factors, columns)."""
+        share, directions = np.linalg.eigh(np.eye(len(self.design.keys)) - self.fitted.covariance)
+        large = share > LEAST_KNOWN
+        result: Floats = self.design.root @ (directions[:, large] * np.sqrt((1 - OF_ITS_LOAD) * share[large]))
+        return result
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether the runs narrow anything, though it be a sum of factors and none of these alone."""
+        return bool(np.linalg.eigvalsh(self.fitted.covariance)[0] < DETERMINED**2)
+
+    def effects(self) -> Iterator[Effect]:
+        """The factors that the runs say something of, as a file holds them."""
+        left = np.diag(self.design.prior) - (self.learnt**2).sum(axis=1)
+        runs = np.abs(self.design.powers).max(axis=2).sum(axis=0)
+        for row, (target, when) in enumerate(self.design.keys):
+            known, mean = self.learnt[row], float(self.means[row])
+            if abs(mean) < NEGLIGIBLE and np.abs(known).max(initial=0.0) < NEGLIGIBLE:
+                continue
+            yield Effect(
+                target=target,
+                when=dict(when),
+                factor=round(exp(mean), 5),
+                sd=round(sqrt(max(float(left[row]), 0.0)), 4),
+                rows=int(runs[row]),
+                gpu=self.gpu,
+                known=tuple(np.round(known, 5).tolist()),
+            )
+
+    def factors(self, before: Sequence[Effect]) -> Iterator[Factor]:
+        """Yield a factor for each of ``MEANINGS``. ``before``: the effects of the file that existed."""
+        known = {(e.target, tuple(sorted(e.when.items()))): log(e.factor) for e in before if e.gpu in ("", self.gpu)}
+        old = np.array([known.get(key, 0.0) for key in self.design.keys])
+        for target in MEANINGS:
+            scope = OF_A_SETTING.get(target, ("gpu",))
+            places = defaultdict(list)
+            for run, one in enumerate(self.design.observed):
+                places[tuple((name, one.covariates[name]) for name in scope)].append(run)
+            for when, runs in places.items():
+                loading = self._loading(target, runs)
+                variance = float(loading @ self.design.prior @ loading)
+                if not variance:
+                    continue
+                left = max(variance - float(((loading @ self.learnt) ** 2).sum()), 0.0)
+                moved, before_it = float(loading @ self.means), float(loading @ old)
+                yield Factor(target, dict(when), exp(moved), sqrt(left), sqrt(variance), len(runs), exp(before_it))
+
+    def _loading(self, target: str, runs: Sequence[int]) -> Floats:
+        """How the logarithm of what ``target`` stands for depends on each factor, in ``runs``, (factors,).
+
+        A target of several efficiencies is their mean, weighted by the time that each takes in these runs: for prefill
+        that of the TTFT, else that of the other metrics.
+        """
+        weights = self._weights(targets(target), runs, prefill=target == "prefill")
+        if target in OF_THE_GPU:
+            whole = targets("slowdown")
+            slowdown = self._weights(whole, runs, prefill=False)
+            shared = sum(weights[p] * whole.get(name, 0) for p, name in enumerate(PARAMETERS))
+            weights = weights - shared * slowdown
+        result: Floats = np.einsum("rfp,p->f", self.design.powers[list(runs)], weights) / len(runs)
+        return result
+
+    def _weights(self, changed: Mapping[str, int], runs: Sequence[int], *, prefill: bool) -> Floats:
+        """Of each efficiency in what a target with powers ``changed`` stands for, (parameters,)."""
+        of_kind = self._is_prefill == prefill
+        rows = np.isin(self.problem.terms.metric_run, runs)
+        rows = rows & of_kind if prefill or (rows & of_kind).any() else rows
+        power = np.array([changed.get(name, 0) for name in PARAMETERS], dtype=np.float64)
+        time = np.abs(self._derivative[rows]).sum(axis=0) * np.abs(power)
+        total = time.sum()
+        return power * time / total if total > 0 else np.zeros_like(power)
+
+    @cached_property
+    def _derivative(self) -> Floats:
+        """Of every metric by the efficiencies of its run."""
+        return self.problem.terms.log_metrics(self.design.log_values(self.fitted.factors))[1]
+
+    @cached_property
+    def _is_prefill(self) -> NDArray[np.bool_]:
+        return np.array([of_prefill(name) for name in self.problem.terms.metric_names])
+
+
+def fit_own(runs: Sequence[MeasuredRun], base: Calibration) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:
+    """Return what ``runs`` teach beside ``base``, one fit for each GPU, and the runs that cannot be replayed.
+
+    They are fitted, replayed with that, and fitted again until it settles.
+    """
+    now, last = base, None
+    fits: list[OwnFit] = []
+    for _ in range(ROUNDS):
+        observed, refused = observe(runs, now)
+        by_gpu = defaultdict(list)
+        for one in observed:
+            by_gpu[one.covariates["gpu"]].append(one)
+        fits = [OwnFit.to(members, base) for members in by_gpu.values()]
+        if not fits:
+            break
+        moved = np.concatenate([fit.moved for fit in fits])
+        if last is not None and np.abs(moved - last).max() < SETTLED:
+            break
+        now, last = base.with_own(effects_of(fits), "fitted"), moved
+    return fits, refused
+
+
+def effects_of(fits: Iterable[OwnFit]) -> tuple[Effect, ...]:
+    """Return what a file holds of ``fits``."""
+    return tuple(effect for fit in fits for effect in fit.effects())

@@ -156,11 +156,6 @@ class Belief:
         signs = np.concatenate([self.signs, np.full(rows.shape[1] - len(self.signs), -1.0)])
         return Known(keys, np.array([sd for _, sd in pairs]), _powers(keys), rows, signs)
 
-    def with_columns(self, columns: Floats, sign: float) -> Belief:
-        """The same with ``columns``, (factors, new columns), of one sign more."""
-        rows = np.hstack([self.rows, columns])
-        return Belief(self.lines, self.keys, rows, np.concatenate([self.signs, np.full(columns.shape[1], sign)]))
-
     def with_taught(self, taught: Iterable[Taught]) -> Belief:
         """The same with what a user's own runs taught."""
         return Belief(self.lines, self.keys, self.rows, self.signs, tuple(taught))

@@ -28,7 +28,7 @@ from script_plans import plan as a_plan
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
 from planner.evidence.evaluation import case_of, evaluate, predict, run_workload
-from planner.evidence.own_runs import OF_ITS_LOAD, effects_of, fit_own
+from planner.evidence.fitting import OF_ITS_LOAD, effects_of, fit_own
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
 from planner.memory.overheads import Interval
@@ -156,9 +156,7 @@ def widths(runs: list[MeasuredRun], own: tuple[MeasuredRun, ...] = ()) -> dict[t
     local = SHIPPED_FITS
     if own:
         fits, _ = fit_own(own, load_calibration())
-        local = Local(
-            Path("own"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=effects_of(fits.values()))
-        )
+        local = Local(Path("own"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=effects_of(fits)))
     return {
         (one.run.run_id, name): log(figure.hi / figure.lo)
         for one in evaluate(runs, local)
@@ -183,7 +181,7 @@ def test_one_run_at_the_prediction_narrows_and_moves_nothing(tmp_path: Path) -> 
 def test_a_run_never_makes_the_efficiencies_less_known(concurrency: int, input_len: int, tp: int, truth: float) -> None:
     """Of whatever sum of them, of the engine that ran and of others on the GPU."""
     one = measured(machine(slowdown=truth), concurrency, input_len, 80, noise=0, tensor_parallel_size=tp)
-    shipped, fits = load_calibration(), fit_own([one], load_calibration())[0].values()
+    shipped, fits = load_calibration(), fit_own([one], load_calibration())[0]
     own = shipped.with_own(effects_of(fits), "own")
     others = (one, replace(one, tensor_parallel_size=4), replace(one, model="Qwen/Qwen3-30B-A3B"))
     for covariates in (case_of(other).deployment.covariates for other in others):
@@ -206,7 +204,7 @@ def test_the_same_load_twice_says_less_than_two_loads() -> None:
 def test_the_order_of_runs_does_not_matter() -> None:
     slow = machine(slowdown=1.3, frontend_s=1.5)
     runs = [measured(slow, *load) for load in SEEN]
-    first, last = (fit_own(order, load_calibration())[0]["h100-sxm"] for order in (runs, runs[::-1]))
+    first, last = (fit_own(order, load_calibration())[0][0] for order in (runs, runs[::-1]))
     assert set(first.design.keys) == set(last.design.keys)
     again = [last.design.keys.index(key) for key in first.design.keys]
     assert first.means == pytest.approx(last.means[again], abs=2e-4)
@@ -220,7 +218,7 @@ def test_the_posterior_is_that_of_kriging() -> None:
     Of what is taken away, the part that holds under other loads.
     """
     runs = [measured(machine(), *load, noise=0) for load in SEEN[:2]]
-    fit = fit_own(runs, load_calibration())[0]["h100-sxm"]
+    fit = fit_own(runs, load_calibration())[0][0]
     problem, design = fit.problem, fit.design
     rows = problem.rows
     run_of = problem.terms.metric_run[rows]

@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.evidence.effects import Design
 from planner.evidence.evaluation import case_of
-from planner.evidence.observe import observe, observe_case
+from planner.evidence.observations import Terms, observe, observe_case
 from planner.evidence.runs import MeasuredRun
-from planner.evidence.terms import Terms
 from planner.planning.deployment import Deployment
 from planner.simulator.client import replay
 from planner.timing.efficiencies import CLIENT_DELAYS, PARAMETERS, prior_values
@@ -30,7 +28,8 @@ BATCH = MeasuredRun("l", "latency", "mi300x", MODEL, engine_version="0.9.1", inp
 def inside_times(run: MeasuredRun) -> tuple[dict[str, float], Deployment]:
     """What the sums over steps say at the priors, by metric, with the client of the deployment; and the deployment."""
     one, deployment = observe_case(case_of(run)), case_of(run).deployment
-    values = Design([one], ()).start
+    priors = prior_values(deployment.profile, 1)
+    values = np.log([[priors[name] for name in PARAMETERS]])
     for name in CLIENT_DELAYS:
         values[0, PARAMETERS.index(name)] = np.log(getattr(deployment.client, name))
     seconds = np.exp(Terms([one]).log_metrics(values)[0])

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from physics_cases import engine, gpu, llama_8b, mla_model, moe_model
 
-from planner.evidence.deviations import learn_deviations, to_toml
-from planner.evidence.effects import Design, Structure, StructureLine, load_structure
-from planner.evidence.fitting import EfficiencyFit, FitProblem
-from planner.evidence.leave_out import leave_out
-from planner.evidence.observe import Observed, ObservedMetric
-from planner.evidence.terms import Terms
+from fit.design import Design, Structure, StructureLine, effects_of
+from fit.deviations import learn_deviations, to_toml
+from fit.leave_out import leave_out
+from planner.evidence.fitting import FitProblem
+from planner.evidence.observations import Observed, ObservedMetric, Terms
 from planner.hardware.profiles import GpuProfile
 from planner.model.architecture import Model
 from planner.resources import data_dir
@@ -105,14 +104,15 @@ def made_up(slow: float, *, seed: int = 0) -> list[Observed]:
     return runs
 
 
-def fitted_to(runs: list[Observed], structure: Sequence[StructureLine]) -> EfficiencyFit[Design]:
-    problem = FitProblem(Terms(runs), Design(runs, structure))
-    return problem.solve(np.ones(problem.terms.num_metrics, dtype=bool))
+def fitted_to(runs: list[Observed], structure: Sequence[StructureLine]) -> tuple[Effect, ...]:
+    design = Design(runs, structure)
+    problem = FitProblem(Terms(runs), design)
+    return effects_of(design, problem.solve(np.ones(problem.terms.num_metrics, dtype=bool)))
 
 
 def test_a_slow_gpu_is_found_slow_and_the_other_is_not() -> None:
     fitted = fitted_to(made_up(1.5), (("slowdown", ("gpu",), 0.5),))
-    found = {effect.when["gpu"]: effect for effect in fitted.effects() if effect.target == "slowdown" and effect.when}
+    found = {effect.when["gpu"]: effect for effect in fitted if effect.target == "slowdown" and effect.when}
     fast = found["fast"].factor if "fast" in found else 1.0
     # what both have in common may go elsewhere; not all of a step is GPU time, and the host was slowed down too
     assert found["slow"].factor / fast == pytest.approx(1.5, rel=0.15)
@@ -124,7 +124,7 @@ def test_one_absurd_row_does_not_move_the_fit() -> None:
     absurd = replace(runs[0], metrics=(replace(runs[0].metrics[0], measured_s=1e4),))
     structure = (("slowdown", ("gpu",), 0.5),)
     for with_it in (fitted_to(runs, structure), fitted_to([absurd, *runs[1:]], structure)):
-        factors = {e.when.get("gpu"): e.factor for e in with_it.effects() if e.target == "slowdown"}
+        factors = {e.when.get("gpu"): e.factor for e in with_it if e.target == "slowdown"}
         assert factors.get("fast", 1.0) == pytest.approx(1.0, abs=0.06)
 
 
@@ -132,8 +132,7 @@ def test_few_runs_are_drawn_towards_one() -> None:
     many, few = made_up(1.5), [run for i, run in enumerate(made_up(1.5)) if i < 40 or i == 40]
     structure = (("slowdown", ("gpu",), 0.1),)
     of_many, of_few = (
-        next(e.factor for e in fitted_to(runs, structure).effects() if e.when.get("gpu") == "slow")
-        for runs in (many, few)
+        next(e.factor for e in fitted_to(runs, structure) if e.when.get("gpu") == "slow") for runs in (many, few)
     )
     assert 1.0 < of_few < of_many
 
@@ -141,7 +140,7 @@ def test_few_runs_are_drawn_towards_one() -> None:
 def test_factors_that_no_run_tells_apart_share_what_was_found_by_their_variance() -> None:
     both = (("slowdown", ("gpu",), 0.3), ("slowdown", ("gpu", "shape"), 0.1))
     runs = [run for run in made_up(1.5) if run.covariates["gpu"] == "slow"]
-    effects = [e for e in fitted_to(runs, both).effects() if e.target == "slowdown"]
+    effects = [e for e in fitted_to(runs, both) if e.target == "slowdown"]
     logs = {len(e.when): log(e.factor) for e in effects}
     # one GPU and one shape: the two, and the global factor, differ only in what is believed of them
     assert logs[1] / logs[2] == pytest.approx(0.3**2 / 0.1**2, rel=0.02)
@@ -213,7 +212,7 @@ def fleet(sd: float, noise: float = 0.03) -> list[Observed]:
 
 
 def structure(assumed: float) -> Structure:
-    return Structure((("slowdown", ("gpu",), assumed),), {"avg_latency_s": 0.05}, 10_000, (assumed,), ())
+    return Structure((("slowdown", ("gpu",), assumed),), {"avg_latency_s": 0.05}, (assumed,))
 
 
 @pytest.mark.parametrize("assumed", [0.1, 0.6])
@@ -235,7 +234,7 @@ def test_gpus_that_are_alike_leave_little() -> None:
 
 def test_the_file_is_written_with_what_was_learnt() -> None:
     path = data_dir("hardware") / "calibration" / "structure.toml"
-    text, shipped = path.read_text(encoding="utf-8"), load_structure()
+    text, shipped = path.read_text(encoding="utf-8"), Structure.shipped()
     assert to_toml(shipped, text).count("\n") == text.count("\n")
     lines = tuple((target, scope, 0.123) for target, scope, _ in shipped.lines)
     changed = to_toml(replace(shipped, lines=lines, sigma=dict.fromkeys(shipped.sigma, 0.077)), text)

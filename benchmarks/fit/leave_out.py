@@ -22,26 +22,26 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from planner.evidence.effects import Design, StructureLine
+from fit.design import Design, StructureLine, effects_of, posterior, unlearnt
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
-from planner.evidence.fitting import LARGEST_STEP, EfficiencyFit, FitProblem, scatter_of
-from planner.evidence.observe import Floats, Observed, observe
-from planner.evidence.posterior import posterior, unlearnt
+from planner.evidence.fitting import LARGEST_STEP, FitProblem, Fitted, scatter_of
+from planner.evidence.observations import Floats, Observed, Terms, observe
 from planner.evidence.runs import MeasuredRun
-from planner.evidence.terms import Terms
-from planner.timing import LEVELS, Belief, Calibration, Scatter, load_calibration
+from planner.timing import LEVELS, Calibration, Effect, Scatter, load_calibration
+from planner.timing.belief import Belief
 
-#: A factor that runs tell less of has no place in a fit: its prediction is the prior, and it keeps its deviation. It
-#: goes by what was run and not by what was measured, so that a run that is left out has no say by its result.
-LEAST_TOLD = 0.2
+#: A factor of which runs teach a smaller share has no place in a fit: its prediction is the prior, and it keeps its
+#: deviation. The share follows from what was run and not from what was measured, so the result of a run that is left
+#: out has no say.
+LEAST_LEARNT = 0.2
 
 
 class LeaveOut:
     """The normal equations of ``problem`` where ``fitted``, the fit to all runs, has its optimum."""
 
-    def __init__(self, problem: FitProblem[Design], fitted: EfficiencyFit[Design]) -> None:
-        self.problem, self.factors = problem, fitted.factors
-        terms, design = problem.terms, problem.design
+    def __init__(self, problem: FitProblem, design: Design, fitted: Fitted) -> None:
+        self.problem, self.design, self.factors = problem, design, fitted.factors
+        terms = problem.terms
         predicted, derivative = terms.log_metrics(design.log_values(fitted.factors))
         self.rows = problem.rows
         self._jacobian = design.jacobian(derivative[self.rows], terms.metric_run[self.rows])
@@ -69,10 +69,10 @@ class LeaveOut:
         step: Floats = moved @ np.linalg.solve(inner, self._left[rows])
         return self.factors + np.clip(step, -LARGEST_STEP, LARGEST_STEP)  # beyond, nothing is linear
 
-    def refit(self) -> EfficiencyFit[Design]:
-        """The fit to all runs."""
+    def refit(self) -> tuple[Effect, ...]:
+        """The factors of the fit to all runs."""
         everything = np.ones(self.problem.terms.num_metrics, dtype=bool)
-        return self.problem.solve(everything, self.factors, iterations=5)
+        return effects_of(self.design, self.problem.solve(everything, self.factors, iterations=5))
 
     def members(self, keys: Sequence[Hashable]) -> Iterable[list[int]]:
         """The numbers of the runs of each key, of which every run has one."""
@@ -81,10 +81,9 @@ class LeaveOut:
             found[key].append(run)
         return found.values()
 
-    def fit_without(self, runs: Sequence[int]) -> EfficiencyFit[Design]:
+    def fit_without(self, runs: Sequence[int]) -> Fitted:
         """The fit that does not see ``runs``."""
-        factors = self.factors_without(self._rows_of(runs))
-        return EfficiencyFit(self.problem.design, factors, float("nan"))
+        return Fitted(self.factors_without(self._rows_of(runs)))
 
     def belief_without(self, runs: Sequence[int]) -> Belief:
         """What that fit leaves known of the factors."""
@@ -94,12 +93,12 @@ class LeaveOut:
         inner = np.diag(1 / self._weight[rows]) - unseen @ moved
         share, directions = np.linalg.eigh((inner + inner.T) / 2)
         root = directions / np.sqrt(np.maximum(share, 1e-9))
-        return unlearnt(self.belief, self.problem.design, moved @ root)
+        return unlearnt(self.belief, self.design, moved @ root)
 
     @cached_property
     def belief(self) -> Belief:
         """What the fit to all runs leaves known of the factors."""
-        return posterior(self.problem.design, self.covariance)
+        return posterior(self.design, self.covariance)
 
     @cached_property
     def covariance(self) -> Floats:
@@ -112,7 +111,7 @@ class LeaveOut:
 
     def errors(self, keys: Sequence[Hashable]) -> Floats:
         """log(predicted / measured) of every metric, by a fit without the runs of the same key."""
-        terms, design = self.problem.terms, self.problem.design
+        terms, design = self.problem.terms, self.design
         found = np.full(terms.num_metrics, np.nan)
         for runs in self.members(keys):
             values = design.log_values(self.fit_without(runs).factors)
@@ -147,16 +146,17 @@ def leave_out_of(runs: Iterable[MeasuredRun], *, processes: int = 1) -> tuple[Le
 def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] | None = None) -> LeaveOut:
     """The fit to all runs, and from it those without some of them.
 
-    It has the factors that the runs speak of: of which they take the share ``LEAST_TOLD`` of the variance away.
+    It has the factors of which the runs take the share ``LEAST_LEARNT`` of the variance away.
     """
     terms, shipped = Terms(observed), load_calibration().effects
     full = Design(observed, structure)
-    known = LeaveOut(FitProblem(terms, full), EfficiencyFit(full, full.factors_of(shipped), float("nan"))).belief
+    known = LeaveOut(FitProblem(terms, full), full, Fitted(full.factors_of(shipped))).belief
     taken = np.square(known.rows).sum(axis=1)
-    told = {key for key, share in zip(known.keys, taken / _variances(full), strict=True) if share > LEAST_TOLD}
-    problem = FitProblem(terms, Design(observed, structure, told=told))
+    wanted = {key for key, share in zip(known.keys, taken / _variances(full), strict=True) if share > LEAST_LEARNT}
+    design = Design(observed, structure, wanted=wanted)
+    problem = FitProblem(terms, design)
     everything = np.ones(terms.num_metrics, dtype=bool)
-    return LeaveOut(problem, problem.solve(everything, problem.design.factors_of(shipped), uncertain=False))
+    return LeaveOut(problem, design, problem.solve(everything, design.factors_of(shipped), uncertain=False))
 
 
 def _variances(design: Design) -> Floats:
@@ -242,7 +242,7 @@ def held_out(without: LeaveOut, runs: Sequence[int], *, uncertain: bool = True) 
     return Calibration(
         name="held out",
         fitted_on="the other runs",
-        effects=without.fit_without(runs).effects(),
+        effects=effects_of(without.design, without.fit_without(runs)),
         scatters=load_calibration().scatters,
         belief=without.belief_without(runs) if uncertain else None,
     )

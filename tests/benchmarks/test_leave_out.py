@@ -8,9 +8,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from fit.leave_out import Miss, leave_out, replayed_misses, scatters
 from planner.evidence.evaluation import case_of, predict
-from planner.evidence.leave_out import Miss, leave_out, replayed_misses, scatters
-from planner.evidence.observe import Observed, observe
+from planner.evidence.observations import Observed, observe
 from planner.evidence.runs import MeasuredRun
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"

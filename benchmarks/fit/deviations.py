@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from planner.evidence.effects import Design, Structure
-from planner.evidence.fitting import EfficiencyFit, FitProblem, scatter_of
-from planner.evidence.observe import Floats
-from planner.evidence.terms import Terms
+from fit.design import Design, Structure
+from planner.evidence.fitting import FitProblem, Fitted, scatter_of
+from planner.evidence.observations import Floats, Terms
 
 #: Standard deviation of the logarithm of a line's deviation around the assumed one.
 HYPERPRIOR_SD = 0.5
@@ -39,9 +38,10 @@ def learn_deviations(terms: Terms, structure: Structure, rounds: int = 3) -> Str
     """``structure`` with the deviations and scatters that make the measurements of ``terms`` most likely."""
     start: Floats | None = None
     for _ in range(rounds):
-        problem = FitProblem(terms, Design(terms.observed, structure.lines), structure.sigma)
+        design = Design(terms.observed, structure.lines)
+        problem = FitProblem(terms, design, structure.sigma)
         fitted = problem.solve(np.ones(terms.num_metrics, dtype=bool), start, iterations=6, uncertain=False)
-        structure = _Evidence(problem, fitted, structure).improved()
+        structure = _Evidence(problem, design, fitted, structure).improved()
         start = fitted.factors
     return structure
 
@@ -49,9 +49,9 @@ def learn_deviations(terms: Terms, structure: Structure, rounds: int = 3) -> Str
 class _Evidence:
     """The linear model around ``fitted``."""
 
-    def __init__(self, problem: FitProblem[Design], fitted: EfficiencyFit[Design], structure: Structure) -> None:
+    def __init__(self, problem: FitProblem, design: Design, fitted: Fitted, structure: Structure) -> None:
         self.problem, self.structure = problem, structure
-        terms, design, rows = problem.terms, problem.design, problem.rows
+        terms, rows = problem.terms, problem.rows
         predicted, derivative = terms.log_metrics(design.log_values(fitted.factors))
         jacobian = design.jacobian(derivative[rows], terms.metric_run[rows])
         residual = (predicted - terms.log_measured)[rows]
