@@ -70,7 +70,7 @@ from .workflows.catalog import find_workflow as find_workflow
 from .workflows.catalog import list_workflows as list_workflows
 from .tables.workflow import WorkflowAnswer as WorkflowAnswer
 from .workflows.render import calibration_of as calibration_of
-from .deploy.split import split_files as split_files
+from .deploy.hosts import split_files as split_files
 from .workflows.render import plan_files as plan_files
 from .workflows.render import plan_workflow as plan_workflow
 from .workflows.render import show_workflow as show_workflow

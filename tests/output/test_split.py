@@ -17,7 +17,7 @@ from shell_checks import check_scripts
 
 from planner.engine.flags import flag_status
 from planner.engine.version import parse_version
-from planner.output.deploy.split import ROUTED_PORT
+from planner.output.deploy.kubernetes import ROUTED_PORT
 from planner.output.scripts.text import option
 
 LOAD = (

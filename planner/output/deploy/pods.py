@@ -1,190 +1,201 @@
-"""The pod of a planned server, as Kubernetes and everything on top of it has it."""
+"""A planned server as pods, one on each of its nodes: the only description that every target is an overlay on."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
-from planner.errors import IllegalPlanError
-from planner.output.deploy.deployable import Deployable
-from planner.output.deploy.yaml_text import Json, escape_dollars, escape_words
-from planner.output.scripts.emission import MODEL_CACHE
+from planner.errors import IllegalPlanError, InputError
+from planner.output.deploy.site import Site
+from planner.output.scripts.emission import (
+    MODEL_CACHE,
+    PLACEMENT_VARIABLES,
+    PORT,
+    Emission,
+    Join,
+    check_exposure,
+    container_name,
+    describe_load,
+    host_kv_gib,
+    join_of,
+    local_folder,
+)
+from planner.output.scripts.text import option
+from planner.planning import Plan
+from planner.units import GIB, whole_number
 
-START_PERIOD_S = 10
-TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
-MODELS, SHARED_MEMORY, MODEL_FOLDER = "models", "dshm", "model"
-
-
-def labels(made: Deployable) -> dict[str, str]:
-    """What selects the pods."""
-    return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": made.name}
-
-
-def metadata(made: Deployable, **more: object) -> Json:
-    """Name, namespace where one was asked for, and labels; the plan's digest beside them."""
-    namespace = {"namespace": made.site.namespace} if made.site.namespace else {}
-    return {"name": made.name, **namespace, "labels": {**labels(made), "planner/plan": made.plan.digest}, **more}
-
-
-def pod_environment(made: Deployable) -> list[Json]:
-    """The plan's variables, and the token by the name of its Secret."""
-    variables: list[Json] = [{"name": k, "value": escape_dollars(v)} for k, v in made.given_env.items()]
-    secret = {"name": made.site.hf_secret, "key": TOKEN_KEY, "optional": not made.needs_token}
-    if made.site.hf_secret:
-        variables.append({"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": secret}})
-    return variables
-
-
-def gpu_resource(made: Deployable) -> str:
-    """The name under which the device plugin offers these GPUs.
-
-    For partitions the name that says which ones, of the strategy ``mixed`` of both vendors' plugins: a pod never gets
-    another part of a GPU than the one that was planned for.
-    """
-    profile = made.emission.profile
-    vendor = "amd.com" if profile.vendor == "amd" else "nvidia.com"
-    if made.site.gpu_resource:
-        return made.site.gpu_resource
-    if profile.partition is None:
-        return f"{vendor}/gpu"
-    mode = profile.partition.compute_mode.lower()
-    if vendor == "nvidia.com":
-        return f"{vendor}/{mode.replace(' ', '-').replace('+', '.')}"
-    return f"{vendor}/{mode}_{profile.partition.memory_mode.lower()}"
+#: Start-up beside reading the weights: compiling, capturing graphs, the profile run. An allowance, not a prediction.
+START_ALLOWANCE_S = 900
+#: A slow link to the hub. At this rate the weights of a 70B model in FP8 take 12 minutes.
+DOWNLOAD_BYTES_PER_S = 100e6
+#: vLLM's own example for Kubernetes gives one GPU 2 GiB of shared memory; NCCL and RCCL need more of it for each more.
+SHM_GIB_PER_GPU = 2
+SHM_GIB_AT_LEAST = 8
+#: Options of ``docker run`` that other platforms have, too.
+_PORTABLE = (
+    "--device", "--group-add", "--security-opt", "--cap-add", "--gpus", "--ipc", "--shm-size", "--privileged",
+)  # fmt: skip
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def resources(made: Deployable) -> Json:
-    """GPUs only: a plan says nothing about processors and memory."""
-    return {"limits": {gpu_resource(made): made.gpus_each}}
+@dataclass(frozen=True)
+class Pods:
+    """One server of a plan: a pod for each node, all with the same image, variables, GPUs and volumes."""
 
+    emission: Emission
+    site: Site
+    command: str  #: that deploys it
+    name: str  #: of everything that is made
+    nodes: int
+    planned_nodes: int
+    gpus: int  #: logical GPUs of one pod
+    join: Join | None  #: how several pods form one server
+    env: Mapping[str, str]  #: the plan's variables without those that choose GPUs, and the models' folder
+    docker: Mapping[str, Sequence[str]]  #: values of the options of ``docker run``
+    port: int  #: in the container
+    start_timeout_s: int
+    shm_gib: int  #: shared memory of one pod
+    cache_gib: int  #: size of the model, and a fifth more for leftovers of a download
+    model_folder: str  #: empty for a model of the hub
 
-def security_context(made: Deployable) -> Json:
-    """Nothing that the plan did not ask docker for."""
-    needs = made.needs
-    capabilities: Json = {"drop": ["ALL"]}
-    if needs.capabilities:
-        capabilities["add"] = [name.removeprefix("CAP_") for name in needs.capabilities]
-    return {
-        "privileged": needs.privileged,
-        "allowPrivilegeEscalation": needs.privileged,
-        "capabilities": capabilities,
-        "seccompProfile": {"type": "Unconfined" if needs.unconfined else "RuntimeDefault"},
-    }
+    @property
+    def plan(self) -> Plan:
+        """The plan behind the server."""
+        return self.emission.file.plan
 
+    @property
+    def privileged(self) -> bool:
+        """True if the plan's docker arguments lift every limit of the container."""
+        return bool(self.docker["--privileged"])
 
-def probes(made: Deployable) -> Json:
-    """``/health`` answers once the engine runs. It may be slow under load, which is no reason to restart."""
-    health = {"httpGet": {"path": "/health", "port": made.container_port}, "timeoutSeconds": 10}
-    tries = ceil(made.start_timeout_s / START_PERIOD_S)
-    return {
-        "startupProbe": {**health, "periodSeconds": START_PERIOD_S, "failureThreshold": tries},
-        "readinessProbe": {**health, "periodSeconds": 10, "failureThreshold": 3},
-        "livenessProbe": {**health, "periodSeconds": 30, "failureThreshold": 6},
-    }
-
-
-def mounts(made: Deployable) -> list[Json]:
-    """Shared memory, the cache of models, and the model where it is a folder of the node."""
-    found: list[Json] = [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]
-    found.append({"name": MODELS, "mountPath": MODEL_CACHE})
-    if made.local_model:
-        if ":" in made.local_model:
+    def require_one_node(self, target: str) -> None:
+        """Raise IllegalPlanError for a server over several nodes."""
+        if self.nodes > 1:
             raise IllegalPlanError(
-                f"{made.local_model!r}: Kubernetes mounts no path with a colon", hint="rename the folder"
+                f"{target} runs one server on one node, and this one is spread over {self.nodes}",
+                hint="deploy it with --target lws, slurm or ray",
             )
-        found.append({"name": MODEL_FOLDER, "mountPath": made.local_model, "readOnly": True})
-    return found
+
+    def require_several_nodes(self) -> Join:
+        """How the nodes are joined. Raises InputError for a server on one node."""
+        if self.join is None:
+            raise InputError(
+                "the planned server is on one node, and this target is for several",
+                hint="use --target kubernetes, compose or slurm, or spread it with --nodes",
+            )
+        return self.join
+
+    def header(self, title: str, *remarks: str) -> list[str]:
+        """Lines of comment on top of every file."""
+        file, plan = self.emission.file, self.plan
+        lines = [
+            title,
+            "",
+            f"{plan.model} on {plan.num_gpus} x {self.emission.profile.name}, vLLM {plan.engine_version}",
+            f"goal: {file.goal}; plan {plan.digest}; written by planner {file.planner_version}",
+            f"planned by: {file.command}",
+            f"deployed by: {self.command}",
+            "",
+            f"predicted for one server and {describe_load(plan)}:",
+            *(f"  {line}" for line in self.emission.predicted_lines),
+        ]
+        if self.nodes != self.planned_nodes:
+            lines.append(
+                f"planned for {self.planned_nodes} node, spread over {self.nodes}: it will be slower than predicted"
+            )
+        if self.privileged:
+            asked = "the container is privileged, as the plan's docker arguments ask: it may do anything on its node"
+            remarks = (asked, *remarks)
+        return [*lines, *(("", *remarks) if remarks else ())]
 
 
-def volumes(made: Deployable) -> list[Json]:
-    """What ``mounts`` names."""
-    memory = {"medium": "Memory", "sizeLimit": f"{made.shm_gib}Gi"}
-    found: list[Json] = [{"name": SHARED_MEMORY, "emptyDir": memory}]
-    if made.site.cache == "emptydir":
-        found.append({"name": MODELS, "emptyDir": {}})
-    else:
-        claim = made.site.claim or claim_name(made)
-        found.append({"name": MODELS, "persistentVolumeClaim": {"claimName": claim}})
-    if made.local_model:
-        found.append({"name": MODEL_FOLDER, "hostPath": {"path": made.local_model, "type": "Directory"}})
-    return found
+def describe(emission: Emission, site: Site, command: str) -> Pods:
+    """The pods of a plan at a site.
+
+    Raises IllegalPlanError for a plan that no platform runs in a container, and InputError for a number of nodes that
+    its GPUs cannot be spread over.
+    """
+    plan = emission.file.plan
+    _check_container(plan)
+    planned = ceil(plan.num_gpus / plan.gpus_per_node)
+    nodes = planned if site.nodes is None else site.nodes
+    _check_nodes(emission, nodes, planned)
+    gpus = plan.num_gpus // nodes
+    own_env = {name: value for name, value in plan.env.items() if name not in PLACEMENT_VARIABLES}
+    load_s = emission.checkpoint_bytes / DOWNLOAD_BYTES_PER_S
+    return Pods(
+        emission,
+        site,
+        command,
+        name=site.name or container_name(plan),
+        nodes=nodes,
+        planned_nodes=planned,
+        gpus=gpus,
+        join=join_of(plan, gpus) if nodes > 1 else None,
+        env={**own_env, "HF_HOME": MODEL_CACHE},
+        docker=_docker_options(plan.docker_args),
+        port=_port(plan),
+        start_timeout_s=site.start_timeout_s or 60 * ceil((START_ALLOWANCE_S + load_s) / 60),
+        # vLLM has KV blocks of the host in shared memory, too (0.32, NVIDIA)
+        shm_gib=max(SHM_GIB_AT_LEAST, SHM_GIB_PER_GPU * gpus) + host_kv_gib(plan),
+        cache_gib=ceil(1.2 * emission.checkpoint_bytes / GIB) + 1,
+        model_folder=local_folder(plan),
+    )
 
 
-def claim_name(made: Deployable) -> str:
-    """Of the claim that is made for the models."""
-    return f"{made.name}-models"
+def _check_container(plan: Plan) -> None:
+    if not plan.image:
+        raise IllegalPlanError(
+            "the plan has no container image: it uses the vLLM that is installed on the machine",
+            hint="run launch.sh of the plan's folder, or plan for another --gpu than cpu",
+        )
+    if not _IMAGE.fullmatch(plan.image):
+        raise IllegalPlanError(f"{plan.image!r} is not the name of an image", hint="such as vllm/vllm-openai:v0.14.0")
+    check_exposure(plan)
+    for name in plan.env:
+        if not _VARIABLE.fullmatch(name):
+            raise IllegalPlanError(f"{name!r} is not the name of a variable", hint="letters, digits and underscores")
 
 
-def placement(made: Deployable) -> Json:
-    """Where the pod may run."""
-    taints, selected = list(made.site.taints()), made.site.node_labels()
-    return {**({"nodeSelector": selected} if selected else {}), **({"tolerations": taints} if taints else {})}
+def _check_nodes(emission: Emission, nodes: int, planned: int) -> None:
+    plan = emission.file.plan
+    if nodes < 1 or plan.num_gpus % nodes:
+        raise InputError(
+            f"--nodes {nodes}: {plan.num_gpus} GPU(s) of one server cannot be spread evenly over as many",
+            hint="name a number that divides them",
+        )
+    if plan.num_gpus // nodes > plan.gpus_per_node:
+        raise InputError(
+            f"--nodes {nodes}: a node has {plan.gpus_per_node} GPUs, not {plan.num_gpus // nodes}",
+            hint=f"at least --nodes {planned}",
+        )
+    if nodes > 1 and emission.profile.partition:
+        raise IllegalPlanError(
+            "one server cannot use partitions of several nodes", hint="deploy more servers with --replicas"
+        )
 
 
-def http_port(made: Deployable) -> Json:
-    """The server's port in its container."""
-    return {"name": "http", "containerPort": made.container_port, "protocol": "TCP"}
+def _docker_options(docker_args: Sequence[str]) -> dict[str, list[str]]:
+    """Values by option. Raises IllegalPlanError for an option without a counterpart on other platforms."""
+    values: dict[str, list[str]] = {flag: [] for flag in _PORTABLE}
+    words = iter(docker_args)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag not in values:
+            raise IllegalPlanError(
+                f"the plan's docker option {flag} has no counterpart on other platforms",
+                hint="use launch.sh of the plan's folder, which passes it to docker",
+            )
+        values[flag].append(value if equals or flag == "--privileged" else next(words, ""))
+    return values
 
 
-def container(made: Deployable, *, name: str = "vllm") -> Json:
-    """The planned server, whole on one node."""
-    return {
-        "name": name,
-        "image": made.plan.image,
-        "command": escape_words(made.plan.serve_argv[:1]),
-        "args": escape_words(made.plan.serve_argv[1:]),
-        "env": pod_environment(made),
-        "ports": [http_port(made)],
-        "resources": resources(made),
-        "securityContext": security_context(made),
-        **probes(made),
-        "volumeMounts": mounts(made),
-    }
-
-
-def pod_spec(made: Deployable, *containers: Json) -> Json:
-    """Without service links: a Service called vllm would set VLLM_PORT, which vLLM reads as its own."""
-    return {
-        "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 60,
-        **placement(made),
-        "containers": list(containers),
-        "volumes": volumes(made),
-    }
-
-
-def claims(made: Deployable) -> list[Json]:
-    """A new claim for the models, if the site asks for one. Pods on several nodes share it."""
-    if made.site.cache != "pvc":
-        return []
-    several = made.site.replicas * made.nodes > 1
-    spec = {
-        "accessModes": ["ReadWriteMany" if several else "ReadWriteOnce"],
-        "resources": {"requests": {"storage": f"{made.cache_gib}Gi"}},
-    }
-    meta = {**metadata(made), "name": claim_name(made)}
-    return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}]
-
-
-def token_remarks(made: Deployable) -> list[str]:
-    """How to create the Secret. Its value is in none of these files."""
-    if not made.site.hf_secret:
-        return []
-    need = "The model is gated: first" if made.needs_token else "If the hub asks for a token, first"
-    space = f" --namespace {made.site.namespace}" if made.site.namespace else ""
-    return [
-        f"{need} create the Secret {made.site.hf_secret} from a file that holds only the token:",
-        f"  kubectl{space} create secret generic {made.site.hf_secret} --from-file={TOKEN_KEY}=FILE",
-    ]
-
-
-def gpu_remarks(made: Deployable) -> list[str]:
-    """What has to be installed."""
-    profile = made.emission.profile
-    plugin = "AMD's device plugin" if profile.vendor == "amd" else "NVIDIA's device plugin"
-    if made.site.gpu_resource or profile.partition is None:
-        return [f"Pods request GPUs as {gpu_resource(made)}, which {plugin} offers."]
-    return [
-        f"Pods request GPUs as {gpu_resource(made)}: {plugin} with the strategy 'mixed' offers them under this name.",
-        "The strategy 'single' gives them the name of whole GPUs: use planner deploy --gpu-resource.",
-    ]
+def _port(plan: Plan) -> int:
+    text = option(plan.serve_argv, "--port") or str(PORT)
+    number = whole_number(text)
+    if number is None or not 1 <= number <= 65535:
+        raise IllegalPlanError(f"--port {text!r} of the plan cannot be used", hint="from 1 to 65535")
+    return number

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from planner.errors import InputError, UnknownNameError
-from planner.output.deploy.compose import compose
-from planner.output.deploy.deployable import Deployable
+from planner.output.deploy.hosts import RAY_SCRIPTS, compose, ray, slurm
 from planner.output.deploy.kubernetes import kserve, kubernetes, llm_d, lws
-from planner.output.deploy.shell import RAY_SCRIPTS, ray, slurm
+from planner.output.deploy.pods import Pods, describe
 from planner.output.deploy.site import Site
 from planner.output.scripts.emission import Emission
 from planner.output.scripts.text import refuse_tokens
@@ -18,59 +17,52 @@ _SERVER = ("name", "start_timeout_s")
 _POD = (*_SERVER, "replicas", "hf_secret", "gpu_resource", "tolerations", "node_selector")
 _CLUSTER = (*_POD, "namespace", "cache")
 _HOST = (*_SERVER, "host", "nodes")
-#: How a field of ``Site`` is called on the command line, where it is not just with dashes.
+#: Fields of ``Site`` whose option is not just their name with dashes.
 FLAGS = {"tolerations": "--toleration", "start_timeout_s": "--start-timeout"}
 
 
 @dataclass(frozen=True, slots=True)
-class Platform:
-    """One platform."""
+class Target:
+    """A platform: what it makes of pods, and the fields of ``Site`` that it reads."""
 
-    name: str
     summary: str
-    make: Callable[[Deployable], dict[str, str]]
-    takes: tuple[str, ...]  #: fields of ``Site`` that mean something to it
+    make: Callable[[Pods], dict[str, str]]
+    takes: tuple[str, ...]
 
 
-_ALL = (
-    Platform("compose", "docker compose on one node", compose, (*_SERVER, "replicas", "host", "port")),
-    Platform("kubernetes", "Deployment and Service", kubernetes, (*_CLUSTER, "port")),
-    Platform("lws", "LeaderWorkerSet: one server over several nodes", lws, (*_CLUSTER, "port", "nodes")),
-    Platform("kserve", "KServe InferenceService", kserve, _CLUSTER),
-    Platform("llm-d", "values of the chart llm-d-modelservice", llm_d, _POD),
-    Platform("slurm", "batch script, with pyxis or apptainer", slurm, (*_HOST, "container")),
-    Platform("ray", "scripts for a Ray cluster of nodes with docker", ray, _HOST),
-)
-TARGETS = {target.name: target for target in _ALL}
-#: Everything that any target may write.
+TARGETS = {
+    "compose": Target("docker compose on one node", compose, (*_SERVER, "replicas", "host", "port")),
+    "kubernetes": Target("Deployment and Service", kubernetes, (*_CLUSTER, "port")),
+    "lws": Target("LeaderWorkerSet: one server over several nodes", lws, (*_CLUSTER, "port", "nodes")),
+    "kserve": Target("KServe InferenceService", kserve, _CLUSTER),
+    "llm-d": Target("values of the chart llm-d-modelservice", llm_d, _POD),
+    "slurm": Target("batch script, with pyxis or apptainer", slurm, (*_HOST, "container")),
+    "ray": Target("scripts for a Ray cluster of nodes with docker", ray, _HOST),
+}
+#: Every file of any target.
 FILES = (
     "compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "kserve.yaml", "llm-d-values.yaml", "server.sbatch",
     *RAY_SCRIPTS,
 )  # fmt: skip
 
 
-def find_target(name: str) -> Platform:
-    """The target of this name. Raises UnknownNameError."""
-    if name not in TARGETS:
-        raise UnknownNameError("target", name, TARGETS, see=f"--target: {', '.join(TARGETS)}")
-    return TARGETS[name]
-
-
 def render_deployable(
     emission: Emission, target: str, site: Site | None = None, *, command: str = "planner deploy"
 ) -> dict[str, str]:
-    """File name to content for one target; ``command`` is what the headers say was typed.
+    """File name to content for one target; ``command`` is the command line that the headers show.
 
-    Raises UnknownNameError for a target that is none, InputError for an option that the target has no use for or that
-    the plan leaves no room for, and IllegalPlanError for a plan that does not fit the target.
+    Raises UnknownNameError for an unknown target, InputError for an option without effect on the target, and
+    IllegalPlanError for a plan that does not fit the target.
     """
-    found, asked = find_target(target), site or Site()
+    if target not in TARGETS:
+        raise UnknownNameError("target", target, TARGETS, see=f"--target: {', '.join(TARGETS)}")
+    platform, asked = TARGETS[target], site or Site()
     for field in fields(Site):
-        if field.name not in found.takes and getattr(asked, field.name) != field.default:
+        if field.name not in platform.takes and getattr(asked, field.name) != field.default:
             flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
             raise InputError(
                 f"{flag} has no effect with --target {target}", hint="leave it out, or name another target"
             )
-    files = found.make(Deployable(emission, asked, command))
+    files = platform.make(describe(emission, asked, command))
     refuse_tokens(files)
     return files

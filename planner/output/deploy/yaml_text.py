@@ -32,13 +32,13 @@ _TAKEN = frozenset(("yes", "no", "on", "off", "true", "false", "null", "nan", "i
 
 
 class Script(str):
-    """Text of ours over several lines, written as a block. Never for a value that a user has a say in."""
+    """A multi-line script of ours, written as a YAML block. Never for user input."""
 
 
 def dump(*documents: object) -> str:
     """The documents as YAML, keys in the order given.
 
-    Raises InputError for what no command line can hold: a NUL, or bytes that are not UTF-8.
+    Raises InputError for a NUL and for bytes that are not UTF-8: no command line holds them.
     """
     return yaml.dump_all(
         documents,
@@ -56,25 +56,23 @@ def escape_dollars(text: str) -> str:
 
 
 def escape_words(argv: Sequence[str]) -> list[str]:
-    """A command or its arguments, each word as ``escape_dollars`` has it."""
+    """The words of a command, each as ``escape_dollars`` writes it."""
     return [escape_dollars(word) for word in argv]
 
 
 def commented(lines: Sequence[str]) -> str:
-    """Lines of comment, each of which stays one line."""
+    """Lines of comment; each stays one line."""
     return "".join(f"# {comment(line)}".rstrip() + "\n" for line in lines)
 
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """No anchors: the same list twice is written twice."""
         del data
-        return True
+        return True  # no anchors: a list that occurs twice is written twice
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Items of a list stand below the key, not beside it."""
         del indentless
-        super().increase_indent(flow, False)
+        super().increase_indent(flow, False)  # items of a list stand below the key
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:

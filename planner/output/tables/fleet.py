@@ -192,7 +192,7 @@ class FleetAnswer(Result):
 
         Raises IllegalPlanError where no image or no connector of the version is known.
         """
-        from planner.output.deploy.split import split_files  # slow to import, for the few that write scripts
+        from planner.output.deploy.hosts import split_files  # slow to import, for the few that write scripts
 
         split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
         return {

@@ -1,0 +1,306 @@
+"""Pods on hosts without Kubernetes: docker compose, Slurm, Ray over nodes that have docker, and disaggregated servers.
+
+Slurm's and Ray's containers share the network of their node, so the server listens on 127.0.0.1 unless ``--host`` says
+otherwise. That is the one option of the plan that is replaced.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for, parse_version
+from planner.errors import IllegalPlanError, InputError
+from planner.output.deploy.kubernetes import ROUTED_PORT, disaggregated_values, side_environment
+from planner.output.deploy.pods import Pods
+from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words
+from planner.output.scripts.emission import JOIN_PORTS, MODEL_CACHE, PORT, gpus_of_server, join_names, servers_per_node
+from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
+from planner.planning import Disaggregated, SideLaunch
+from planner.units import GIB, whole_number
+
+#: Compose takes these from the environment that it is started in.
+PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+BALANCER_IMAGE = "nginx:1.28.0"
+_HEALTH = (
+    "import urllib.request as r;r.build_opener(r.ProxyHandler({{}})).open('http://127.0.0.1:{port}/health', timeout=5)"
+)
+_MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}"  # as launch.sh has it
+_NGINX = "/tmp/nginx"  # in the balancer's own container
+#: Options of docker in compose's words, each with its value for one or for several of them.
+_LISTS = {"group_add": "--group-add", "security_opt": "--security-opt", "cap_add": "--cap-add"}
+#: Beside its share of the weights: what each GPU's process needs of the node. An allowance.
+MEMORY_GIB_PER_GPU = 32
+#: Tokenising and scheduling want several cores beside one for each GPU's process. An allowance.
+CPUS_PER_GPU = 8
+#: vLLM's images are without Ray from here on (kubernetes-sigs/lws issue 835).
+IMAGES_WITHOUT_RAY = (0, 19, 0)
+#: The requirement of vLLM before its images came without it (vllm-project/vllm pull request 33351).
+RAY_REQUIREMENT = {"cuda": "ray[cgraph]>=2.48.0", "rocm": "ray>=2.48.0"}
+#: The scripts of a Ray cluster, in the order in which they are run.
+RAY_SCRIPTS = {
+    "build.sh": "On every node: add Ray to the planned image, which comes without it.",
+    "head.sh": "On the first node: start the head of the Ray cluster in a container.",
+    "worker.sh": "On every other node: start a container that joins the head.",
+    "check.sh": "On the first node: check that all nodes and GPUs have joined.",
+    "launch.sh": "On the first node: launch the planned server on the cluster and wait until it answers.",
+    "stop.sh": "On any of the nodes: stop its container.",
+}
+
+
+# --- docker compose
+
+
+def compose(pods: Pods) -> dict[str, str]:
+    """``compose.yaml``, and ``nginx.conf`` for several servers on the node.
+
+    Compose interpolates values, so every ``$`` of a value is doubled. Raises InputError for more servers than the node
+    has GPUs for.
+    """
+    pods.require_one_node("compose")
+    copies, most = pods.site.replicas, servers_per_node(pods.plan)
+    if copies > most:
+        raise InputError(
+            f"--replicas {copies}: a node with {pods.plan.gpus_per_node} GPUs has room for {most} such "
+            f"server{'s' if most != 1 else ''}",
+            hint="ask for fewer, or deploy them on several nodes with --target kubernetes",
+        )
+    names = [f"vllm-{index}" for index in range(copies)] if copies > 1 else ["vllm"]
+    services = {name: _service(pods, index) for index, name in enumerate(names)}
+    title = "Docker compose: the planned server."
+    files = {}
+    if copies > 1:
+        services["balancer"] = _balancer(pods, names)
+        title = f"Docker compose: {copies} servers like the planned one, behind nginx."
+        balanced = {
+            "balancer_of": "compose.yaml",
+            "balanced_addresses": [f"{name}:{pods.port}" for name in names],
+            "balancer_address": f"{EVERYWHERE}:{PORT}",
+        }
+        files["nginx.conf"] = render_template("nginx.conf.j2", balanced, ("workflows",))
+    remarks = [
+        "Start it with docker compose up --detach --wait, stop it with docker compose down.",
+        "Compose takes HF_TOKEN and HF_HOME from the environment.",
+        f"The server answers at http://{pods.site.host}:{pods.site.port}/v1",
+    ]
+    if pods.emission.profile.partition and pods.plan.platform == "cuda":
+        variables = ", ".join(_mig(server, gpu) for server in range(copies) for gpu in range(pods.plan.num_gpus))
+        remarks.append(f"Set {variables} to the UUIDs of the MIG instances to use; nvidia-smi -L prints them.")
+    text = commented(pods.header(title, *remarks)) + dump({"name": pods.name, "services": services})
+    return {"compose.yaml": text, **files}
+
+
+def _service(pods: Pods, index: int) -> Json:
+    plan, docker = pods.plan, pods.docker
+    folder = escape_dollars(pods.model_folder)
+    volumes: list[Json] = [
+        {"type": "bind", "source": _MODELS, "target": MODEL_CACHE, "bind": {"create_host_path": True}},
+        *([{"type": "bind", "source": folder, "target": folder, "read_only": True}] if folder else ()),
+    ]
+    devices = escape_words([device if ":" in device else f"{device}:{device}" for device in docker["--device"]])
+    lists = {name: escape_words(docker[flag]) for name, flag in _LISTS.items()}
+    ipc, shm_size = (escape_dollars("".join(docker[flag][-1:])) for flag in ("--ipc", "--shm-size"))
+    privileges = {"devices": devices, **lists, "ipc": ipc, "privileged": pods.privileged, "shm_size": shm_size}
+    service: Json = {
+        "image": plan.image,
+        "entrypoint": escape_words(plan.serve_argv[:1]),
+        "command": escape_words(plan.serve_argv[1:]),
+        "environment": _environment(pods, index),
+        "volumes": volumes,
+        **{name: value for name, value in privileges.items() if value},
+        "healthcheck": {
+            "test": ["CMD", "python3", "-c", _HEALTH.format(port=pods.port)],
+            "interval": "15s",
+            "timeout": "10s",
+            "retries": 4,
+            "start_period": f"{pods.start_timeout_s}s",
+        },
+        "restart": "unless-stopped",
+        "stop_grace_period": "60s",
+    }
+    if plan.platform == "cuda":
+        service["deploy"] = {"resources": {"reservations": {"devices": [_nvidia(pods, index)]}}}
+    if pods.site.replicas == 1:
+        service["ports"] = [_published(pods, pods.port)]
+    elif index:
+        service["depends_on"] = {"vllm-0": {"condition": "service_healthy"}}  # it downloads the model for all
+    return service
+
+
+def _environment(pods: Pods, index: int) -> dict[str, str | None]:
+    """Variables; None: taken from the environment by its name."""
+    plan, given = pods.plan, dict(pods.env)
+    if pods.site.replicas > 1 and plan.platform == "rocm":
+        given["HIP_VISIBLE_DEVICES"] = gpus_of_server(plan, index)
+    elif pods.site.replicas == 1 and not (pods.emission.profile.partition and plan.platform == "cuda"):
+        given = {**plan.env, "HF_HOME": MODEL_CACHE}  # a MIG instance is passed by its UUID instead
+    variables: dict[str, str | None] = {name: escape_dollars(value) for name, value in given.items()}
+    return variables | {name: None for name in PASSED_BY_NAME if name not in given}
+
+
+def _nvidia(pods: Pods, index: int) -> Json:
+    """The GPUs of a server: MIG instances by UUID, those of several servers by number, else a count."""
+    plan, asked = pods.plan, whole_number("".join(pods.docker["--gpus"][-1:]))
+    wanted: Json = {"driver": "nvidia", "capabilities": ["gpu"]}
+    if pods.emission.profile.partition:
+        unset = ":?UUID of a MIG instance, see nvidia-smi -L"
+        return {**wanted, "device_ids": [f"${{{_mig(index, gpu)}{unset}}}" for gpu in range(plan.num_gpus)]}
+    if pods.site.replicas > 1:
+        return {**wanted, "device_ids": gpus_of_server(plan, index).split(",")}
+    return {**wanted, "count": plan.num_gpus if asked is None else asked}
+
+
+def _mig(server: int, gpu: int) -> str:
+    return f"MIG_{server}_{gpu}"
+
+
+def _published(pods: Pods, port: int) -> Json:
+    return {"target": port, "published": str(pods.site.port), "host_ip": pods.site.host, "protocol": "tcp"}
+
+
+def _balancer(pods: Pods, names: list[str]) -> Json:
+    return {
+        "image": BALANCER_IMAGE,
+        "entrypoint": ["nginx"],
+        "command": ["-p", f"{_NGINX}/", "-e", "/dev/stderr", "-c", "/etc/nginx/planner.conf", "-g", "daemon off;"],
+        "ports": [_published(pods, PORT)],
+        "volumes": [{"type": "bind", "source": "./nginx.conf", "target": "/etc/nginx/planner.conf", "read_only": True}],
+        "tmpfs": [_NGINX],
+        # nginx looks the servers up when it starts: it starts again when one of them is made anew
+        "depends_on": {name: {"condition": "service_healthy", "restart": True} for name in names},
+        "restart": "unless-stopped",
+    }
+
+
+# --- Slurm and Ray
+
+
+def slurm(pods: Pods) -> dict[str, str]:
+    """One batch script, for a server on one node or over several."""
+    if pods.site.replicas > 1:
+        raise InputError("--replicas: a Slurm job is one server", hint="submit the script as often as you need it")
+    plan, pyxis = pods.plan, pods.site.container == "pyxis"
+    first, slash, rest = plan.image.partition("/")  # enroot separates a registry other than Docker Hub by #
+    enroot = f"{first}#{rest}" if slash and ("." in first or ":" in first) else plan.image
+    title = "Slurm: the planned server in a container, as a batch job."
+    names = {
+        **_names(pods, title),
+        "pyxis": pyxis,
+        "several": pods.nodes > 1,
+        **(join_names(plan, pods.join, pods.nodes) if pods.join else {}),
+        "mem_per_gpu": f"{ceil(pods.emission.checkpoint_bytes / GIB / plan.num_gpus) + MEMORY_GIB_PER_GPU}G",
+        "whole_nodes": pods.gpus == plan.gpus_per_node,
+        "image_uri": enroot if pyxis else f"docker://{plan.image}",
+        "gpu_flag": "--rocm" if plan.platform == "rocm" else "--nv",
+        "env_argv": ["env", *(f"{name}={value}" for name, value in pods.env.items())],
+        "cpus_each": CPUS_PER_GPU * pods.gpus,
+    }
+    return {"server.sbatch": render_template("slurm.sbatch.j2", names, ("deploy", "vllm"))}
+
+
+def ray(pods: Pods) -> dict[str, str]:
+    """Scripts for head, workers, a check that all joined, the launch and the end. Ray is added to images without it."""
+    if pods.site.replicas > 1:
+        raise InputError("--replicas: these scripts make one server", hint="use other nodes for the next one")
+    if pods.require_several_nodes() == "dp":
+        raise IllegalPlanError(
+            "these scripts do not join data-parallel ranks", hint="use --target lws or slurm, or launch.sh of the plan"
+        )
+    plan = pods.plan
+    bare = parse_version(plan.engine_version).release >= IMAGES_WITHOUT_RAY
+    docker_words = tuple(plan.docker_args)
+    if plan.platform != "rocm":
+        docker_words = ("--gpus", str(pods.gpus), *without_option(docker_words, "--gpus"))
+    elif pods.gpus < plan.gpus_per_node:
+        docker_words += ("--env", f"HIP_VISIBLE_DEVICES={','.join(map(str, range(pods.gpus)))}")
+    names = {
+        **_names(pods, ""),
+        "ray_name": f"{pods.name}-ray",
+        "image": f"planner-ray:{plan.digest}" if bare else plan.image,
+        "base_image": plan.image,
+        "builds": bare,
+        "ray_requirement": RAY_REQUIREMENT["rocm" if plan.platform == "rocm" else "cuda"],
+        "ray_port": JOIN_PORTS["ray"],
+        "gpus_total": plan.num_gpus,
+        "docker_args": docker_words,
+        "env_words": [f"{name}={value}" for name, value in pods.env.items()],
+    }
+    return {
+        name: render_template(f"ray_{name}.j2", names | {"title": title}, ("deploy", "vllm"))
+        for name, title in RAY_SCRIPTS.items()
+        if bare or name != "build.sh"
+    }
+
+
+def _names(pods: Pods, title: str) -> dict[str, Any]:
+    folder = pods.model_folder
+    if any(sign in folder for sign in ",:"):
+        raise IllegalPlanError(
+            f"{folder!r}: no folder with a comma or a colon can be mounted", hint="rename the folder"
+        )
+    reached_at = LOOPBACK if pods.site.host == EVERYWHERE else pods.site.host
+    return {
+        "title": title,
+        "header_lines": pods.header(title)[1:],
+        "name": pods.name,
+        "nodes": pods.nodes,
+        "gpus_each": pods.gpus,
+        "serve_argv": (*without_option(pods.plan.serve_argv, "--host"), "--host", pods.site.host),
+        "container_port": pods.port,
+        "reached_at": reached_at,
+        "loopback": reached_at == LOOPBACK,
+        "url": f"http://{reached_at}:{pods.port}",
+        "model_cache": MODEL_CACHE,
+        "model_mount": f"{folder}:{folder}:ro" if folder else "",
+        "start_timeout_s": pods.start_timeout_s,
+    }
+
+
+# --- disaggregated servers
+
+
+def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
+    """``prefill.sh``, ``decode.sh`` and ``llm-d-values.yaml``.
+
+    The sides find each other by NIXL's side channel. A router sends each prompt to a prefill server first and passes
+    the place of its cache to the decode server: vLLM's ``toy_proxy_server.py`` beside the scripts, llm-d's sidecar in
+    its chart. Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
+    """
+    if plan.model.startswith("/"):
+        raise IllegalPlanError(
+            f"{plan.model} is a folder, which servers on several machines do not share",
+            hint="name a model of the hub, or start the commands of --format json yourself",
+        )
+    launches = plan.launches(ROUTED_PORT)
+    files = {f"{side.role}.sh": _side_script(plan, side, command) for side in launches}
+    files["llm-d-values.yaml"] = disaggregated_values(plan, launches)
+    refuse_tokens(files)
+    return files
+
+
+def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
+    nvidia = plan.profile.vendor == "nvidia"
+    words = docker_args(plan.profile, side.num_gpus)
+    lines = (
+        "",
+        f"{plan.model} on {plan.profile.name}, {side.num_gpus} GPUs to a server",
+        f"planned by: {command}",
+        "",
+        f"prefill {plan.prefill_servers}, decode {plan.decode_servers} servers, and {plan.spares} spare of each",
+    )
+    names = {
+        "title": f"One of {side.servers} {side.role} servers; the argument is its number on this machine.",
+        "header_lines": lines,
+        "role": side.role,
+        "image": image_for(plan.profile, plan.decode.deployment.config.version).name,
+        "nvidia": nvidia,
+        "docker_args": without_option(words, "--gpus") if nvidia else words,
+        "gpus_each": side.num_gpus,
+        "first_port": option(side.serve_argv, "--port"),
+        "side_port": side.env["VLLM_NIXL_SIDE_CHANNEL_PORT"],
+        "env_words": [f"{name}={value}" for name, value in side_environment(side).items()],
+        "model_cache": MODEL_CACHE,
+        "entrypoint": side.serve_argv[0],
+        "serve_args": without_option(without_option(side.serve_argv[1:], "--port"), "--host"),
+    }
+    return render_template("split.sh.j2", names, ("deploy", "vllm"))
