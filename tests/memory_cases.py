@@ -14,8 +14,8 @@ from planner.memory.kv_blocks import BlockPool, block_pool
 from planner.memory.kv_cache import CacheSettings, layer_specs
 from planner.model.architecture import Model
 from planner.model.resolve import resolve_model
-from planner.planning.fit.answer import fit_model
-from planner.planning.fit.result import FitResult
+from planner.planning.fit import Fit
+from planner.planning.serving import Serving
 
 
 @cache
@@ -39,9 +39,9 @@ def budget(name: str, gpu: str, release: str, **flags: Any) -> MemoryBudget:
     return memory_budget(model(name), load_profile(gpu), config(name, gpu, release, **flags))
 
 
-def fitted(name: str, gpu: str, release: str, **flags: Any) -> FitResult:
+def fitted(name: str, gpu: str, release: str, **flags: Any) -> Fit:
     """The whole answer."""
-    return fit_model(model(name), load_profile(gpu), EngineArgs(**flags), version(release))
+    return Serving.of(model(name), load_profile(gpu), EngineArgs(**flags), version(release)).fit()
 
 
 def pool(

@@ -27,9 +27,9 @@ from planner.evidence.folder import MeasuredPlan
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, runs_of
 from planner.evidence.sources import Sources
 from planner.hardware import load_profile
-from planner.memory import Basis, FittedConstant, shipped
+from planner.memory import FittedConstant
 from planner.model import resolve_model
-from planner.planning import LEVEL, SHIPPED, Local, launched_args, read_local, read_start, save
+from planner.planning import LEVEL, SHIPPED, Local, Serving, launched_args, read_local, read_start, save
 from planner.timing import Effect, LocalFits, base_digest, load_calibration
 
 #: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
@@ -234,7 +234,7 @@ def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
     plan = folder.plan
     model, profile = resolve_model(plan.model, network=False).model, load_profile(plan.gpu)
     version = parse_version(plan.engine_version)
-    return read_start(folder.startup, model, profile, launched_args(plan), version, Basis(shipped())).learned
+    return read_start(folder.startup, Serving.of(model, profile, launched_args(plan), version)).learned
 
 
 # --- is it worth keeping? ------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from planner.engine import EngineArgs
 from planner.errors import InputError, PlannerError
-from planner.planning import fit_model
+from planner.planning import Serving
 from planner.units import whole_number
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def likely_tensor_parallel(seen: SeenServer, model: Model, profile: GpuProfile, 
                 max_model_len=seen.max_model_len,
                 gpu_memory_utilization=seen.gpu_memory_utilization,
             )
-            tokens = fit_model(model, profile, args, version, look_for_options=False).kv_cache_tokens
+            tokens = Serving.of(model, profile, args, version).fit(ways_out=False).kv_cache_tokens
         except PlannerError:
             tokens = 0
         found[size] = abs(log(tokens / seen.kv_cache_tokens)) if tokens > 0 else inf

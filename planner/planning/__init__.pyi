@@ -33,14 +33,13 @@ from .serving import typed as typed
 from .serving import version_for as version_for
 
 # Does it fit?
-from .fit.result import FitResult as FitResult
-from .fit.check import Verdict as Verdict
-from .fit.result import LogLine as LogLine
-from .fit.answer import fit_model as fit_model
-from .fit.answer import sweep_settings as sweep_settings
-from .fit.startup import read_start as read_start
-from .fit.explain import ArithmeticLine as ArithmeticLine
-from .fit.explain import explain as explain
+from .conditions import Verdict as Verdict
+from .fit import ArithmeticLine as ArithmeticLine
+from .fit import Fit as Fit
+from .fit import LogLine as LogLine
+from .fit import explain as explain
+from .fit import sweep_settings as sweep_settings
+from .startup import read_start as read_start
 
 # How fast is it?
 from .predict import ClassFigures as ClassFigures

@@ -33,8 +33,7 @@ from planner.planning.calibration import SHIPPED, Local
 from planner.planning.defaults import Goal
 from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.fit.answer import fit_model
-from planner.planning.fit.result import FitResult
+from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import (
     Prediction,
@@ -47,6 +46,7 @@ from planner.planning.predict import (
 from planner.planning.recommend.assemble import rank, recipe_of
 from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
+from planner.planning.serving import Serving
 from planner.workload import Requests, Slo, Workload
 
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
@@ -176,7 +176,7 @@ class LineVerdict:
     line: ServeLine
     goal: Goal
     refusal: PlannerError | None = None  #: why vLLM refuses the settings, whatever the memory
-    fit: FitResult | None = None
+    fit: Fit | None = None
     workload: Workload | None = None
     classes: tuple[Demand, ...] = ()  #: of a plan for several: what it is sent of each, and all requests
     requests: Requests | None = None
@@ -378,21 +378,16 @@ def _only_v0_here(config: EngineConfig, profile: GpuProfile, version: EngineVers
 
 def _fit(
     line: ServeLine, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, basis: Basis
-) -> tuple[EngineArgs, FitResult]:
+) -> tuple[EngineArgs, Fit]:
     """Whether the settings fit; a context of ``auto`` becomes the longest that does."""
 
-    def ask(args: EngineArgs) -> FitResult:
-        requested, found = resolved.requested, resolved.resolved
-        return fit_model(
-            resolved.model, profile, args, version, requested_model=requested, resolved_model=found, basis=basis
-        )
-
-    result = ask(line.args)
+    serving = Serving.of(resolved, profile, line.args, version, basis=basis)
+    result = serving.fit()
     longest = result.largest_max_model_len
     if not line.longest_context or result.fits or longest < 1:
         return line.args, result
     args = replace(line.args, max_model_len=longest)
-    return args, ask(args)
+    return args, serving.changed(args=args).fit()
 
 
 def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Workload:

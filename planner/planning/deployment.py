@@ -25,7 +25,7 @@ from planner.memory import (
     with_kv_cache_space,
 )
 from planner.model import Model, PerModel, as_quantized, load_quantized
-from planner.planning.fit.check import Checked, check_memory
+from planner.planning.conditions import Checked, check_memory
 from planner.units import GB
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from planner.memory import Basis
 from planner.model import Model, ResolvedModel, as_quantized, resolve_model
 from planner.planning.calibration import SHIPPED, Local, local_for
 from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.fit import Fit, fit_of
 
 if TYPE_CHECKING:
-    from planner.planning.fit.result import FitResult
     from planner.planning.predict import Prediction
     from planner.workload import Requests, Workload
 
@@ -130,7 +130,9 @@ class Serving:
         vars(self).update(zip((field.name for field in fields(self)), given, strict=True))
 
     def changed(self, **changes: Any) -> Self:
-        """A copy with other fields, or other settings of the engine."""
+        """A copy with other fields, another ``model``, or other settings of the engine."""
+        if "model" in changes:
+            changes["resolved"] = replace(self.resolved, model=changes.pop("model"))
         made, own = self.__class__.__new__(self.__class__), {field.name for field in fields(self)}
         settings = {name: value for name, value in changes.items() if name not in own}
         taken = {name: value for name, value in changes.items() if name in own}
@@ -174,23 +176,17 @@ class Serving:
             calibration=self.local.calibration,
         )  # fmt: skip
 
-    def fit(self, *, startup_log: str | PathLike[str] | None = None, ways_out: bool = True) -> FitResult:
+    def fit(self, *, startup_log: str | PathLike[str] | None = None, ways_out: bool = True) -> Fit:
         """Check whether vLLM starts, and how many tokens its KV cache holds.
 
         ``startup_log`` is a file with vLLM's own start-up messages: it is compared, and the overheads that it shows
         count and are kept for this user. ``ways_out`` also checks what would make it fit. Raises as ``memory``.
         """
-        from planner.planning.fit.answer import fit_model
-        from planner.planning.fit.startup import fit_with_log
+        if startup_log is None:
+            return fit_of(self, ways_out=ways_out)
+        from planner.planning.startup import fit_with_log
 
-        if startup_log is not None:
-            return fit_with_log(
-                Path(startup_log), self.resolved, self.profile, self.args, self.engine_version, self.basis
-            )
-        return fit_model(
-            self.model, self.profile, self.args, self.version, requested_model=self.resolved.requested,
-            resolved_model=self.resolved.resolved, look_for_options=ways_out, basis=self.basis,
-        )  # fmt: skip
+        return fit_with_log(self, Path(startup_log))
 
     def predict(
         self, load: Workload, *, bench: Bench = "serve", requests: Requests | None = None, **asked: Any

@@ -26,10 +26,10 @@ from planner.memory.budget import unset_kv_cache_space, with_kv_cache_space
 from planner.memory.startup_log import read_startup_log
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import resolve_deployment
-from planner.planning.fit.answer import fit_model
 from planner.planning.plan import PlanFile
 from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.request import Request
+from planner.planning.serving import Serving
 from planner.units import GIB
 
 LLAMA, SMALL = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B"
@@ -89,7 +89,7 @@ def test_a_rest_that_is_no_block_is_left_as_a_real_start_left_it(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(settings))
     small = resolve_model(str(tmp_path), network=False).model
     args = EngineArgs(cpu_kvcache_space=2, block_size=96, max_model_len=256)
-    result = fit_model(small, load_profile("cpu"), args, version("0.32.0"))
+    result = Serving.of(small, load_profile("cpu"), args, version("0.32.0")).fit()
     assert result.budget.num_blocks.low == result.budget.num_blocks.high == 5461
     assert (result.kv_cache_tokens, round(result.max_concurrency, 2)) == (466_005, 1820.33)
 
@@ -170,7 +170,7 @@ def test_the_command_line_does_not_say_what_has_no_effect() -> None:
 @pytest.mark.parametrize("space", [0, -1])
 def test_a_size_below_one_gib_is_refused(space: int) -> None:
     with pytest.raises(InputError, match="--cpu-kvcache-space"):
-        fit_model(model(LLAMA), load_profile("cpu"), EngineArgs(cpu_kvcache_space=space), version("0.32.0"))
+        Serving.of(model(LLAMA), load_profile("cpu"), EngineArgs(cpu_kvcache_space=space), version("0.32.0")).fit()
 
 
 # --- the commands --------------------------------------------------------------------------------------------------

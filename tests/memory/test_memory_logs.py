@@ -14,7 +14,7 @@ from planner.hardware.profiles import load_profile
 from planner.memory.budget import MemoryBudget, memory_budget
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import served_model
-from planner.planning.fit.answer import fit_model
+from planner.planning.serving import Serving
 from planner.units import GIB
 
 
@@ -154,7 +154,7 @@ def test_an_id_that_states_fp8_is_planned_in_fp8() -> None:
 )
 def test_what_one_more_token_costs(name: str, gpu: str, flags: dict[str, Any], mean: float | None, more: float) -> None:
     model, version = resolve_model(name, network=False).model, parse_version("0.27.1")
-    found = fit_model(model, load_profile(gpu), EngineArgs(**flags), version)
+    found = Serving.of(model, load_profile(gpu), EngineArgs(**flags), version).fit()
     assert found.kv_bytes_per_next_token == pytest.approx(more, rel=1e-3)
     if mean:
         assert found.kv_bytes_per_request / found.config.max_model_len == pytest.approx(mean, rel=1e-3)
@@ -203,7 +203,7 @@ def test_a_start_that_vllm_refused_is_not_called_a_fit(
     name: str, gpu: str, version: str, settings: dict[str, Any]
 ) -> None:
     model = resolve_model(name, network=False).model
-    found = fit_model(model, load_profile(gpu), EngineArgs(**settings), parse_version(version), look_for_options=False)
+    found = Serving.of(model, load_profile(gpu), EngineArgs(**settings), parse_version(version)).fit(ways_out=False)
     assert found.verdict != "fits"
 
 

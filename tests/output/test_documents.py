@@ -34,7 +34,7 @@ from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
 from planner.output.workflows.printed import printed_beside, table_of
 from planner.output.workflows.subject import Choice, Subject, subject
 from planner.planning.check import asked_by
-from planner.planning.fit.answer import fit_model
+from planner.planning.serving import Serving
 
 FACTS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "published_commands.json").read_text())
 OF_VLLM = [fact for fact in FACTS if split_command(fact["words"])[0]]
@@ -310,7 +310,7 @@ def judge(found: Subject, argv: list[str], env: dict[str, str]) -> None:
     if (args, own, found.profile.id, found.resolved.resolved) in _JUDGED:
         return
     _JUDGED.add((args, own, found.profile.id, found.resolved.resolved))
-    fit = fit_model(found.resolved.model, found.profile, args, own, look_for_options=False, basis=Basis(None, draft))
+    fit = Serving.of(found.resolved.model, found.profile, args, own, basis=Basis(None, draft)).fit(ways_out=False)
     assert fit.fits, (argv, fit.reason)
 
 

@@ -17,11 +17,9 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.memory import Interval
 from planner.model.quantization import as_quantized
+from planner.planning.conditions import Condition
 from planner.planning.deployment import resolve_deployment
-from planner.planning.fit.answer import fit_model, sweep_settings
-from planner.planning.fit.check import Condition
-from planner.planning.fit.explain import explain
-from planner.planning.fit.result import FitResult
+from planner.planning.fit import Fit, explain, sweep_settings
 from planner.planning.serving import Serving
 
 CONTRACT = {
@@ -57,11 +55,11 @@ def test_llama_2_7b_fits_a_cpx_partition() -> None:
 def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
     """Not at its full context of 131,072 tokens; too close to call at 8,192."""
     fp8, gpu, newest = as_quantized(model("meta-llama/Llama-3.3-70B-Instruct"), "fp8"), load_profile("h100"), "0.33.0"
-    full = fit_model(fp8, gpu, EngineArgs(), version(newest))
+    full = Serving.of(fp8, gpu, EngineArgs(), version(newest)).fit()
     assert full.verdict == "does not fit"
     assert full.min_tensor_parallel_size == 2
     assert "max seq len (131072)" in full.reason
-    short = fit_model(fp8, gpu, EngineArgs(max_model_len=8192), version(newest))
+    short = Serving.of(fp8, gpu, EngineArgs(max_model_len=8192), version(newest)).fit()
     assert short.verdict == "too close to call" and 0.05 < short.deployment.checked.probability_fits < 0.95
     assert short.verdict_words.startswith("too close to call: starts with ")
     assert 0 < short.largest_max_model_len < 131_072
@@ -100,7 +98,7 @@ def test_a_refused_layout_is_an_error_not_an_answer() -> None:
         fitted("meta-llama/Llama-2-7b-hf", "h100", "0.11.0", gpu_memory_utilization=1.5)
 
 
-def asked_again(result: FitResult, name: str, gpu: str, release: str, args: EngineArgs) -> list[str]:
+def asked_again(result: Fit, name: str, gpu: str, release: str, args: EngineArgs) -> list[str]:
     """The verdicts of a result's options, worked out from their settings alone."""
     verdicts = []
     for option in result.options:
@@ -247,7 +245,7 @@ def test_what_is_accepted_satisfies_vllms_own_inequality(
     name: str, gpu: str, release: str, size: int, length: int, share: float
 ) -> None:
     args = EngineArgs(tensor_parallel_size=size, max_model_len=length, gpu_memory_utilization=share)
-    result = fit_model(model(name), load_profile(gpu), args, version(release), look_for_options=False)
+    result = Serving.of(model(name), load_profile(gpu), args, version(release)).fit(ways_out=False)
     stage, blocks = result.stage, result.budget.num_blocks
     needed = result.budget.pool.blocks_per_request(length) * stage.block_bytes
     taken = stage.weights.loaded_bytes + stage.activation.mid + stage.non_torch.mid
@@ -266,7 +264,7 @@ def test_what_is_accepted_satisfies_vllms_own_inequality(
 def test_the_arithmetic_counts_the_layers_that_keep_latents() -> None:
     """Kimi-K3: 24 of 93 layers have latent attention, 576 elements of 2 bytes a token each; 69 keep a state."""
     asked = EngineArgs(tensor_parallel_size=8)
-    found = fit_model(model("moonshotai/Kimi-K3"), load_profile("b300"), asked, version("0.27.1"))
+    found = Serving.of(model("moonshotai/Kimi-K3"), load_profile("b300"), asked, version("0.27.1")).fit()
     line = next(line for line in explain(found) if line.label == "KV cache per token")
     assert line.value == f"{24 * 576 * 2:,} B"
     assert line.how.startswith("24 layers of 576")
@@ -282,7 +280,7 @@ def test_the_arithmetic_counts_the_layers_that_keep_latents() -> None:
 )
 def test_the_arithmetic_says_how_a_version_keeps_latents(release: str, value: int, words: str) -> None:
     asked = EngineArgs(tensor_parallel_size=8, max_model_len=4096)
-    found = fit_model(model("deepseek-ai/DeepSeek-V3"), load_profile("h200"), asked, version(release))
+    found = Serving.of(model("deepseek-ai/DeepSeek-V3"), load_profile("h200"), asked, version(release)).fit()
     line = next(line for line in explain(found) if line.label == "KV cache per token")
     assert (line.value, line.how) == (f"{value:,} B", words)
 
@@ -291,14 +289,14 @@ def test_the_smallest_size_may_fill_several_nodes() -> None:
     """Llama-3.1-405B is 812 GB in 16 bits: more than 8 H100, less than 16."""
     llama, node = model("meta-llama/Llama-3.1-405B-Instruct"), load_profile("h100")
     for asked, smallest in ((8, None), (16, 16), (32, 16)):
-        found = fit_model(llama, node, EngineArgs(tensor_parallel_size=asked), version("0.27.1"))
+        found = Serving.of(llama, node, EngineArgs(tensor_parallel_size=asked), version("0.27.1")).fit()
         assert found.min_tensor_parallel_size == smallest
 
 
 def test_no_gpu_is_a_way_out_that_needs_more_nodes() -> None:
     """DeepSeek-V3 on 8 H100: eight GB10, one in a node, are none; a node of H200 is."""
     asked = EngineArgs(tensor_parallel_size=8)
-    found = fit_model(model("deepseek-ai/DeepSeek-V3"), load_profile("h100"), asked, version("0.11.0"))
+    found = Serving.of(model("deepseek-ai/DeepSeek-V3"), load_profile("h100"), asked, version("0.11.0")).fit()
     named = {option.settings["gpu"] for option in found.options if "gpu" in option.settings}
     assert "h200-sxm" in named
     assert all(load_profile(str(name)).gpus_per_node >= 8 for name in named)

@@ -12,7 +12,7 @@ from planner.engine import FlagProblem, has_both_engines
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
 from planner.output.result import Result
 from planner.output.tables.shared import MORE, items, listed
-from planner.planning import FitResult, LineVerdict, PlannedWorkload, Served, percent
+from planner.planning import Fit, LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Workload
 
@@ -293,7 +293,7 @@ def _start_lines(answer: LineVerdict) -> Iterator[str]:
         yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    ")
 
 
-def _engine(fit: FitResult) -> str:
+def _engine(fit: Fit) -> str:
     """The engine, for versions that have two."""
     return f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
 

@@ -13,7 +13,7 @@ from planner.model import ResolvedModel
 from planner.output.render import Column, pair_lines, rows_of, table_text, wrapped
 from planner.output.result import Result
 from planner.output.tables.shared import MORE, engine_note, listed
-from planner.planning import ArithmeticLine, FitResult, LogLine, Verdict, explain
+from planner.planning import ArithmeticLine, Fit, LogLine, Verdict, explain
 from planner.units import GIB, format_bytes, format_gb
 
 COLUMNS = (
@@ -58,7 +58,7 @@ class RefusedFit:
         return False
 
 
-GpuFit = FitResult | RefusedFit
+GpuFit = Fit | RefusedFit
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +66,7 @@ class FitAnswer(Result):
     """Whether a model fits on one GPU: ``planner fit``."""
 
     verdict_first = True
-    record: FitResult  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
+    record: Fit  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
     resolved: ResolvedModel
     explain: bool = False  #: show each step of the calculation (``--explain``)
     remarks: tuple[str, ...] = ()
@@ -220,19 +220,19 @@ def _emptiest(answer: GpuFit) -> float:
     return 0.0 if isinstance(answer, RefusedFit) else -answer.max_concurrency - answer.fits
 
 
-def _setting(fit: FitResult) -> str:
+def _setting(fit: Fit) -> str:
     config = fit.config
     size = f" TP {config.tensor_parallel_size}" if config.tensor_parallel_size > 1 else ""
     return f"{fit.gpu_id}{size}, {config.weight_dtype}"
 
 
-def _headline(result: FitResult, resolved: ResolvedModel) -> str:
+def _headline(result: Fit, resolved: ResolvedModel) -> str:
     config = result.config
     where = f"{config.num_gpus} x {result.gpu_id}" if config.num_gpus > 1 else result.gpu_id
     return f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict_words}"
 
 
-def _lines(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) -> Iterator[str]:
+def _lines(result: Fit, resolved: ResolvedModel, *, arithmetic: bool) -> Iterator[str]:
     yield wrapped(_headline(result, resolved))
     if result.reason:
         yield wrapped(_reason(result), first="  ", rest="  ")
@@ -247,7 +247,7 @@ def _lines(result: FitResult, resolved: ResolvedModel, *, arithmetic: bool) -> I
         yield from map(_explained, explain(result))
 
 
-def _reason(result: FitResult) -> str:
+def _reason(result: Fit) -> str:
     """What vLLM would say; where that is not sure, how far the margin reaches."""
     if result.verdict == "does not fit":
         return result.reason
@@ -256,7 +256,7 @@ def _reason(result: FitResult) -> str:
     return f"{condition.name}: from {short:,.2f} GiB too little to {spare:,.2f} GiB to spare"
 
 
-def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
+def _figures(result: Fit) -> Iterator[tuple[str, str]]:
     config, weights = result.config, result.stage.weights.weight_bytes
     on_each = " on each GPU" if config.num_gpus > 1 else ""
     yield "weights", f"{format_bytes(weights)} ({format_gb(weights)}){on_each}, {config.weight_dtype}"
@@ -291,7 +291,7 @@ def _figures(result: FitResult) -> Iterator[tuple[str, str]]:
     yield "memory overheads", "fitted, as shipped" if result.calibration == SHIPPED else result.calibration
 
 
-def _per_token(result: FitResult) -> str:
+def _per_token(result: Fit) -> str:
     """What a token takes, and one more token where windows, states or compressed rows make that another figure."""
     more, length = result.kv_bytes_per_next_token, result.config.max_model_len
     mean, dtype = result.kv_bytes_per_request / length, result.config.kv_cache_dtype
@@ -324,7 +324,7 @@ def _log_row(line: LogLine) -> dict[str, Any]:
     }
 
 
-def _option_lines(result: FitResult) -> Iterator[str]:
+def _option_lines(result: Fit) -> Iterator[str]:
     if result.options:
         yield "\nWhat would make it fit (each one checked):"
     for option in result.options[:OPTIONS_SHOWN]:

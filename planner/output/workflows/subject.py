@@ -44,11 +44,11 @@ from planner.planning import (
     Plan,
     Ranking,
     Request,
+    Serving,
     asked_by,
     assemble,
     defaults,
     estimate,
-    fit_model,
     percent,
     rank,
     recipe_of,
@@ -252,7 +252,7 @@ def check_fits(deployment: Deployment, resolved: ResolvedModel, args: EngineArgs
     if deployment.checked.fits:
         return
     profile, version = deployment.profile, deployment.config.version
-    found = fit_model(resolved.model, profile, args, version, resolved_model=resolved.resolved)
+    found = Serving.of(resolved, profile, args, version).fit()
     ways = [f"{' '.join(way.flags)} ({way.change})" for way in found.options]
     raise IllegalPlanError(
         f"{resolved.resolved} on {args.tensor_parallel_size} x {profile.name} does not start: {found.reason}",

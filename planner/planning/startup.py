@@ -1,4 +1,4 @@
-"""A start-up log beside the prediction for its settings, and what it teaches about the machine.
+"""A start-up log beside the prediction for its settings, and the overheads that it teaches.
 
 The settings that the log prints are taken over, since a prediction is comparable only for the same settings. The user's
 own flags count for the answer. Flags that contradict the log's layout are refused: overheads belong to one version, one
@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from planner.engine import SHORT_NAMES, EngineArgs, EngineVersion, default_version, parse_version
+from planner.engine import SHORT_NAMES, EngineArgs, parse_version
 from planner.errors import InputError
-from planner.hardware import GpuProfile
 from planner.memory import (
     ROUNDING_BYTES,
-    SHIPPED_BASIS,
-    Basis,
     Constants,
     FittedConstant,
     Interval,
@@ -28,13 +25,14 @@ from planner.memory import (
     read_startup_log,
     shipped,
 )
-from planner.model import Model, ResolvedModel
 from planner.planning.calibration import local_path, save
 from planner.planning.deployment import resolve_deployment
-from planner.planning.fit.answer import fit_model
-from planner.planning.fit.result import FitResult, LogLine
+from planner.planning.fit import Fit, LogLine, fit_of
 from planner.resources import MOST_LOG_BYTES, alone_in, read_given
 from planner.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from planner.planning.serving import Serving
 
 #: Settings that a log and a question must agree on.
 LAYOUT = (
@@ -57,7 +55,7 @@ OTHER_CHECKPOINT = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a log says about a question."""
+    """The figures of a log that count for an answer."""
 
     args: EngineArgs  #: for the answer: what was asked for, else what the log prints
     lines: tuple[LogLine, ...]
@@ -65,77 +63,63 @@ class Start:
     notes: tuple[str, ...]
 
 
-def fit_with_log(
-    path: Path,
-    resolved: ResolvedModel,
-    profile: GpuProfile,
-    args: EngineArgs,
-    asked: EngineVersion | None = None,
-    basis: Basis = SHIPPED_BASIS,
-) -> FitResult:
-    """``fit_model`` with the overheads of a machine's own log, predicted beside logged. Later runs use them too.
+def fit_with_log(serving: Serving, path: Path) -> Fit:
+    """Check whether the engine starts, with the overheads of a machine's own log; later runs use them too.
 
-    ``asked``: the version, where the log prints none; without both the newest with an image for the GPU. Overheads that
-    cannot be kept count for this answer all the same. Raises what ``fit_model`` and ``read_start`` do, and InputError
-    for a file that cannot be read, that is no start-up log, that is cut off, or that is of another model or version.
+    Overheads that cannot be kept count for this answer all the same. Raises as ``Serving.fit`` and ``read_start``, and
+    InputError for a file that cannot be read, is no start-up log, is cut off, or is of another model or version.
     """
-    log, model = _read_log(path, (resolved.requested, resolved.resolved, resolved.model.id)), resolved.model
-    version = _log_version(log, asked) or default_version(profile)
-    start = read_start(log, model, profile, args, version, basis)
-    notes, constants = start.notes, basis.constants or shipped()
-    if start.learned:
-        notes += (_kept(start.learned),)
-        constants = Constants(start.learned).before(constants)
-    result = fit_model(
-        model, profile, start.args, version, requested_model=resolved.requested, resolved_model=resolved.resolved,
-        basis=replace(basis, constants=constants),
-    )  # fmt: skip
-    return replace(result, startup_log=start.lines, notes=(*notes, *result.notes))
-
-
-def _read_log(path: Path, names: tuple[str, ...]) -> StartupLog:
-    """``names`` are what the model of the log goes by."""
+    resolved, given = serving.resolved, serving.engine_version
     try:
-        return read_startup_log(read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace"), model=names)
+        text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
     except OSError as error:
         raise InputError(f"--startup-log {path}: {error.strerror}", hint="give the output of vllm serve") from error
-
-
-def _log_version(log: StartupLog, asked: EngineVersion | None) -> EngineVersion | None:
+    log = read_startup_log(text, model=(resolved.requested, resolved.resolved, resolved.model.id))
     logged = parse_version(log.version) if log.version else None
-    if logged and asked and logged.release[:2] != asked.release[:2]:
+    if logged and given and logged.release[:2] != given.release[:2]:
         raise InputError(
-            f"--engine-version {asked}: the log is of vLLM {log.version}", hint="leave --engine-version out"
+            f"--engine-version {given}: the log is of vLLM {log.version}", hint="leave --engine-version out"
         )
-    return logged or asked
+    serving = serving.changed(engine_version=logged or given)
+    start = read_start(log, serving)
+    notes, basis = start.notes, serving.basis
+    if start.learned:
+        notes += (_save(start.learned),)
+        basis = replace(basis, constants=Constants(start.learned).before(basis.constants or shipped()))
+    fit = fit_of(serving.changed(args=start.args, basis=basis))
+    return replace(fit, startup_log=start.lines, notes=(*notes, *fit.notes))
 
 
-def _kept(fits: tuple[FittedConstant, ...]) -> str:
+def _save(learned: tuple[FittedConstant, ...]) -> str:
     try:
         with alone_in(local_path().parent):
-            return f"the overheads of this machine are saved in {save(fits)}"
+            return f"the overheads of this machine are saved in {save(learned)}"
     except InputError as error:
         return f"the overheads of this machine are used here but could not be saved for later runs: {error.cause}"
 
 
-def read_start(
-    log: StartupLog, model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, basis: Basis
-) -> Start:
+def read_start(log: StartupLog, serving: Serving) -> Start:
     """Compare a log with the prediction for its settings and work out what it teaches.
 
     Raises InputError for a log of another layout, GPU or checkpoint than asked for.
     """
-    as_logged = logged_settings(log, args, model)
-    budget = resolve_deployment(model, profile, as_logged, version, basis=basis, as_started=True).budget
-    _check_machine(log, budget, profile)
-    found = learn_constants(log, budget, profile, origin=str(local_path()))
-    return Start(_asked(args, as_logged), tuple(compare_with_log(log, budget)), found, tuple(_notes(log, found)))
-
-
-def logged_settings(log: StartupLog, args: EngineArgs, model: Model) -> EngineArgs:
-    """The settings of the log, those of ``args`` where it prints none. Raises InputError where layouts differ."""
-    taken: dict[str, Any] = {}
+    as_logged = logged_settings(log, serving)
+    budget = resolve_deployment(
+        serving.model, serving.profile, as_logged, serving.version, basis=serving.basis, as_started=True
+    ).budget
+    _check_machine(log, budget, serving)
+    learned = learn_constants(log, budget, serving.profile, origin=str(local_path()))
     unset = EngineArgs()
+    asked = {name: getattr(serving.args, name) for name in FREE}
+    asked = {name: value for name, value in asked.items() if value != getattr(unset, name)}
+    lines = tuple(compare_with_log(log, budget))
+    return Start(replace(as_logged, **asked), lines, learned, tuple(_notes(log, learned)))
+
+
+def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
+    """The settings of the log, as asked where it prints none. Raises InputError where layouts differ."""
+    taken: dict[str, Any] = {}
+    args, unset = serving.args, EngineArgs()
     for name in (*LAYOUT, *FREE):
         value = log.settings.get(name)
         if value is None or value == "None":
@@ -148,7 +132,7 @@ def logged_settings(log: StartupLog, args: EngineArgs, model: Model) -> EngineAr
     if log.given_cache and log.kv_cache_bytes and log.kv_cache_bytes % GIB == 0:  # counts on a CPU alone
         taken["cpu_kvcache_space"] = int(log.kv_cache_bytes / GIB)
     method = log.settings.get("quantization")
-    if isinstance(method, str) and method != "None" and model.quantization.method is None:
+    if isinstance(method, str) and method != "None" and serving.model.quantization.method is None:
         taken["quantization"] = method
     if "speculative_method" in log.settings and args.speculative_config is None:
         raise InputError("the log is from a start with speculative decoding", hint="give the same --speculative-config")
@@ -160,14 +144,8 @@ def _name(value: object) -> object:
     return SHORT_NAMES.get(value, value) if isinstance(value, str) else value
 
 
-def _asked(args: EngineArgs, as_logged: EngineArgs) -> EngineArgs:
-    """What was asked for, else what the log prints."""
-    unset = EngineArgs()
-    explicit = {name: getattr(args, name) for name in FREE if getattr(args, name) != getattr(unset, name)}
-    return replace(as_logged, **explicit)
-
-
-def _check_machine(log: StartupLog, budget: MemoryBudget, profile: GpuProfile) -> None:
+def _check_machine(log: StartupLog, budget: MemoryBudget, serving: Serving) -> None:
+    profile = serving.profile
     named = profile.platform != "cpu"  # one profile stands for machines of any memory
     if named and log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:
         raise InputError(
@@ -184,21 +162,21 @@ def _check_machine(log: StartupLog, budget: MemoryBudget, profile: GpuProfile) -
         )
 
 
-def _notes(log: StartupLog, found: tuple[FittedConstant, ...]) -> Iterator[str]:
+def _notes(log: StartupLog, learned: tuple[FittedConstant, ...]) -> Iterator[str]:
     yield from log.notes
     if log.refusal:
         yield f"vLLM refused this start: {log.refusal}"
-    if not found:
+    if not learned:
         yield "the log says nothing about overheads: the fitted ones are used"
 
 
 def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]:
     """One line for each figure that the log prints. ``budget`` is the prediction for the log's settings."""
-    stage, found, blocks = budget.binding, budget.features, budget.num_blocks
+    stage, features, blocks = budget.binding, budget.features, budget.num_blocks
     loaded = float(max(s.weights.loaded_bytes for s in budget.stages))
     weights = Interval(loaded, loaded * (1 - WEIGHTS_TOLERANCE), loaded * (1 + WEIGHTS_TOLERANCE))
     memory = budget.overheads["reported_memory"].scaled(budget.memory_bytes).plus(Interval.exact(budget.memory_bytes))
-    with_graphs = found.activation_includes_graphs and found.graphs_in_budget
+    with_graphs = features.activation_includes_graphs and features.graphs_in_budget
     activation = stage.activation.plus(stage.graphs) if with_graphs else stage.activation
     tokens = Interval(*(float(budget.logged_tokens(n)) for n in (blocks.mid, blocks.low, blocks.high)))
     concurrency = Interval(*(budget.concurrency(n) if n else 0.0 for n in (blocks.mid, blocks.low, blocks.high)))

@@ -1,4 +1,4 @@
-"""The checks that vLLM makes when it starts, in its order, each with what is to spare."""
+"""The memory checks that vLLM makes when it starts, in its order, each with its margin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDS = NormalDist().inv_cdf(0.95)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that vLLM checks, or runs into, when it starts."""
+    """One check of vLLM's start-up."""
 
     name: str  #: in vLLM's terms
     margin: Interval  #: bytes per GPU to spare; negative where they lack
@@ -33,7 +33,7 @@ class Condition:
 
     @property
     def probability(self) -> float:
-        """That nothing lacks: each side of the margin is half a normal distribution of its own width."""
+        """Probability of passing: each side of the margin is half a normal distribution of its own width."""
         mid = self.margin.mid
         width = mid - self.margin.low if mid >= 0 else self.margin.high - mid
         return NormalDist().cdf(ENDS * mid / width) if width else float(mid >= 0)
@@ -41,7 +41,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The short answer, enough to compare settings by."""
+    """Memory of an engine and its start-up checks, enough to compare settings by."""
 
     budget: MemoryBudget
     conditions: tuple[Condition, ...]
@@ -61,12 +61,12 @@ class Checked:
 
     @property
     def probability_fits(self) -> float:
-        """That it starts: of the least likely condition, since all hang on the same overheads."""
+        """Probability of starting: that of the least likely condition, as all depend on the same overheads."""
         return min((condition.probability for condition in self.conditions), default=1.0)
 
 
 def check_memory(budget: MemoryBudget, loading_bytes: int = 0) -> Checked:
-    """Whether the engine starts. ``loading_bytes``: weights at the peak of loading, where that is more."""
+    """Check whether the engine starts. ``loading_bytes``: weights at the peak of loading, where that is more."""
     return Checked(budget=budget, conditions=tuple(_conditions(budget, loading_bytes)))
 
 
@@ -88,8 +88,11 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
         _less(free, heaviest),
         f"out of memory while loading: {heaviest / GIB:.2f} GiB of weights, {free.mid / GIB:.2f} GiB free",
     )
-    for each in _distinct(budget.stages):
-        yield from _cache_conditions(budget, each)
+    distinct: dict[tuple[int, int], StageBudget] = {}  # middle stages are often alike
+    for stage in budget.stages:
+        distinct.setdefault((stage.weights.loaded_bytes, stage.block_bytes), stage)
+    for stage in distinct.values():
+        yield from _cache_conditions(budget, stage)
 
 
 def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Condition]:
@@ -124,19 +127,9 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
 
 
 def _beside(room: Interval, taken: Interval) -> Interval:
-    """What ``taken`` leaves of ``room``; the worst of both is the worst of all."""
+    """``room`` less ``taken``: the low end of one meets the high end of the other."""
     return Interval(room.mid - taken.mid, room.low - taken.high, room.high - taken.low)
 
 
 def _less(interval: Interval, amount: float) -> Interval:
     return Interval(interval.mid - amount, interval.low - amount, interval.high - amount)
-
-
-def _distinct(stages: tuple[StageBudget, ...]) -> Iterator[StageBudget]:
-    """Stages that differ in weights or block; middle stages are often alike."""
-    seen: set[tuple[int, int]] = set()
-    for stage in stages:
-        key = (stage.weights.loaded_bytes, stage.block_bytes)
-        if key not in seen:
-            seen.add(key)
-            yield stage

@@ -1,0 +1,821 @@
+"""Does it fit: every figure, the verdict with its interval, changes after which it fits, and the arithmetic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product, zip_longest
+from math import ceil, lcm
+from typing import TYPE_CHECKING, Any
+
+from planner.engine import (
+    CPU_KVCACHE_SPACE,
+    EngineConfig,
+    features_of,
+    held_heads,
+    legal_tensor_parallel_sizes,
+    version_features,
+)
+from planner.errors import IllegalPlanError, PlannerError
+from planner.hardware import GpuProfile, load_all
+from planner.memory import SHIPPED, Interval, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
+from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
+from planner.planning.conditions import Condition, Verdict
+from planner.planning.deployment import Deployment, served_model
+from planner.planning.odds import percent
+from planner.units import GB, GIB, format_bytes, format_gb
+
+if TYPE_CHECKING:
+    from planner.planning.serving import Serving
+
+Setting = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """One change after which it fits."""
+
+    change: str
+    settings: dict[str, Setting]  #: what to change: flags of vLLM, ``gpu`` (a profile id), ``weight_dtype``
+    verdict: Verdict
+    max_model_len: int
+    kv_cache_tokens: int
+    max_concurrency: float
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The settings as flags of ``planner fit``; all but ``--gpu`` and ``--weight-dtype`` are vLLM's own."""
+        return tuple(
+            "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
+            for name, value in self.settings.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``options[]``."""
+        return {
+            "change": self.change,
+            "settings": dict(self.settings),
+            "flags": list(self.flags),
+            "verdict": self.verdict,
+            "max_model_len": self.max_model_len,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_concurrency": round(self.max_concurrency, 2),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One figure that vLLM logged when it started, beside its prediction."""
+
+    line: str
+    unit: str  #: bytes per GPU, tokens, blocks or requests of the engine
+    predicted: Interval
+    logged: float
+    inside: bool  #: whether the logged figure is in the interval, its own rounding allowed for
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``startup_log[]``."""
+        digits = 2 if self.unit == "requests" else None
+        low, mid, high = (round(v, digits) for v in (self.predicted.low, self.predicted.mid, self.predicted.high))
+        return {
+            "line": self.line,
+            "unit": self.unit,
+            "predicted": mid,
+            "lo": low,
+            "hi": high,
+            "logged": round(self.logged, digits),
+            "inside": self.inside,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Whether a model starts on a GPU with these settings. Bytes per GPU, tokens and concurrency per engine."""
+
+    serving: Serving
+    min_tensor_parallel_size: int | None
+    options: tuple[WayOut, ...] = ()  #: changes after which it fits
+    notes: tuple[str, ...] = ()
+    startup_log: tuple[LogLine, ...] = ()  #: where one was given
+
+    @property
+    def deployment(self) -> Deployment:
+        """The engine, without efficiencies."""
+        return self.serving.memory
+
+    @property
+    def fits(self) -> bool:
+        """The best estimate; ``verdict`` says how sure it is."""
+        return self.deployment.checked.fits
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all conditions."""
+        return self.deployment.checked.verdict
+
+    @property
+    def verdict_words(self) -> str:
+        """The verdict; where it is too close to call, with the probability that it starts."""
+        odds = f": starts with {percent(self.deployment.checked.probability_fits)} probability"
+        return self.verdict + (odds if self.verdict == "too close to call" else "")
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The division of the memory."""
+        return self.deployment.budget
+
+    @property
+    def gpu_id(self) -> str:
+        """Profile id of the GPU."""
+        return self.deployment.profile.id
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings, defaults filled in."""
+        return self.deployment.config
+
+    @property
+    def stage(self) -> StageBudget:
+        """The pipeline stage with the least memory left."""
+        return self.budget.binding
+
+    @property
+    def calibration(self) -> str:
+        """Source of the overheads for this GPU, version and TP size: ``shipped``, or a file of the user's."""
+        own = self.budget.overheads.own
+        return own[0].origin if own else SHIPPED
+
+    @property
+    def binding_condition(self) -> Condition:
+        """The first condition that fails, else the one with the smallest margin."""
+        conditions = self.deployment.checked.conditions
+        failing = (condition for condition in conditions if condition.margin.mid < 0)
+        return next(failing, min(conditions, key=lambda c: c.margin.mid))
+
+    @property
+    def reason(self) -> str:
+        """The message of the condition that fails, or might; empty when it fits."""
+        return "" if self.verdict == "fits" else self.binding_condition.message
+
+    @cached_property
+    def largest_max_model_len(self) -> int:
+        """The longest request that the cache holds, up to the model's own context; 0 when none fits."""
+        limit = max(self.config.max_model_len, self.budget.model.max_position_embeddings)
+        if not self.budget.pool.groups:
+            return limit
+        return self.budget.pool.longest(int(self.budget.num_blocks.mid) - 1, limit)
+
+    @cached_property
+    def largest_max_num_seqs(self) -> int:
+        """The largest ``max_num_seqs`` with which the engine still starts, up to ``max_num_batched_tokens``."""
+        low, high = 0, self.config.max_num_batched_tokens
+        if self._fits_with(max_num_seqs=high):
+            return high
+        while high - low > max(1, low // 64):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits_with(max_num_seqs=middle) else (low, middle)
+        return low
+
+    @cached_property
+    def smallest_gpu_memory_utilization(self) -> float | None:
+        """The smallest ``gpu_memory_utilization``, in steps of 0.01, that still fits.
+
+        None where even 1 is too little, and where the size of the cache is given: the share then bounds nothing.
+        """
+        if self.config.given_kv_cache_bytes:
+            return None
+        conditions = self.deployment.checked.conditions
+        lacking = min(c.margin.mid for c in conditions if c.name != "free memory below budget")
+        wanted = self.stage.requested_bytes - lacking
+        smallest = max(0.01, ceil(100 * wanted / self.budget.memory_bytes) / 100)
+        return smallest if smallest <= 1 and self._fits_with(gpu_memory_utilization=smallest) else None
+
+    def _fits_with(self, **settings: Any) -> bool:
+        return replace(self.deployment, config=replace(self.config, **settings)).checked.fits
+
+    @property
+    def kv_cache(self) -> Interval:
+        """Memory for the KV cache on a GPU of that stage."""
+        return self.stage.available
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of one token in every layer that keeps it, on a GPU of that stage."""
+        layers = self.stage.weights.layers
+        return sum(
+            spec.bytes_per_token
+            for group in self.budget.pool.groups
+            for layer, spec in group.members
+            if layer in layers
+        )
+
+    @property
+    def kv_bytes_per_next_token(self) -> float:
+        """Bytes of one more token of a request of ``max_model_len``: 0 where windows are full.
+
+        The mean over as many tokens as all groups of layers allot blocks for together.
+        """
+        pool, length = self.budget.pool, self.config.max_model_len
+        sizes = {spec.block_size for group in pool.groups for spec in group.specs if spec.kind != "state"}
+        span = lcm(*sizes) * pool.context_shards
+        span *= ceil(length / 4 / span) if span <= length else 1
+        blocks = pool.blocks_per_request(length + span) - pool.blocks_per_request(length)
+        return blocks * self.stage.block_bytes / span
+
+    @property
+    def kv_bytes_per_request(self) -> int:
+        """KV cache of one request of ``max_model_len``, as vLLM counts it in blocks."""
+        return self.budget.pool.blocks_per_request(self.config.max_model_len) * self.stage.block_bytes
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """The "GPU KV cache size" that vLLM would log."""
+        return self.budget.logged_tokens(self.budget.num_blocks.mid)
+
+    @property
+    def kv_cache_capacity_tokens(self) -> int:
+        """Tokens that requests of ``max_model_len`` can hold at once, whatever the version prints."""
+        return self.budget.capacity_tokens(self.budget.num_blocks.mid)
+
+    @property
+    def host_kv_cache_tokens(self) -> int:
+        """Tokens that host memory holds beside the GPU (``--kv-offloading-size``)."""
+        return host_kv_tokens(self.config, self.kv_bytes_per_token)
+
+    @property
+    def max_concurrency(self) -> float:
+        """Requests of ``max_model_len`` that the cache holds at once."""
+        return self.budget.concurrency(self.budget.num_blocks.mid)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of ``planner fit --format json``."""
+        model, config, stage, budget = self.budget.model, self.config, self.stage, self.budget
+        weights, blocks, margin = stage.weights, budget.num_blocks, self.binding_condition.margin
+        return {
+            "schema_version": 1,
+            "fits": self.fits,
+            "verdict": self.verdict,
+            "probability_fits": round(self.deployment.checked.probability_fits, 3),
+            "reason": self.reason,
+            **_interval("margin_bytes", margin),
+            "model": {
+                "requested": self.serving.resolved.requested,
+                "resolved": self.serving.resolved.resolved,
+                "total_params": model.total_params,
+                "active_params": model.active_params,
+            },
+            "gpu": {"id": self.gpu_id, "memory_bytes": budget.memory_bytes},
+            "engine_version": str(config.version),
+            **config.layout,
+            "max_model_len": config.max_model_len,
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "block_size": budget.pool.block_size,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+            "env": config.env,
+            "decode_context_parallel_size": config.decode_context_parallel_size,
+            "speculative_config": json.loads(config.speculative_config.text) if config.speculative_config else None,
+            "calibration": self.calibration,
+            "budget_bytes": stage.requested_bytes,
+            "weights_bytes": weights.weight_bytes,
+            "weights_bytes_by_component": dict(weights.by_component),
+            "weights_bytes_by_dtype": dict(weights.by_dtype),
+            "draft_bytes": weights.draft_bytes,
+            "lora_bytes": weights.lora_bytes,
+            "offloaded_bytes": weights.offloaded_bytes,
+            "host_kv_cache_tokens": self.host_kv_cache_tokens,
+            "rotary_bytes": weights.rotary_bytes,
+            **_interval("activation_bytes", stage.activation),
+            **_interval("cuda_graph_bytes", stage.graphs),
+            "cuda_graph_in_budget": stage.graphs_in_budget,
+            **_interval("non_torch_bytes", stage.non_torch),
+            **_interval("unexplained_bytes", stage.unexplained),
+            **_interval("kv_cache_bytes", self.kv_cache),
+            "kv_bytes_per_token": _whole(self.kv_bytes_per_token),
+            "kv_bytes_per_next_token": _whole(round(self.kv_bytes_per_next_token, 2)),
+            "kv_bytes_per_request": self.kv_bytes_per_request,
+            "num_gpu_blocks": int(blocks.mid),
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "kv_cache_tokens_lo": budget.logged_tokens(blocks.low),
+            "kv_cache_tokens_hi": budget.logged_tokens(blocks.high),
+            "kv_cache_capacity_tokens": self.kv_cache_capacity_tokens,
+            "max_concurrency": round(self.max_concurrency, 2),
+            "largest_max_model_len": self.largest_max_model_len,
+            "largest_max_num_seqs": self.largest_max_num_seqs,
+            "smallest_gpu_memory_utilization": self.smallest_gpu_memory_utilization,
+            "min_tensor_parallel_size": self.min_tensor_parallel_size,
+            "startup_log": [line.to_json() for line in self.startup_log],
+            "options": [option.to_json() for option in self.options],
+            "defaults_taken": list(config.defaults_taken),
+            "notes": list(self.notes),
+        }
+
+
+def _interval(name: str, interval: Interval) -> dict[str, int]:
+    return {name: round(interval.mid), f"{name}_lo": round(interval.low), f"{name}_hi": round(interval.high)}
+
+
+def _whole(value: float) -> int | float:
+    return int(value) if value == int(value) else value
+
+
+def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
+    """Check whether the engine starts. ``ways_out`` also checks what would make it fit. Raises as ``Serving.fit``."""
+    notes = tuple(_notes(serving.model, serving.memory.budget))
+    fit = Fit(serving=serving, min_tensor_parallel_size=_min_tensor_parallel_size(serving), notes=notes)
+    if ways_out and fit.verdict != "fits":
+        return replace(fit, options=tuple(_ways_out(fit)))
+    return fit
+
+
+def sweep_settings(
+    serving: Serving,
+    *,
+    tensor_parallel_sizes: Iterable[int] = (1, 2, 4, 8),
+    weight_dtypes: Iterable[str] | None = None,
+    kv_cache_dtypes: Iterable[str] = ("auto", "fp8"),
+) -> list[Fit]:
+    """Results over TP x weight dtype x KV cache dtype; combinations that vLLM refuses are left out.
+
+    ``weight_dtypes``: None for the checkpoint and, where it has 16 bits, its usual published forms.
+    """
+    model = serving.model
+    if weight_dtypes is None:
+        weight_dtypes = () if model.quantization.method else (model.dtype, "fp8", "int4-awq")
+    models = [as_quantized(model, name) for name in weight_dtypes] or [model]
+    results: list[Fit] = []
+    for served, size, kv_cache_dtype in product(models, tensor_parallel_sizes, kv_cache_dtypes):
+        changed = serving.changed(model=served, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
+        with suppress(IllegalPlanError):  # the sweep lists what can run
+            results.append(changed.fit(ways_out=False))
+    return results
+
+
+def _min_tensor_parallel_size(serving: Serving) -> int | None:
+    """The smallest legal TP size that fits, everything else as asked; None where none does."""
+    args = serving.args
+    sizes = _legal_sizes(
+        serving,
+        pipeline_parallel_size=args.pipeline_parallel_size,
+        data_parallel_size=args.data_parallel_size,
+        enable_expert_parallel=args.enable_expert_parallel,
+        allow_unvalidated=args.allow_unvalidated,
+        most=args.tensor_parallel_size,
+    )
+    for size in sizes:
+        with suppress(IllegalPlanError):  # a size that leaves another setting illegal
+            if serving.changed(tensor_parallel_size=size).memory.checked.fits:
+                return size
+    return None
+
+
+def _legal_sizes(serving: Serving, **layout: Any) -> Iterable[int]:
+    blocks = version_features(serving.version, serving.profile).fp8_blocks
+    model = served_model(serving.model, serving.args)
+    return legal_tensor_parallel_sizes(model, serving.profile, fp8_blocks=blocks, **layout)
+
+
+def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
+    stage, config = budget.binding, budget.config
+    yield from model.notes
+    yield from model.quantization.notes
+    if config.version.note:
+        yield config.version.note
+    yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE) or "LongRoPE" in taken)
+    if budget.features.sampler == "unknown":
+        yield (
+            f"vLLM {config.version} samples with FlashInfer where it is installed, in less memory: "
+            "--flashinfer-sampler or --no-flashinfer-sampler says which"
+        )
+    own = budget.overheads.own
+    if own:
+        logs = ", ".join(dict.fromkeys(log for fit in own for log in fit.logs))
+        yield f"memory overheads of this machine, from {own[0].origin} (log {logs})"
+    if model.mtp and config.speculative_config is None:
+        yield "MTP modules are not loaded: speculative decoding is not asked for"
+    if config.speculative_config:
+        yield "the rejection sampler's memory in the profile run is not modelled"
+    if config.lora:
+        yield "vLLM serves adapters only for models that support them (SupportsLoRA); this is not checked here"
+    if config.swap_space is not None:
+        yield "--swap-space is host memory and changes nothing: vLLM recomputes requests instead of swapping them"
+    if model.vision:
+        yield "the vision encoder's share of the profile run depends on image sizes, so its interval is wide"
+    yield from _graph_notes(budget)
+    if config.pipeline_parallel_size > 1:
+        layers = stage.weights.layers
+        yield f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds"
+
+
+def _graph_notes(budget: MemoryBudget) -> Iterator[str]:
+    stage, config = budget.binding, budget.config
+    if stage.graphs_in_budget or not stage.graphs.mid:
+        return
+    yield (
+        f"vLLM {config.version} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: "
+        f"the engine uses more than {config.gpu_memory_utilization:g} of the GPU's memory"
+    )
+    left = budget.memory_bytes - budget.start_up.mid - stage.requested_bytes
+    if stage.graphs.mid > left:
+        yield f"only {left / GIB:.1f} GiB are left for them: capture may run out of memory"
+
+
+# --- ways out: single changes where one is enough, else as few as possible, each checked ------------------------------
+
+#: The largest share of memory that is still sane to ask for.
+LARGEST_UTILIZATION = 0.97
+#: A shorter context is no way out.
+SHORTEST_CONTEXT_TOK = 1024
+#: Other GPUs that are named at most.
+OTHER_GPUS = 3
+#: Settings that cost little, least first: tried together where none of them is enough alone.
+FRUGAL: tuple[tuple[str, Setting], ...] = (
+    ("max_num_seqs", 128),
+    ("max_num_batched_tokens", 2048),
+    ("gpu_memory_utilization", 0.95),
+    ("kv_cache_dtype", "fp8"),
+)
+
+
+def _ways_out(fit: Fit) -> Iterator[WayOut]:
+    """Changes after which it fits, each checked by asking again.
+
+    The best setting, precision, number and kind of GPU come first, then the second best of each, and so on: the first
+    three are three kinds of way out where there are as many. Where none of them is enough on such GPUs, several
+    changes together come first.
+    """
+    # the version stays, also where another GPU has another newest image
+    serving = fit.serving.changed(engine_version=fit.serving.version)
+    kinds = (
+        tuple(_settings(serving, fit)) or tuple(_frugal(serving, fit)),
+        tuple(_precisions(serving)),
+        tuple(_more_gpus(serving, fit)),
+    )
+    if not any(kinds[:2]) and not fit.min_tensor_parallel_size:
+        yield from sorted(_several(serving), key=lambda option: option.settings["tensor_parallel_size"])
+    others = (*_modes(serving), *_other_gpus(serving))
+    ordered = (*kinds[:2], others, kinds[2]) if serving.profile.partition else (*kinds, others)  # disputed TP is last
+    for rank in zip_longest(*ordered):
+        yield from (option for option in rank if option is not None)
+
+
+def _option(serving: Serving, change: str, settings: dict[str, Setting], **other: Any) -> Iterator[WayOut]:
+    """The option, when it surely fits; nothing when it does not, or when vLLM refuses it.
+
+    ``other`` are the ``model`` and the ``profile`` that ``weight_dtype`` and ``gpu`` among the settings stand for.
+    """
+    flags = {name: value for name, value in settings.items() if name not in ("weight_dtype", "gpu")}
+    try:
+        engine = serving.changed(**flags, **other).memory
+    except PlannerError:
+        return
+    if engine.checked.verdict == "fits":
+        budget, blocks = engine.budget, engine.budget.num_blocks.mid
+        yield WayOut(
+            change=change,
+            settings=settings,
+            verdict="fits",
+            max_model_len=engine.config.max_model_len,
+            kv_cache_tokens=budget.logged_tokens(blocks),
+            max_concurrency=budget.concurrency(blocks),
+        )
+
+
+def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Setting]:
+    """``settings`` with the longest context that surely fits under them; empty where that is too short."""
+    try:
+        budget = serving.changed(**settings).memory.budget
+    except PlannerError:
+        return {}
+    if not budget.pool.groups:
+        return {}
+    longest = budget.pool.longest(int(budget.num_blocks.low) - 1, budget.config.max_model_len) // 64 * 64
+    if not SHORTEST_CONTEXT_TOK <= longest < budget.config.max_model_len:
+        return {}
+    return {**settings, "max_model_len": longest}
+
+
+def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
+    """Single settings, those that take least from the requests first."""
+    config = fit.config
+    share = fit.smallest_gpu_memory_utilization
+    if share and config.gpu_memory_utilization < share <= LARGEST_UTILIZATION:
+        yield from _option(serving, f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
+    if config.cpu_kvcache_space and fit.budget.pool.groups:
+        needed = ceil(fit.budget.needed_bytes(fit.stage, config.max_model_len) / GIB)
+        room = int((fit.stage.left.low - fit.budget.start_up.high) // GIB)
+        space = max(needed, min(room, config.cpu_kvcache_space))
+        if space != config.cpu_kvcache_space:
+            yield from _option(serving, f"{space} GiB of KV cache", {"cpu_kvcache_space": space})
+    seqs = fit.largest_max_num_seqs
+    if 1 <= seqs < config.max_num_seqs:
+        yield from _option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs})
+    if not config.kv_cache_dtype.startswith("fp8"):
+        yield from _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"})
+    if shorter := _shorter(serving, {}):
+        yield from _option(serving, f"a context of {shorter['max_model_len']:,} tokens", shorter)
+    if not config.enforce_eager and fit.stage.graphs_in_budget:
+        yield from _option(serving, "no CUDA graphs (slower)", {"enforce_eager": True})
+
+
+def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
+    """As few of the frugal settings together as are enough; all of them and a shorter context, where none are."""
+    chosen: dict[str, Setting] = {}
+    for name, value in FRUGAL:
+        if not _saves(name, value, getattr(fit.config, name)):
+            continue
+        chosen[name] = value
+        if options := tuple(_option(serving, "frugal settings together", dict(chosen))):
+            yield from options
+            return
+    if shorter := _shorter(serving, chosen):
+        length = shorter["max_model_len"]
+        yield from _option(serving, f"frugal settings and a context of {length:,} tokens", shorter)
+
+
+def _saves(name: str, value: Any, current: Any) -> bool:
+    """True if ``value`` takes less memory, or leaves more of it, than the current one."""
+    if name == "kv_cache_dtype":
+        return not str(current).startswith("fp8")
+    return bool(value > current if name == "gpu_memory_utilization" else value < current)
+
+
+def _precisions(serving: Serving) -> Iterator[WayOut]:
+    if serving.model.quantization.method is not None or serving.args.quantization:
+        return
+    if serving.profile.supports("fp8"):
+        yield from _option(serving, "fp8 weights, quantised while they load", {"quantization": "fp8"})
+    for name, narrow, settings in _narrower(serving):
+        yield from _option(serving, name, settings, model=narrow)
+
+
+def _narrower(serving: Serving) -> Iterator[tuple[str, Model, dict[str, Setting]]]:
+    """Checkpoints of fewer bits that somebody may have made, the smallest first; empty for a quantised model."""
+    model, profile = serving.model, serving.profile
+    if model.quantization.method is not None or serving.args.quantization:
+        return
+    four_bits = "nvfp4" if profile.vendor == "nvidia" and profile.supports("fp4") else "int4-awq"
+    for name, dtype in ((f"a 4-bit checkpoint of the model ({four_bits})", four_bits), ("an fp8 checkpoint", "fp8")):
+        if dtype != "fp8" or profile.supports("fp8"):
+            yield name, as_quantized(model, dtype), {"weight_dtype": dtype}
+
+
+def _more_gpus(serving: Serving, fit: Fit) -> Iterator[WayOut]:
+    size = fit.min_tensor_parallel_size
+    if size and size > serving.args.tensor_parallel_size:
+        yield from _option(serving, f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
+    elif serving.profile.partition:
+        yield from _more_partitions(serving)
+
+
+def _more_partitions(serving: Serving) -> Iterator[WayOut]:
+    """Tensor parallelism over partitions, in a mode for which a source documents it and another disputes it."""
+    own = serving.profile
+    alike = [p for p in _modes_of(own) if p.partition and p.memory_bytes == own.memory_bytes]
+    for profile in sorted(alike, key=lambda p: p.id != own.id):
+        for size in (2, 4, 8):
+            settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
+            if profile.id != own.id:
+                settings["gpu"] = profile.id
+            change = f"{size} partitions, tensor parallel, which is disputed"
+            if options := tuple(_option(serving, change, settings, profile=profile)):
+                yield from options
+                return
+
+
+def _several(serving: Serving) -> Iterator[WayOut]:
+    """The fewest GPUs for each precision, with a shorter context where the whole one is too much."""
+    as_is: tuple[str, Model, dict[str, Setting]] = ("", serving.model, {})
+    for name, model, settings in (as_is, *_narrower(serving)):
+        narrow = serving.changed(model=model)
+        for size in _legal_sizes(narrow):
+            if size < serving.args.tensor_parallel_size:
+                continue
+            unit = "partition" if serving.profile.partition else "GPU"
+            gpus = f"{size} GPUs, tensor parallel" if size > 1 else f"1 {unit}"
+            change = f"{gpus}, {name}" if name else gpus
+            options = tuple(_option(narrow, change, {"tensor_parallel_size": size, **settings}))
+            if not options and (short := _shorter(narrow, {"tensor_parallel_size": size})):
+                change = f"{change}, a context of {short['max_model_len']:,} tokens"
+                options = tuple(_option(narrow, change, {**short, **settings}))
+            if options:
+                yield from options
+                break
+
+
+def _modes(serving: Serving) -> Iterator[WayOut]:
+    """The smallest larger mode of the same GPU, the whole GPU among them."""
+    own = serving.profile
+    larger = [p for p in _modes_of(own) if p.memory_bytes > own.memory_bytes] if own.partition else []
+    yield from _first_gpus(serving, larger, "{} instead", 1)
+
+
+def _modes_of(profile: GpuProfile) -> Iterator[GpuProfile]:
+    return (other for other in load_all(partitions=True) if other.whole == profile.whole)
+
+
+def _other_gpus(serving: Serving) -> Iterator[WayOut]:
+    """The smallest whole GPUs with more memory on which the same settings fit, in no more nodes."""
+    own, args = serving.profile, serving.args
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    nodes = ceil(ranks / own.gpus_per_node)
+    larger = [
+        p
+        for p in load_all()
+        if p.platform != "cpu"
+        and p.memory_bytes > own.memory_bytes
+        and p.id != own.whole
+        and ceil(ranks / p.gpus_per_node) <= nodes
+    ]
+    yield from _first_gpus(serving, larger, "{}", OTHER_GPUS)
+
+
+def _first_gpus(serving: Serving, profiles: list[GpuProfile], change: str, most: int) -> Iterator[WayOut]:
+    """The smallest GPUs on which it fits, at most so many."""
+    named = 0
+    for profile in sorted(profiles, key=lambda p: p.memory_bytes):
+        if named == most:
+            return
+        for option in _option(serving, change.format(profile.name), {"gpu": profile.id}, profile=profile):
+            yield option
+            named += 1
+
+
+# --- the arithmetic, line by line -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticLine:
+    """One line of the arithmetic."""
+
+    label: str
+    value: str
+    how: str = ""  #: the formula or the source
+
+
+def explain(fit: Fit) -> tuple[ArithmeticLine, ...]:
+    """Weights, overheads, cache and concurrency; then the rule of thumb in AMD's documents, and where it is wrong.
+
+    The documents' rule::
+
+        weights + batch x context x 2 x layers x hidden x bytes < memory
+
+    It is the special case of multi-head attention on a GPU without any overhead.
+    """
+    return (*_weight_lines(fit), *_budget_lines(fit), *_cache_lines(fit), *_rule_of_thumb(fit))
+
+
+def _weight_lines(fit: Fit) -> Iterator[ArithmeticLine]:
+    weights, config, model = fit.stage.weights, fit.config, fit.budget.model
+    ranks = config.tensor_parallel_size
+    shared = f"on each of {ranks} ranks" if ranks > 1 else "on the GPU"
+    for component, num_bytes in sorted(weights.by_component.items(), key=lambda item: -item[1]):
+        yield ArithmeticLine(f"  {component.replace('_', ' ')}", _both(num_bytes), shared)
+    how = f"{model.total_params:,} parameters, linear weights in {config.weight_dtype}, the rest in {config.dtype}"
+    yield ArithmeticLine("weights", _both(weights.weight_bytes), how)
+    if weights.offloaded_bytes:
+        how = f"--cpu-offload-gb {config.cpu_offload_gb:g}: read over the host's link in every step"
+        yield ArithmeticLine("of these in host memory", _both(weights.offloaded_bytes), how)
+    if lora := config.lora:
+        how = f"{lora.max_loras} of rank {lora.max_lora_rank}, in every matrix of the layers, used or not"
+        yield ArithmeticLine("adapters", _both(weights.lora_bytes), how)
+    if weights.absorbed_bytes:
+        how = "V0 keeps them beside the weights of MLA"
+        yield ArithmeticLine("products of projections", _both(weights.absorbed_bytes), how)
+    if weights.rotary_bytes:
+        how = f"{model.max_position_embeddings:,} positions, loaded with the weights"
+        yield ArithmeticLine("rotary table", _both(weights.rotary_bytes), how)
+
+
+def _budget_lines(fit: Fit) -> Iterator[ArithmeticLine]:
+    stage, config, budget = fit.stage, fit.config, fit.budget
+    yield ArithmeticLine("memory that the engine sees", _both(budget.memory_bytes), f"of one {fit.gpu_id}")
+    if stage.given_bytes is None:
+        how = f"{config.gpu_memory_utilization:g} of it (--gpu-memory-utilization)"
+        yield ArithmeticLine("budget", _both(stage.requested_bytes), how)
+    rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    how = f"sampling {rows:,} rows of {budget.model.vocab_size:,} logits, "
+    how += f"or {config.max_num_batched_tokens:,} tokens at once"
+    yield ArithmeticLine("activation peak", _range(stage.activation), how)
+    yield ArithmeticLine("memory outside torch", _range(stage.non_torch), "fitted to start-up logs")
+    inside = "inside the budget" if stage.graphs_in_budget else "captured later, outside the budget"
+    yield ArithmeticLine("graphs", _range(stage.graphs), inside)
+    if stage.given_bytes is None:
+        yield ArithmeticLine("left for the KV cache", _range(fit.kv_cache), "budget - weights - the above")
+    else:
+        yield ArithmeticLine("left", _range(stage.left), "memory - weights - the above")
+        yield ArithmeticLine("given to the KV cache", _both(stage.given_bytes), f"by {config.kv_cache_given_by}")
+
+
+def _cache_lines(fit: Fit) -> Iterator[ArithmeticLine]:
+    config, pool = fit.config, fit.budget.pool
+    if not pool.groups:
+        yield ArithmeticLine("KV cache", "none", "no layer keeps anything between tokens")
+        return
+    yield ArithmeticLine("KV cache per token", f"{fit.kv_bytes_per_token:,.0f} B", _per_token(fit))
+    if round(fit.kv_bytes_per_next_token) != round(fit.kv_bytes_per_token):
+        how = f"after {config.max_model_len:,} of them"
+        yield ArithmeticLine("one more token", f"{fit.kv_bytes_per_next_token:,.0f} B", how)
+    how = f"{config.max_model_len:,} tokens, in {pool.blocks_per_request(config.max_model_len):,} blocks"
+    how += f" of {len(pool.groups)} groups of layers" if len(pool.groups) > 1 else ""
+    yield ArithmeticLine("KV cache of one request", _both(fit.kv_bytes_per_request), how)
+    yield ArithmeticLine("tokens that vLLM logs", f"{fit.kv_cache_tokens:,}", f"vLLM {config.version}")
+    if fit.kv_cache_tokens != fit.kv_cache_capacity_tokens:
+        how = "in requests of max_model_len"
+        yield ArithmeticLine("tokens that really fit", f"{fit.kv_cache_capacity_tokens:,}", how)
+    yield ArithmeticLine("requests at once", f"{fit.max_concurrency:,.2f}", f"of {config.max_model_len:,} tokens")
+    yield ArithmeticLine("longest request", f"{fit.largest_max_model_len:,}", "tokens")
+
+
+def _per_token(fit: Fit) -> str:
+    model, config = fit.budget.model, fit.config
+    kinds = dict.fromkeys(model.mixers())
+    first = next((m for m in kinds if isinstance(m, Attention)), None)
+    latent = next((m for m in kinds if isinstance(m, LatentAttention)), None)
+    mixers = [model.layers[index].mixer for index in fit.stage.weights.layers if index < model.num_layers]
+    if latent:
+        layers = sum(isinstance(mixer, LatentAttention) for mixer in mixers)
+        return f"{layers} layers of {_latent_row(latent, fit)}"
+    if first is None:
+        return "a state of fixed size per request instead"
+    heads = held_heads(first.num_kv_heads, config.tensor_parallel_size)
+    note = ", repeated on ranks" if first.num_kv_heads < config.tensor_parallel_size else ""
+    width = first.head_dim + first.v_head_dim
+    count = sum(isinstance(mixer, Attention) for mixer in mixers)
+    return f"{count} layers x {heads} KV heads on the rank{note} x {width} x {config.kv_cache_dtype}"
+
+
+def _latent_row(latent: LatentAttention, fit: Fit) -> str:
+    """Elements that a layer of MLA keeps of a token in this version."""
+    row_bytes = max(spec.token_bytes for group in fit.budget.pool.groups for spec in group.specs)
+    elements, size = latent.kv_elements_per_token, element_bytes(fit.config.kv_cache_dtype)
+    kind = features_of(fit.config, fit.deployment.profile).latents
+    if kind == "heads":
+        heads = held_heads(latent.num_heads, fit.config.tensor_parallel_size)
+        width = row_bytes // heads // size
+        return f"{heads} heads on the rank x {width} x {fit.config.kv_cache_dtype}, without latents"
+    padded = f", padded to {row_bytes // size}" if kind == "padded rows" else ""
+    return f"{elements} latent elements{padded}; TP does not divide them"
+
+
+def naive_kv_bytes_per_token(model: Model, bytes_per_element: int = 2) -> int:
+    """The documents' formula: 2 x layers x hidden size x bytes."""
+    return 2 * model.num_layers * model.hidden_size * bytes_per_element
+
+
+def _rule_of_thumb(fit: Fit) -> Iterator[ArithmeticLine]:
+    model, config, budget = fit.budget.model, fit.config, fit.budget
+    per_token = naive_kv_bytes_per_token(model, element_bytes(config.dtype))
+    weights = model.total_params * element_bytes(config.dtype)
+    cache = per_token * config.max_model_len
+    verdict = "fits" if weights + cache < budget.memory_bytes * config.num_gpus else "does not fit"
+    yield ArithmeticLine("rule of thumb in AMD's documents", verdict, "weights + KV cache < memory of all GPUs")
+    how = f"{weights / GB:,.2f} GB + {config.max_model_len:,} tokens x {per_token:,} B ({cache / GB:,.2f} GB)"
+    yield ArithmeticLine("  weights + KV cache", format_gb(weights + cache), how)
+    for reason in _where_it_is_wrong(fit, per_token):
+        yield ArithmeticLine("  not in the rule", "", reason)
+
+
+def _where_it_is_wrong(fit: Fit, naive_per_token: int) -> Iterator[str]:
+    model, config, stage = fit.budget.model, fit.config, fit.stage
+    mixers = tuple(dict.fromkeys(model.mixers()))
+    attention = [m for m in mixers if isinstance(m, Attention)]
+    if any(isinstance(m, LatentAttention) for m in mixers):
+        yield "latent attention: one compressed row per token instead of keys and values of every head"
+    grouped = next((m for m in attention if m.num_kv_heads < m.num_heads), None)
+    if grouped:
+        yield (
+            f"grouped queries: {grouped.num_kv_heads} KV heads for {grouped.num_heads} query heads; "
+            f"the rule's {naive_per_token:,} B per token are too many"
+        )
+    if any(m.num_heads * m.head_dim != model.hidden_size for m in attention):
+        yield "heads x head_dim is not the hidden size"
+    if any(m.span_tokens for m in attention):
+        yield "layers with a window keep only their window"
+    if any(isinstance(m, StateMixer) for m in mixers):
+        yield "layers with a state keep a fixed size per request"
+    if any(m.num_kv_heads < config.tensor_parallel_size for m in attention):
+        yield f"{config.tensor_parallel_size} ranks repeat the KV heads: their cache does not shrink further"
+    if config.kv_cache_dtype != config.dtype:
+        yield f"the cache is kept in {config.kv_cache_dtype}"
+    if model.quantization.method:
+        yield f"weights are stored in {config.weight_dtype}, scales come on top"
+    overhead = stage.requested_bytes - stage.weights.loaded_bytes - stage.left.mid
+    spare = fit.budget.memory_bytes - stage.requested_bytes
+    yield (
+        f"{spare / GIB:.2f} GiB that vLLM leaves alone, and {overhead / GIB:.2f} GiB of activations, graphs and "
+        "communicators"
+    )
+    if model.id.lower().startswith("meta-llama/llama-2-13b") and config.max_model_len == 4096:
+        yield "the document's 3.6 GB of KV cache for this example are 3.36 GB by its own formula: 4,096 x 819,200 B"
+
+
+def _both(num_bytes: float) -> str:
+    return f"{format_gb(num_bytes)} = {format_bytes(num_bytes)}"
+
+
+def _range(interval: Interval) -> str:
+    return f"{interval.mid / GIB:,.2f} ({interval.low / GIB:,.2f} to {interval.high / GIB:,.2f}) GiB"
