@@ -1,29 +1,32 @@
-"""Files that are kept word by word below ``golden``: one whole set of each kind, the others as what differs from it.
+"""Files that are compared word by word with ``golden``: one whole set of each kind, further sets as added lines.
 
-``python tests/kept.py`` writes them anew; read what changed.
+The header of a plan's scripts is kept once for each set, and the plan's digest as ``DIGEST``. A set that differs from
+another is kept as the lines that it has in place of ranges of the other. ``python tests/kept.py`` writes all anew; read
+what changed.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
-from difflib import unified_diff
+from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 
 from deployed import files_of
 from script_plans import CLASSES, GOLDEN
 
 from planner.output.scripts.emission import render_scripts
-from planner.output.scripts.folder import write_folder
 
 PLANS = {**GOLDEN, "mi355x-classes": CLASSES}
 FOLDER = Path(__file__).parent / "golden"
 _SINGLE = ("compose", "compose-x2", "kubernetes", "kserve", "llm-d", "slurm")
 _SEVERAL = ("lws", "ray", "slurm")
+_HEADER = re.compile(r"(?m)^#\n# .* on \d+ x .*\n(?:#.*\n)*?# +output .*\n")
 #: A case, and the case that it is kept as a difference from; empty: kept whole.
 CASES = {
     "mi355x": "",
-    "b200-x2": "",
+    "b200-x2": "mi355x",
     "mi300x-cpx-nps4": "mi355x",
     "h100-mig": "b200-x2",
     "mi355x-classes": "mi355x",
@@ -38,26 +41,43 @@ CASES = {
 
 
 def rendered(case: str) -> dict[str, str]:
-    """The files of a case as they are made now."""
-    return files_of(case.removeprefix("deploy/")) if case.startswith("deploy/") else render_scripts(PLANS[case])
+    """The files of a case as they are kept; ``plan.json`` only where the case is kept whole."""
+    files = files_of(case.removeprefix("deploy/")) if case.startswith("deploy/") else render_scripts(PLANS[case])
+    digests = {one[1] for text in files.values() for one in re.finditer(r"(?m)plan ([0-9a-f]{12});", text)}
+    headers = []
+    for name, text in files.items():
+        for digest in digests:
+            text = text.replace(digest, "DIGEST")
+        if header := _HEADER.search(text):
+            headers.append(header[0])
+            text = text.replace(header[0], "# (header)\n", 1)
+        files[name] = text
+    (shared,) = set(headers)
+    return {name: text for name, text in files.items() if name != "plan.json" or not CASES[case]} | {"header": shared}
 
 
-def differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """A unified diff of two sets of files, without lines around the changes; empty where they are equal."""
+def additions(base: Mapping[str, str], files: Mapping[str, str]) -> str:
+    """Lines of ``files`` that ``base`` lacks, each run below the range of lines of ``base`` that it replaces."""
     lines: list[str] = []
-    for name in sorted({*old, *new}):
-        texts = (found.get(name, "").splitlines(keepends=True) for found in (old, new))
-        lines += unified_diff(*texts, name, name, n=0)
+    for name in sorted({*base, *files} - {"plan.json"}):
+        old, new = (found.get(name, "").splitlines(keepends=True) for found in (base, files))
+        changed = [one for one in SequenceMatcher(None, old, new, False).get_opcodes() if one[0] != "equal"]
+        lines += [f"--- {name}\n"] * bool(changed)
+        for _, start, end, first, last in changed:
+            lines += [f"@@ {start + 1}-{end}\n", *(f"+{line}" for line in new[first:last])]
     return "".join(lines)
 
 
 def change_of(case: str) -> str:
-    """What changed in a case since it was written: a diff, or a diff of diffs."""
-    files, base = rendered(case), CASES[case]
-    if base:
-        kept = (FOLDER / f"{case}.diff").read_text()
-        return differences({"diff": kept}, {"diff": differences(rendered(base), files)})
-    return differences({path.name: path.read_text() for path in (FOLDER / case).iterdir()}, files)
+    """What changed in a case since it was written, as a diff."""
+    now = {"diff": additions(rendered(CASES[case]), rendered(case))} if CASES[case] else rendered(case)
+    folder = FOLDER / case
+    kept = {"diff": folder.with_name(f"{folder.name}.diff")} if CASES[case] else {p.name: p for p in folder.iterdir()}
+    lines: list[str] = []
+    for name in sorted({*kept, *now}):
+        was = kept[name].read_text() if name in kept else ""
+        lines += unified_diff(was.splitlines(True), now.get(name, "").splitlines(True), name, name, n=0)
+    return "".join(lines)
 
 
 def refresh() -> None:
@@ -66,12 +86,12 @@ def refresh() -> None:
         if folder.is_dir():
             shutil.rmtree(folder)
     for case, base in CASES.items():
-        if base:
-            path = FOLDER / f"{case}.diff"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(differences(rendered(base), rendered(case)))
-        else:
-            write_folder(FOLDER / case, rendered(case), force=False)
+        files = {f"{case}.diff": additions(rendered(base), rendered(case))} if base else {
+            f"{case}/{name}": text for name, text in rendered(case).items()
+        }  # fmt: skip
+        for name, text in files.items():
+            (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
+            (FOLDER / name).write_text(text)
         print(FOLDER / case)
 
 

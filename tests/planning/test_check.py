@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from command_line import error_of, run
+from deployed import CASES as DEPLOYED
+from deployed import files_of as deployed_files
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from script_plans import GOLDEN
@@ -34,10 +36,8 @@ from planner.planning.plan import PlannedWorkload
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NEW = parse_version("0.32.0")
-DEPLOYED = Path(__file__).parents[1] / "golden" / "deploy"
-GOLDEN_DEPLOYED = [
-    path for path in DEPLOYED.rglob("*") if path.suffix in (".yaml", ".sbatch") or path.name == "launch.sh"
-]
+#: Scripts of a Ray cluster and a balancer: they launch no server.
+NO_SERVER = ("build.sh", "head.sh", "worker.sh", "check.sh", "stop.sh", "nginx.conf")
 
 
 def server_of(script: str | list[str]) -> Found:
@@ -415,16 +415,18 @@ def test_compose_files_manifests_and_slurm_scripts_are_read() -> None:
     assert read_manifest(COMPOSE)[0].server.env == {"VLLM_LOGGING_LEVEL": "INFO"}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN_DEPLOYED), ids=lambda path: path.parent.name + "/" + path.name)
-def test_our_own_deployables_are_read_back(path: Path) -> None:
-    """What `planner deploy` writes for compose, Kubernetes and Slurm launches the plan's own settings."""
-    text = path.read_text()
-    launches: tuple[Launch, ...] = read_manifest(text) if path.suffix in (".yaml", ".yml") else find_launches(text)
-    servers = [launch.server for launch in launches if launch.server]
-    assert servers
-    for server in servers:
-        line = read_line(server.argv, parse_version("0.27.1"))
-        assert not line.refused and line.model, path
+@pytest.mark.parametrize("case", DEPLOYED)
+def test_our_own_deployables_are_read_back(case: str) -> None:
+    """The files of `planner deploy` launch the plan's own settings."""
+    files = {name: text for name, text in deployed_files(case).items() if name not in NO_SERVER}
+    assert files
+    for name, text in files.items():
+        launches: tuple[Launch, ...] = read_manifest(text) if name.endswith(".yaml") else find_launches(text)
+        servers = [launch.server for launch in launches if launch.server]
+        assert servers, name
+        for server in servers:
+            line = read_line(server.argv, parse_version("0.27.1"))
+            assert not line.refused and line.model, name
 
 
 @pytest.mark.parametrize("text", ["services: [", "kind: Pod\nspec: {}", "services: {a: {command: nginx}}"])

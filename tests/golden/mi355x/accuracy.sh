@@ -1,24 +1,17 @@
 #!/usr/bin/env bash
 # Measure the accuracy of the running server with lm_eval.
-#
-# amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
-# by: planner recommend --goal max-throughput
-#
-# predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
-#   TTFT mean 5,210 ms (4,100 to 6,700)
-#   output 1,020 tok/s (860 to 1,210)
+# (header)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-a7856e4069c7
+name=planner-DIGEST
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # The server's address: docker knows the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
 task=gsm8k
-result=$here/results/accuracy-a7856e4069c7
+result=$here/results/accuracy-DIGEST
 venv=$here/.lm_eval
 max_model_len=9216
 needed_len=1536 # for the worked examples, the question and the answer

@@ -1,24 +1,17 @@
 #!/usr/bin/env bash
 # Benchmark the running server with exactly the predicted load.
-#
-# amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
-# by: planner recommend --goal max-throughput
-#
-# predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
-#   TTFT mean 5,210 ms (4,100 to 6,700)
-#   output 1,020 tok/s (860 to 1,210)
+# (header)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-a7856e4069c7
+name=planner-DIGEST
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 container_port=8000
 # The server's address: docker knows the port that it was started with.
 address() { docker port "$name" "$container_port/tcp" 2>/dev/null; }
 healthy() { curl --silent --fail --noproxy '*' --max-time 10 --output /dev/null "http://$(address)/health"; }
-result=$here/results/serve-a7856e4069c7.json
-partial=$here/results/.partial-serve-a7856e4069c7.json
+result=$here/results/serve-DIGEST.json
+partial=$here/results/.partial-serve-DIGEST.json
 num_prompts=320
 seed=0
 sent=$here/logs/sent # how often this server has received the load; launch.sh deletes it
@@ -103,7 +96,7 @@ send vllm bench serve \
     --percentile-metrics ttft,tpot,itl,e2el \
     --seed 0 \
     "${again[@]}" \
-    --save-result --result-dir "$results" --result-filename .partial-serve-a7856e4069c7.json || status=$?
+    --save-result --result-dir "$results" --result-filename .partial-serve-DIGEST.json || status=$?
 if ((status != 0)); then
   echo "the benchmark ended with status $status" >&2
   exit "$status"

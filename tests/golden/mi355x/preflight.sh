@@ -1,17 +1,10 @@
 #!/usr/bin/env bash
 # Check that this machine can run the plan. Changes nothing; --apply pulls the image and fixes what it can.
-#
-# amd/Llama-3.3-70B-Instruct-FP8-KV on 1 x AMD Instinct MI355X, vLLM 0.11.0
-# goal: max-throughput; plan a7856e4069c7; written by planner 0.0.0
-# by: planner recommend --goal max-throughput
-#
-# predicted for 320 requests of 8192 input and 1024 output tokens, at most 64 in flight:
-#   TTFT mean 5,210 ms (4,100 to 6,700)
-#   output 1,020 tok/s (860 to 1,210)
+# (header)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-name=planner-a7856e4069c7
+name=planner-DIGEST
 running() { [[ -n "$(docker ps --quiet --filter "name=^$name\$" 2>/dev/null)" ]]; }
 image=rocm/vllm-dev:nightly
 port=${PORT:-8000}
