@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.engine.environment import FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, SpeculativeConfig
 from planner.engine.version import parse_version
@@ -214,8 +215,16 @@ def predict(row: Row, model: Model, constants: Constants | None = None) -> Memor
         enable_chunked_prefill=False if "no chunked prefill" in row["notes"] else None,
         enable_prefix_caching={"True": True, "False": False}.get(row["prefix_caching"]),
         speculative_config=SpeculativeConfig("mtp", drafts) if drafts else None,
-        flashinfer_sampler=True if row["log_id"][:8] in FLASHINFER else None,
-        mxfp4_use_marlin=True if "inferencex" in row["source"] and "gpt-oss" in row["hub_id"] else None,
+        env=Environment(
+            {
+                name: "1"
+                for name, holds in (
+                    (FLASHINFER_SAMPLER, row["log_id"][:8] in FLASHINFER),
+                    (MXFP4_MARLIN, "inferencex" in row["source"] and "gpt-oss" in row["hub_id"]),
+                )
+                if holds
+            }
+        ),
         max_cudagraph_capture_size=2048 if "inferencex" in row["source"] and "gpt-oss" in row["hub_id"] else None,
         language_model_only="--language-model-only" in row["notes"] or row["log_id"][:8] in WITHOUT_VISION,
     )

@@ -177,7 +177,7 @@ SETTINGS = (
     f"{L8} --gpu h100 {NGRAM}",
     f"{L70} --gpu h100 -tp 4 {DRAFT}",
     f"deepseek-ai/DeepSeek-V3 --gpu h200 -tp 8 {MTP}",
-    "Qwen/Qwen3-0.6B --gpu cpu --cpu-kvcache-space 4 --max-model-len 4096",
+    "Qwen/Qwen3-0.6B --gpu cpu --env VLLM_CPU_KVCACHE_SPACE=4 --max-model-len 4096",
 )
 #: Of fit alone.
 ONLY_FIT = (

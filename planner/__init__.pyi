@@ -25,7 +25,6 @@ from .commands.recommend import write_scripts as write_scripts
 from .commands.tune import tune_plan as tune_plan
 
 # What they take
-from .engine import EngineFlags as EngineFlags
 from .hardware import GpuProfile as GpuProfile
 from .model import ResolvedModel as ResolvedModel
 from .planning import Demand as Demand

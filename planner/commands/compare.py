@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import TIME, engine_args
@@ -42,7 +42,6 @@ from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 
 if TYPE_CHECKING:
-    from planner.engine import EngineFlags
     from planner.output import ComparisonAnswer
     from planner.workload import Workload
 
@@ -124,7 +123,7 @@ def compare_gpus(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> ComparisonAnswer:
     """Several GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, who leads where.
 

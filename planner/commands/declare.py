@@ -5,7 +5,7 @@
     Verbose = Annotated[bool, Option(help="Say more.")]
 
     @command("fit", help="Does it fit?", engine=("max_model_len",))
-    def check_fit(model: Model, *, verbose: Verbose = False, **engine: Unpack[EngineFlags]) -> FitAnswer: ...
+    def check_fit(model: Model, *, verbose: Verbose = False, **engine: Any) -> FitAnswer: ...
 
 The annotation of a parameter is the name of an alias that says how it is typed, or ``ALIAS | None``. The decorator
 returns the function as it is: the library offers it, and ``adapter`` makes the command of it. Nothing here imports

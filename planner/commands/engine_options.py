@@ -7,7 +7,7 @@ from planner.engine import SETTINGS
 from planner.planning import engine_args as engine_args
 
 ENGINE = "Engine (flags of vllm serve)"
-DRAFTS = "speculative_config"
+DRAFTS, VARIABLES = "speculative_config", "env"
 #: Settings that change memory, and settings that change time.
 MEMORY = tuple(name for name, row in SETTINGS.items() if row.only != "time")
 TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
@@ -19,12 +19,10 @@ def engine_parameter(name: str, *, searched: bool = False) -> Parameter:
     counts = row.kind in (int, int | None)
     option = Option(
         *row.flags,
-        kind=str | None if name == DRAFTS else None,
+        kind={DRAFTS: str | None, VARIABLES: list[str]}.get(name),
         panel=ENGINE,
         help=f"{row.help} Default: searched." if searched else row.help,
         metavar=row.metavar or None,
-        envvar=row.env or None,
-        show_envvar=bool(row.env),
         min=row.least if counts else None,
         max=row.most if counts else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.commands.declare import Option, command
 from planner.commands.engine_options import MEMORY
@@ -26,7 +26,6 @@ from planner.commands.options import (
 from planner.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
-    from planner.engine import EngineFlags
     from planner.output import FitAnswer, FitTable, GpuFit
 
 StartupLog = Annotated[
@@ -53,7 +52,7 @@ def check_fit(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> FitAnswer:
     """Whether vLLM starts with ``model`` on ``gpu``, and how many tokens its KV cache holds.
 
@@ -91,7 +90,7 @@ def list_fits(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> FitTable:
     """``check_fit`` for several GPUs, or for ``"all"``: a row for each.
 
@@ -128,7 +127,7 @@ def sweep_fit(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> FitTable:
     """A table over TP x precision x KV cache dtype; combinations that vLLM refuses are left out.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import engine_args
@@ -54,13 +54,12 @@ from planner.commands.options import (
     Ttft,
     WorkloadName,
 )
-from planner.engine import flag_of
+from planner.engine import flag_of, tagged
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.units import whole_number
 
 if TYPE_CHECKING:
-    from planner.engine import EngineFlags
     from planner.hardware import GpuProfile
     from planner.output import FleetAnswer
     from planner.planning import Demand, Disaggregated, Fleets, NotDivided
@@ -132,7 +131,7 @@ def size_fleet(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> FleetAnswer:
     """Servers, GPUs, dollars and watts that carry a load under latency targets.
 
@@ -210,21 +209,7 @@ def size_fleet(
     "fleet",
     help="Servers, GPUs, dollars and watts for a load under latency targets.",
     extends=size_fleet,
-    engine=(
-        "kv_cache_dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "cpu_kvcache_space",
-        "kv_offloading_size",
-        "enable_prefix_caching",
-        "enforce_eager",
-        "scheduling_policy",
-        "flashinfer_sampler",
-        "mxfp4_use_marlin",
-        "allow_unvalidated",
-    ),
+    engine=tagged("fleet"),
     rivals=tuple((way, tuple(name for other in WAYS if other != way for name in other)) for way in WAYS),
 )
 def fleet(*, output: OutputDir | None = None, force: Force = False, command_line: str, **options: Any) -> FleetAnswer:

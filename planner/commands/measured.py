@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.commands.completion import gpus, models
 from planner.commands.declare import Argument, Option, command, keywords
 from planner.commands.engine_options import engine_args
 from planner.commands.inputs import fits_for
 from planner.commands.options import LOAD, Calibration, PathName
+from planner.engine import tagged
 from planner.resources import alone_in
 
 if TYPE_CHECKING:
-    from planner.engine import EngineFlags
     from planner.output import CalibrationAnswer, Evaluation, OfflineValidation, ValidationAnswer
 
 RESULTS = "Results without a plan.json"
@@ -64,20 +64,7 @@ ResultFile = Annotated[
     PathName, Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own.")
 ]
 #: Settings of the engine that a result without a plan.json does not say.
-ENGINE_OF_RESULTS = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "enable_expert_parallel",
-    "kv_cache_dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "enforce_eager",
-    "enable_prefix_caching",
-    "async_scheduling",
-)
+ENGINE_OF_RESULTS = tagged("result")
 
 
 def evaluate_runs(
@@ -91,7 +78,7 @@ def evaluate_runs(
     output_len: ResultOutputLen | None = None,
     batch_size: ResultBatchSize | None = None,
     calibration: Calibration = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> Evaluation:
     """Predict every measured run of a table (CSV) or of a result file, and say how far off the predictions are.
 
@@ -145,7 +132,7 @@ def calibrate_from(
     input_len: ResultInputLen | None = None,
     output_len: ResultOutputLen | None = None,
     batch_size: ResultBatchSize | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> CalibrationAnswer:
     """Learn from a user's own runs, and keep what was learned if it is better: later predictions use it.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import TIME
@@ -53,7 +53,6 @@ from planner.workload import named_sessions
 
 if TYPE_CHECKING:
     from planner.commands.options import PathName
-    from planner.engine import EngineFlags
     from planner.output import Bench, PredictionAnswer, PredictionRefused
     from planner.workload import Requests, Workload
 
@@ -133,7 +132,7 @@ def predict_serve(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
 
@@ -218,7 +217,7 @@ def predict_throughput(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench throughput`` would measure: all prompts at once, without a server. See ``predict_serve``."""
     workload = workload_of(
@@ -252,7 +251,7 @@ def predict_latency(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench latency`` would measure: seconds of one batch from start to end. See ``predict_serve``."""
     workload = workload_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)

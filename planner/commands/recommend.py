@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from planner.commands.completion import models
 from planner.commands.declare import Argument, Option, command, keywords
@@ -45,7 +45,7 @@ from planner.commands.options import (
     Ttft,
     WorkloadName,
 )
-from planner.engine import SETTINGS, flag_of
+from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.units import MOST_FIGURE
@@ -54,20 +54,13 @@ from planner.workload import LATENCIES
 if TYPE_CHECKING:
     from planner.commands.inputs import ModelName
     from planner.commands.load import AskedLoad
-    from planner.engine import EngineFlags
     from planner.hardware import GpuProfile
     from planner.model import ResolvedModel
     from planner.output import Recommendation
     from planner.planning import Plan, Ranking, Request
 
 #: Settings that the search does not choose, so that they can be given.
-GIVEN = (
-    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "cpu_kvcache_space", "enforce_eager", "speculative_config", "speculative_acceptance_rate", "enable_lora",
-    "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "cpu_offload_gb", "kv_offloading_size",
-    "enable_prefix_caching", "flashinfer_sampler", "mxfp4_use_marlin", "max_cudagraph_capture_size",
-    "scheduling_policy", "allow_unvalidated",
-)  # fmt: skip
+GIVEN = tagged("recommend")
 
 Served = Annotated[
     "ModelName",
@@ -129,7 +122,7 @@ def recommend_plans(
     revision: Revision = None,
     refresh: Refresh = False,
     timeout: Timeout | None = None,
-    **engine: Unpack[EngineFlags],
+    **engine: Any,
 ) -> Recommendation:
     """The best settings for each GPU, for a goal or for latency targets under a load.
 

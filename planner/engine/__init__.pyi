@@ -1,12 +1,15 @@
-# The settings, one table; and what they become
+# The settings, each declared once, and what they become; variables
 from .settings import SETTINGS as SETTINGS
 from .settings import EngineArgs as EngineArgs
-from .settings import EngineFlags as EngineFlags
 from .settings import EngineConfig as EngineConfig
 from .settings import SpeculativeConfig as SpeculativeConfig
 from .settings import LoraConfig as LoraConfig
-from .settings import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
 from .settings import flag_of as flag_of
+from .settings import tagged as tagged
+from .environment import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
+from .environment import FLASHINFER_SAMPLER as FLASHINFER_SAMPLER
+from .environment import MXFP4_MARLIN as MXFP4_MARLIN
+from .environment import Environment as Environment
 from .resolution import resolve as resolve
 from .resolution import SHORT_NAMES as SHORT_NAMES
 from .resolution import uses_latent_attention as uses_latent_attention

@@ -188,7 +188,7 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
     said = _said(config, line)
     for row in SETTINGS.values():
         value = said.get(row.name)
-        if value is None or (value == row.default and row.name not in _ALWAYS):
+        if row.ours or value is None or (value == row.default and row.name not in _ALWAYS):
             continue
         if isinstance(value, SpeculativeConfig):
             for flag, text in speculative_options(value, config.version):
@@ -207,13 +207,10 @@ def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
         "dtype": LONG_NAMES[config.dtype],
         "kv_cache_dtype": config.kv_cache_dtype_flag or _kv_cache_flag(config),
         "block_size": config.block_size if config.block_size != 16 else None,
-        "cpu_kvcache_space": None,  # in ``config.env``
-        "flashinfer_sampler": None,  # there too
-        "mxfp4_use_marlin": None,
         "enable_lora": lora is not None,
         "cpu_offload_gb": config.cpu_offload_gb or None,
     }
-    if config.cpu_kvcache_space is not None:
+    if config.cpu_kvcache_space:
         said["gpu_memory_utilization"] = None  # it has no effect
     # what may be on or off by default is named where the version has the switch for it
     if not config.enable_prefix_caching and "--no-enable-prefix-caching" not in line:

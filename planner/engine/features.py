@@ -99,9 +99,10 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
 def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
     """Behaviour of the engine that ``config`` describes."""
     found = version_features(config.version, profile, engine=config.engine)
-    if config.flashinfer_sampler is None:
+    asked = config.flashinfer_sampler
+    if asked is None:
         return found
-    return replace(found, sampler="flashinfer" if config.flashinfer_sampler else _own_sampler(config.version.release))
+    return replace(found, sampler="flashinfer" if asked else _own_sampler(config.version.release))
 
 
 def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:

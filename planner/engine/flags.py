@@ -135,6 +135,12 @@ def env_status(version: EngineVersion, name: str, *, platform: str = "") -> Stat
     return _status(version, name, _table("env").get(name, ()))
 
 
+@lru_cache(maxsize=1)
+def known_variables() -> tuple[str, ...]:
+    """Variables that some version reads."""
+    return (*_table("env"), *_EARLY_ON_ROCM)
+
+
 def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
     """Whether ``version`` knows ``value`` of ``--kv-cache-dtype`` or ``--quantization``, or a configuration key."""
     return _status(version, value, _table(kind).get(value, ()))

@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, get_args
 
+from planner.engine.environment import SWITCH, USE_V1, VARIABLES, Environment, check_value, is_value
 from planner.engine.flags import (
     Status,
     Values,
@@ -36,7 +37,7 @@ from planner.engine.flags import (
 from planner.engine.found import OFFLINE, split_command
 from planner.engine.generation import needs_v0, pipelines_on_v1
 from planner.engine.images import options_version
-from planner.engine.settings import CPU_KVCACHE_SPACE, NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
+from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
 from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
@@ -45,16 +46,13 @@ from planner.workload import Workload
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z]")
-#: The settings by what a line says for them: the flag, or the variable where there is no flag.
-_ROWS = {row.env or row.flag: row for row in SETTINGS.values() if not row.ours}
+#: The settings by their flags.
+_ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
 _AS_SIMULATED = {"--kv-offloading-backend": ["native"], "--all2all-backend": ["allgather_reducescatter"]}
 _LONG = {row.short: row.flag for row in _ROWS.values() if row.short} | {"-cc": "--compilation-config"}
 _SWITCHES = {
-    flag_of(no + row.name): (row.name, not no)
-    for row in _ROWS.values()
-    if row.is_switch and not row.env
-    for no in ("", "no_")
+    flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
 }
 #: Options whose values, or the keys of whose JSON, differ between versions.
 _VALUES: dict[str, Values] = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
@@ -75,8 +73,6 @@ _FRACTIONS = ("request_rate", "burstiness", "range_ratio")
 _SPELLED: dict[VllmCommand, list[str]] = {
     command: [command] if command.endswith(".py") else ["vllm", *command.split()] for command in get_args(VllmCommand)
 }
-#: Variables with a choice of values: envs.py and quick_all_reduce.py, and AMD's document of 0.9.1.
-_ENV_VALUES = {"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": ("FP", "INT8", "INT6", "INT4", "NONE")}
 _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 #: Options that take a list: every word up to the next option.
 _LISTS = frozenset(
@@ -128,9 +124,16 @@ def check_env(name: str, version: EngineVersion, *, platform: str = "", value: s
     status = env_status(version, name, platform=platform)
     if not status:
         return [FlagProblem(name, str(status), status.hint, fatal=False)]
-    known = _ENV_VALUES.get(name)
-    if known and value and value.upper() not in known:
-        return [FlagProblem(f"{name}={value}", f"is none of {', '.join(known)}", f"use one of: {', '.join(known)}")]
+    known = VARIABLES.get(name)
+    if not known or known.values == SWITCH or not value or (known.on == "cpu" and platform not in ("", "cpu")):
+        return []
+    if "$" in value and not known.values:
+        return [FlagProblem(name, f"the script does not set {value}", "write the value out")]
+    try:
+        check_value(name, value)
+    except InputError as error:
+        word = f"{name}={value}" if known.values else name
+        return [FlagProblem(word, error.cause.removeprefix(word).lstrip(" ="), error.hint)]
     return []
 
 
@@ -209,7 +212,7 @@ class ServeLine:
     @property
     def use_v1(self) -> str | None:
         """``VLLM_USE_V1``, which chooses the engine."""
-        return self.env.get("VLLM_USE_V1")
+        return self.env.get(USE_V1)
 
     @property
     def refused(self) -> bool:
@@ -257,11 +260,7 @@ def read_line(
     reader.read(words)
     reader.combine()
     environment = dict(env or {})
-    if environment.get(CPU_KVCACHE_SPACE) and platform in ("", "cpu"):
-        reader.set(CPU_KVCACHE_SPACE, [environment[CPU_KVCACHE_SPACE]])
-    for name, row in _ROWS.items():
-        if row.env and row.is_switch and environment.get(name) in ("0", "1") and platform != "cpu":
-            reader.settings[row.name] = environment[name] == "1"
+    reader.settings["env"] = _simulated(environment, platform)
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
     problems = [problem for problem in judged if problem.word not in seen]
@@ -282,6 +281,13 @@ def read_line(
         options=reader.options,
         others=reader.others,
     )
+
+
+def _simulated(env: Mapping[str, str], platform: str) -> Environment:
+    """The variables of a line that change memory on ``platform``."""
+    others = "gpu" if platform == "cpu" else "cpu" if platform else ""
+    known = {name: env[name] for name, one in VARIABLES.items() if env.get(name) and one.on and one.on != others}
+    return Environment({name: value for name, value in known.items() if is_value(name, value)})
 
 
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:

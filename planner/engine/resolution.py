@@ -7,13 +7,14 @@ summary). Nothing here looks at memory: whether the settings fit is another ques
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from planner.engine.architectures import check_known
+from planner.engine.environment import FLASHINFER_SAMPLER, MXFP4_MARLIN, USE_V1, VARIABLES, Environment
 from planner.engine.features import Features, version_features
-from planner.engine.flags import flag_status, value_status
-from planner.engine.generation import V0_GONE_IN, default_engine, v1_serves
+from planner.engine.flags import env_status, flag_status, value_status
+from planner.engine.generation import V0_GONE_IN, asked_engine, default_engine, needs_v0, v1_serves
 from planner.engine.lora import ignored_lora_flags, resolve_lora
 from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig
 from planner.engine.speculative import check_speculative_config
@@ -70,6 +71,9 @@ class _Resolver:
 
     def __post_init__(self) -> None:
         self.taken: list[str] = [self.version.note] if self.version.note else []
+        env = self.args.env
+        engine = asked_engine(needs_v0({}, env, self.version), env.get(USE_V1), self.version)
+        self.version = replace(self.version, engine=engine or self.version.engine)
 
     def config(self) -> EngineConfig:
         """Every setting, each from those before it."""
@@ -109,10 +113,9 @@ class _Resolver:
             "engine": engine,
             "lora": resolve_lora(args, self.model, self.version),
             "cpu_offload_gb": args.cpu_offload_gb or 0.0,
-            # on a CPU only, as in vLLM; ``with_kv_cache_space`` of the memory room says it where nobody did
-            "cpu_kvcache_space": args.cpu_kvcache_space if self.profile.kv_cache_is_given else None,
+            "env": self._environment(),
         }
-        as_given = {row.name: getattr(args, row.name) for row in fields(EngineConfig) if hasattr(args, row.name)}
+        as_given = {row.name: getattr(args, row.name) for row in fields(EngineArgs)}
         return EngineConfig(**as_given | resolved, defaults_taken=tuple(self.taken))
 
     def _took(self, what: str) -> None:
@@ -125,7 +128,7 @@ class _Resolver:
         for field in fields(self.args):
             row, asked = SETTINGS[field.name], getattr(self.args, field.name)
             row.check(asked)
-            if row.ours or row.env or asked is None or asked is False or asked == row.default:
+            if row.ours or asked is None or asked is False or asked == row.default:
                 continue
             if row.on == "gpu" and self.profile.platform == "cpu":
                 raise IllegalPlanError(f"{row.flag}: vLLM does not use it on a CPU", hint="leave it out")
@@ -140,11 +143,30 @@ class _Resolver:
                 f"--scheduling-policy {self.args.scheduling_policy!r} is unknown", hint=f"use {' or '.join(POLICIES)}"
             )
 
+    def _environment(self) -> Environment:
+        """The variables that count on this device. Raises IllegalPlanError for one that the version does not read.
+
+        What is said of kernels counts in any version: later ones choose them by other options.
+        """
+        counted: dict[str, str] = {}
+        for name, value in self.args.env.items():
+            known, on_cpu = VARIABLES.get(name), self.profile.kv_cache_is_given
+            if known and known.on and (known.on == "cpu") is not on_cpu:
+                self._took(f"{name} has no effect on {'a CPU' if on_cpu else 'a GPU'}")
+                continue
+            status = env_status(self.version, name, platform=self.profile.platform)
+            if not status and name != MXFP4_MARLIN:
+                raise IllegalPlanError(
+                    f"{name}: vLLM {self.version} does not read it ({status})", hint=status.hint or "leave it out"
+                )
+            counted[name] = value
+        return Environment(counted)
+
     def _check_layout(self) -> None:
         """Parallel axes that the model does not have."""
         args = self.args
         if args.flashinfer_sampler and self.profile.platform != "cuda":
-            raise IllegalPlanError("--flashinfer-sampler: FlashInfer is for NVIDIA GPUs", hint="leave it out")
+            raise IllegalPlanError(f"{FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(
                 f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out for dense models"

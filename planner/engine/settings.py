@@ -1,12 +1,11 @@
-"""The settings of one vLLM engine, in vLLM's own words: one table for all who name them.
+"""The settings of one vLLM engine, each declared once: name, type, default, spelling, bounds, help and uses.
 
-A field of ``EngineArgs`` is a row of the table: name, type, default, spelling, bounds and help. The command line, the
-keywords of the library, the reader of other people's lines and the lines that we write all follow from ``SETTINGS``.
-A new option of vLLM is a row here, the same name in ``EngineFlags`` and ``EngineConfig``, and its meaning where it
-has one.
+A field of ``EngineArgs`` is that declaration. Options, keywords of the library, the reader of command lines, launch
+lines and what plans and answers repeat all follow from it, by ``SETTINGS``, ``tagged`` and the properties of
+``EngineConfig``. A new option of vLLM is a field here, and its meaning where it has one.
 
 ``EngineArgs`` is what somebody asks for, ``None`` meaning the default of the version at hand. ``EngineConfig`` is what
-the engine then runs with: it is what memory is computed for, what is simulated and what is launched.
+the engine then runs with: memory, simulation and launch lines read it.
 
 >>> SETTINGS["tensor_parallel_size"].flags
 ('--tensor-parallel-size', '-tp')
@@ -17,11 +16,13 @@ planner.errors.InputError: --max-num-seqs must be at least 1, got 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from math import inf
-from typing import Any, Literal, TypedDict, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
+from planner.engine.environment import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.units import GIB, MOST_FIGURE
@@ -30,10 +31,12 @@ from planner.units import GIB, MOST_FIGURE
 Engine = Literal["V0", "V1"]
 #: How tokens are drafted, see ``planner.engine.speculative``.
 SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "eagle3", "ngram", "suffix"]
+#: Uses of a setting. ``axes``: parallel axes that every answer names. ``layout``: how the model lies on the GPUs.
+#: ``batch``: bounds of one step. ``searched``: chosen by a search. ``plan``: repeated in a plan. ``result``: asked of
+#: whoever has a measured result without its plan. ``logged``: printed at start-up, and not of the layout.
+#: ``recommend``, ``fleet``: taken by these commands.
+Tag = Literal["axes", "layout", "batch", "searched", "plan", "result", "logged", "recommend", "fleet"]
 MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
-CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
-MXFP4_MARLIN = "VLLM_MXFP4_USE_MARLIN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One row of the table. ``kind`` is the type of the value, ``int | None`` for example."""
+    """The declaration of one setting. ``kind`` is the type of the value, ``int | None`` for example."""
 
     name: str = ""  #: field of EngineArgs and keyword of the library
     kind: Any = None
@@ -72,11 +75,11 @@ class Setting:
     above: float | None = None
     most: float | None = None
     metavar: str = ""  #: what ``--help`` shows for the value: a unit, or its form
-    env: str = ""  #: the variable that sets it; such a setting has no flag of vLLM's
-    ours: bool = False  #: planner's own, unknown to vLLM
+    ours: bool = False  #: planner's own, no option of vLLM
     scaled: bool = False  #: vLLM reads ``32k`` as 32,000 and ``32K`` as 32,768
-    on: Literal["", "cpu", "gpu"] = ""  #: where it has a meaning; empty: everywhere
+    on: Literal["", "gpu"] = ""  #: where it has a meaning; empty: everywhere
     only: Literal["", "memory", "time"] = ""  #: what it changes, where the other is not modelled or not touched
+    tags: str = ""  #: uses, each a ``Tag``
 
     @property
     def flag(self) -> str:
@@ -117,16 +120,18 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _row(default: Any, text: str, **facts: Any) -> Any:
+def _row(default: Any, text: str, tags: str = "", **facts: Any) -> Any:
     """A field of EngineArgs with the facts of ``Setting`` beside its default."""
-    return field(default=default, metadata={"help": text, **facts})
+    return field(default=default, metadata={"help": text, "tags": tags, **facts})
 
 
-_RANKS: Mapping[str, Any] = {"least": 1, "most": MOST_RANKS}
+_RANKS: Mapping[str, Any] = {"tags": "axes layout searched plan result", "least": 1, "most": MOST_RANKS}
 _COUNT: Mapping[str, Any] = {"least": 1}
 _TOKENS: Mapping[str, Any] = {"least": 1, "scaled": True}
 _JSON: Mapping[str, Any] = {"short": "-sc", "metavar": "JSON"}
 _GIB: Mapping[str, Any] = {"least": 0, "metavar": "GIB"}
+_BATCH = "batch searched plan result logged recommend fleet"
+_GIVEN = "plan result logged recommend fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +144,22 @@ class EngineArgs:
     tensor_parallel_size: int = _row(1, "GPUs that share each layer.", short="-tp", **_RANKS)
     pipeline_parallel_size: int = _row(1, "Stages of layers.", short="-pp", **_RANKS)
     data_parallel_size: int = _row(1, "Copies of the engine that share the load (DP ranks).", short="-dp", **_RANKS)
-    decode_context_parallel_size: int = _row(1, "Ranks that share the tokens of the KV cache.", short="-dcp", **_RANKS)
-    enable_expert_parallel: bool = _row(False, "Whole experts on each rank.", short="-ep")
-    dtype: str = _row("auto", "auto, bfloat16, float16 or float32.")
+    decode_context_parallel_size: int = _row(
+        1, "Ranks that share the tokens of the KV cache.", "layout", short="-dcp", least=1, most=MOST_RANKS
+    )
+    enable_expert_parallel: bool = _row(
+        False, "Whole experts on each rank.", "axes layout searched plan result", short="-ep"
+    )
+    dtype: str = _row("auto", "auto, bfloat16, float16 or float32.", "layout")
     quantization: str | None = _row(
         None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", short="-q"
     )
-    kv_cache_dtype: str = _row("auto", "auto, fp8, bfloat16, ...")
-    max_model_len: int | None = _row(None, "Longest context. Default: the model's own.", **_TOKENS)
-    max_num_seqs: int | None = _row(None, "Largest batch.", **_COUNT)
-    max_num_batched_tokens: int | None = _row(None, "Tokens of one step.", **_TOKENS)
-    gpu_memory_utilization: float | None = _row(None, "Share of the memory to use, such as 0.9.", above=0, most=1)
-    cpu_kvcache_space: int | None = _row(
-        None,
-        "KV cache of each rank on a CPU. Default: what is left of that share, in whole GiB.",
-        env=CPU_KVCACHE_SPACE,
-        on="cpu",
-        metavar="GIB",
-        least=1,
+    kv_cache_dtype: str = _row("auto", "auto, fp8, bfloat16, ...", "searched plan result logged recommend fleet")
+    max_model_len: int | None = _row(None, "Longest context. Default: the model's own.", _GIVEN, **_TOKENS)
+    max_num_seqs: int | None = _row(None, "Largest batch.", _BATCH, **_COUNT)
+    max_num_batched_tokens: int | None = _row(None, "Tokens of one step.", _BATCH, **_TOKENS)
+    gpu_memory_utilization: float | None = _row(
+        None, "Share of the memory to use, such as 0.9.", _GIVEN, above=0, most=1
     )
     kv_cache_memory_bytes: int | None = _row(
         None,
@@ -165,72 +168,71 @@ class EngineArgs:
         on="gpu",
         **_TOKENS,
     )
-    block_size: int | None = _row(None, "Tokens of a KV block.", **_COUNT)
-    enforce_eager: bool = _row(False, "No CUDA/HIP graphs.")
-    max_cudagraph_capture_size: int | None = _row(None, "Largest batch with a graph.", **_COUNT)
-    speculative_config: SpeculativeConfig | None = _row(None, "How tokens are drafted.", **_JSON)
-    enable_lora: bool = _row(False, "Make room for LoRA adapters.")
-    max_loras: int | None = _row(None, "Adapters in one batch. Default: 1.", **_COUNT)
-    max_lora_rank: int | None = _row(None, "Largest rank. Default: 16.", **_COUNT)
-    max_cpu_loras: int | None = _row(None, "Adapters in host memory. Default: as --max-loras.", **_COUNT)
-    fully_sharded_loras: bool = _row(False, "Cut adapters over all ranks.")
-    cpu_offload_gb: float | None = _row(None, "Weights of each GPU that stay in host memory.", **_GIB)
-    kv_offloading_size: float | None = _row(None, "Host memory for KV blocks, all ranks together.", **_GIB)
+    block_size: int | None = _row(None, "Tokens of a KV block.", "plan logged", **_COUNT)
+    enforce_eager: bool = _row(False, "No CUDA/HIP graphs.", _GIVEN)
+    max_cudagraph_capture_size: int | None = _row(None, "Largest batch with a graph.", "logged recommend", **_COUNT)
+    speculative_config: SpeculativeConfig | None = _row(None, "How tokens are drafted.", "recommend", **_JSON)
+    enable_lora: bool = _row(False, "Make room for LoRA adapters.", "recommend")
+    max_loras: int | None = _row(None, "Adapters in one batch. Default: 1.", "recommend", **_COUNT)
+    max_lora_rank: int | None = _row(None, "Largest rank. Default: 16.", "recommend", **_COUNT)
+    max_cpu_loras: int | None = _row(None, "Adapters in host memory. Default: as --max-loras.", "recommend", **_COUNT)
+    fully_sharded_loras: bool = _row(False, "Cut adapters over all ranks.", "recommend")
+    cpu_offload_gb: float | None = _row(None, "Weights of each GPU that stay in host memory.", "recommend", **_GIB)
+    kv_offloading_size: float | None = _row(
+        None, "Host memory for KV blocks, all ranks together.", "recommend fleet", **_GIB
+    )
     swap_space: float | None = _row(None, "Host memory of each GPU for swapped blocks (V0).", **_GIB)
-    enable_prefix_caching: bool | None = _row(None, "Keep blocks of shared prefixes.")
-    enable_chunked_prefill: bool | None = _row(None, "Split long prompts.")
-    async_scheduling: bool | None = _row(None, "Schedule while the GPU computes.")
+    enable_prefix_caching: bool | None = _row(None, "Keep blocks of shared prefixes.", _GIVEN)
+    enable_chunked_prefill: bool | None = _row(None, "Split long prompts.", "logged")
+    async_scheduling: bool | None = _row(None, "Schedule while the GPU computes.", "plan result")
     scheduling_policy: str | None = _row(
-        None, "Who comes first: fcfs, or priority (of --class, the lower number).", only="time", metavar="POLICY"
+        None,
+        "Who comes first: fcfs, or priority (of --class, the lower number).",
+        "recommend fleet",
+        only="time",
+        metavar="POLICY",
     )
-    flashinfer_sampler: bool | None = _row(
-        None, "Sample with FlashInfer.", env=FLASHINFER_SAMPLER, on="gpu", only="memory"
+    language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
+    env: Environment = _row(
+        Environment(),
+        f"Variable of the server, such as {CPU_KVCACHE_SPACE}=40, {FLASHINFER_SAMPLER}=1 or VLLM_USE_V1=0. Repeatable.",
+        "recommend fleet",
+        metavar="NAME=VALUE",
+        ours=True,
     )
-    mxfp4_use_marlin: bool | None = _row(
-        None, "MXFP4 experts by Marlin's kernels.", env=MXFP4_MARLIN, on="gpu", only="memory"
+    allow_unvalidated: bool = _row(
+        False, "Plan what one source documents and another reports broken.", "recommend fleet", ours=True
     )
-    language_model_only: bool = _row(False, "Leave the vision tower out.")
-    allow_unvalidated: bool = _row(False, "Plan what one source documents and another reports broken.", ours=True)
 
+    def settings(self, tag: Tag) -> dict[str, Any]:
+        """The settings of one use by name, in the order of the declaration."""
+        return {name: getattr(self, name) for name in tagged(tag)}
 
-class EngineFlags(TypedDict, total=False):
-    """The settings as keywords of the library, under vLLM's own names. None: vLLM's default."""
+    def changed(self, **settings: Any) -> Self:
+        """A copy with other settings; ``env`` adds variables to those there are."""
+        if "env" in settings:
+            settings["env"] = Environment({**self.env, **Environment.read(settings["env"])})
+        return replace(self, **settings)
 
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    decode_context_parallel_size: int
-    enable_expert_parallel: bool
-    dtype: str
-    quantization: str | None
-    kv_cache_dtype: str
-    max_model_len: int | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    gpu_memory_utilization: float | None
-    cpu_kvcache_space: int | None
-    kv_cache_memory_bytes: int | None
-    block_size: int | None
-    enforce_eager: bool
-    max_cudagraph_capture_size: int | None
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None
-    speculative_acceptance_rate: float | Sequence[float] | str | None
-    enable_lora: bool
-    max_loras: int | None
-    max_lora_rank: int | None
-    max_cpu_loras: int | None
-    fully_sharded_loras: bool
-    cpu_offload_gb: float | None
-    kv_offloading_size: float | None
-    swap_space: float | None
-    enable_prefix_caching: bool | None
-    enable_chunked_prefill: bool | None
-    async_scheduling: bool | None
-    scheduling_policy: str | None
-    flashinfer_sampler: bool | None
-    mxfp4_use_marlin: bool | None
-    language_model_only: bool
-    allow_unvalidated: bool
+    @property
+    def cpu_kvcache_space(self) -> int | None:
+        """GiB of the KV cache of each rank on a CPU; None: what ``gpu_memory_utilization`` leaves."""
+        return self.env.number(CPU_KVCACHE_SPACE)
+
+    @property
+    def flashinfer_sampler(self) -> bool | None:
+        """Whether FlashInfer samples; None: as the version and what is installed have it."""
+        return self.env.switch(FLASHINFER_SAMPLER)
+
+    @property
+    def mxfp4_use_marlin(self) -> bool | None:
+        """Whether Marlin's kernels run MXFP4 experts; None: as the GPU has it."""
+        return self.env.switch(MXFP4_MARLIN)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs (or partitions) of all DP ranks together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
 #: What ``speculative_config`` of EngineArgs holds too, and vLLM has no option for.
@@ -241,20 +243,28 @@ ACCEPTANCE_RATE = Setting(
     metavar="RATE[,RATE...]",
     ours=True,
     only="time",
+    tags="recommend",
 )
 
 
 def _settings() -> dict[str, Setting]:
-    kinds, found = get_type_hints(EngineArgs), {}
+    kinds, rows = get_type_hints(EngineArgs), {}
     for row in fields(EngineArgs):
-        found[row.name] = Setting(name=row.name, kind=kinds[row.name], default=row.default, **row.metadata)
+        rows[row.name] = Setting(name=row.name, kind=kinds[row.name], default=row.default, **row.metadata)
         if row.name == "speculative_config":
-            found[ACCEPTANCE_RATE.name] = ACCEPTANCE_RATE
-    return found
+            rows[ACCEPTANCE_RATE.name] = ACCEPTANCE_RATE
+    return rows
 
 
-#: The table, by name.
+#: Every setting, by name.
 SETTINGS: Mapping[str, Setting] = _settings()
+
+
+@cache
+def tagged(tag: Tag) -> tuple[str, ...]:
+    """Names of the settings of one use, in the order of the declaration."""
+    return tuple(name for name, row in SETTINGS.items() if tag in row.tags.split())
+
 
 #: Options of vLLM that change memory or time and have no row: ``check`` says that it leaves them out of account.
 NOT_SIMULATED = frozenset((
@@ -279,51 +289,29 @@ class LoraConfig:
     adapts_tables: bool = False  #: embedding and lm_head have
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """The settings that one engine runs with; nothing left open."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(EngineArgs):
+    """The settings that one engine runs with; nothing left open.
+
+    Settings that are named again here always have a value. Of ``env`` it has the variables that count on the device.
+    """
 
     version: EngineVersion
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    enable_expert_parallel: bool
-    dtype: str  #: bf16, fp16 or fp32: activations and everything not quantised
     weight_dtype: str  #: of the linear weights, as in the contract: bf16, fp8, mxfp4, ...
-    kv_cache_dtype: str  #: element type of the cache, resolved: bf16, fp16, fp8, ...
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     gpu_memory_utilization: float
     block_size: int
-    enforce_eager: bool
     enable_prefix_caching: bool
     async_scheduling: bool
     enable_chunked_prefill: bool = True
-    engine: Engine = "V1"
-    quantization: str | None = None  #: what the checkpoint is quantised to at load time; None: served as it is
-    kv_cache_dtype_flag: str | None = None  #: value of ``--kv-cache-dtype`` that gives ``kv_cache_dtype``
-    scheduling_policy: str | None = None  #: None: first come, first served
-    num_scheduler_steps: int = 1  #: V0 only: steps that the GPU takes for one visit of the scheduler
-    decode_context_parallel_size: int = 1  #: ranks of the TP group that share the tokens of the KV cache
-    speculative_config: SpeculativeConfig | None = None
-    lora: LoraConfig | None = None
     cpu_offload_gb: float = 0.0
-    kv_offloading_size: float | None = None
-    swap_space: float | None = None
-    cpu_kvcache_space: int | None = None  #: None: the cache is what ``gpu_memory_utilization`` leaves
-    kv_cache_memory_bytes: int | None = None
-    flashinfer_sampler: bool | None = None  #: None: as the version and what is installed have it
-    mxfp4_use_marlin: bool | None = None  #: None: as the GPU has it
-    max_cudagraph_capture_size: int | None = None  #: None: as the version has it
-    language_model_only: bool = False
+    engine: Engine = "V1"
+    kv_cache_dtype_flag: str | None = None  #: value of ``--kv-cache-dtype`` that gives ``kv_cache_dtype``
+    num_scheduler_steps: int = 1  #: V0 only: steps that the GPU takes for one visit of the scheduler
+    lora: LoraConfig | None = None
     defaults_taken: tuple[str, ...] = ()
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables that say what no flag does."""
-        said = {row.env: getattr(self, row.name) for row in SETTINGS.values() if row.env}
-        return {name: str(int(value)) for name, value in said.items() if value is not None}
 
     @property
     def given_kv_cache_bytes(self) -> int | None:
@@ -340,8 +328,17 @@ class EngineConfig:
     @property
     def layout(self) -> dict[str, Any]:
         """How the model lies on the GPUs, in the names that every answer has for it: parallel axes, element types."""
-        names = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"
-        return {name: getattr(self, name) for name in (*names, "weight_dtype", "kv_cache_dtype")}
+        return {**self.settings("axes"), "weight_dtype": self.weight_dtype, "kv_cache_dtype": self.kv_cache_dtype}
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """What a search chooses: the layout, the largest batch and the token budget."""
+        return self.layout | self.settings("batch")
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """The settings that a plan repeats."""
+        return self.choice | self.settings("plan")
 
     @property
     def drafted_tok(self) -> int:
@@ -349,6 +346,11 @@ class EngineConfig:
         return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
 
     @property
-    def num_gpus(self) -> int:
-        """GPUs (or partitions) of all DP ranks together."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+    def max_running(self) -> int:
+        """Requests that run at once at most, all DP ranks together."""
+        return self.max_num_seqs * self.data_parallel_size
+
+    @property
+    def sampled_rows(self) -> int:
+        """Rows of logits that one step of a rank samples from at most."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -1,7 +1,7 @@
 """What the profile run needs at its peak: one forward pass of the whole token budget, then the sampler.
 
 vLLM runs the model once with ``max_num_batched_tokens`` dummy tokens before it has a KV cache, then computes
-logits for ``min(max_num_seqs, max_num_batched_tokens)`` rows and samples; models with vision encode a full budget
+logits for as many rows as requests run at once and samples; models with vision encode a full budget
 of images before. The largest of these peaks is taken from the cache::
 
     sampler  = copies x rows x vocabulary x 4 bytes + hidden states     logits are gathered: TP does not shrink them
@@ -45,16 +45,11 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int) -> PeakTe
     """The terms for a profile run of ``max_num_batched_tokens`` tokens of ``element_bytes`` bytes an element."""
     num_tokens = config.max_num_batched_tokens
     return PeakTerms(
-        logits_bytes(model, config.max_num_seqs, num_tokens),
+        config.sampled_rows * model.vocab_size * LOGIT_BYTES,
         hidden_bytes(model, num_tokens, element_bytes),
         forward_bytes(model, Layout.of(config), num_tokens, element_bytes),
         encoder_bytes(model, num_tokens, element_bytes),
     )
-
-
-def logits_bytes(model: Model, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """One copy of the logits that the profile run samples from: rows x vocabulary in 32 bits, on every rank."""
-    return min(max_num_seqs, max_num_batched_tokens) * model.vocab_size * LOGIT_BYTES
 
 
 def hidden_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:

@@ -15,7 +15,7 @@ memory, graphs too: vLLM profiles nothing then (``determine_available_memory`` o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
@@ -315,7 +315,7 @@ def with_kv_cache_space(
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))
     taken = f"{CPU_KVCACHE_SPACE}={space}: the whole GiB that {config.gpu_memory_utilization:g} of the memory leaves"
-    return replace(config, cpu_kvcache_space=space, defaults_taken=(*config.defaults_taken, taken))
+    return config.changed(env={CPU_KVCACHE_SPACE: space}, defaults_taken=(*config.defaults_taken, taken))
 
 
 def unset_kv_cache_space(profile: GpuProfile, version: EngineVersion) -> int | None:

@@ -20,10 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from planner.engine import SETTINGS, tagged
 from planner.errors import InputError
 from planner.units import GIB
 
 _N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
+_WHOLE = r"\d{1,18}\b"
 #: What is read per rank: (field, expression). GiB unless the field says otherwise; V0's "GB" are GiB as well.
 _PER_RANK: tuple[tuple[str, str], ...] = (
     ("weights", rf"(?:Loading model weights took|[Mm]odel loading took) {_N} Gi?B"),
@@ -57,8 +59,8 @@ _PER_RANK: tuple[tuple[str, str], ...] = (
     ("max_model_len", rf"Maximum concurrency for {_N} tokens per request"),
     ("block_size", rf"Setting attention block size to {_N} tokens"),
 )
-#: What the engine printed of its own settings: ``name=value`` of its summary, ``'name': value`` of its arguments.
-_SETTINGS: tuple[tuple[str, str], ...] = (
+#: What the engine printed of its own settings, where it has a form of its own.
+_SPELLED: tuple[tuple[str, str], ...] = (
     ("version", r"(?:vLLM API server version|LLM engine \(v|LLM engine \(version) ?(\d+\.\d+[\w.+]*)"),
     ("model", r"(?:with config: |\()model='([^']+)'"),
     ("model", r"'model(?:_tag)?': '([^']+)'"),
@@ -73,17 +75,14 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
     ("block_size", r"'block_size': (\d{1,18})\b"),
     ("speculative_method", r"SpeculativeConfig\(method='(\w+)'"),
     ("num_speculative_tokens", r"num_spec(?:ulative)?_tokens=(\d{1,18})\)"),
+)
+#: Those and all others: ``name=value`` of its summary, ``'name': value`` of its arguments.
+_SETTINGS = (
+    *_SPELLED,
     *(
-        (name, rf"{name}(?:=|': )({value})")
-        for value, names in (
-            (
-                r"\d{1,18}\b",
-                "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
-                "max_num_seqs max_num_batched_tokens max_cudagraph_capture_size",
-            ),
-            ("True|False", "enable_expert_parallel enforce_eager enable_prefix_caching language_model_only"),
-        )
-        for name in names.split()
+        (name, rf"{name}(?:=|': )({'True|False' if SETTINGS[name].is_switch else _WHOLE})")
+        for name in (*tagged("layout"), *tagged("logged"))
+        if name not in dict(_SPELLED)
     ),
 )
 #: What the engine printed of a choice of its own: words, setting, value.

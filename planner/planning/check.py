@@ -23,6 +23,7 @@ from planner.engine import (
     read_line,
     resolve,
     serve_argv,
+    tagged,
 )
 from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile, load_profile
@@ -53,11 +54,9 @@ WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays
 
 #: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
 SETTINGS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
-    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "cpu_kvcache_space", "block_size", "enforce_eager", "enable_prefix_caching", "async_scheduling", "engine",
-    "num_scheduler_steps", "flashinfer_sampler", "mxfp4_use_marlin", "language_model_only",
-    "max_cudagraph_capture_size",
+    *tagged("axes"), "weight_dtype", *(name for name in tagged("plan") if name not in tagged("axes")),
+    "cpu_kvcache_space", "engine", "num_scheduler_steps", "flashinfer_sampler", "mxfp4_use_marlin",
+    "language_model_only", "max_cudagraph_capture_size",
 )  # fmt: skip
 
 
@@ -301,8 +300,7 @@ def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: Eng
     if "latency" in line.command and args.enable_prefix_caching is None and version.release >= (0, 9, 1):
         args = replace(args, enable_prefix_caching=False)  # benchmarks/latency.py: "which skews the latency numbers"
     config = resolve(args, model, profile, version, usage="offline")
-    names = ("max_num_seqs", "max_num_batched_tokens")
-    return replace(line, args=replace(args, **{name: getattr(config, name) for name in names}))
+    return replace(line, args=replace(args, **config.settings("batch")))
 
 
 def _offline(answer: LineVerdict, args: EngineArgs) -> LineVerdict:
@@ -349,7 +347,8 @@ def _with_cache_space(line: ServeLine, profile: GpuProfile, version: EngineVersi
     left = "what --gpu-memory-utilization leaves when it starts; the prediction counts whole GiB of that"
     cause = f"not set: vLLM {version} then gives the KV cache " + (f"{space} GiB" if space else left)
     remark = FlagProblem(CPU_KVCACHE_SPACE, cause, "set it to the GiB that the cache should get", fatal=False)
-    return replace(line, args=replace(line.args, cpu_kvcache_space=space), problems=(*line.problems, remark))
+    args = line.args.changed(env={CPU_KVCACHE_SPACE: space}) if space else line.args
+    return replace(line, args=args, problems=(*line.problems, remark))
 
 
 def _fallen_back(line: ServeLine, config: EngineConfig, profile: GpuProfile, version: EngineVersion) -> ServeLine:
@@ -402,7 +401,7 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> W
     if isfinite(load.request_rate) or asked.sent:
         return load
     held = int(deployment.requests_held(longest))
-    most = max(1, min(config.max_num_seqs, held)) * config.data_parallel_size
+    most = max(config.data_parallel_size, min(config.max_running, held * config.data_parallel_size))
     return asked.closed(load, asked.max_concurrency or most)
 
 

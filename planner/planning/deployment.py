@@ -176,22 +176,12 @@ class Deployment:
                 hint="choose a newer --engine-version",
             )
         whole_blocks_tok = -(-total_len // config.block_size) * config.block_size  # what such a request takes
-        return simulator.SchedulerLimits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+        return simulator.SchedulerLimits.of(
+            config,
             kv_cache_tokens=int(self.requests_served(total_len) * whole_blocks_tok),
-            block_size=config.block_size,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            enable_prefix_caching=config.enable_prefix_caching,
-            prefill_first=config.engine == "V0" and not config.enable_chunked_prefill,
-            async_scheduling=config.async_scheduling,
-            scheduling_policy=config.scheduling_policy or "fcfs",
             scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
             watermark=self.budget.features.watermark,
-            data_parallel_size=config.data_parallel_size,
             lockstep=self._lockstep,
-            pipelined=config.pipeline_parallel_size > 1,
-            decode_tok=1 + config.drafted_tok,
             tokens_per_step=self.tokens_per_step,
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
+    FLASHINFER_SAMPLER,
     EngineConfig,
     features_of,
     held_heads,
@@ -388,7 +389,7 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
     if budget.features.sampler == "unknown":
         yield (
             f"vLLM {config.version} samples with FlashInfer where it is installed, in less memory: "
-            "--flashinfer-sampler or --no-flashinfer-sampler says which"
+            f"--env {FLASHINFER_SAMPLER}=1 or =0 says which"
         )
     own = budget.overheads.own
     if own:
@@ -509,7 +510,7 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
         room = int((fit.stage.left.low - fit.budget.start_up.high) // GIB)
         space = max(needed, min(room, config.cpu_kvcache_space))
         if space != config.cpu_kvcache_space:
-            yield from _option(serving, f"{space} GiB of KV cache", {"cpu_kvcache_space": space})
+            yield from _option(serving, f"{space} GiB of KV cache", {"env": f"{CPU_KVCACHE_SPACE}={space}"})
     seqs = fit.largest_max_num_seqs
     if 1 <= seqs < config.max_num_seqs:
         yield from _option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs})

@@ -9,13 +9,13 @@ from inspect import signature
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from planner.engine import (
     SETTINGS,
     EngineArgs,
-    EngineFlags,
     EngineVersion,
+    Environment,
     default_version,
     flag_of,
     parse_version,
@@ -71,7 +71,7 @@ class Serving:
         revision: str | None = None,
         refresh: bool = False,
         timeout: float | None = None,
-        **engine: Unpack[EngineFlags],
+        **engine: Any,
     ) -> None:
         """Resolve the names: ``model`` as in ``load_model``, ``gpu`` as in ``load_gpu``.
 
@@ -137,7 +137,7 @@ class Serving:
         settings = {name: value for name, value in changes.items() if name not in own}
         taken = {name: value for name, value in changes.items() if name in own}
         vars(made).update({name: taken.get(name, getattr(self, name)) for name in own})
-        vars(made)["args"] = replace(made.args, **settings)
+        vars(made)["args"] = made.args.changed(**settings)
         return made
 
     @property
@@ -336,10 +336,11 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
         if name not in SETTINGS:
             raise UnknownNameError("keyword", name, (*SETTINGS, *own), see="docs/library.md")
     drafts, rates = settings.pop("speculative_config", None), settings.pop("speculative_acceptance_rate", None)
+    variables = Environment.read(settings.pop("env", None))
     for name, value in settings.items():
         settings[name] = typed(name, value, SETTINGS[name].kind)
         SETTINGS[name].check(settings[name])
-    return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates))
+    return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates), env=variables)
 
 
 def checked_rate(name: str, gb_per_s: float | None) -> float | None:

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.engine import SHORT_NAMES, EngineArgs, parse_version
+from planner.engine import (
+    CPU_KVCACHE_SPACE,
+    FLASHINFER_SAMPLER,
+    MXFP4_MARLIN,
+    SHORT_NAMES,
+    EngineArgs,
+    parse_version,
+    tagged,
+)
 from planner.errors import InputError
 from planner.memory import (
     ROUNDING_BYTES,
@@ -34,17 +42,10 @@ from planner.units import GIB, format_bytes
 if TYPE_CHECKING:
     from planner.planning.serving import Serving
 
-#: Settings that a log and a question must agree on.
-LAYOUT = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
-    "enable_expert_parallel", "dtype",
-)  # fmt: skip
-#: Settings that the question may change.
-FREE = (
-    "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "cpu_kvcache_space", "block_size", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
-    "flashinfer_sampler", "mxfp4_use_marlin", "language_model_only", "max_cudagraph_capture_size",
-)  # fmt: skip
+#: Settings that a log and a question must agree on, and those that the question may change.
+LAYOUT, FREE = tagged("layout"), tagged("logged")
+#: What a log says of kernels, by the variables that choose them.
+KERNELS = {"flashinfer_sampler": FLASHINFER_SAMPLER, "mxfp4_use_marlin": MXFP4_MARLIN}
 #: How far a profile's total may be from the one logged: GPUs of one name differ by up to 0.3 %.
 MEMORY_TOLERANCE = 0.01
 #: How far weights may be from the prediction: 94 % of published logs are within 1 %.
@@ -113,7 +114,7 @@ def read_start(log: StartupLog, serving: Serving) -> Start:
     asked = {name: getattr(serving.args, name) for name in FREE}
     asked = {name: value for name, value in asked.items() if value != getattr(unset, name)}
     lines = tuple(compare_with_log(log, budget))
-    return Start(replace(as_logged, **asked), lines, learned, tuple(_notes(log, learned)))
+    return Start(as_logged.changed(**asked, env=serving.args.env), lines, learned, tuple(_notes(log, learned)))
 
 
 def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
@@ -129,14 +130,15 @@ def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
+    taken["env"] = {name: log.settings[key] for key, name in KERNELS.items() if key in log.settings}
     if log.given_cache and log.kv_cache_bytes and log.kv_cache_bytes % GIB == 0:  # counts on a CPU alone
-        taken["cpu_kvcache_space"] = int(log.kv_cache_bytes / GIB)
+        taken["env"][CPU_KVCACHE_SPACE] = int(log.kv_cache_bytes / GIB)
     method = log.settings.get("quantization")
     if isinstance(method, str) and method != "None" and serving.model.quantization.method is None:
         taken["quantization"] = method
     if "speculative_method" in log.settings and args.speculative_config is None:
         raise InputError("the log is from a start with speculative decoding", hint="give the same --speculative-config")
-    return replace(args, **taken)
+    return args.changed(**taken)
 
 
 def _name(value: object) -> object:

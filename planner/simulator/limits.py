@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
+from planner.engine import EngineConfig
 from planner.errors import InputError
 from planner.timing import Batch
 
@@ -71,6 +72,21 @@ class SchedulerLimits:
     decode_tok: int = 1
     tokens_per_step: float = 1.0
     scheduling_policy: str = "fcfs"
+
+    @classmethod
+    def of(cls, config: EngineConfig, **others: Any) -> SchedulerLimits:
+        """The limits of an engine: the settings of ``config`` that have the same names, and ``others``."""
+        alike = {one.name: getattr(config, one.name) for one in fields(cls) if hasattr(config, one.name)}
+        return cls(
+            **{
+                **alike,
+                "scheduling_policy": config.scheduling_policy or "fcfs",
+                "prefill_first": config.engine == "V0" and not config.enable_chunked_prefill,
+                "pipelined": config.pipeline_parallel_size > 1,
+                "decode_tok": 1 + config.drafted_tok,
+                **others,
+            }
+        )
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):

@@ -16,12 +16,12 @@ it. ``step_s`` is called for every step of a replay: all that does not depend on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
-from planner.engine import EngineConfig, lone_steps
+from planner.engine import EngineConfig, lone_steps, tagged
 from planner.hardware import GpuProfile, constant
 from planner.model import Model, PerModel
 from planner.timing.covariates import graphs
@@ -295,7 +295,7 @@ _kept: PerModel[list[_Parts]] = PerModel(lambda _model, _gpu, _config: [])
 
 def _parts_of(model: Model, profile: GpuProfile, config: EngineConfig) -> _Parts:
     """Kept: engines that differ in the limits of a step alone are made of the same."""
-    kept = _kept(model, profile.id, replace(config, max_num_seqs=0, max_num_batched_tokens=0))
+    kept = _kept(model, profile.id, config.changed(**dict.fromkeys(tagged("batch"), 0)))
     if not kept or kept[0].profile is not profile:
         kept[:] = [_Parts(model, profile, config)]
     return kept[0]

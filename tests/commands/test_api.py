@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import planner
 from planner import (
     Demand,
-    EngineFlags,
     IllegalPlanError,
     InputError,
     PlannerError,
@@ -417,10 +416,9 @@ def _signatures() -> Iterator[str]:
                 if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                     kind = "keyword " if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
                     yield f"{name}: {kind}{_typed(parameter, public.__globals__)}"
-        elif public is EngineFlags:
-            yield from (f"{name}: {key}" for key in get_type_hints(public))
         elif issubclass(public, Result):
             yield from (f"{name}.{key}" for key in dir(public) if not key.startswith("_"))
+    yield from (f"setting {name}" for name in SETTINGS)
 
 
 def _typed(parameter: inspect.Parameter, names: dict[str, Any]) -> str:

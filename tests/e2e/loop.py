@@ -125,7 +125,7 @@ def recommend_words(loop: Loop, plan: Path) -> tuple[object, ...]:
     return (
         "recommend", loop.model, "--gpu", "cpu", "--engine-version", VERSION, "--goal", "min-latency",
         "--input-len", LOAD["input_len"], "--output-len", LOAD["output_len"], "--num-prompts", LOAD["num_prompts"],
-        "--max-concurrency", LOAD["max_concurrency"], "--cpu-kvcache-space", SPACE_GIB, "--enforce-eager",
+        "--max-concurrency", LOAD["max_concurrency"], "--env", f"VLLM_CPU_KVCACHE_SPACE={SPACE_GIB}", "--enforce-eager",
         "-o", plan,
     )  # fmt: skip
 
@@ -301,7 +301,7 @@ def predict(loop: Loop, load: Mapping[str, int], calibration: str) -> dict[str, 
         "--random-input-len", load["input_len"], "--random-output-len", load["output_len"], "--num-prompts",
         load["num_prompts"], "--max-concurrency", load["max_concurrency"], "--max-num-seqs", saved["max_num_seqs"],
         "--max-num-batched-tokens", saved["max_num_batched_tokens"], "--max-model-len", saved["max_model_len"],
-        "--cpu-kvcache-space", SPACE_GIB, "--enforce-eager", "--format", "json",
+        "--env", f"VLLM_CPU_KVCACHE_SPACE={SPACE_GIB}", "--enforce-eager", "--format", "json",
     )  # fmt: skip
     found: dict[str, Any] = json.loads(loop.planner(*words))
     return found

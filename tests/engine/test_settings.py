@@ -12,7 +12,7 @@ from planner.engine.command import serve_argv
 from planner.engine.flags import flag_status, table_versions
 from planner.engine.parse import read_line
 from planner.engine.resolution import resolve
-from planner.engine.settings import ACCEPTANCE_RATE, NOT_SIMULATED, SETTINGS, EngineArgs, EngineConfig, EngineFlags
+from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, EngineConfig, Tag
 from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
@@ -30,27 +30,18 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_keywords_are_the_rows_with_the_same_types() -> None:
-    """Only what may be said in several ways, drafts and their acceptance, has a wider type as a keyword."""
-    keywords = get_type_hints(EngineFlags)
-    assert list(keywords) == list(SETTINGS)
-    wider = {"speculative_config", ACCEPTANCE_RATE.name}
-    assert {name: kind for name, kind in keywords.items() if name not in wider} == {
-        name: row.kind for name, row in SETTINGS.items() if name not in wider
-    }
-    assert all(set(get_args(SETTINGS[name].kind)) <= set(get_args(keywords[name])) for name in wider)
-
-
-def test_what_is_asked_for_reaches_the_engine() -> None:
-    of_adapters = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras"}
-    kept = {field.name for field in fields(EngineConfig)}
-    assert {field.name for field in fields(EngineArgs)} - of_adapters - {"allow_unvalidated"} <= kept
+def test_a_setting_is_declared_once() -> None:
+    """What EngineConfig names again only says that there always is a value."""
+    asked, named = get_type_hints(EngineArgs), set(EngineConfig.__annotations__)
+    again = named & asked.keys()
+    assert {asked[name] for name in again} <= {get_type_hints(EngineConfig)[name] | None for name in again}
+    assert all(set(row.tags.split()) <= set(get_args(Tag)) for row in SETTINGS.values())
 
 
 def test_rows_are_options_of_some_version() -> None:
     versions = [parse_version(text) for text in table_versions()]
     for row in SETTINGS.values():
-        if row.ours or row.env:
+        if row.ours:
             continue
         spellings = {row.flag, row.short} - {""}
         assert all(any(flag_status(version, flag) for version in versions) for flag in spellings), row.name

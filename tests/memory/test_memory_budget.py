@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -11,7 +12,7 @@ from memory_cases import budget, config, fitted, model, version
 
 from planner.engine.sharding import Layout
 from planner.hardware.profiles import load_profile
-from planner.memory.activations import encoder_bytes, forward_bytes, hidden_bytes, logits_bytes
+from planner.memory.activations import encoder_bytes, forward_bytes, hidden_bytes, peak_terms
 from planner.memory.overheads import Interval, Overheads, shipped, total
 from planner.units import GIB
 
@@ -120,9 +121,10 @@ def test_the_sampler_stopped_sorting_in_0_17() -> None:
 
 
 def test_logits_are_rows_by_vocabulary_in_32_bits() -> None:
-    qwen = model("Qwen/Qwen3-8B")
-    assert logits_bytes(qwen, 1024, 8192) == 1024 * 151_936 * 4
-    assert logits_bytes(qwen, 1024, 512) == 512 * 151_936 * 4  # no more rows than tokens
+    qwen, asked = model("Qwen/Qwen3-8B"), config("Qwen/Qwen3-8B", "h100", "0.11.0", max_model_len=512)
+    for tokens, rows in ((8192, 1024), (512, 512)):  # no more rows than tokens
+        asked = replace(asked, max_num_seqs=1024, max_num_batched_tokens=tokens)
+        assert peak_terms(qwen, asked, 2).logits_bytes == rows * 151_936 * 4
     assert hidden_bytes(qwen, 8192, 2) == 8192 * 4096 * 2
 
 

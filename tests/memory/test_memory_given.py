@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
 
 from planner.engine.command import serve_argv
+from planner.engine.environment import Environment
 from planner.engine.parse import read_line
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
@@ -58,6 +60,10 @@ def test_bytes_beyond_the_memory_do_not_fit_and_are_named() -> None:
     assert on_cpu.status == 2 and "on a CPU" in on_cpu.err
 
 
+def of_gib(space: int) -> Environment:
+    return Environment(VLLM_CPU_KVCACHE_SPACE=str(space))
+
+
 @pytest.mark.parametrize(
     ("name", "space", "block_bytes", "blocks"),
     [  # layers x KV heads x head size x (K and V) x 2 B x 128 tokens; floor(GiB / that)
@@ -70,7 +76,7 @@ def test_bytes_beyond_the_memory_do_not_fit_and_are_named() -> None:
 def test_blocks_are_the_given_gib_over_the_bytes_of_a_block(
     name: str, space: int, block_bytes: int, blocks: int
 ) -> None:
-    found = budget(name, "cpu", "0.32.0", cpu_kvcache_space=space)
+    found = budget(name, "cpu", "0.32.0", env=of_gib(space))
     assert found.binding.block_bytes == block_bytes
     assert (found.num_blocks.low, found.num_blocks.mid, found.num_blocks.high) == (blocks, blocks, blocks)
     assert found.logged_tokens(blocks) == blocks * 128
@@ -88,7 +94,7 @@ def test_a_rest_that_is_no_block_is_left_as_a_real_start_left_it(tmp_path: Path)
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(settings))
     small = resolve_model(str(tmp_path), network=False).model
-    args = EngineArgs(cpu_kvcache_space=2, block_size=96, max_model_len=256)
+    args = EngineArgs(env=of_gib(2), block_size=96, max_model_len=256)
     result = Serving.of(small, load_profile("cpu"), args, version("0.32.0")).fit()
     assert result.budget.num_blocks.low == result.budget.num_blocks.high == 5461
     assert (result.kv_cache_tokens, round(result.max_concurrency, 2)) == (466_005, 1820.33)
@@ -97,25 +103,25 @@ def test_a_rest_that_is_no_block_is_left_as_a_real_start_left_it(tmp_path: Path)
 def test_the_refusal_of_a_published_start() -> None:
     """vLLM issue 29233: 28 layers of 8 KV heads of 128, 4 GiB, "4.38 GiB KV cache is needed" for 40,960 tokens,
     "the estimated maximum model length is 37376"."""
-    result = fitted(SMALL, "cpu", "0.11.0", cpu_kvcache_space=4, max_model_len=40_960)
+    result = fitted(SMALL, "cpu", "0.11.0", env=of_gib(4), max_model_len=40_960)
     assert result.kv_cache_tokens == 37_376
     assert round(result.kv_bytes_per_request / GIB, 2) == 4.38
     assert (result.verdict, result.binding_condition.name) == ("does not fit", "max_model_len larger than cache")
-    enough = next(option for option in result.options if "cpu_kvcache_space" in option.settings)
-    assert enough.flags == ("--cpu-kvcache-space 5",)
+    enough = next(option for option in result.options if "env" in option.settings)
+    assert enough.flags == ("--env VLLM_CPU_KVCACHE_SPACE=5",)
 
 
 def test_the_verdict_compares_weights_overheads_and_cache_with_the_memory() -> None:
     """24 GiB, 2.3 GiB of weights: 19 fit, 40 do not; what would is the most that does."""
-    assert fitted(LLAMA, "cpu", "0.32.0", cpu_kvcache_space=19, max_model_len=8192).verdict == "fits"
-    result = fitted(LLAMA, "cpu", "0.32.0", cpu_kvcache_space=40, max_model_len=8192)
+    assert fitted(LLAMA, "cpu", "0.32.0", env=of_gib(19), max_model_len=8192).verdict == "fits"
+    result = fitted(LLAMA, "cpu", "0.32.0", env=of_gib(40), max_model_len=8192)
     assert (result.verdict, result.binding_condition.name) == ("does not fit", "KV cache exceeds memory")
     assert "less than requested memory for kv (40.00 GiB)" in result.reason
     assert result.kv_cache.high < 0
-    less = next(option for option in result.options if "cpu_kvcache_space" in option.settings)
-    space = int(less.settings["cpu_kvcache_space"])
-    assert fitted(LLAMA, "cpu", "0.32.0", cpu_kvcache_space=space, max_model_len=8192).verdict == "fits"
-    assert fitted(LLAMA, "cpu", "0.32.0", cpu_kvcache_space=space + 1, max_model_len=8192).verdict != "fits"
+    less = next(option for option in result.options if "env" in option.settings)
+    space = int(str(less.settings["env"]).removeprefix("VLLM_CPU_KVCACHE_SPACE="))
+    assert fitted(LLAMA, "cpu", "0.32.0", env=of_gib(space), max_model_len=8192).verdict == "fits"
+    assert fitted(LLAMA, "cpu", "0.32.0", env=of_gib(space + 1), max_model_len=8192).verdict != "fits"
     assert result.smallest_gpu_memory_utilization is None
 
 
@@ -137,7 +143,7 @@ def test_an_unnamed_size_is_named_in_the_answer() -> None:
     """0.92 x 24 = 22.08 GiB, less 2.32 of weights, 0.24 of activations and 0.50 that overheads may be more: 19.02."""
     result = fitted(LLAMA, "cpu", "0.32.0", max_model_len=8192)
     assert "VLLM_CPU_KVCACHE_SPACE=19: the whole GiB that 0.92 of the memory leaves" in result.notes
-    named = fitted(LLAMA, "cpu", "0.32.0", max_model_len=8192, cpu_kvcache_space=19)
+    named = fitted(LLAMA, "cpu", "0.32.0", max_model_len=8192, env=of_gib(19))
     assert not any("VLLM_CPU_KVCACHE_SPACE" in note for note in named.notes)
 
 
@@ -157,20 +163,21 @@ def test_what_vllm_takes_where_the_variable_is_not_set(release: str, space: int 
 
 def test_a_gpu_does_not_read_it() -> None:
     plain = config(LLAMA, "h100", "0.32.0")
-    assert config(LLAMA, "h100", "0.32.0", cpu_kvcache_space=4) == plain
+    said = config(LLAMA, "h100", "0.32.0", env=of_gib(4))
+    assert replace(said, defaults_taken=plain.defaults_taken) == plain
     assert with_kv_cache_space(model(LLAMA), load_profile("h100"), plain) == plain and plain.env == {}
 
 
 def test_the_command_line_does_not_say_what_has_no_effect() -> None:
-    asked = config(LLAMA, "cpu", "0.32.0", cpu_kvcache_space=4)
+    asked = config(LLAMA, "cpu", "0.32.0", env=of_gib(4))
     assert "--gpu-memory-utilization" not in serve_argv(asked, LLAMA)
     assert asked.env == {"VLLM_CPU_KVCACHE_SPACE": "4"}
 
 
 @pytest.mark.parametrize("space", [0, -1])
 def test_a_size_below_one_gib_is_refused(space: int) -> None:
-    with pytest.raises(InputError, match="--cpu-kvcache-space"):
-        Serving.of(model(LLAMA), load_profile("cpu"), EngineArgs(cpu_kvcache_space=space), version("0.32.0")).fit()
+    with pytest.raises(InputError, match="VLLM_CPU_KVCACHE_SPACE"):
+        Environment.read({"VLLM_CPU_KVCACHE_SPACE": space})
 
 
 # --- the commands --------------------------------------------------------------------------------------------------
@@ -178,15 +185,14 @@ def test_a_size_below_one_gib_is_refused(space: int) -> None:
 ON_CPU = ("--gpu", "cpu", "--engine-version", "0.32.0", "--max-model-len", "4096")
 
 
-def test_fit_takes_the_flag_or_the_variable_and_says_where_the_size_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "4.00 GiB, given by VLLM_CPU_KVCACHE_SPACE=4" in run("fit", LLAMA, *ON_CPU, "--cpu-kvcache-space", "4").out
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
-    found = json.loads(run("fit", LLAMA, *ON_CPU, "--format", "json").out)
+def test_fit_takes_the_variable_and_says_where_the_size_comes_from() -> None:
+    said = ("--env", "VLLM_CPU_KVCACHE_SPACE=4")
+    assert "4.00 GiB, given by VLLM_CPU_KVCACHE_SPACE=4" in run("fit", LLAMA, *ON_CPU, *said).out
+    found = json.loads(run("fit", LLAMA, *ON_CPU, *said, "--format", "json").out)
     assert (found["kv_cache_tokens"], found["env"]) == (131_072, {"VLLM_CPU_KVCACHE_SPACE": "4"})
     assert found["kv_cache_bytes_lo"] == found["kv_cache_bytes"] == found["kv_cache_bytes_hi"] == 4 * GIB
     assert found["budget_bytes"] == found["gpu"]["memory_bytes"]
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4.5")
-    refused = run("fit", LLAMA, *ON_CPU)
+    refused = run("fit", LLAMA, *ON_CPU, "--env", "VLLM_CPU_KVCACHE_SPACE=4.5")
     assert refused.status == 2 and "VLLM_CPU_KVCACHE_SPACE" in refused.err and "hint:" in refused.err
 
 
@@ -233,7 +239,7 @@ def planned(**flags: Any) -> PlanFile:
 
 
 def test_a_plan_sets_the_variable_and_no_share() -> None:
-    plan = planned(cpu_kvcache_space=4).plan
+    plan = planned(env=of_gib(4)).plan
     assert plan.env["VLLM_CPU_KVCACHE_SPACE"] == "4" and "--gpu-memory-utilization" not in plan.serve_argv
     assert plan.memory["kv_cache_bytes"] == 4 * GIB and plan.memory["kv_cache_tokens"] == 131_072
     assert any("VLLM_CPU_KVCACHE_SPACE=4" in reason for reason in plan.why)
@@ -250,7 +256,7 @@ def test_what_was_planned_is_what_the_words_of_the_plan_launch() -> None:
 def test_a_plan_for_more_than_the_memory_is_none() -> None:
     request = Request(
         model=resolve_model(LLAMA, network=False), gpus=(load_profile("cpu"),), goal="balanced", input_len=128,
-        output_len=32, version=version("0.32.0"), args=EngineArgs(cpu_kvcache_space=30),
+        output_len=32, version=version("0.32.0"), args=EngineArgs(env=of_gib(30)),
     )  # fmt: skip
     (ranking,) = rank(request)
     assert ranking.best is None
@@ -263,7 +269,7 @@ def test_a_plan_for_more_than_the_memory_is_none() -> None:
 def logged(tokens: str, size: str = "4.0") -> dict[str, ComparedLine]:
     """The lines of memory of a plan with 4 GiB, validated against a log."""
     log = GIVEN_LOG.replace("1,310,720", tokens).replace("(5.0/", f"({size}/")
-    found = compare_plan(MeasuredPlan(Path(), planned(cpu_kvcache_space=4), "", {}, read_startup_log(log)))
+    found = compare_plan(MeasuredPlan(Path(), planned(env=of_gib(4)), "", {}, read_startup_log(log)))
     return {line.metric: line for line in found}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.engine.environment import Environment
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
@@ -16,6 +17,9 @@ from planner.model.resolve import resolve_model
 from planner.planning.deployment import served_model
 from planner.planning.serving import Serving
 from planner.units import GIB
+
+MARLIN = Environment(VLLM_MXFP4_USE_MARLIN="1")
+FLASHINFER = Environment(VLLM_USE_FLASHINFER_SAMPLER="1")
 
 
 def start(model_id: str, gpu: str, version: str, **settings: Any) -> MemoryBudget:
@@ -38,7 +42,7 @@ def tokens(found: MemoryBudget) -> int:
 @pytest.mark.parametrize(("ranks", "logged"), [(1, 66.14), (2, 34.38), (4, 17.22), (8, 8.66)])
 def test_marlin_pads_the_experts_of_gpt_oss(ranks: int, logged: float) -> None:
     """ad1c47bf, 82175fd0, a3228657, 0703b5d5: H200, 0.22, started with VLLM_MXFP4_USE_MARLIN=1."""
-    found = start("openai/gpt-oss-120b", "h200-sxm", "0.22.1", tensor_parallel_size=ranks, mxfp4_use_marlin=True)
+    found = start("openai/gpt-oss-120b", "h200-sxm", "0.22.1", tensor_parallel_size=ranks, env=MARLIN)
     assert loaded_gib(found) == pytest.approx(logged, rel=4e-3)
 
 
@@ -103,7 +107,7 @@ def test_v0_checks_the_token_budget_before_it_sees_mla() -> None:
 def test_flashinfer_holds_the_logits_four_times(share: float, logged: int) -> None:
     """904d911f, 4c9cd594: 2 x A100 80 GB, 0.10.1.1, FlashInfer installed by hand."""
     settings = {"tensor_parallel_size": 2, "max_model_len": 16384, "gpu_memory_utilization": share}
-    said = start("Qwen/Qwen2-7B-Instruct", "a100-sxm-80gb", "0.10.1.1", **settings, flashinfer_sampler=True)
+    said = start("Qwen/Qwen2-7B-Instruct", "a100-sxm-80gb", "0.10.1.1", **settings, env=FLASHINFER)
     assert tokens(said) == pytest.approx(logged, rel=0.02)
     unsaid = start("Qwen/Qwen2-7B-Instruct", "a100-sxm-80gb", "0.10.1.1", **settings)
     assert unsaid.logged_tokens(unsaid.num_blocks.low) < logged < unsaid.logged_tokens(unsaid.num_blocks.high)

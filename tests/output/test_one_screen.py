@@ -36,7 +36,7 @@ FITS = [
     ("fit", LLAMA, "--gpu", "h200", "--sweep"),
     ("fit", LLAMA, "--gpu", "h200", "--gpu", "mi300x", "--gpu", "l4", "--sweep"),
     ("fit", LLAMA, "--gpu", "mi300x-cpx-nps4", "--max-model-len", "8192"),
-    ("fit", "meta-llama/Llama-3.2-1B", "--gpu", "cpu", "--max-model-len", "8192", "--cpu-kvcache-space", "4"),
+    ("fit", "meta-llama/Llama-3.2-1B", "--gpu", "cpu", "--max-model-len", "8192", "--env", "VLLM_CPU_KVCACHE_SPACE=4"),
 ]
 PLANS = [
     ("recommend",),

@@ -236,7 +236,7 @@ def test_what_a_given_cache_takes_is_checked_before_the_start() -> None:
     parts = {"weights_bytes": 2 * gib, "activation_bytes": 3 * gib // 4, "non_torch_bytes": gib // 4}
     files = render_scripts(native(env={"VLLM_CPU_KVCACHE_SPACE": "4"}, memory={**parts, "kv_cache_bytes": 4 * gib}))
     assert "need_free_mib=7096\n" in files["preflight.sh"]
-    assert "plan again with a smaller --cpu-kvcache-space" in files["preflight.sh"]
+    assert "plan again with a smaller VLLM_CPU_KVCACHE_SPACE" in files["preflight.sh"]
     assert "| `VLLM_CPU_KVCACHE_SPACE` | `4` |" in files["RUNBOOK.md"]
     assert "gpu_memory_utilization" not in files["RUNBOOK.md"]
     assert "gpu_memory_utilization" in render_scripts(native())["RUNBOOK.md"]

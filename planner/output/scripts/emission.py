@@ -358,7 +358,7 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     driver_bytes = (profile.memory.driver or profile.memory.engine_visible).base
     capability, partition = profile.compute_capability, profile.partition
     on_cpu = CPU_KVCACHE_SPACE in plan.env
-    smaller = "--cpu-kvcache-space" if on_cpu else "--gpu-memory-utilization"
+    smaller = CPU_KVCACHE_SPACE if on_cpu else "--gpu-memory-utilization"
     if on_cpu:  # weights, overheads and the cache of the given size
         taken = float(sum(plan.memory[f"{part}_bytes"] for part in ("weights", "activation", "non_torch", "kv_cache")))
     else:

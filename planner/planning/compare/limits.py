@@ -33,7 +33,7 @@ def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight
     held = deployment.requests_served(total_len) * config.data_parallel_size
     if in_flight > held:
         return f"KV capacity: holds {held:,.0f} requests"
-    if in_flight > config.max_num_seqs * config.data_parallel_size:
+    if in_flight > config.max_running:
         return f"queueing: max_num_seqs {config.max_num_seqs}"
     cause, share = next(iter(time_shares(deployment, served).items()), ("nothing", 0.0))
     return f"{cause} {share:.0%}"
