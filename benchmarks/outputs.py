@@ -47,8 +47,7 @@ LIMIT_S = 60
 SLOW_S = 20
 #: Imported before the first command, besides all modules of the checkout.
 HEAVY = (
-    "numpy", "scipy.optimize", "scipy.stats", "pydantic", "jinja2", "huggingface_hub", "typer", "yaml", "tabulate",
-    "plotext",
+    "numpy", "scipy.optimize", "scipy.stats", "pydantic", "jinja2", "huggingface_hub", "typer", "yaml", "plotext",
 )  # fmt: skip
 
 # --- the list ------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from .output import FleetAnswer as FleetAnswer
 from .output import PredictionAnswer as PredictionAnswer
 from .output import PredictionRefused as PredictionRefused
 from .output import Recommendation as Recommendation
-from .output import Result as Result
+from .output import Answer as Answer
 from .output import TuningAnswer as TuningAnswer
 from .output import ValidationAnswer as ValidationAnswer
 from .planning import Plan as Plan

@@ -4,6 +4,7 @@ from typing import Any, assert_type
 
 import planner
 from planner import (
+    Answer,
     FitAnswer,
     GpuProfile,
     InputError,
@@ -12,7 +13,6 @@ from planner import (
     PredictionAnswer,
     PredictionRefused,
     Recommendation,
-    Result,
     check_fit,
     predict_serve,
     recommend_plans,
@@ -42,7 +42,7 @@ def main() -> None:
     wanted = recommend_plans("meta-llama/Llama-2-7b-hf", gpu, max_concurrency=4, num_prompts=8, calibration="none")
     assert_type(wanted, Recommendation)
     assert_type(wanted.best, Plan | None)
-    answers: list[Result] = [served, wanted]
+    answers: list[Answer] = [served, wanted]
     print([answer.ok for answer in answers])
     try:
         check_fit("meta-llama/Llama-2-7b-hf", "h1000")

@@ -42,7 +42,6 @@ OWNERS = {
     "typer": {"commands"},
     "rich": {"commands"},
     "jinja2": {"output"},
-    "tabulate": {"output"},
     "yaml": {"output", "engine"},
     "tree_sitter": {"engine"},
     "tree_sitter_bash": {"engine"},

@@ -18,7 +18,7 @@ from planner.errors import InputError
 from planner.secrets import masked
 
 if TYPE_CHECKING:
-    from planner.output import Result
+    from planner.output import Answer
 
 
 @dataclass
@@ -146,9 +146,9 @@ def _call(context: typer.Context, declared: Command, parameters: list[Parameter]
     return declared.function(*words, **options)
 
 
-def show(answer: Result, form: str) -> int:
+def show(answer: Answer, form: str) -> int:
     """Print an answer; gives the exit status that it means."""
-    from planner.output import print_result
+    from planner.output import print_answer
 
-    print_result(answer, form)
+    print_answer(answer, form)
     return 0 if answer.ok else 1

@@ -283,7 +283,7 @@ def _predict(
     if deployment.requests_held(longest) < 1:
         return PredictionRefused(deployment, load, resolved, notes)
     prediction = serving.predict(load, bench=bench, requests=requests, **asked)
-    return PredictionAnswer(bench, prediction, deployment, resolved, explain, notes)
+    return PredictionAnswer.of(bench, prediction, deployment, resolved, explain, notes)
 
 
 def _recorded(path: Path, rate: float) -> tuple[Requests, tuple[int, int, int, float], tuple[str, ...]]:

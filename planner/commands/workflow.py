@@ -68,9 +68,9 @@ def workflow(
         list_workflows,
         note,
         plan_workflow,
+        print_answer,
         print_files,
         print_notes,
-        print_result,
         print_workflows,
         purpose_of,
         show_workflow,
@@ -104,7 +104,7 @@ def workflow(
         local=local,
     )
     if show:
-        print_result(WorkflowAnswer(*show_workflow(chosen, choice)), format)
+        print_answer(WorkflowAnswer(*show_workflow(chosen, choice)), format)
         return
     files = plan_workflow(chosen, choice, command=command_line)
     if output:

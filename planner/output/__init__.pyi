@@ -1,6 +1,6 @@
 # answers, one class for each command, and how they are printed
-from .result import Result as Result
-from .result import print_result as print_result
+from .answer import Answer as Answer
+from .answer import print_answer as print_answer
 from .tables.fit import FitAnswer as FitAnswer
 from .tables.fit import FitTable as FitTable
 from .tables.fit import GpuFit as GpuFit
@@ -15,10 +15,10 @@ from .tables.fleet import FleetAnswer as FleetAnswer
 from .tables.check import CheckAnswer as CheckAnswer
 from .tables.evaluation import Evaluation as Evaluation
 from .tables.evaluation import chart_writer as chart_writer
-from .tables.calibration import CalibrationAnswer as CalibrationAnswer
-from .tables.validation import OfflineValidation as OfflineValidation
-from .tables.validation import ValidationAnswer as ValidationAnswer
-from .tables.validation import validate_offline as validate_offline
+from .tables.measured import CalibrationAnswer as CalibrationAnswer
+from .tables.measured import OfflineValidation as OfflineValidation
+from .tables.measured import ValidationAnswer as ValidationAnswer
+from .tables.measured import validate_offline as validate_offline
 
 # lists of facts
 from .tables.facts import print_catalog as print_catalog
@@ -53,7 +53,7 @@ from .playground.page import style as style
 from .playground.page import whole_answer as whole_answer
 
 # measuring settings one after the other
-from .tables.tuning import TuningAnswer as TuningAnswer
+from .tables.measured import TuningAnswer as TuningAnswer
 from .tuning import Tuner as Tuner
 
 # scripts of a plan

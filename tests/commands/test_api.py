@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 import planner
 from planner import (
+    Answer,
     Demand,
     IllegalPlanError,
     InputError,
     PlannerError,
-    Result,
     calibrate_from,
     check_command,
     check_fit,
@@ -56,7 +56,7 @@ LINE = f"vllm serve {LLAMA} --max-num-seqs 16 --max-model-len 2048"
 SHORT = ("--num-prompts", "16", "--max-concurrency", "4")
 
 #: The same question, asked of the library and of the command line.
-SAME: list[tuple[Callable[[], Result], tuple[str, ...]]] = [
+SAME: list[tuple[Callable[[], Answer], tuple[str, ...]]] = [
     (
         lambda: check_fit(LLAMA, "h100", tensor_parallel_size=2, gpu_memory_utilization=0.8),
         ("fit", LLAMA, "--gpu", "h100", "-tp", "2", "--gpu-memory-utilization", "0.8"),
@@ -127,7 +127,7 @@ def few_runs(offline: None) -> None:
 
 
 @pytest.mark.parametrize(("ask", "words"), SAME, ids=lambda value: value[0] if isinstance(value, tuple) else "")
-def test_the_library_says_what_the_command_prints(ask: Callable[[], Result], words: tuple[str, ...]) -> None:
+def test_the_library_says_what_the_command_prints(ask: Callable[[], Answer], words: tuple[str, ...]) -> None:
     answer, command = ask(), run(*words)
     assert command.status == (0 if answer.ok else 1)
     assert answer.to_text() == command.out
@@ -272,7 +272,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         (lambda: evaluate_runs("nothing.csv"), "nothing.csv", "CSV"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(ask: Callable[[], Result], cause: str, hint: str) -> None:
+def test_what_is_wrong_is_named(ask: Callable[[], Answer], cause: str, hint: str) -> None:
     with pytest.raises(PlannerError) as error:
         ask()
     assert cause in error.value.cause
@@ -380,7 +380,7 @@ def test_importing_imports_nothing() -> None:
     done = _python("-c", program)
     assert {name for name in done.split() if "planner" in name} == {"planner"}
     assert not {"typing", "pydantic", "typer"} & set(done.split())
-    heavy = {"numpy", "scipy", "jinja2", "tabulate", "typer", "huggingface_hub", "yaml"}
+    heavy = {"numpy", "scipy", "jinja2", "rich", "typer", "huggingface_hub", "yaml"}
     program = f"import sys, planner; planner.check_fit({LLAMA!r}, 'h100').to_dict(); print(*sys.modules)"
     assert not heavy & {name.partition(".")[0] for name in _python("-c", program).split()}
 
@@ -416,7 +416,7 @@ def _signatures() -> Iterator[str]:
                 if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                     kind = "keyword " if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
                     yield f"{name}: {kind}{_typed(parameter, public.__globals__)}"
-        elif issubclass(public, Result):
+        elif issubclass(public, Answer):
             yield from (f"{name}.{key}" for key in dir(public) if not key.startswith("_"))
     yield from (f"setting {name}" for name in SETTINGS)
 

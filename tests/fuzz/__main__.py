@@ -120,7 +120,7 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(planner.__path__, "planner."):
         if module.name != "planner.__main__":
             importlib.import_module(module.name)
-    for name in ("numpy.random", "scipy.optimize", "scipy.stats", "yaml", "tabulate", "jinja2"):
+    for name in ("numpy.random", "scipy.optimize", "scipy.stats", "yaml", "jinja2"):
         importlib.import_module(name)
 
 

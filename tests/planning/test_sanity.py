@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner import compare_gpus, recommend_plans, size_fleet
-from planner.output import Result
+from planner.output import Answer
 from planner.planning import kept_limits
 from planner.planning.capacity import Reading
 from planner.planning.sanity import TIMES, WAIT_S
@@ -20,7 +20,7 @@ TIGHT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def said(answer: Result) -> str:
+def said(answer: Answer) -> str:
     """The text, its lines joined."""
     return " ".join(str(answer).split())
 

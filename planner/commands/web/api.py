@@ -22,7 +22,7 @@ from planner.commands.engine_options import engine_parameter
 from planner.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
-    from planner.output import Result
+    from planner.output import Answer
 
 #: Path below /api -> the words of the command, the module of the function that answers, its name.
 ANSWERED = {
@@ -47,7 +47,7 @@ class Operation:
 
     path: str
     command: Command
-    function: Callable[..., Result]
+    function: Callable[..., Answer]
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -56,7 +56,7 @@ class Operation:
         engine = (engine_parameter(name, searched=name in self.command.searched) for name in self.command.engine)
         return {one.name: one for one in (*own, *engine) if one.name not in CLOSED and not _names_a_file(one)}
 
-    def answer(self, query: Iterable[tuple[str, str]]) -> Result:
+    def answer(self, query: Iterable[tuple[str, str]]) -> Answer:
         """Call the function. Raises what it raises, and InputError for a parameter that it does not have."""
         given: dict[str, list[str]] = {}
         for name, text in query:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from planner.engine import FlagProblem, has_both_engines
+from planner.engine import has_both_engines
+from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
-from planner.output.result import Result
 from planner.output.tables.shared import MORE, items, listed
 from planner.planning import Fit, LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column("what", ""),
-    Column("gpus"),
+    Column("gpus", of="num_gpus"),
     Column("output_throughput", "tok/s", ",.0f"),
     Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
     Column("mean_ttft_ms", "TTFT ms", ",.0f"),
@@ -32,133 +32,6 @@ COLUMNS = (
 BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)
 
 
-@dataclass(frozen=True, repr=False)
-class CheckAnswer(Result):
-    """Whether a ``vllm serve`` line starts, what it delivers, and what delivers more: ``planner check``."""
-
-    verdict_first = True
-    record: LineVerdict
-    remarks: tuple[str, ...] = ()
-    #: Where a script has several ways through it: the conditions of each, and what is said about it; else empty
-    branches: tuple[tuple[tuple[str, ...], LineVerdict], ...] = ()
-    seen: SeenServer | None = None  #: the running server whose load it is
-    explain: bool = False
-
-    @classmethod
-    def of(cls, judged: Sequence[tuple[tuple[str, ...], LineVerdict]], remarks: tuple[str, ...] = ()) -> CheckAnswer:
-        """The answer for each way through a script. Ways of which the same is said are one, under what they share;
-        what all ways share does not tell them apart and is left out.
-        """
-        ways: dict[tuple[str, ...], tuple[tuple[str, ...], LineVerdict]] = {}
-        for when, record in judged:
-            said = (*_start(record), *_speed(record))
-            shared, first = ways.get(said, (when, record))
-            ways[said] = tuple(one for one in shared if one in when), first
-        everywhere = [one for one in judged[0][0] if all(one in when for when, _ in ways.values())]
-        branches = tuple(
-            (tuple(one for one in when if one not in everywhere), record) for when, record in ways.values()
-        )
-        return cls(judged[0][1], remarks, branches if len(branches) > 1 else ())
-
-    @property
-    def ok(self) -> bool:
-        """Whether it starts, in every branch."""
-        return all(record.starts for _, record in self.branches or (((), self.record),))
-
-    def _object(self) -> dict[str, Any]:
-        branches = [{"when": list(when), **self._judged(record)} for when, record in self.branches]
-        seen = {"server": _seen(self.seen)} if self.seen else {}
-        return {**self._judged(self.record), "starts": self.ok, "branches": branches, **seen}
-
-    def _judged(self, answer: LineVerdict) -> dict[str, Any]:
-        load = answer.workload
-        return {
-            "starts": answer.starts,
-            "model": {"requested": answer.resolved.requested, "resolved": answer.resolved.resolved},
-            "gpu": answer.profile.id,
-            "engine_version": str(answer.version),
-            "calibration": _calibration(answer),
-            "flags": [_problem(problem) for problem in answer.line.problems],
-            "not_simulated": list(answer.line.not_simulated),
-            "refusal": {"cause": answer.refusal.cause, "hint": answer.refusal.hint} if answer.refusal else None,
-            "fit": answer.fit.to_json() if answer.fit else None,
-            "settings": answer.settings,
-            "load": PlannedWorkload.of(load).model_dump() if load else None,
-            "command": answer.line.command,
-            "delivers": _figures(answer.served) if answer.served else None,
-            "offline": answer.offline.result if answer.offline else None,
-            "goal": answer.goal,
-            "better": [_plan(answer, plan) for plan in answer.better()],
-            "notes": list(_notes(answer)),
-        }
-
-    def _rows(self) -> list[dict[str, Any]]:
-        if self.branches:
-            return [_row(_condition(when), record.served) for when, record in self.branches]
-        measured = [{"what": "measured", **self.seen.measured}] if self.seen else []
-        return [*measured, _row("this line", self.record.served), *_plan_rows(self.record)]
-
-    def _columns(self) -> Sequence[Column]:
-        return COLUMNS
-
-    def _lines(self) -> Iterator[str]:
-        before: list[str] = []
-        for when, record in self.branches or (((), self.record),):
-            start = list(_start(record))
-            if start != before:  # an engine that several loads share is shown once
-                if before:
-                    yield ""
-                if any(conditions for conditions, _ in self.branches):
-                    yield wrapped(f"{_condition(when)}:")
-                yield from start
-                if _has_speed(record):
-                    yield ""
-            before = start
-            yield from _speed(record)
-        if self.seen:
-            yield from _seen_lines(self.seen, self.record)
-
-    def _brief_lines(self) -> Iterator[str]:
-        """The verdict; of several ways through a script one line each, and the first that does not start whole."""
-        ways = self.branches or (((), self.record),)
-        starting = sum(record.starts for _, record in ways)
-        _, shown = next((way for way in ways if not way[1].starts), ways[0])
-        if len(ways) > 1:
-            where = f"{starting} of {len(ways)} ways through the script start"
-            yield wrapped(f"{shown.resolved.resolved} on {shown.profile.id}: {where}")
-            for when, record in ways[:BRIEF_WAYS]:
-                yield from items("-" if record.starts else "x", [f"{_condition(when)}: {_verdict(record)}"])
-            if len(ways) > BRIEF_WAYS:
-                yield f"  and {len(ways) - BRIEF_WAYS} more"
-            yield ""
-        yield wrapped(_headline(shown))
-        for problem in sorted(shown.line.problems, key=lambda one: not one.fatal)[:BRIEF_PROBLEMS]:
-            yield from items("x" if problem.fatal else "!", [str(problem)])
-        if len(shown.line.problems) > BRIEF_PROBLEMS:
-            yield f"  and {len(shown.line.problems) - BRIEF_PROBLEMS} more remarks on options"
-        yield from list(_start_lines(shown))[:BRIEF_START]
-        if _has_speed(shown):
-            yield ""
-            yield from _brief_speed(shown, len(ways))
-        if self.seen:
-            yield from _seen_lines(self.seen, self.record)
-
-    def _brief_notes(self) -> Iterator[str]:
-        line = self.record.line
-        yield from _about_drafts(self.record)
-        yield from _about_engine(self.record)
-        fits = [f"calibration: {used}"] if (used := _calibration(self.record)) else []
-        unknown = [f"not simulated: {', '.join(line.not_simulated)}"] if line.not_simulated else []
-        yield "; ".join([*unknown, *fits, MORE])
-
-    def _title(self) -> str:
-        return _headline(self.record)
-
-    def _notes(self) -> Iterator[str]:
-        for _, record in self.branches or (((), self.record),):
-            yield from _notes(record)
-
-
 BRIEF_WAYS = 8
 BRIEF_PROBLEMS = 3
 BRIEF_START = 8
@@ -166,58 +39,201 @@ BRIEF_CHANGES = 8
 _MOST_OF_A_CONDITION = 70  #: characters that are shown
 
 
-def _seen(seen: SeenServer) -> dict[str, Any]:
-    names = ("url", "version", "model", "max_model_len", "kv_cache_tokens", "in_flight", "input_len", "output_len",
-             "window_s", "ended_in_window", "measured")  # fmt: skip
-    return {name: getattr(seen, name) for name in names}
+@dataclass(frozen=True)
+class Way:
+    """One way through a script, judged."""
+
+    when: tuple[str, ...]  #: its conditions
+    record: LineVerdict
+    better: tuple[Served, ...]  #: plans that are worth a change, best first, replayed
+
+    @property
+    def condition(self) -> str:
+        """The conditions, each once and on one line."""
+        short = []
+        for condition in self.when:
+            text = " ".join(condition.replace("\\\n", " ").split())
+            text = text.removeprefix("not: ! ") if text.startswith("not: ! ") else text.replace("not: ", "not ", 1)
+            short.append(text if len(text) <= _MOST_OF_A_CONDITION else f"{text[:_MOST_OF_A_CONDITION]} ...")
+        return f"if {' and '.join(dict.fromkeys(short))}" if short else "otherwise"
+
+    @property
+    def has_speed(self) -> bool:
+        """True if there is a load, and so a speed."""
+        return self.record.offline is not None or (
+            not self.record.line.is_offline and bool(self.record.served or self.record.workload)
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The line and the better plans under its load."""
+        own = self.record.resolved.resolved
+        plans = [_row(plan.model if plan.model != own else "same model, other settings", plan) for plan in self.better]
+        return [*([_row("this line", self.record.served)] if self.record.served else []), *plans]
 
 
-def _seen_lines(seen: SeenServer, record: LineVerdict) -> Iterator[str]:
-    """What the server measured of itself beside what is predicted for the load that it has."""
-    means = "of now" if seen.ended_in_window else "since it started: no request ended meanwhile"
-    yield wrapped(f"\n{seen.url}, vLLM {seen.version}, watched for {seen.window_s:.1f} s; its means are {means}:")
-    rows = [{"what": "measured", **seen.measured}, {**_row("predicted", record.served), "gpus": None}]
-    yield table_text(rows, tuple(column for column in COLUMNS if column.key in ("what", *seen.measured)))
+@dataclass(frozen=True, repr=False)
+class CheckAnswer(Answer):
+    """A ``vllm serve`` line: whether it starts, its speed, and faster settings: ``planner check``."""
+
+    verdict_first = True
+    columns = COLUMNS
+    ways: tuple[Way, ...]  #: through the script; one where it has no branches
+    remarks: tuple[str, ...] = ()
+    seen: SeenServer | None = None  #: the running server whose load it is
+    explain: bool = False
+
+    @classmethod
+    def of(cls, judged: Sequence[tuple[tuple[str, ...], LineVerdict]], remarks: tuple[str, ...] = ()) -> CheckAnswer:
+        """The answer for each way through a script, its better plans replayed.
+
+        Ways with the same text are one, under the conditions that they share; conditions that all ways share are left
+        out.
+        """
+        ways: dict[tuple[str, ...], Way] = {}
+        for when, record in judged:
+            way = Way(when, record, tuple(record.better()))
+            text = (*_start(way), *_speed(way))
+            first = ways.get(text, way)
+            ways[text] = replace(first, when=tuple(one for one in first.when if one in when))
+        everywhere = [one for one in judged[0][0] if all(one in way.when for way in ways.values())]
+        shown = [replace(way, when=tuple(one for one in way.when if one not in everywhere)) for way in ways.values()]
+        return cls(tuple(shown), remarks)
+
+    @property
+    def record(self) -> LineVerdict:
+        """The verdict; of several ways through a script the first."""
+        return self.ways[0].record
+
+    @property
+    def branches(self) -> tuple[tuple[tuple[str, ...], LineVerdict], ...]:
+        """The conditions and the verdict of each way where a script has several; else empty."""
+        return tuple((way.when, way.record) for way in self.ways) if len(self.ways) > 1 else ()
+
+    @property
+    def ok(self) -> bool:
+        """True if it starts, in every branch."""
+        return all(way.record.starts for way in self.ways)
+
+    def _object(self) -> dict[str, Any]:
+        several = self.ways if len(self.ways) > 1 else ()
+        branches = [{"when": list(way.when), **_judged(way)} for way in several]
+        names = ("url", "version", "model", "max_model_len", "kv_cache_tokens", "in_flight", "input_len", "output_len",
+                 "window_s", "ended_in_window", "measured")  # fmt: skip
+        seen = {"server": fields_of(self.seen, *names)} if self.seen else {}
+        return {**_judged(self.ways[0]), "starts": self.ok, "branches": branches, **seen}
+
+    def _records(self) -> list[dict[str, Any]]:
+        if len(self.ways) > 1:
+            return [_row(way.condition, way.record.served) for way in self.ways]
+        measured = [{"what": "measured", **self.seen.measured}] if self.seen else []
+        own = [] if self.record.served else [_row("this line", None)]
+        return [*measured, *own, *self.ways[0].rows()]
+
+    def sentences(self) -> Iterator[str]:
+        """The verdict, the remarks on options, the memory, and the speed beside that of better plans."""
+        yield from self._each_way() if self.explain else self._one_screen()
+        if self.seen:
+            yield from _seen_lines(self.seen, self.record)
+
+    def _each_way(self) -> Iterator[str]:
+        before: list[str] = []
+        for way in self.ways:
+            start = list(_start(way))
+            if start != before:  # an engine that several loads share is shown once
+                if before:
+                    yield ""
+                if any(other.when for other in self.ways):
+                    yield wrapped(f"{way.condition}:")
+                yield from start
+                if way.has_speed:
+                    yield ""
+            before = start
+            yield from _speed(way)
+
+    def _one_screen(self) -> Iterator[str]:
+        """The verdict; of several ways through a script one line each, and the first that does not start whole."""
+        starting = sum(way.record.starts for way in self.ways)
+        shown = next((way for way in self.ways if not way.record.starts), self.ways[0])
+        line = shown.record.line
+        if len(self.ways) > 1:
+            where = f"{starting} of {len(self.ways)} ways through the script start"
+            yield wrapped(f"{shown.record.resolved.resolved} on {shown.record.profile.id}: {where}")
+            for way in self.ways[:BRIEF_WAYS]:
+                yield from items("-" if way.record.starts else "x", [f"{way.condition}: {_verdict(way.record)}"])
+            if len(self.ways) > BRIEF_WAYS:
+                yield f"  and {len(self.ways) - BRIEF_WAYS} more"
+            yield ""
+        yield wrapped(_headline(shown.record))
+        for problem in sorted(line.problems, key=lambda one: not one.fatal)[:BRIEF_PROBLEMS]:
+            yield from items("x" if problem.fatal else "!", [str(problem)])
+        if len(line.problems) > BRIEF_PROBLEMS:
+            yield f"  and {len(line.problems) - BRIEF_PROBLEMS} more remarks on options"
+        yield from list(_start_lines(shown.record))[:BRIEF_START]
+        if shown.has_speed:
+            yield ""
+            yield from _speed(shown, brief=True, with_command=len(self.ways) == 1)
+
+    def _brief_notes(self) -> Iterator[str]:
+        skipped = self.record.line.not_simulated
+        yield from _about_drafts(self.record)
+        yield from _about_engine(self.record)
+        fits = [f"calibration: {used}"] if (used := _calibration(self.record)) else []
+        yield "; ".join([*([f"not simulated: {', '.join(skipped)}"] if skipped else []), *fits, MORE])
+
+    def _title(self) -> str:
+        return _headline(self.record)
+
+    def _notes(self) -> Iterator[str]:
+        for way in self.ways:
+            yield from _notes(way.record)
 
 
-def _condition(when: Sequence[str]) -> str:
-    """Which way through the script it is: what tells it from the others, each condition once and on one line."""
-    short = []
-    for condition in when:
-        text = " ".join(condition.replace("\\\n", " ").split())
-        text = text.removeprefix("not: ! ") if text.startswith("not: ! ") else text.replace("not: ", "not ", 1)
-        short.append(text if len(text) <= _MOST_OF_A_CONDITION else f"{text[:_MOST_OF_A_CONDITION]} ...")
-    return f"if {' and '.join(dict.fromkeys(short))}" if short else "otherwise"
+def _judged(way: Way) -> dict[str, Any]:
+    record = way.record
+    return {
+        "starts": record.starts,
+        "model": fields_of(record.resolved, "requested", "resolved"),
+        "gpu": record.profile.id,
+        "engine_version": str(record.version),
+        "calibration": _calibration(record),
+        "flags": [fields_of(problem, "flag=word", "cause", "hint", "fatal") for problem in record.line.problems],
+        "not_simulated": list(record.line.not_simulated),
+        "refusal": fields_of(record.refusal, "cause", "hint") if record.refusal else None,
+        "fit": record.fit.to_json() if record.fit else None,
+        "settings": record.settings,
+        "load": PlannedWorkload.of(record.workload).model_dump() if record.workload else None,
+        "command": record.line.command,
+        "delivers": _figures(record.served) if record.served else None,
+        "offline": record.offline.result if record.offline else None,
+        "goal": record.goal,
+        "better": [_plan(record, plan) for plan in way.better],
+        "notes": list(_notes(record)),
+    }
 
 
-def _problem(problem: FlagProblem) -> dict[str, Any]:
-    return {"flag": problem.word, "cause": problem.cause, "hint": problem.hint, "fatal": problem.fatal}
+def _plan(record: LineVerdict, plan: Served) -> dict[str, Any]:
+    return {
+        **fields_of(plan, "model", "env"),
+        "command": shlex.join(plan.command),
+        "changes": {name: {"line": own, "plan": other} for name, (own, other) in record.changes(plan).items()},
+        "delivers": _figures(plan),
+    }
 
 
 def _figures(served: Served) -> dict[str, Any]:
     return {**served.result, "output_throughput_per_gpu": served.tok_per_s_per_gpu, "num_gpus": served.config.num_gpus}
 
 
-def _plan(answer: LineVerdict, plan: Served) -> dict[str, Any]:
-    return {
-        "model": plan.model,
-        "env": plan.env,
-        "command": shlex.join(plan.command),
-        "changes": {name: {"line": own, "plan": other} for name, (own, other) in answer.changes(plan).items()},
-        "delivers": _figures(plan),
-    }
-
-
 def _row(what: str, served: Served | None) -> dict[str, Any]:
-    if served is None:
-        return {"what": what}
-    figures = _figures(served)
-    return {"what": what, "gpus": served.config.num_gpus, **{column.key: figures[column.key] for column in COLUMNS[2:]}}
+    return {"what": what, **(_figures(served) if served else {})}
 
 
-def _plan_rows(answer: LineVerdict) -> Iterator[dict[str, Any]]:
-    for plan in answer.better():
-        yield _row(plan.model if plan.model != answer.resolved.resolved else "same model, other settings", plan)
+def _seen_lines(seen: SeenServer, record: LineVerdict) -> Iterator[str]:
+    """The server's own figures beside the prediction for the load that it has."""
+    means = "of now" if seen.ended_in_window else "since it started: no request ended meanwhile"
+    yield wrapped(f"\n{seen.url}, vLLM {seen.version}, watched for {seen.window_s:.1f} s; its means are {means}:")
+    rows = [{"what": "measured", **seen.measured}, _row("predicted", record.served)]
+    yield table_text(rows, tuple(column for column in COLUMNS if column.key in ("what", *seen.measured)))
 
 
 def _headline(answer: LineVerdict) -> str:
@@ -227,28 +243,24 @@ def _headline(answer: LineVerdict) -> str:
     return f"{answer.resolved.resolved} on {where}, vLLM {answer.version}: {_verdict(answer)}"
 
 
-def _start(answer: LineVerdict) -> Iterator[str]:
-    """What starts, or why it does not."""
-    yield wrapped(_headline(answer))
-    for problem in answer.line.problems:
-        yield wrapped(str(problem), first="  x " if problem.fatal else "  ! ", rest="    ")
-    yield from _start_lines(answer)
+def _start(way: Way) -> Iterator[str]:
+    """The verdict, the remarks on options, and the memory."""
+    yield wrapped(_headline(way.record))
+    for problem in way.record.line.problems:
+        yield from items("x" if problem.fatal else "!", [str(problem)])
+    yield from _start_lines(way.record)
 
 
-def _has_speed(answer: LineVerdict) -> bool:
-    return answer.offline is not None or bool(not answer.line.is_offline and (answer.served or answer.workload))
-
-
-def _speed(answer: LineVerdict) -> Iterator[str]:
-    """What it delivers, and what delivers more."""
-    if answer.offline:
-        yield from _offline_lines(answer, answer.offline.result)
-    elif _has_speed(answer):
-        yield from _load_lines(answer)
+def _speed(way: Way, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
+    """The speed of the line, and the plans that are better."""
+    if way.record.offline:
+        yield from _offline_lines(way.record, way.record.offline.result)
+    elif way.has_speed:
+        yield from _load_lines(way, brief=brief, with_command=with_command)
 
 
 def _offline_lines(answer: LineVerdict, result: Mapping[str, Any]) -> Iterator[str]:
-    """What an offline benchmark would write, with its interval."""
+    """The result of an offline benchmark, with its interval."""
     load = answer.workload
     lengths = (
         f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, " if load else ""
@@ -276,12 +288,12 @@ def _verdict(answer: LineVerdict) -> str:
 
 def _start_lines(answer: LineVerdict) -> Iterator[str]:
     if answer.refusal:
-        yield wrapped(f"{answer.refusal.cause} ({answer.refusal.hint})", first="  x ", rest="    ")
+        yield from items("x", [f"{answer.refusal.cause} ({answer.refusal.hint})"])
     fit = answer.fit
     if not fit:
         return
     if fit.reason:
-        yield wrapped(fit.reason, first="  x " if not fit.fits else "  ! ", rest="    ")
+        yield from items("!" if fit.fits else "x", [fit.reason])
     on_each = " on each GPU" if fit.config.num_gpus > 1 else ""
     yield from pair_lines((
         ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)}{on_each}, {fit.config.weight_dtype}"),
@@ -298,42 +310,25 @@ def _engine(fit: Fit) -> str:
     return f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
 
 
-def _load_lines(answer: LineVerdict) -> Iterator[str]:
-    load = answer.workload
-    plans = list(_plan_rows(answer))
-    if load:
-        yield f"{_load_words(load)}:"
-    rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
+def _load_lines(way: Way, *, brief: bool, with_command: bool = True) -> Iterator[str]:
+    """The speed of the line beside that of better plans, their changes and commands; ``brief``: of the best."""
+    record, shown = way.record, way.better[:1] if brief else way.better
+    rows = replace(way, better=shown).rows()
+    if record.workload:
+        yield wrapped(f"{_load_words(record.workload)}:")
     if rows:
-        yield table_text(rows, COLUMNS)
-    if not plans:
-        yield f"no plan is better for {answer.goal} on these GPUs" if rows else "no plan fits on this GPU"
-    for row, plan in zip(plans, answer.better(), strict=True):
-        yield f"\n{row['what']}:"
-        for name, (own, other) in answer.changes(plan).items():
-            yield f"  {name}: {own} -> {other}"
-        yield from command_lines(plan.env, plan.command)
-
-
-def _brief_speed(answer: LineVerdict, ways: int) -> Iterator[str]:
-    """What the line delivers, and the one plan that is best: what it changes, and its command."""
-    if answer.offline:
-        yield from _offline_lines(answer, answer.offline.result)
-        return
-    plans = list(_plan_rows(answer))[:1]
-    rows = [*([_row("this line", answer.served)] if answer.served else []), *plans]
-    if answer.workload:
-        yield wrapped(f"{_load_words(answer.workload)}:")
-    if rows:
-        yield table_text(rows, BRIEF)
-    if not plans:
-        yield f"no plan is better for {answer.goal} on these GPUs" if rows else "no plan fits on this GPU"
-        return
-    plan = next(iter(answer.better()))
-    changes = [f"{name}: {own} -> {other}" for name, (own, other) in answer.changes(plan).items()]
-    yield from items("-", [f"the goal {answer.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
-    if ways == 1:
-        yield from command_lines(plan.env, plan.command)
+        yield table_text(rows, BRIEF if brief else COLUMNS)
+    if not shown:
+        yield f"no plan is better for {record.goal} on these GPUs" if rows else "no plan fits on this GPU"
+    for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
+        changes = [f"{name}: {own} -> {other}" for name, (own, other) in record.changes(plan).items()]
+        if brief:
+            yield from items("-", [f"the goal {record.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
+        else:
+            yield f"\n{row['what']}:"
+            yield from (f"  {change}" for change in changes)
+        if with_command:
+            yield from command_lines(plan.env, plan.command)
 
 
 def _load_words(load: Workload) -> str:
@@ -347,7 +342,7 @@ def _load_words(load: Workload) -> str:
 
 
 def _calibration(answer: LineVerdict) -> str | None:
-    """Which fits predicted; None where nothing was predicted."""
+    """The fits behind the prediction; None without one."""
     if answer.offline and answer.fit:
         return answer.fit.deployment.calibrated_by
     return answer.served.deployment.calibrated_by if answer.served else None

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from planner.hardware import GpuProfile
-from planner.output.render import Column, command_lines, table_text, wrapped
-from planner.output.result import Result
+from planner.output.answer import Answer
+from planner.output.render import Column, command_lines, known_table, table_text, wrapped
 from planner.output.tables.shared import (
     MORE,
     calibration_note,
@@ -22,7 +22,6 @@ from planner.output.tables.shared import (
     listed,
     price_notes,
     price_rows,
-    told_table,
     with_interval,
 )
 from planner.planning import (
@@ -64,7 +63,7 @@ BRIEF_DOUBTS = 2
 
 
 @dataclass(frozen=True, repr=False)
-class ComparisonAnswer(Result):
+class ComparisonAnswer(Answer):
     """GPUs side by side: ``planner compare``. A table for each load, then which GPU leads where."""
 
     verdict_first = True
@@ -91,18 +90,18 @@ class ComparisonAnswer(Result):
             "model": comparison.question.model.id,
             "per": comparison.question.per,
             "share": comparison.share,
-            "rows": self._rows(),
+            "rows": self._records(),
             "doubts": [doubt_object(doubt) for doubt in self.doubts],
             "orders": [_order_object(order) for order in comparison.orders()],
             "prices": price_rows(self.profiles, self.prices),
             "refused": [{"gpu": refused.gpu, "reason": refused.reason} for refused in comparison.refused],
         }
 
-    def _rows(self) -> list[Mapping[str, Any]]:
+    def _records(self) -> list[Mapping[str, Any]]:
         return [point.figures for point in self.record.points]
 
     def _columns(self) -> Sequence[Column]:
-        rows = self._rows()
+        rows = self._records()
         return [Column(key) for key in (rows[0] if rows else ("gpu",))]
 
     def _lines(self) -> Iterator[str]:
@@ -122,7 +121,7 @@ class ComparisonAnswer(Result):
         same = f"{next(iter(lengths))}, " if len(lengths) == 1 else ""
         yield f"\n{same}{_hardware_words(comparison)}; mean latencies, figures per {_unit(comparison)}:\n"
         points, left_out = _first_of_each_load(comparison)
-        yield told_table([_brief_row(comparison, point) for point in points], BRIEF)
+        yield known_table([_brief_row(comparison, point) for point in points], BRIEF)
         if left_out:
             yield f"and {left_out} more rows"
         for line in list(_order_lines(list(comparison.orders())))[:BRIEF_REASONS]:
@@ -141,7 +140,7 @@ class ComparisonAnswer(Result):
     def _title(self) -> str:
         return f"{self.record.question.model.id}, on {_hardware_words(self.record)}"
 
-    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+    def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
         rows = [{"load": _load_words(point.workload), **_table_row(point)} for point in self.record.points]
         return rows, (Column("load"), *TABLE)
 

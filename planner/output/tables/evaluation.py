@@ -10,13 +10,13 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.evidence import Evaluated, PredictedFigure, evaluation_json, statistics, summary
+from planner.output.answer import Answer, fields_of
 from planner.output.charts.figure import Chart, LinePanel, Mark, Series, Table
 from planner.output.render import Column, note, table_text, write_file
 from planner.output.report.figures import MARKERS
-from planner.output.result import Result
 from planner.workload import METRICS
 
-SUMMARY_COLUMNS = (
+SUMMARY = (
     Column("gpu"),
     Column("bench"),
     Column("metric"),
@@ -27,14 +27,19 @@ SUMMARY_COLUMNS = (
     Column("bias", form="+.1%"),
     Column("coverage_90", "in interval", ".1%"),
 )
-ROWS = "run_id", "gpu", "model", "metric", "measured", "predicted", "lo", "hi", "error", "refused", "calibration"
-ROW_COLUMNS = tuple(map(Column, ROWS))
+ROWS = tuple(
+    map(
+        Column,
+        ("run_id", "gpu", "model", "metric", "measured", "predicted", "lo", "hi", "error", "refused", "calibration"),
+    )
+)
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation(Result):
+class Evaluation(Answer):
     """Predictions beside measurements: ``planner evaluate``. CSV has the rows, the table has the summary, JSON both."""
 
+    columns = ROWS
     evaluated: tuple[Evaluated, ...]  #: each run with its figures, or why it was refused
     remarks: tuple[str, ...] = ()
 
@@ -54,17 +59,21 @@ class Evaluation(Result):
     def _object(self) -> dict[str, Any]:
         return evaluation_json(self.evaluated)
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [row for one in self.evaluated for row in _rows(one)]
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for one in self.evaluated:
+            run = fields_of(one, "run.run_id", "run.gpu", "run.model", "refused")
+            if one.refused:
+                yield run
+            for name, figure in one.figures.items():
+                figures = fields_of(figure, "measured", "predicted", "lo", "hi", "error")
+                yield {**run, "metric": name, **figures, "calibration": one.calibration}
 
-    def _columns(self) -> Sequence[Column]:
-        return ROW_COLUMNS
+    def sentences(self) -> Iterator[str]:
+        """The summary."""
+        yield table_text(self.summary(), SUMMARY)
 
-    def _lines(self) -> Iterator[str]:
-        yield table_text(self.summary(), SUMMARY_COLUMNS)
-
-    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
-        return self.summary(), SUMMARY_COLUMNS
+    def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        return self.summary(), SUMMARY
 
     def _notes(self) -> Iterator[str]:
         refused = Counter(one.refused for one in self.evaluated if one.refused)
@@ -74,25 +83,6 @@ class Evaluation(Result):
             yield "calibration: " + ", ".join(f"{name} ({times})" for name, times in used.most_common())
         for reason, times in refused.most_common():
             yield f"{times} x {reason}"
-
-
-def _rows(one: Evaluated) -> list[dict[str, Any]]:
-    run = {"run_id": one.run.run_id, "gpu": one.run.gpu, "model": one.run.model, "refused": one.refused}
-    if one.refused:
-        return [run]
-    return [
-        {
-            **run,
-            "metric": name,
-            "measured": figure.measured,
-            "predicted": figure.predicted,
-            "lo": figure.lo,
-            "hi": figure.hi,
-            "error": figure.error,
-            "calibration": one.calibration,
-        }
-        for name, figure in one.figures.items()
-    ]
 
 
 # --- the chart -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.hardware import AllReduceCurve, GpuProfile, PartitionRule, Quantity, aliases
 from planner.model import CatalogEntry
-from planner.output.render import Column, Row, json_text, note, print_notes, rows_of, rows_text, wrapped
+from planner.output.render import Column, Row, json_text, note, print_notes, records_text, wrapped
 from planner.units import GB, GIB, MB, TB, TFLOP, US
 
 
@@ -18,7 +18,7 @@ def _peak(dtype: str) -> Callable[[GpuProfile], float | None]:
 HARDWARE_COLUMNS = (
     Column("id"),
     Column("memory_gib", "GiB", ".2f", of=lambda profile: round(profile.memory_bytes / GIB, 2)),
-    Column("bandwidth_tb_per_s", "TB/s", ".3f", of=lambda profile: profile.memory_bandwidth_bytes_per_s / TB),
+    Column("bandwidth_tb_per_s", "TB/s", ".3f", of="memory_bandwidth_bytes_per_s", unit=TB),
     Column("bf16_tflop_per_s", "bf16", ",.0f", of=_peak("bf16")),
     Column("fp8_tflop_per_s", "fp8", ",.0f", of=_peak("fp8")),
     Column("fp4_tflop_per_s", "fp4", ",.0f", of=_peak("fp4")),
@@ -28,10 +28,10 @@ HARDWARE_COLUMNS = (
     Column("vendor", aside=True),
     Column("architecture", aside=True),
     Column("memory_bytes", aside=True),
-    Column("partition_of", aside=True, of=lambda profile: profile.partition.of if profile.partition else None),
+    Column("partition_of", aside=True, of="partition.of"),
 )
 CATALOG_COLUMNS = (
-    Column("model", of=lambda entry: entry.id),
+    Column("model", of="id"),
     Column("architecture", aside=True, of=lambda entry: entry.model().architecture),
     Column("total_params", "params", ",", of=lambda entry: entry.model().total_params),
     Column("active_params", "active", ",", of=lambda entry: entry.model().active_params),
@@ -44,45 +44,48 @@ MODEL_COLUMNS = (
     Column("attention", wraps=True),
     Column("total_params", "params", ","),
     Column("active_params", "active", ","),
-    Column("weight_dtype", "weights"),
+    Column("weight_dtype", "weights", of="quantization.weight_dtype"),
     Column("weights_bytes", aside=True),
-    Column("weights_gb", "GB", ",.2f"),
+    Column("weights_gb", "GB", ",.2f", of="weights_bytes", unit=GB),
     Column("kv_bytes_per_token", "KV B/tok", ","),
-    Column("kv_cache_dtype", "KV"),
+    Column("kv_cache_dtype", "KV", of="quantization.kv_cache_dtype"),
 )
-FIGURE_COLUMNS = (
-    Column("figure"),
-    Column("value"),
-    Column("kind"),
-    Column("source"),
-    Column("note", wraps=True),
+FIGURE_COLUMNS = (Column("figure"), Column("value"), Column("kind"), Column("source"), Column("note", wraps=True))
+WORKFLOW_COLUMNS = (
+    Column("name"),
+    Column("title", wraps=True),
+    Column("model", aside=True),
+    Column("gpu"),
+    Column("engine_version", "vllm"),
+    Column("scripts", wraps=True),
 )
+FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 
 
-def print_rows(rows: Sequence[Row], output: str, columns: Sequence[Column]) -> None:
-    """Print rows in the form ``output``."""
-    print(rows_text(rows, output, columns), end="")
+def print_records(records: Sequence[Any], output: str, columns: Sequence[Column]) -> None:
+    """Print a row for each record in the form ``output``."""
+    print(records_text(records, output, columns), end="")
 
 
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
-    """A row for each profile."""
-    print_rows(rows_of(profiles, HARDWARE_COLUMNS), output, HARDWARE_COLUMNS)
+    """Print a row for each profile."""
+    print_records(profiles, output, HARDWARE_COLUMNS)
     if output == "table":
         note("note: memory as the engine sees it; TFLOP/s: dense peaks; TB/s: peak; node: (logical) GPUs of one node")
 
 
 def print_profile(profile: GpuProfile, output: str) -> None:
-    """Every figure of a profile with unit, kind and source."""
+    """Print every figure of a profile with unit, kind and source."""
     if output == "json":
         print(json_text(profile.model_dump(mode="json", exclude_none=True)), end="")
         return
     rows = [_figure(path, fact) for path, fact in profile.figures()]
     if output != "table":
-        print_rows(rows, output, FIGURE_COLUMNS)
+        print_records(rows, output, FIGURE_COLUMNS)
         return
     names = f" (also {', '.join(profile.aliases)})" if profile.aliases else ""
     print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
-    print_rows(rows, output, FIGURE_COLUMNS)
+    print_records(rows, output, FIGURE_COLUMNS)
     print()
     for key, source in profile.sources.items():
         print(wrapped(f"{key}: {source.title} ({source.retrieved})", rest="  "))
@@ -92,7 +95,7 @@ def print_profile(profile: GpuProfile, output: str) -> None:
 
 
 def _price_note(profile: GpuProfile) -> str:
-    """When the prices were collected, or that there is none."""
+    """The date of the prices, or that there is none."""
     if profile.price is None:
         return f"no on-demand price is known: give one to compare and fleet with --price {profile.id}=USD_PER_HOUR"
     return f"prices are on demand, for one GPU and hour, {_collected(profile.price.date)}; they age within weeks"
@@ -121,56 +124,30 @@ def _figure_row(figure: str, value: str, kind: str, source: str, remark: str) ->
 
 
 def print_catalog(entries: Sequence[CatalogEntry], output: str) -> None:
-    """A row for each hub id of the bundled catalog; JSON also has its base model and its kind."""
-    rows = rows_of(entries, CATALOG_COLUMNS)
-    if output == "json":
-        rows = [{**row, "base": entry.base, "kind": entry.kind} for row, entry in zip(rows, entries, strict=True)]
-    print_rows(rows, output, CATALOG_COLUMNS)
+    """Print a row for each hub id of the bundled catalog; JSON also has its base model and its kind."""
+    columns = (*CATALOG_COLUMNS, Column("base"), Column("kind")) if output == "json" else CATALOG_COLUMNS
+    print_records(entries, output, columns)
     if output == "table":
         note(f"note: {len(entries)} models; any other id is looked up on the hub")
 
 
 def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
-    """A row for each model that could be read; JSON also has the others."""
+    """Print a row for each model that could be read; JSON also has the others."""
     if output == "json":
         print(json_text(rows), end="")
         return
-    shown = [_flat(row) for row in rows if "error" not in row]
+    shown = [row for row in rows if "error" not in row]
     if shown:
-        print_rows(shown, output, MODEL_COLUMNS)
+        print_records(shown, output, MODEL_COLUMNS)
     if output == "table":
         print_notes(f"{row['resolved']}: {remark}" for row in shown for remark in row["notes"])
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    quantization = row["quantization"]
-    return {
-        **row,
-        "weight_dtype": quantization["weight_dtype"],
-        "kv_cache_dtype": quantization["kv_cache_dtype"],
-        "weights_gb": row["weights_bytes"] / GB,
-    }
-
-
-# --- workflows -----------------------------------------------------------------------------------------------------
-
-WORKFLOW_COLUMNS = (
-    Column("name"),
-    Column("title", wraps=True),
-    Column("model", aside=True),
-    Column("gpu"),
-    Column("engine_version", "vllm"),
-    Column("scripts", wraps=True),
-)
-FILE_COLUMNS = (Column("file"), Column("purpose", wraps=True))
-
-
 def print_workflows(rows: Sequence[Row], output: str) -> None:
-    """A row for each workflow, with its default model, GPU and version."""
-    print_rows(rows, output, WORKFLOW_COLUMNS)
+    """Print a row for each workflow, with its default model, GPU and version."""
+    print_records(rows, output, WORKFLOW_COLUMNS)
 
 
 def print_files(purposes: Mapping[str, str], output: str) -> None:
-    """The files of a workflow, and the purpose of each."""
-    rows = [{"file": name, "purpose": purpose} for name, purpose in purposes.items()]
-    print_rows(rows, output, FILE_COLUMNS)
+    """Print the files of a workflow, and the purpose of each."""
+    print_records(list(purposes.items()), output, FILE_COLUMNS)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.memory import SHIPPED, Interval
 from planner.model import ResolvedModel
-from planner.output.render import Column, pair_lines, rows_of, table_text, wrapped
-from planner.output.result import Result
+from planner.output.answer import Answer, fields_of, to_plain
+from planner.output.render import Column, at, pair_lines, table_text, wrapped
 from planner.output.tables.shared import MORE, engine_note, listed
 from planner.planning import ArithmeticLine, Fit, LogLine, Verdict, explain
 from planner.units import GIB, format_bytes, format_gb
 
 COLUMNS = (
-    Column("gpu", of=lambda fit: fit.gpu_id),
-    Column("tensor_parallel_size", "tp", of=lambda fit: fit.config.tensor_parallel_size),
-    Column("weight_dtype", "weights", of=lambda fit: fit.config.weight_dtype),
-    Column("kv_cache_dtype", "kv cache", of=lambda fit: fit.config.kv_cache_dtype),
+    Column("gpu", of="gpu_id"),
+    Column("tensor_parallel_size", "tp", of="config.tensor_parallel_size"),
+    Column("weight_dtype", "weights", of="config.weight_dtype"),
+    Column("kv_cache_dtype", "kv cache", of="config.kv_cache_dtype"),
     Column("verdict"),
-    Column("weights_gib", "weights GiB", ",.2f", of=lambda fit: fit.stage.weights.weight_bytes / GIB),
-    Column("kv_cache_gib", "left GiB", ",.2f", of=lambda fit: fit.kv_cache.mid / GIB),
+    Column("weights_gib", "weights GiB", ",.2f", of="stage.weights.weight_bytes", unit=GIB),
+    Column("kv_cache_gib", "left GiB", ",.2f", of="kv_cache.mid", unit=GIB),
     Column("kv_cache_tokens", "kv tokens", ","),
-    Column("max_model_len", "context", ",", of=lambda fit: fit.config.max_model_len),
+    Column("max_model_len", "context", ",", of="config.max_model_len"),
     Column("max_concurrency", "requests", ",.2f"),
     Column("min_tensor_parallel_size", "min tp"),
-    Column("engine_version", "vllm", of=lambda fit: str(fit.config.version)),
+    Column("engine_version", "vllm", of=lambda fit: str(v) if (v := at(fit, "config.version")) else None),
     Column("reason", aside=True),
 )
 #: On one screen: columns that go first, of a sweep and of several GPUs.
@@ -51,21 +51,18 @@ class RefusedFit:
 
     profile: GpuProfile
     error: PlannerError
-
-    @property
-    def fits(self) -> bool:
-        """Never."""
-        return False
+    fits: Literal[False] = False
 
 
 GpuFit = Fit | RefusedFit
 
 
 @dataclass(frozen=True, repr=False)
-class FitAnswer(Result):
-    """Whether a model fits on one GPU: ``planner fit``."""
+class FitAnswer(Answer):
+    """The memory of a model on one GPU, and whether vLLM starts: ``planner fit``."""
 
     verdict_first = True
+    columns = COLUMNS
     record: Fit  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
     resolved: ResolvedModel
     explain: bool = False  #: show each step of the calculation (``--explain``)
@@ -73,7 +70,7 @@ class FitAnswer(Result):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits, by the best estimate; ``verdict`` says how sure that is."""
+        """The best estimate; ``verdict`` says how sure that is."""
         return self.record.fits
 
     ok = fits
@@ -86,31 +83,43 @@ class FitAnswer(Result):
     def _object(self) -> dict[str, Any]:
         return _object(self.record, self.resolved, arithmetic=self.explain)
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [_row(self.record)]
+    def _records(self) -> tuple[Fit]:
+        return (self.record,)
 
-    def _columns(self) -> Sequence[Column]:
-        return COLUMNS
-
-    def _lines(self) -> Iterator[str]:
-        return _lines(self.record, self.resolved, arithmetic=self.explain)
+    def sentences(self) -> Iterator[str]:
+        """The headline, the figures, ways out, and with ``explain`` the calculation."""
+        result = self.record
+        yield wrapped(self._title())
+        if result.reason:
+            yield wrapped(_reason(result), first="  ", rest="  ")
+        yield ""
+        yield from pair_lines(_figures(result))
+        if result.startup_log:
+            yield "\nPredicted beside logged:"
+            yield table_text(map(_log_row, result.startup_log), LOG_COLUMNS)
+        yield from _option_lines(result)
+        if self.explain:
+            yield ""
+            yield from map(_explained, explain(result))
 
     def _title(self) -> str:
-        return _headline(self.record, self.resolved)
+        config, gpu = self.record.config, self.record.gpu_id
+        where = f"{config.num_gpus} x {gpu}" if config.num_gpus > 1 else gpu
+        return f"{self.resolved.resolved} on {where}, vLLM {config.version}: {self.record.verdict_words}"
 
-    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
-        columns = Column("what", ""), Column("figure", "")
-        return [{"what": label, "figure": value} for label, value in _figures(self.record)], columns
+    def _html(self) -> tuple[Iterable[Any], Sequence[Column]]:
+        return _figures(self.record), (Column("what", of="0"), Column("figure", of="1"))
 
     def _notes(self) -> Iterable[str]:
         return *self.resolved.notes, *self.record.notes
 
 
 @dataclass(frozen=True, repr=False)
-class FitTable(Result):
-    """Whether a model fits on several GPUs or with several settings, a row for each: ``planner fit``."""
+class FitTable(Answer):
+    """``FitAnswer`` for several GPUs or with several settings, a row for each: ``planner fit``."""
 
     verdict_first = True
+    columns = COLUMNS
     answers: tuple[GpuFit, ...]
     resolved: ResolvedModel
     sweep: bool = False  #: over settings, which need not all fit
@@ -119,28 +128,25 @@ class FitTable(Result):
 
     @property
     def ok(self) -> bool:
-        """Whether all fit; a sweep is always fine."""
+        """True if all fit; a sweep is always fine."""
         return self.sweep or all(answer.fits for answer in self.answers)
 
     def _object(self) -> list[dict[str, Any]]:
         return [_object(answer, self.resolved, arithmetic=self.explain) for answer in self.answers]
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [_row(answer) for answer in self.answers]
-
-    def _columns(self) -> Sequence[Column]:
-        return COLUMNS
+    def _records(self) -> list[Any]:
+        return list(map(_record, self.answers))
 
     def _title(self) -> str:
         return self.resolved.resolved
 
     def _verdict(self) -> str:
-        """Where it fits, in a sentence."""
-        fitting = [answer for answer in self.answers if not isinstance(answer, RefusedFit) and answer.fits]
+        """The GPUs or settings that fit, in a sentence."""
+        fitting = [answer for answer in self.answers if isinstance(answer, Fit) and answer.fits]
         model, among = self.resolved.resolved, len(self.answers)
         what = "settings" if self.sweep else "GPUs"
         if not fitting:
-            sizes = [a.min_tensor_parallel_size for a in self.answers if not isinstance(a, RefusedFit)]
+            sizes = [a.min_tensor_parallel_size for a in self.answers if isinstance(a, Fit)]
             least = min((size for size in sizes if size), default=None)
             then = f"; the least is --tensor-parallel-size {least}" if least and not self.sweep else ""
             return f"{model} fits on none of {among} {what}{then}"
@@ -153,71 +159,62 @@ class FitTable(Result):
         )
         return f"{model} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among} {what}{where}; {then}"
 
-    def _lines(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
+        """The verdict and the table; on one screen those that fit first, and of these the ones that hold most."""
         yield wrapped(self._verdict()) + "\n"
-        yield from super()._lines()
-
-    def _brief_lines(self) -> Iterator[str]:
-        yield wrapped(self._verdict()) + "\n"
+        if self.explain:
+            yield table_text(self._records(), COLUMNS)
+            return
         shown: Sequence[GpuFit] = self.answers
-        if len(shown) > BRIEF_ROWS:  # those that fit first, and of these the ones that hold most
+        if len(shown) > BRIEF_ROWS:
             shown = sorted(shown, key=_emptiest)[:BRIEF_ROWS]
         columns = [replace(c, spare=c.key in SPARE[self.sweep]) for c in COLUMNS if not c.aside]
-        yield table_text([_row(answer) for answer in shown], columns)
+        yield table_text(map(_record, shown), columns)
         if len(shown) < len(self.answers):
             yield f"and {len(self.answers) - len(shown)} more"
 
-    def _brief_notes(self) -> Iterable[str]:
-        refused = [answer.profile.id for answer in self.answers if isinstance(answer, RefusedFit)]
+    def _notes(self, *, brief: bool = False) -> Iterable[str]:
+        refused = [answer for answer in self.answers if isinstance(answer, RefusedFit)]
         yield from self.resolved.notes
-        if refused:
-            yield f"vLLM refuses these settings on {listed(refused, BRIEF_NAMES)}"
-        versions = (str(a.config.version) for a in self.answers if not isinstance(a, RefusedFit))
-        yield "; ".join([*engine_note(versions), MORE])
+        if not brief:
+            yield from (f"{one.profile.id}: {one.error.cause}" for one in refused)
+        elif refused:
+            yield f"vLLM refuses these settings on {listed([one.profile.id for one in refused], BRIEF_NAMES)}"
 
-    def _notes(self) -> Iterable[str]:
-        refused = (f"{a.profile.id}: {a.error.cause}" for a in self.answers if isinstance(a, RefusedFit))
-        return *self.resolved.notes, *refused
+    def _brief_notes(self) -> Iterable[str]:
+        yield from self._notes(brief=True)
+        versions = (str(answer.config.version) for answer in self.answers if isinstance(answer, Fit))
+        yield "; ".join([*engine_note(versions), MORE])
 
 
 def _object(answer: GpuFit, resolved: ResolvedModel, *, arithmetic: bool) -> dict[str, Any]:
     if isinstance(answer, RefusedFit):
-        return _refused_object(answer, resolved)
-    found = answer.to_json()
-    found["model"] = {**found["model"], "requested": resolved.requested, "resolved": resolved.resolved}
-    found["notes"] = [*resolved.notes, *found["notes"]]
+        model, cause = fields_of(resolved.model, "total_params", "active_params"), answer.error.cause
+        return {
+            "fits": False,
+            "verdict": "does not fit",
+            "probability_fits": 0.0,
+            **{"reason": cause, "error": cause, "hint": answer.error.hint},
+            "model": {**fields_of(resolved, "requested", "resolved"), **model},
+            "gpu": fields_of(answer.profile, "id", "memory_bytes"),
+        }
+    written = answer.to_json()
+    written["model"] = {**written["model"], **fields_of(resolved, "requested", "resolved")}
+    written["notes"] = [*resolved.notes, *written["notes"]]
     if arithmetic:
-        found["arithmetic"] = [{"label": e.label, "value": e.value, "how": e.how} for e in explain(answer)]
-    return found
+        written["arithmetic"] = to_plain(list(explain(answer)))
+    return written
 
 
-def _refused_object(answer: RefusedFit, resolved: ResolvedModel) -> dict[str, Any]:
-    model, profile = resolved.model, answer.profile
-    return {
-        "fits": False,
-        "verdict": "does not fit",
-        "probability_fits": 0.0,
-        "reason": answer.error.cause,
-        "error": answer.error.cause,
-        "hint": answer.error.hint,
-        "model": {
-            "requested": resolved.requested,
-            "resolved": resolved.resolved,
-            "total_params": model.total_params,
-            "active_params": model.active_params,
-        },
-        "gpu": {"id": profile.id, "memory_bytes": profile.memory_bytes},
-    }
-
-
-def _row(answer: GpuFit) -> dict[str, Any]:
-    if isinstance(answer, RefusedFit):
-        return {"gpu": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
-    return rows_of((answer,), COLUMNS)[0]
+def _record(answer: GpuFit) -> Fit | dict[str, Any]:
+    """The record of a row."""
+    if isinstance(answer, Fit):
+        return answer
+    return {"gpu_id": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
 
 
 def _emptiest(answer: GpuFit) -> float:
-    return 0.0 if isinstance(answer, RefusedFit) else -answer.max_concurrency - answer.fits
+    return -answer.max_concurrency - answer.fits if isinstance(answer, Fit) else 0.0
 
 
 def _setting(fit: Fit) -> str:
@@ -226,29 +223,8 @@ def _setting(fit: Fit) -> str:
     return f"{fit.gpu_id}{size}, {config.weight_dtype}"
 
 
-def _headline(result: Fit, resolved: ResolvedModel) -> str:
-    config = result.config
-    where = f"{config.num_gpus} x {result.gpu_id}" if config.num_gpus > 1 else result.gpu_id
-    return f"{resolved.resolved} on {where}, vLLM {config.version}: {result.verdict_words}"
-
-
-def _lines(result: Fit, resolved: ResolvedModel, *, arithmetic: bool) -> Iterator[str]:
-    yield wrapped(_headline(result, resolved))
-    if result.reason:
-        yield wrapped(_reason(result), first="  ", rest="  ")
-    yield ""
-    yield from pair_lines(_figures(result))
-    if result.startup_log:
-        yield "\nPredicted beside logged:"
-        yield table_text([_log_row(line) for line in result.startup_log], LOG_COLUMNS)
-    yield from _option_lines(result)
-    if arithmetic:
-        yield ""
-        yield from map(_explained, explain(result))
-
-
 def _reason(result: Fit) -> str:
-    """What vLLM would say; where that is not sure, how far the margin reaches."""
+    """The message of vLLM; where that is not sure, how far the margin reaches."""
     if result.verdict == "does not fit":
         return result.reason
     condition = result.binding_condition
@@ -292,7 +268,7 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
 
 
 def _per_token(result: Fit) -> str:
-    """What a token takes, and one more token where windows, states or compressed rows make that another figure."""
+    """Bytes of a token, and of one more token where windows, states or compressed rows make that another figure."""
     more, length = result.kv_bytes_per_next_token, result.config.max_model_len
     mean, dtype = result.kv_bytes_per_request / length, result.config.kv_cache_dtype
     if abs(mean - more) <= 0.01 * mean:
@@ -300,14 +276,14 @@ def _per_token(result: Fit) -> str:
     return f"{mean:,.0f} bytes on average over {length:,} tokens, {more:,.0f} for each further one, {dtype}"
 
 
-def _left(room: Interval) -> str:
-    """What is left for the KV cache, or what is missing, with the interval of the estimate."""
-    low, high = f"{room.low / GIB:,.2f}", f"{room.high / GIB:,.2f}"
-    if room.mid >= 0:
-        return f"{format_bytes(room.mid)} ({low} to {high})"
-    most = f"{-room.high / GIB:,.2f}" if room.high < 0 else f"{high} GiB to spare"
-    between = f"{most} to {-room.low / GIB:,.2f}" if room.high < 0 else f"{-room.low / GIB:,.2f} too little to {most}"
-    return f"nothing: {format_bytes(-room.mid)} too little ({between})"
+def _left(left: Interval) -> str:
+    """Memory left for the KV cache, or missing, with the interval of the estimate."""
+    low, high = f"{left.low / GIB:,.2f}", f"{left.high / GIB:,.2f}"
+    if left.mid >= 0:
+        return f"{format_bytes(left.mid)} ({low} to {high})"
+    most = f"{-left.high / GIB:,.2f}" if left.high < 0 else f"{high} GiB to spare"
+    between = f"{most} to {-left.low / GIB:,.2f}" if left.high < 0 else f"{-left.low / GIB:,.2f} too little to {most}"
+    return f"nothing: {format_bytes(-left.mid)} too little ({between})"
 
 
 def _log_row(line: LogLine) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from functools import cached_property
 from math import isfinite
 from typing import Any
 
-from planner.output.render import SPACE, Column, command_lines, table_text, wrapped
-from planner.output.result import Result
+from planner.output.answer import Answer
+from planner.output.render import SPACE, Column, command_lines, known_table, table_text, wrapped
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words
 from planner.output.tables.shared import (
     MORE,
@@ -26,7 +26,6 @@ from planner.output.tables.shared import (
     no_price,
     price_notes,
     price_rows,
-    told_table,
     with_interval,
 )
 from planner.planning import (
@@ -77,7 +76,7 @@ BRIEF_DOUBTS = 2
 
 
 @dataclass(frozen=True, repr=False)
-class FleetAnswer(Result):
+class FleetAnswer(Answer):
     """Servers, GPUs, dollars and watts for a load, best fleet first: ``planner fleet``."""
 
     verdict_first = True
@@ -136,11 +135,11 @@ class FleetAnswer(Result):
             "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
         }
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[dict[str, Any]]:
         return [_row(fleet) for fleet in self.fleets]
 
     def _columns(self) -> Sequence[Column]:
-        rows = self._rows()
+        rows = self._records()
         return [Column(key) for key in (rows[0] if rows else ("gpu",)) if key != "pools"]
 
     def _brief_lines(self) -> Iterator[str]:
@@ -151,7 +150,7 @@ class FleetAnswer(Result):
             yield from items("x", [f"{refused.profile.id}: {refused.reason}"])
         if best is None:
             return
-        yield "\n" + told_table([_brief_row(fleet) for fleet in self.fleets[:BRIEF_FLEETS]], BRIEF)
+        yield "\n" + known_table([_brief_row(fleet) for fleet in self.fleets[:BRIEF_FLEETS]], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
         yield from items("-", [*_reasons(fleets, best), *_certainty(best)])
@@ -204,7 +203,7 @@ class FleetAnswer(Result):
     def _title(self) -> str:
         return _question(self.record)
 
-    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+    def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
         return [_table_row(fleet) for fleet in self.fleets], COLUMNS
 
     def _notes(self) -> Iterator[str]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import inf
 from typing import Any, Literal
 
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
-from planner.output.render import Column, rows_of, screen_width, table_text, wrapped
-from planner.output.result import MetricRows
+from planner.output.answer import MetricAnswer, fields_of
+from planner.output.render import Column, screen_width, table_text, wrapped
 from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
-from planner.timing import Batch, StepBreakdown
+from planner.timing import StepBreakdown
 from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
 from planner.workload import Workload
 
@@ -32,16 +30,15 @@ INTERVAL_COLUMNS = (
     Column("hi", "to", ",.2f"),
 )
 OPERATOR_COLUMNS = (
-    Column("operator", of=lambda part: part.name),
-    Column("kernels", form=",", of=lambda part: part.count),
-    Column("time_us", "us", ",.1f", of=lambda part: part.time_s / US),
-    Column("gflop", "GFLOP", ",.2f", of=lambda part: part.flop / GFLOP),
-    Column("mb", "MB", ",.2f", of=lambda part: part.bytes / MB),
+    Column("operator", of="name"),
+    Column("kernels", form=",", of="count"),
+    Column("time_us", "us", ",.1f", of="time_s", unit=US),
+    Column("gflop", "GFLOP", ",.2f", of="flop", unit=GFLOP),
+    Column("mb", "MB", ",.2f", of="bytes", unit=MB),
     Column("tflop_per_s", "TFLOP/s", ",.1f", of=lambda part: _rate(part.flop / TFLOP, part.time_s)),
     Column("tb_per_s", "TB/s", ",.2f", of=lambda part: _rate(part.bytes / TB, part.time_s)),
     Column("bound", "bound by"),
 )
-
 CLASS_COLUMNS = (
     Column("class"),
     Column("figure"),
@@ -62,15 +59,34 @@ LINKS_BIND = 0.4  #: share of a decode step from which on it is said that collec
 
 
 @dataclass(frozen=True, repr=False)
-class PredictionAnswer(MetricRows):
-    """How fast one server serves a load, in the words of ``vllm bench``: ``planner predict``."""
+class PredictionAnswer(MetricAnswer):
+    """The result of one server under a load, with the keys of ``vllm bench``: ``planner predict``."""
 
     bench: Bench
     record: Prediction  #: the keys of the bench's result file, and the replay behind them
     deployment: Deployment  #: the engine
     resolved: ResolvedModel
+    steps: Mapping[str, StepBreakdown]  #: the average decode step and the average prefill step, operator by operator
+    step_16_bits_s: float | None = None  #: of the same decode step with 16-bit weights, where these are FP8 and fit
     explain: bool = False  #: show the operators of a step too
     remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        bench: Bench,
+        record: Prediction,
+        deployment: Deployment,
+        resolved: ResolvedModel,
+        explain: bool = False,
+        remarks: tuple[str, ...] = (),
+    ) -> PredictionAnswer:
+        """The answer, with everything computed that it shows: intervals, and the parts of a step."""
+        steps, batch, wide = deployment.typical_steps(record.replay), record.replay.decode_batch, None
+        _ = record.result  # cached: intervals may take two more replays
+        if batch and deployment.config.weight_dtype == "fp8" and (engine := deployment.in_16_bits()):
+            wide = engine.timer.breakdown(batch).total_s
+        return cls(bench, record, deployment, resolved, steps, wide, explain, remarks)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -78,21 +94,20 @@ class PredictionAnswer(MetricRows):
         config, used = self.deployment.config, self.deployment.calibrated_by
         return {**self.record.result, "engine_version": str(config.version), "calibration": used}
 
-    @cached_property
-    def steps(self) -> dict[str, StepBreakdown]:
-        """The average decode step and the average prefill step, operator by operator."""
-        return self.deployment.typical_steps(self.record.replay)
-
     def _object(self) -> dict[str, Any]:
         breakdown = {name: _breakdown(step) for name, step in self.steps.items()}
-        said: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if self.record.classes:
-            said["classes"] = [_class(one) for one in self.record.classes]
+            more["classes"] = [
+                {**fields_of(one, "demand.name", "demand.request_rate", "demand.priority", "targets_ms"), **one.result}
+                for one in self.record.classes
+            ]
         if self.record.unaided is not None:
-            said["kv_offloading"] = _offloading(self.record, self.record.unaided)
-        return {**self.result, **said, "notes": list(self._notes()), "breakdown": breakdown}
+            more["kv_offloading"] = _offloading(self.record, self.record.unaided)
+        return {**self.result, **more, "notes": list(self._notes()), "breakdown": breakdown}
 
-    def _lines(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
+        """The table of the bench; with ``explain`` the model, the peaks, and the operators of a step."""
         for line in TABLES[self.bench](self.result).splitlines():
             yield line if len(line) <= screen_width() else wrapped(line, rest="  ")
         if self.record.classes:
@@ -102,8 +117,8 @@ class PredictionAnswer(MetricRows):
             yield ""
             yield from _basis_lines(self.deployment)
         for name, step in self.steps.items() if self.explain else ():
-            yield ""
-            yield from _step_lines(name, step)
+            yield f"\n{name}: {_ms(step.total_s)} ms ({_ms(step.gpu_s)} ms on the GPU, {_ms(step.host_s)} ms host)"
+            yield table_text(step.parts, OPERATOR_COLUMNS)
             yield wrapped(_sum(step), first="  ", rest="  ")
             yield wrapped(_share(name, self.record.replay), first="  ", rest="  ")
 
@@ -112,12 +127,12 @@ class PredictionAnswer(MetricRows):
         where = f"{config.num_gpus} x {self.deployment.profile.id}"
         return f"{self.resolved.resolved} on {where}, vLLM {config.version}: predicted bench {self.bench}"
 
-    def _html_rows(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
-        found = self.result
+    def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
+        result = self.result
         rows = [
-            {"metric": key, "value": value, "lo": found.get(f"{key}_lo"), "hi": found.get(f"{key}_hi")}
-            for key, value in found.items()
-            if f"{key}_lo" in found
+            {"metric": key, "value": value, "lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
+            for key, value in result.items()
+            if f"{key}_lo" in result
         ]
         return rows, INTERVAL_COLUMNS
 
@@ -129,17 +144,20 @@ class PredictionAnswer(MetricRows):
             yield f"{share:.1%} of the prompt tokens come from the prefix cache"
         elif unused := self.deployment.unused_host_remark:
             yield unused
-        step = self.steps.get("decode step")
-        if step is None:
+        step, batch = self.steps.get("decode step"), self.record.replay.decode_batch
+        if step is None or batch is None:
             return
-        config, batch = self.deployment.config, self.record.replay.decode_batch
         links = sum(part.time_s for part in step.parts if part.bound == "link") / step.total_s
         if links > LINKS_BIND:
             kind = self.deployment.profile.interconnect.kind
             yield f"collectives over {kind} links take {links:.0%} of a decode step: fewer GPUs may be as fast"
-        if batch and config.weight_dtype == "fp8":
-            yield from _slower_than_16_bits(self.deployment, batch, step)
-        if batch and step.launch_s > step.gpu_s and not config.enforce_eager:
+        if self.step_16_bits_s and self.step_16_bits_s * PRECISIONS_ALIKE < step.total_s:
+            why = f": {EXPERTS_IN_FP8}" if self.deployment.model.is_moe else ", which is within what the fits know"
+            yield (
+                f"a decode step of {batch.decode_seqs:,} requests takes {self.step_16_bits_s / MS:.2f} ms with 16-bit "
+                f"weights and {step.total_s / MS:.2f} with these{why}"
+            )
+        if step.launch_s > step.gpu_s and not self.deployment.config.enforce_eager:
             yield (
                 f"a decode step of {batch.decode_seqs:,} requests is beyond vLLM's captured graphs: "
                 "the host launches its kernels one by one"
@@ -147,19 +165,15 @@ class PredictionAnswer(MetricRows):
 
 
 @dataclass(frozen=True, repr=False)
-class PredictionRefused(MetricRows):
+class PredictionRefused(MetricAnswer):
     """The answer where the KV cache does not hold one request of the load: ``planner predict``."""
 
     verdict_first = True
+    ok = False
     deployment: Deployment
     workload: Workload
     resolved: ResolvedModel
     remarks: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """False."""
-        return False
 
     @property
     def result(self) -> dict[str, Any]:
@@ -168,7 +182,7 @@ class PredictionRefused(MetricRows):
 
     @property
     def reason(self) -> str:
-        """Why nothing is predicted."""
+        """The tokens of a request beside the memory that is left for them."""
         config = self.deployment.config
         left = max(self.deployment.budget.binding.available.mid, 0)
         return (
@@ -188,77 +202,60 @@ class PredictionRefused(MetricRows):
             "kv_cache_bytes": round(self.deployment.budget.binding.available.mid),
         }
 
-    def _lines(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
+        """The reason."""
         yield wrapped(self.reason)
 
     def _notes(self) -> Iterator[str]:
         yield "planner fit shows what would make it fit"
 
 
-def _class(one: ClassFigures) -> dict[str, Any]:
-    demand = one.demand
-    said = {"name": demand.name, "request_rate": demand.request_rate, "priority": demand.priority}
-    return {**said, "targets_ms": dict(one.targets_ms), **one.result}
-
-
 def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
     """The latencies that have a target, else TTFT and TPOT, at the highest percentile that was asked for; goodput."""
-    demand, found = one.demand, one.result
+    demand, result = one.demand, one.result
     sooner = f", priority {demand.priority}" if demand.priority else ""
     name, figures = f"{demand.name}, {demand.request_rate:,.4g} req/s{sooner}", {}
     for metric in one.targets_ms or ("ttft", "tpot"):
-        key = [key for key in found if key.endswith(f"_{metric}_ms")][-1]  # percentiles come last, in their order
+        key = [key for key in result if key.endswith(f"_{metric}_ms")][-1]  # percentiles come last, in their order
         figures[key] = f"{key.split('_')[0].upper()} {metric.upper()} (ms)", one.targets_ms.get(metric)
     figures["request_throughput"] = "requests/s", None
     if one.targets_ms:
         figures["request_goodput"] = "good requests/s", None
     for place, (key, (figure, target)) in enumerate(figures.items()):
         row = {"class": "" if place else name, "figure": figure, "target": target}
-        yield row | {"value": found[key], "lo": found.get(f"{key}_lo"), "hi": found.get(f"{key}_hi")}
+        yield row | {"value": result[key], "lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
 
 
 def _offloading(record: Prediction, unaided: Prediction) -> dict[str, Any]:
-    """What KV blocks in host memory are worth for a trace: shares of its prompt tokens, and what is without them."""
+    """The gain by KV blocks in host memory for a trace: shares of its prompt tokens, and the figures without them."""
     replay = record.replay
-    keys = ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "duration")
+    keys = "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "duration"
     return {
         "host_share": replay.host_share,
         "gpu_share": replay.cached_share - replay.host_share,
-        "without": {"gpu_share": unaided.replay.cached_share} | {key: unaided.figures[key] for key in keys},
+        "without": {"gpu_share": unaided.replay.cached_share, **fields_of(unaided.figures, *keys)},
     }
 
 
 def _from_the_host(record: Prediction, unaided: Prediction) -> Iterator[str]:
-    found = _offloading(record, unaided)
-    figures, without = record.figures, found["without"]
+    figures, shares = record.figures, _offloading(record, unaided)
+    without = shares["without"]
     yield (
-        f"{found['host_share']:.1%} of the prompt tokens are loaded from host memory, {found['gpu_share']:.1%} are "
+        f"{shares['host_share']:.1%} of the prompt tokens are loaded from host memory, {shares['gpu_share']:.1%} are "
         f"found on the GPU; without --kv-offloading-size: {without['gpu_share']:.1%} on the GPU, mean TTFT "
         f"{without['mean_ttft_ms']:,.0f} ms instead of {figures['mean_ttft_ms']:,.0f}, "
         f"{without['output_throughput']:,.0f} output tokens/s instead of {figures['output_throughput']:,.0f}"
     )
-    yield (
-        "no run with KV blocks in host memory was measured: the speed of the link is that of copies alone, and the "
-        "interval as wide as that"
-    )
+    yield "KV offloading has not been measured: the link is as fast as copies alone, and the interval as wide as that"
 
 
 def _breakdown(step: StepBreakdown) -> dict[str, Any]:
-    return {
-        "total_s": step.total_s,
-        "gpu_s": step.gpu_s,
-        "launch_s": step.launch_s,
-        "host_s": step.host_s,
-        "operators": [
-            {"name": p.name, "count": p.count, "time_s": p.time_s, "flop": p.flop, "bytes": p.bytes, "bound": p.bound}
-            for p in step.parts
-        ],
-    }
+    operators = [fields_of(part, "name", "count", "time_s", "flop", "bytes", "bound") for part in step.parts]
+    return {**fields_of(step, "total_s", "gpu_s", "launch_s", "host_s"), "operators": operators}
 
 
-def _step_lines(name: str, step: StepBreakdown) -> Iterator[str]:
-    yield f"{name}: {step.total_s / MS:.3f} ms ({step.gpu_s / MS:.3f} ms on the GPU, {step.host_s / MS:.3f} ms host)"
-    yield table_text(rows_of(step.parts, OPERATOR_COLUMNS), OPERATOR_COLUMNS)
+def _ms(time_s: float) -> str:
+    return f"{time_s / MS:.3f}"
 
 
 def _rate(amount: float, time_s: float) -> float | None:
@@ -287,26 +284,13 @@ def _basis_lines(deployment: Deployment) -> Iterator[str]:
 
 
 def _sum(step: StepBreakdown) -> str:
-    """How the step time follows from its operators."""
-    gpu_s = max(step.gpu_s, step.launch_s)
-    gpu = f"{step.gpu_s / MS:.3f} ms, the sum of the operators,"
-    if step.launch_s > step.gpu_s:
-        gpu = f"{step.launch_s / MS:.3f} ms to launch the kernels one by one,"
-    besides_s = step.total_s - gpu_s
+    """The parts of the step time: operators, or their launches, and host time."""
+    besides_s = step.total_s - max(step.gpu_s, step.launch_s)
     hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
-    return f"= {gpu} + {besides_s / MS:.3f} ms of host time{hidden}"
-
-
-def _slower_than_16_bits(deployment: Deployment, batch: Batch, step: StepBreakdown) -> Iterator[str]:
-    """That a decode step takes longer with FP8 weights, where it does and those of 16 bits would fit too."""
-    wide = deployment.in_16_bits()
-    wide_s = wide.timer.breakdown(batch).total_s if wide else inf
-    if wide_s * PRECISIONS_ALIKE < step.total_s:
-        yield (
-            f"a decode step of {batch.decode_seqs:,} requests takes {wide_s / MS:.2f} ms with 16-bit weights and "
-            f"{step.total_s / MS:.2f} with these"
-            + (f": {EXPERTS_IN_FP8}" if deployment.model.is_moe else ", which is within what the fits know")
-        )
+    gpu = f"{_ms(step.gpu_s)} ms, the sum of the operators,"
+    if step.launch_s > step.gpu_s:
+        gpu = f"{_ms(step.launch_s)} ms to launch the kernels one by one,"
+    return f"= {gpu} + {_ms(besides_s)} ms of host time{hidden}"
 
 
 def _share(name: str, served: Replay) -> str:
@@ -343,14 +327,13 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
         yield remark
     if config.decode_context_parallel_size > 1:
         yield (
-            f"{config.decode_context_parallel_size} ranks share the tokens of the cache: what they exchange is timed, "
-            "but no run behind the efficiencies does so: the intervals are those of the engine without"
+            f"DCP={config.decode_context_parallel_size} communication is modelled but uncalibrated; intervals are "
+            "those without DCP"
         )
     if drafts := config.speculative_config:
         yield (
             f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "
-            "in each step at the given acceptance; no run with drafts was measured, so the intervals are those of the "
-            "engine without drafts"
+            "in each step at the given acceptance; not measured with drafts: intervals are those without"
         )
     yield from resolved.notes
     if config.defaults_taken:

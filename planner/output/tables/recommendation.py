@@ -10,8 +10,8 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.output.render import Column, command_lines, rows_of, wrapped
-from planner.output.result import Result
+from planner.output.answer import Answer
+from planner.output.render import Column, command_lines, known_table, wrapped
 from planner.output.tables.disaggregated import apart_in_words, apart_lines, divided_object, needs_words
 from planner.output.tables.shared import (
     MORE,
@@ -29,7 +29,6 @@ from planner.output.tables.shared import (
     minutes,
     no_price,
     seconds,
-    told_table,
 )
 from planner.output.workflows.documents import said_of
 from planner.planning import (
@@ -149,7 +148,7 @@ SHOWN_REJECTED = 3  #: models for each GPU in the text; JSON has all
 
 
 @dataclass(frozen=True, repr=False)
-class Recommendation(Result):
+class Recommendation(Answer):
     """The plan of each GPU, with reasons: ``planner recommend``."""
 
     verdict_first = True
@@ -308,8 +307,8 @@ class Recommendation(Result):
         size, usd = (best.service.total_gpus, best.service.usd_per_hour) if best.service else (best.num_gpus, None)
         return {"shape": "aggregated", "gpu": best.gpu, "num_gpus": size, "usd_per_hour": usd}
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return rows_of(self._best_first(self._made), self._columns())
+    def _records(self) -> list[Plan]:
+        return self._best_first(self._made)
 
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.request.targets else COLUMNS
@@ -337,7 +336,7 @@ class Recommendation(Result):
         if best:
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
             columns = _brief_target_columns(made[0]) if self.request.targets else BRIEF_COLUMNS
-            yield "\n" + told_table(rows_of(made, columns), columns)
+            yield "\n" + known_table(made, columns)
             yield from _class_lines(best)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
             ahead = self._odds_words() if len(made) > 1 else ""
@@ -470,7 +469,7 @@ def _target_in_words(target: PlannedTarget) -> str:
 def _class_lines(plan: Plan) -> Iterator[str]:
     """What one server gets of each class, its targets, and how much of it keeps them."""
     if plan.classes:
-        yield "\n" + told_table([row for one in plan.classes for row in _class_rows(plan, one)], CLASS_COLUMNS)
+        yield "\n" + known_table([row for one in plan.classes for row in _class_rows(plan, one)], CLASS_COLUMNS)
 
 
 def _class_rows(plan: Plan, one: PlannedClass) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.engine import LOOPBACK
 from planner.hardware import GpuProfile
-from planner.output.render import SPACE, Column, table_text, wrapped
+from planner.output.render import SPACE, wrapped
 from planner.planning import price_of, span_figures
 from planner.units import MS, figure
 
@@ -95,11 +95,6 @@ def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
     words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
     if words:
         yield f"calibration: {', '.join(words)}"
-
-
-def told_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
-    """A table without the columns of which nothing is known."""
-    return table_text(rows, [column for column in columns if any(row.get(column.key) is not None for row in rows)])
 
 
 def no_price(gpus: Sequence[str]) -> str:

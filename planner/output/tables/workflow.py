@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.output.answer import Answer
 from planner.output.render import Column, table_text, wrapped
-from planner.output.result import Result
 from planner.output.workflows.advised import AdvisedRow, advised_beside
 from planner.output.workflows.differences import Difference
 from planner.output.workflows.printed import PrintedFigure, caveats_of, figure_text, table_of
@@ -36,7 +36,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True, repr=False)
-class WorkflowAnswer(Result):
+class WorkflowAnswer(Answer):
     """What a document prints for a workflow beside what is predicted for the same run."""
 
     record: Subject
@@ -65,7 +65,7 @@ class WorkflowAnswer(Result):
     def _advice(self) -> tuple[AdvisedRow, ...]:
         return advised_beside(self.record)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[dict[str, Any]]:
         return [_row(figure) for figure in self.figures]
 
     def _columns(self) -> Sequence[Column]:
@@ -75,7 +75,7 @@ class WorkflowAnswer(Result):
         yield wrapped(self._title())
         if self.figures:
             yield ""
-            yield table_text(self._rows(), COLUMNS)
+            yield table_text(self._records(), COLUMNS)
         else:
             yield "the document prints no numbers for this"
         if rows := self._advice:

@@ -1,0 +1,166 @@
+"""One answer: a record, the columns of its rows, and its sentences. It renders, and computes nothing.
+
+A function of ``planner.commands`` returns it; the command line prints it with ``print_answer``.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, ClassVar
+
+from planner.output.render import Column, Row, at, html_table, json_text, print_notes, records_text, rows_of, table_text
+from planner.units import MS
+
+
+class Answer(ABC):
+    """An answer. ``print(answer)`` shows what the command prints; a notebook shows a table.
+
+    Subclasses have the typed records behind the answer as attributes.
+    """
+
+    remarks: tuple[str, ...] = ()  #: notes on the question, such as which GPUs ``local`` means
+    verdict_first: ClassVar[bool] = False  #: whether the text begins with the answer in a sentence
+    explain: bool = False  #: all details (``--explain``), not what fits one screen
+    columns: ClassVar[Sequence[Column]] = ()  #: of ``rows``
+
+    @property
+    def ok(self) -> bool:
+        """True if the answer is yes: the command ends with exit status 0, else with 1."""
+        return True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Everything to know before relying on the answer. The command writes it to stderr."""
+        return tuple(dict.fromkeys((*self.remarks, *self._notes())))
+
+    @property
+    def shown_notes(self) -> tuple[str, ...]:
+        """The notes that are printed below the text."""
+        return self.notes if self.explain else tuple(dict.fromkeys((*self.remarks, *self._brief_notes())))
+
+    def to_dict(self) -> Any:
+        """The object, or the list of objects, of ``--format json``. The schema only grows."""
+        return json.loads(self.to_json())  # tuples become lists, and keys strings
+
+    def to_json(self) -> str:
+        """The text of ``--format json``."""
+        return json_text(self._object())
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The rows of ``--format csv``: key to value, None where there is none.
+
+        ``pandas.DataFrame(answer.to_rows())`` makes a data frame of it.
+        """
+        return rows_of(self._records(), self._columns())
+
+    rows = to_rows
+
+    def to_text(self, output: str = "table") -> str:
+        """The answer in the form ``table``, ``json``, ``csv`` or ``markdown``, as the command prints it."""
+        if output == "json":
+            return self.to_json()
+        if output == "table":
+            return "".join(f"{line}\n" for line in self.sentences())
+        return records_text(list(self._records()), output, self._columns())
+
+    def __str__(self) -> str:
+        return self.to_text().removesuffix("\n")
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook, with title and notes, everything escaped."""
+        title = f"<p><b>{escape(self._title())}</b></p>\n" if self._title() else ""
+        items = "".join(f"<li>{escape(note)}</li>\n" for note in self.notes)
+        notes = f"\n<details><summary>notes</summary>\n<ul>\n{items}</ul></details>" if items else ""
+        return f"{title}{html_table(*self._html())}{notes}\n"
+
+    def sentences(self) -> Iterable[str]:
+        """The text for a terminal, the verdict first."""
+        return self._lines() if self.explain else self._brief_lines()
+
+    def _lines(self) -> Iterable[str]:
+        """The whole text; an entry may have several lines."""
+        yield table_text(self._records(), self._columns())
+
+    def _brief_lines(self) -> Iterable[str]:
+        """The part of the text that fits one screen."""
+        return self._lines()
+
+    @abstractmethod
+    def _object(self) -> Row | Sequence[Row]:
+        """The JSON object, or the objects of a list, without ``schema_version``."""
+
+    @abstractmethod
+    def _records(self) -> Iterable[Any]:
+        """The records that ``rows`` has a row for."""
+
+    def _columns(self) -> Sequence[Column]:
+        return self.columns
+
+    def _title(self) -> str:
+        """The line above the table of a notebook."""
+        return ""
+
+    def _html(self) -> tuple[Iterable[Any], Sequence[Column]]:
+        """Records and columns of the table for a notebook."""
+        return self._records(), self._columns()
+
+    def _notes(self) -> Iterable[str]:
+        """Notes on the answer itself."""
+        return ()
+
+    def _brief_notes(self) -> Iterable[str]:
+        """The notes that stand below one screen."""
+        return self._notes()
+
+
+class MetricAnswer(Answer):
+    """An answer whose rows are the figures of ``result``."""
+
+    columns = (Column("metric", of="0"), Column("value", of="1"))
+
+    @property
+    @abstractmethod
+    def result(self) -> Mapping[str, Any]:
+        """Key to figure."""
+
+    def _records(self) -> Iterator[tuple[str, Any]]:
+        """One figure each: ``percentiles.99`` for a number inside an object, ``latencies.0`` for one in a list."""
+        for key, value in self.result.items():
+            inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+            if isinstance(inner, Mapping):
+                yield from ((f"{key}.{name}", number) for name, number in inner.items() if number is not None)
+            elif value is not None:
+                yield key, value
+
+
+def fields_of(record: Any, *fields: str) -> dict[str, Any]:
+    """Fields of a record as JSON has them: ``key``, ``path.to.key`` or ``key=path.to.field``.
+
+    Records become objects. A field in seconds becomes milliseconds where its key says so.
+    """
+    found = {}
+    for field in fields:
+        name, _, path = field.rpartition("=")
+        key = name or path.rpartition(".")[2]
+        value = to_plain(at(record, path))
+        in_ms = key.endswith("_ms") and path.endswith("_s") and value is not None
+        found[key] = value / MS if in_ms else value
+    return found
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, pydantic models and what they hold, as JSON has them."""
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, by_alias=False, fallback=str)
+
+
+def print_answer(answer: Answer, output: str) -> None:
+    """Print the answer on stdout and its notes on stderr; with JSON, only the notes that the object lacks."""
+    print(answer.to_text(output), end="")
+    print_notes({"json": answer.remarks, "table": answer.shown_notes}.get(output, answer.notes))

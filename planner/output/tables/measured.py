@@ -1,0 +1,383 @@
+"""What was measured beside what was predicted: ``planner calibrate``, ``validate`` and ``tune``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from planner.evidence import (
+    MEANINGS,
+    CalibrationOutcome,
+    ComparedLine,
+    Evaluated,
+    PlannedPoint,
+    Validation,
+    figures_of,
+    mean_error,
+    mean_width,
+    read_offline,
+    statistics,
+)
+from planner.output.answer import Answer, fields_of
+from planner.output.render import Column, known_columns, table_text, wrapped
+from planner.output.tuning import Tuner
+from planner.planning import SURE, WITHIN, broken_words, percent
+from planner.workload import targets_in_words
+
+# --- calibrate -----------------------------------------------------------------------------------------------------
+
+FACTORS = (
+    Column("target", "factor on", MEANINGS.__getitem__),
+    Column("when", of=lambda factor: " ".join(filter(None, dict(factor.when).values()))),
+    Column("before", form=".3f"),
+    Column("after", form=".3f", of="factor"),
+    Column("sd", "± (log)", ".3f"),
+    Column("prior_sd", "prior ±", ".3f"),
+    Column("runs"),
+    Column("determined"),
+)
+METRICS = (
+    Column("metric"),
+    Column("n"),
+    Column("before", "median error before", ".1%", of="before.median_ape"),
+    Column("after", form=".1%", of="after.median_ape"),
+    Column("left_out", "left out", ".1%", of="left_out.median_ape"),
+    Column("before_within_20", "within 20 % before", ".0%", of="before.within_20"),
+    Column("after_within_20", "after", ".0%", of="after.within_20"),
+    Column("left_out_within_20", "left out", ".0%", of="left_out.within_20"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class CalibrationAnswer(Answer):
+    """Factors learnt from a user's own runs, and the errors with them: ``planner calibrate``. Rows are factors."""
+
+    columns = FACTORS
+    record: CalibrationOutcome
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if predictions are better with the calibration, which is then kept."""
+        return self.record.kept
+
+    def _object(self) -> dict[str, Any]:
+        outcome = self.record
+        return {
+            **fields_of(outcome, "kept", "reason", "calibration=path", "base"),
+            "runs": len(outcome.runs),
+            "new_runs": outcome.new_runs,
+            "factors": [
+                row | {"when": dict(factor.when)} for row, factor in zip(self.rows(), outcome.factors, strict=True)
+            ],
+            "metrics": list(_metrics(outcome)),
+            "error": {name: mean_error(runs) if runs else None for name, runs in _fits(outcome).items()},
+            "width": {name: mean_width(runs) if runs else None for name, runs in _fits(outcome).items()},
+            "memory": list(dict.fromkeys(fit.name for fit in outcome.memory)),
+            "refused": [{"run_id": run.run_id, "reason": why} for run, why in outcome.refused],
+            "notes": list(outcome.notes),
+        }
+
+    def _records(self) -> Iterable[Any]:
+        return self.record.factors
+
+    def sentences(self) -> Iterator[str]:
+        """The factors, the errors before and after, and the verdict."""
+        yield table_text(self.record.factors, FACTORS)
+        yield ""
+        yield table_text(_metrics(self.record), METRICS)
+        yield ""
+        yield wrapped(self._title())
+
+    def _title(self) -> str:
+        outcome = self.record
+        if outcome.reason:
+            return f"not kept: {outcome.reason}"
+        learned = f"error {mean_error(outcome.before):.1%} before, {mean_error(outcome.after):.1%} after"
+        if outcome.left_out:
+            learned += f", {mean_error(outcome.left_out):.1%} for each run when it is left out"
+        before, after = mean_width(outcome.before), mean_width(outcome.after)
+        learned += f"; 90 % intervals a factor of {before:.2f} wide before, {after:.2f} after"
+        return f"kept in {outcome.path}: {_runs(len(outcome.runs))}, {learned}"
+
+    def _notes(self) -> Iterator[str]:
+        outcome = self.record
+        yield f"the factors multiply the shipped efficiencies, which are fitted on {outcome.base}"
+        if outcome.memory and outcome.kept:
+            names = ", ".join(dict.fromkeys(fit.name for fit in outcome.memory))
+            yield f"memory overheads learned from the server's start-up: {names}"
+        for run, why in outcome.refused:
+            yield f"{run.run_id} is left out: {why}"
+        yield from outcome.notes
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
+def _fits(outcome: CalibrationOutcome) -> dict[str, Sequence[Evaluated]]:
+    return {"before": outcome.before, "after": outcome.after, "left_out": outcome.left_out}
+
+
+def _metrics(outcome: CalibrationOutcome) -> Iterator[dict[str, Any]]:
+    """The errors of each metric, before, after, and of each run when it is left out."""
+    for metric in outcome.metrics:
+        figures = {name: figures_of(runs, metric) for name, runs in _fits(outcome).items()}
+        errors = {
+            name: fields_of(statistics(values), "median_ape", "within_20", "bias") if values else None
+            for name, values in figures.items()
+        }
+        yield {"metric": metric, "n": len(figures["after"]), **errors}
+
+
+# --- validate ------------------------------------------------------------------------------------------------------
+
+LINES = (
+    Column("metric"),
+    Column("unit"),
+    Column("published", form=",.2f"),
+    Column("predicted", form=",.2f"),
+    Column("lo", "from", ",.2f"),
+    Column("hi", "to", ",.2f"),
+    Column("measured", form=",.2f"),
+    Column("error", form="+.1%"),
+    Column("basis", "bounds"),
+    Column("verdict", ""),
+)
+OFFLINE = tuple(column for column in LINES if column.key != "basis")
+
+
+@dataclass(frozen=True, repr=False)
+class ValidationAnswer(Answer):
+    """A plan's prediction beside its measurements, likeliest causes, and what to try next: ``planner validate``."""
+
+    columns = LINES
+    record: Validation
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if the plan itself was measured, and every measurement lies within its bounds."""
+        return self.record.inside and self.record.as_planned
+
+    def _object(self) -> dict[str, Any]:
+        written = self.record.to_json()
+        lines = [{**line, "published": self._published.get(line["metric"])} for line in written["lines"]]
+        return {**written, "lines": lines}
+
+    @property
+    def _published(self) -> Mapping[str, float]:
+        """A document's result of the same run, by metric; empty where no document has one."""
+        return self.record.measured.plan.published
+
+    def _records(self) -> list[dict[str, Any]]:
+        further = [(one.load, line) for one in self.record.further for line in one.lines]
+        return [{**_row(line), "published": self._published.get(line.metric)} for line in self.record.lines] + [
+            {**_row(line), "metric": f"{load} {line.metric}"} for load, line in further
+        ]
+
+    def sentences(self) -> Iterator[str]:
+        """The table, the verdict, and likely causes."""
+        shown = LINES if self._published else [column for column in LINES if column.key != "published"]
+        yield table_text(self._records(), shown)
+        yield ""
+        yield wrapped(self._title())
+        first, others = ("mind: ", "and: ") if self.record.inside else ("likeliest cause: ", "or: ")
+        for place, finding in enumerate(self.record.findings):
+            mark = "not the plan: " if finding.not_the_plan else others if place else first
+            yield wrapped(finding.cause, first=mark, rest="  ")
+            yield wrapped(finding.evidence, first="  because ", rest="    ")
+            yield wrapped(finding.next_step, first="  next: ", rest="    ")
+        for accuracy in self.record.measured.accuracy:
+            spread = f" ± {accuracy.stderr:.4f}" if accuracy.stderr is not None else ""
+            yield f"accuracy {accuracy.task}, {accuracy.metric}: {accuracy.value:.4f}{spread} (not predicted)"
+
+    def _title(self) -> str:
+        validation, plan = self.record, self.record.measured.plan
+        outside = sum(not line.is_inside for line in validation.every_line)
+        verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.every_line)} lines"
+        if not validation.as_planned:
+            verdict += ", but this is not the plan" if validation.inside else ", not the plan"
+        where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
+        return f"{plan.model} on {where}, calibration: {plan.calibration}: {verdict}"
+
+    def _notes(self) -> Iterable[str]:
+        return self.record.notes
+
+
+def _row(line: ComparedLine) -> dict[str, Any]:
+    keys = "metric", "unit", "predicted", "lo", "hi", "measured", "error", "basis"
+    return {**fields_of(line, *keys), "verdict": _word(line)}
+
+
+def _word(line: ComparedLine) -> str:
+    """Above or below its bounds, in words that say whether that is good."""
+    if line.is_inside:
+        return "inside"
+    if line.unit in ("GiB", "tokens"):
+        return "more" if line.verdict == "above" else "less"
+    return "slower" if (line.verdict == "above") is line.is_latency else "faster"
+
+
+@dataclass(frozen=True, repr=False)
+class OfflineValidation(Answer):
+    """Offline measurements of a workflow's folder, each beside the published and the predicted figure."""
+
+    columns = OFFLINE
+    lines: tuple[dict[str, Any], ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if every measurement that has a prediction lies within its interval."""
+        return all(line["verdict"] in ("inside", "not predicted") for line in self.lines)
+
+    def _object(self) -> dict[str, Any]:
+        return {"inside": self.ok, "lines": list(self.lines)}
+
+    def _records(self) -> Iterable[Any]:
+        return self.lines
+
+
+def validate_offline(directory: Path) -> OfflineValidation | None:
+    """Measurements of a folder's offline scripts; None where there is no such result, or one of the server.
+
+    Raises InputError for a result, or a list of points, that is broken.
+    """
+    table, results = directory / "points.json", directory / "results"
+    if not table.is_file() or any(results.glob("serve-*.json")):
+        return None
+    lines = tuple(starmap(_measured, read_offline(directory)))
+    return OfflineValidation(lines) if lines else None
+
+
+def _measured(point: PlannedPoint, measured: float) -> dict[str, Any]:
+    """The row of one point: its measurement, and where that lies."""
+    low, high, predicted = point.lo, point.hi, point.predicted
+    outside = low is not None and high is not None and not low <= measured <= high
+    slower = (measured > (high or 0)) is (point.key == "avg_latency")
+    return {
+        "metric": f"{point.name} {point.key}",
+        "unit": "s" if point.key == "avg_latency" else "tokens/s",
+        **fields_of(point, "published", "predicted", "lo", "hi"),
+        "measured": measured,
+        "error": measured / predicted - 1 if predicted else None,
+        "verdict": ("slower" if slower else "faster") if outside else "inside" if predicted else "not predicted",
+    }
+
+
+# --- tune ----------------------------------------------------------------------------------------------------------
+
+SETTINGS = (
+    Column("setting"),
+    Column("predicted_tok_per_s_per_gpu", "predicted tok/s/gpu", ",.0f"),
+    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
+    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+    Column("behind", "behind", ".1%"),
+    Column("gain", "may gain", ".1%"),
+    Column("reason", "", wraps=True),
+    Column("folder", aside=True),
+)
+LEAST_GAIN = 0.0005  #: that is shown: less is 0.0 %
+
+
+@dataclass(frozen=True, repr=False)
+class TuningAnswer(Answer):
+    """Every setting with its measurement, and the best measured one: ``planner tune``."""
+
+    columns = SETTINGS
+    tuner: Tuner
+    learnt: CalibrationOutcome | None = None  #: None: the runs teach nothing, ``remarks`` say why
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if the best setting is known, to 3 % and with 95 % probability."""
+        standing = self.tuner.state.standing
+        return standing.best is not None and standing.known >= SURE
+
+    @property
+    def best(self) -> str | None:
+        """The folder of the best measured plan; None where none was measured."""
+        number = self.tuner.state.standing.best
+        return None if number is None else str(self.tuner.folder(number))
+
+    def _object(self) -> dict[str, Any]:
+        state = self.tuner.state
+        return {
+            "best": self.best,
+            "probability_best": state.standing.known,
+            "within": WITHIN,
+            "targets": [fields_of(one, "metric", "limit_ms") for one in state.targets],
+            "runs": len(state.tried),
+            "minutes": sum(run.seconds for run in state.runs) / 60,
+            "calibration": self._calibration,
+            "settings": self._records(),
+        }
+
+    @property
+    def _calibration(self) -> str | None:
+        return str(self.learnt.path) if self.learnt and self.learnt.kept else None
+
+    def _records(self) -> list[dict[str, Any]]:
+        state = self.tuner.state
+        standing = state.standing
+        best = state.measured[standing.best] if standing.best is not None else 0.0
+        order = sorted(state.measured, key=lambda number: (bool(self._missed(number)), -state.measured[number]))
+        order += sorted(standing.gains, key=lambda number: -standing.gains[number])
+        return [self._row(number, best) for number in (*order, *state.out)]
+
+    def _row(self, number: int, best: float) -> dict[str, Any]:
+        tuner, state = self.tuner, self.tuner.state
+        plan, result = tuner.plan(number), tuner.result(number) if number in state.measured else {}
+        missed = self._missed(number)
+        return {
+            "setting": tuner.words(number),
+            "predicted_tok_per_s_per_gpu": plan.predicted["output_throughput"] / plan.num_gpus,
+            "output_throughput_per_gpu": result["output_throughput"] / plan.num_gpus if result else None,
+            "mean_e2el_ms": result.get("mean_e2el_ms"),
+            "behind": 1 - exp(state.measured[number] - best) if result and not missed else None,
+            "gain": state.standing.gains.get(number),
+            "reason": state.out.get(number, "") or missed,
+            "folder": str(tuner.folder(number)),
+        }
+
+    def _missed(self, number: int) -> str:
+        """The targets that a measured setting misses, in words."""
+        state = self.tuner.state
+        return broken_words(state.targets, state.margins[number]) if number in state.margins else ""
+
+    def sentences(self) -> Iterator[str]:
+        """The settings that may gain something, and the best."""
+        rows = self._records()
+        shown = [row for row in rows if row["gain"] is None or row["gain"] >= LEAST_GAIN]
+        yield table_text(shown, known_columns(shown, SETTINGS))
+        if left := len(rows) - len(shown):
+            yield f"and {left} setting{'s' if left != 1 else ''} that may gain less than 0.1%"
+        yield ""
+        yield wrapped(self._title())
+        if self.best:
+            yield f"the plan: {self.best}"
+        if self._calibration:
+            yield f"learnt:   {self._calibration} (planner ... --calibration FILE)"
+
+    def _title(self) -> str:
+        state = self.tuner.state
+        runs, sure = _runs(len(state.tried)), f"with {percent(state.standing.known)} probability"
+        if self.best is None and state.measured:
+            targets = targets_in_words([one.slo for one in state.targets])
+            return f"no measured setting meets {targets} after {runs}; no other does, {sure}"
+        if self.best is None:
+            return f"nothing was measured in {runs}"
+        best = self.tuner.words(state.standing.best or 0)
+        return f"best after {runs}: {best}; no other setting is better by more than {WITHIN:.0%}, {sure}"
+
+    def _notes(self) -> Iterable[str]:
+        if not self.ok:
+            yield "the best is not known yet: a larger --runs or --minutes goes on from here"
+        if self.learnt and not self.learnt.kept:
+            yield f"the calibration is not kept: {self.learnt.reason}"
