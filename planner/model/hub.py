@@ -13,21 +13,23 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from socket import SHUT_RDWR
 from threading import Thread, current_thread
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
+from warnings import catch_warnings
 
-from planner.errors import HubError, InputError
+from planner.errors import HubError, InputError, PlannerError
 
 CONFIG = "config.json"
 SIDECAR = "hf_quant_config.json"  #: NVIDIA's modelopt checkpoints keep their quantisation here
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_TIMEOUT_S = 30.0  #: for both files together
-GRACE_S = 0.5  #: for the thread to end by itself and tidy the cache
+GRACE_S = 2.0  #: for the thread to tidy the cache; huggingface_hub waits a second before it tries once more
 MOST_BYTES = 64_000_000  #: of all answers about one model; the largest config.json has 3 MB
 PROXY = "check HF_ENDPOINT, and whether a proxy or a login page stands in between"
 FOLDER = "give a folder with the model's config.json"
@@ -98,9 +100,10 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: floa
         raise HubError(cause, hint=f"unset HF_HUB_OFFLINE, or {FOLDER}")
     fetch = _Fetch(repo_id, revision, endpoint, timeout_s)
     if timeout_s > 0:
-        # Only a thread can be left behind whatever it waits for: a name server, a header that comes byte by byte.
-        fetch.start()
-        fetch.join(timeout_s + GRACE_S)
+        fetch.start()  # a thread can be left behind whatever it waits for, a name server for example
+        fetch.join(timeout_s)
+        fetch.hang_up()
+        fetch.join(GRACE_S)
     if fetch.error is not None:
         raise fetch.error
     if fetch.folder is None:
@@ -122,12 +125,19 @@ class _Fetch(Thread):
         self.host = urlsplit(endpoint).netloc.rpartition("@")[2] or "the hub"
         self.until_s = monotonic() + timeout_s
         self.left_bytes = MOST_BYTES
+        self.sockets: list[Any] = []
         self.folder: Path | None = None
         self.error: BaseException | None = None
 
     def late(self) -> HubError:
         cause = f"{self.host} took longer than {self.timeout_s:.3g} s to answer"
         return HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
+
+    def hang_up(self) -> None:
+        """End what is still read: each byte of a header that drips comes in time for the library."""
+        for socket in self.sockets:
+            with suppress(OSError):
+                socket.shutdown(SHUT_RDWR)
 
     def run(self) -> None:
         try:
@@ -138,8 +148,6 @@ class _Fetch(Thread):
     def _fetch(self) -> Path:
         library = _library()
         errors, hooks = library.errors, library.get_session().event_hooks
-        # the bases are the HTTP library's own error and OSError: httpx, httpx2, ... by version of huggingface_hub
-        known = (*errors.HfHubHTTPError.__bases__, OSError, ValueError, RuntimeError)
         hooks["request"].append(self.before)
         hooks["response"].append(self.after)
         try:
@@ -151,7 +159,9 @@ class _Fetch(Thread):
                     raise  # the hub could not be reached: whether there is a sidecar stays unknown
                 except errors.EntryNotFoundError:
                     pass  # most repositories have none
-        except known as error:
+        except PlannerError:
+            raise
+        except Exception as error:  # of the library, of its HTTP client by any name, of what a hostile answer breaks
             raise (self.late() if monotonic() > self.until_s else self._explained(error)) from error
         finally:
             hooks["request"].remove(self.before)
@@ -178,6 +188,7 @@ class _Fetch(Thread):
         self._check_limits()
         left_s, waits = self.until_s - monotonic(), request.extensions.get("timeout", {})
         request.extensions["timeout"] = {wait: min(s or left_s, left_s) for wait, s in waits.items()}
+        request.extensions["trace"] = self._trace
         request.headers["Accept-Encoding"] = "identity"  # the bytes that are counted are then those that are kept
         home, origin = _origin(self.endpoint), _origin(str(request.url))
         if origin == home:
@@ -186,6 +197,10 @@ class _Fetch(Thread):
             raise HubError(f"{self.host} sends its visitors on to an address without https", hint=PROXY)
         for name in ("Authorization", "Cookie"):
             request.headers.pop(name, None)
+
+    def _trace(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            self.sockets.append(info["return_value"].get_extra_info("socket"))
 
     def after(self, response: Any) -> None:
         """Look at the head of an answer: refuse one that states too large a size, count the bytes of others."""
@@ -264,8 +279,7 @@ class _Fetch(Thread):
 def _library() -> Any:
     """huggingface_hub, imported on first use. Raises InputError for a variable that it cannot read then."""
     try:
-        import huggingface_hub.errors
-        import huggingface_hub.utils
+        import huggingface_hub.file_download
     except ValueError as error:
         cause = f"huggingface_hub cannot read its variables: {error}"
         raise InputError(cause, hint="check the variables that begin with HF_") from error
@@ -274,16 +288,20 @@ def _library() -> Any:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Silence the progress bar and the warnings of huggingface_hub: ``HubError`` says what failed."""
+    """Silence the progress bar, the warnings and the telemetry of huggingface_hub: ``HubError`` says what failed."""
     log, bar = logging.getLogger("huggingface_hub"), "huggingface_hub.http_get"
     level, shown = log.level, not library.utils.are_progress_bars_disabled(bar)
+    reports_nothing = library.constants.HF_HUB_DISABLE_TELEMETRY
     log.setLevel(logging.CRITICAL)
+    library.constants.HF_HUB_DISABLE_TELEMETRY = True  # it asks the hub for a list of agents, to name the sender
     if shown:
         library.utils.disable_progress_bars(bar)
     try:
-        yield
+        with catch_warnings(action="ignore"):  # of a file too large for the disk, for example
+            yield
     finally:
         log.setLevel(level)
+        library.constants.HF_HUB_DISABLE_TELEMETRY = reports_nothing
         if shown:
             library.utils.enable_progress_bars(bar)
 
