@@ -14,6 +14,7 @@ Anything else that escapes is a bug (exit status 70).
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class PlannerError(Exception):
@@ -61,3 +62,27 @@ class HubError(PlannerError):
     """The hub could not be reached, or refused."""
 
     exit_status = 3
+
+
+#: Kinds of pydantic's faults, by how they begin: what a value should be.
+_KINDS = {
+    "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
+    "string": "text", "tuple": "a list", "list": "a list", "dict": "an object", "model": "an object",
+}  # fmt: skip
+_BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "le": "{:g} or less", "lt": "less than {:g}"}
+
+
+def fault_in(error: Any) -> tuple[str, str]:
+    """Return the field of the first fault in a pydantic ``ValidationError``, dotted, and the fault in words."""
+    first = error.errors(include_url=False)[0]
+    where, kind, limits = ".".join(map(str, first["loc"])), first["type"], first.get("ctx", {})
+    if kind == "missing":
+        return where, "is missing"
+    if kind == "extra_forbidden":
+        return where, "is not a known field"
+    if kind == "value_error":
+        return where, str(limits["error"])
+    bounds = (words.format(limits[name]) for name, words in _BOUNDS.items() if name in limits)
+    wanted = next(bounds, None) or _KINDS.get(kind.split("_")[0]) or limits.get("expected") or "of the expected form"
+    text = repr(first["input"])
+    return where, f"{text if len(text) <= 40 else text[:37] + '...'} is not {wanted}"

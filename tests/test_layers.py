@@ -50,7 +50,7 @@ OWNERS = {
     "plotext": {"output"},
     "scipy": {"planning", "evidence"},
     "huggingface_hub": {"model"},
-    "pydantic": {"hardware", "timing", "planning"},
+    "pydantic": {"hardware", "timing", "planning", "evidence"},
     "platformdirs": {"model", "resources"},
 }
 

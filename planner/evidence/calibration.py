@@ -20,10 +20,10 @@ import numpy as np
 from planner import progress
 from planner.engine import parse_version
 from planner.errors import InputError
-from planner.evidence.bench_result import EXACT
 from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
 from planner.evidence.fitting import MEANINGS, Factor, OwnFit, effects_of, fit_own, load_structure
 from planner.evidence.folder import MeasuredPlan
+from planner.evidence.results import EXACT
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, runs_of
 from planner.evidence.sources import Sources
 from planner.hardware import load_profile

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
-from planner.evidence.bench_result import AGAIN, check_complete, read_number, read_text
-from planner.evidence.result_formats import read_result_file
+from planner.evidence.results import AGAIN, check_complete, read_number, read_result_file, read_text
 from planner.evidence.server_log import ServerLog, read_server_log
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, PlannedWorkload, read_plan

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
-from planner.evidence.bench_result import parse_result, read_number, read_text
+from planner.evidence.results import parse_result, read_number, read_text
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 
 

@@ -9,27 +9,46 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from planner.errors import InputError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from planner.errors import InputError, fault_in
 from planner.resources import MOST_FILE_BYTES, check_file
 from planner.units import LEAST_FIGURE, MS
 from planner.workload import LATENCIES, METRICS, NAMED_DISTRIBUTIONS
 
-Bench = Literal["latency", "throughput", "serve"]
-#: Columns of words from a list.
-CHOICES = {
-    "bench": ("latency", "throughput", "serve"),
-    "length_distribution": tuple(NAMED_DISTRIBUTIONS),
-    "arrival": ("offline", "all-at-once", "closed-loop", "poisson"),
-}
 REQUIRED = ("bench", "gpu", "model")
 #: Columns with measurements, in the units that their names say. No fit uses the other metrics.
 MEASUREMENTS = tuple(key for key in METRICS if key != "request_throughput" and not key.startswith("p90"))
+
+
+def _whole(cell: Any) -> Any:
+    """64.0 and 1e3 are whole numbers too, as spreadsheets write them."""
+    try:
+        return int(float(cell)) if float(cell).is_integer() else cell
+    except ValueError:
+        return cell
+
+
+def _rounded(cell: Any) -> Any:
+    """Some sources state the mean concurrency of a steady state."""
+    try:
+        return max(round(float(cell)), 1)
+    except (ValueError, OverflowError):
+        return cell
+
+
+Bench = Literal["latency", "throughput", "serve"]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Figure = Annotated[float, Field(ge=LEAST_FIGURE, allow_inf_nan=False)]
+if TYPE_CHECKING:
+    Distribution = str
+else:
+    Distribution = Literal[tuple(NAMED_DISTRIBUTIONS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +62,36 @@ class MeasuredRun:
     base_model: str = ""
     weight_dtype: str = ""
     kv_cache_dtype: str = ""
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    expert_parallel_size: int = 1
+    tensor_parallel_size: Count = 1
+    pipeline_parallel_size: Count = 1
+    data_parallel_size: Count = 1
+    expert_parallel_size: Count = 1
     engine_build: str = "vllm"
     engine_version: str = ""
-    input_len: float | None = None
-    output_len: float | None = None
-    mean_input_len: float | None = None
-    mean_output_len: float | None = None
-    length_distribution: str = "fixed"
-    arrival: str = ""
-    batch_size: int | None = None
-    max_concurrency: int | None = None
-    request_rate: float | None = None
-    num_prompts: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    input_len: Figure | None = None
+    output_len: Figure | None = None
+    mean_input_len: Figure | None = None
+    mean_output_len: Figure | None = None
+    length_distribution: Distribution = "fixed"
+    arrival: Literal["", "offline", "all-at-once", "closed-loop", "poisson"] = ""
+    batch_size: Count | None = None
+    max_concurrency: Annotated[Count | None, BeforeValidator(_rounded)] = None
+    request_rate: Figure | None = None
+    num_prompts: Count | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
     async_scheduling: bool | None = None
     suspect: str = ""
     date: str = ""
     family: str = ""
-    max_model_len: int | None = None
-    gpu_memory_utilization: float | None = None
+    max_model_len: Count | None = None
+    gpu_memory_utilization: Figure | None = None
     enforce_eager: bool | None = None
     enable_prefix_caching: bool | None = None
-    burstiness: float | None = None
-    random_range_ratio: float | None = None
-    seed: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    burstiness: Figure | None = None
+    random_range_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, BeforeValidator(_whole), Field(ge=0)] | None = None
+    metrics: dict[str, Figure] = field(default_factory=dict)
     unread: str = ""  #: why the row cannot be read, with file, line and column; nothing else of it counts then
 
     @property
@@ -90,10 +109,11 @@ class MeasuredRun:
 RUN_COLUMNS = tuple(f.name for f in fields(MeasuredRun) if f.name not in ("metrics", "unread"))
 #: A column that is no field: independent servers that share the load. Such a row is read as the share of one of them.
 REPLICAS = "replicas"
+_RUN, _COUNT = TypeAdapter(MeasuredRun), TypeAdapter(Count)
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """The runs of a CSV file, each row one; of a row that cannot be read ``unread`` says why.
+    """Return the runs of a CSV file, each row one; of a row that cannot be read ``unread`` says why.
 
     Raises InputError for a file that is no table of runs.
     """
@@ -123,18 +143,55 @@ def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
     seen = False
     for row in table:
         seen = True
-        yield _Row(f"{path}, line {table.line_num}", f"line-{table.line_num}", row).run_or_reason()
+        name = f"line-{table.line_num}"
+        try:
+            yield run_of(row, f"{path}, line {table.line_num}", name)
+        except InputError as error:
+            stated: dict[str, Any] = {column: (row.get(column) or "").strip() for column in ("run_id", *REQUIRED)}
+            yield MeasuredRun(**{**stated, "run_id": stated["run_id"] or name}, unread=error.cause)
     if not seen:
         raise InputError(f"{path} has no rows", hint="one row per measured run")
 
 
 def runs_of(records: Iterable[Mapping[str, Any]], where: str) -> list[MeasuredRun]:
-    """The runs behind ``MeasuredRun.record``. Raises InputError, naming number and field, for anything else."""
-    found = []
-    for number, record in enumerate(records, 1):
-        cells: dict[str, str | None] = {name: str(value) for name, value in record.items()}
-        found.append(_Row(f"{where}, run {number}", f"run-{number}", cells).run())
-    return found
+    """Return the runs behind ``MeasuredRun.record``. Raises InputError, naming number and field, for anything else."""
+    return [run_of(record, f"{where}, run {number}", f"run-{number}") for number, record in enumerate(records, 1)]
+
+
+def run_of(row: Mapping[str, Any], where: str, name: str) -> MeasuredRun:
+    """Return the run of one row; an empty cell leaves a field at its default. Raises InputError naming the column.
+
+    ``name``: of a row without ``run_id``.
+    """
+    hint = "correct the cell, or leave it empty"
+    if None in row:
+        raise InputError(f"{where}: more cells than the header has columns", hint=hint)
+    cells = {column: text for column, cell in row.items() if (text := str(cell if cell is not None else "").strip())}
+    if empty := next((column for column in REQUIRED if column not in cells), None):
+        raise InputError(f"{where}, column {empty}: is empty", hint=hint)
+    try:
+        return _validated(cells, name)
+    except ValidationError as error:
+        column, fault = fault_in(error)
+        raise InputError(f"{where}, column {column.removeprefix('metrics.')}: {fault}", hint=hint) from None
+    except InputError as error:
+        raise InputError(f"{where}, column {error.cause}", hint=hint) from None
+
+
+def _validated(cells: dict[str, str], name: str) -> MeasuredRun:
+    stated: dict[str, Any] = {column: cells[column] for column in RUN_COLUMNS if column in cells}
+    if cells.get("request_rate", "").lower() in ("inf", "infinity"):
+        del stated["request_rate"]
+    if multiple := re.fullmatch(r"(\d+)\s*x\s*conc(urrency)?", cells.get("num_prompts", "")):  # so sweeps may say it
+        if "max_concurrency" not in cells:
+            raise InputError("num_prompts: is a multiple of the concurrency, which is not stated", hint="")
+        stated["num_prompts"] = int(multiple[1]) * _rounded(cells["max_concurrency"])
+    metrics = {column: cells[column] for column in MEASUREMENTS if column in cells}
+    run = _RUN.validate_python({"run_id": name, **stated, "metrics": metrics})
+    for low, high in find_disorder(run.metrics):
+        what = f"{run.metrics[high]:g} is below {low}, {run.metrics[low]:g}: are the units the same?"
+        raise InputError(f"{high}: {what}", hint="")
+    return _of_one_server(run, _COUNT.validate_python(cells.get(REPLICAS, 1)))
 
 
 def find_disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, str]]:
@@ -147,122 +204,6 @@ def find_disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, st
         least, most = figures.get(low), figures.get(high)
         if least and most and least > 1.001 * most:
             yield low, high
-
-
-class _Row:
-    """One line of the table, cell by cell."""
-
-    def __init__(self, where: str, name: str, cells: dict[str, str | None]) -> None:
-        self.where, self.name, self.cells = where, name, cells
-
-    def run_or_reason(self) -> MeasuredRun:
-        """The run, or what is known of it and why the rest cannot be read."""
-        try:
-            return self.run()
-        except InputError as error:
-            bench: Any = self.text("bench")
-            return MeasuredRun(
-                run_id=self.text("run_id") or self.name,
-                bench=bench,
-                gpu=self.text("gpu"),
-                model=self.text("model"),
-                unread=error.cause,
-            )
-
-    def run(self) -> MeasuredRun:
-        """The run. An empty cell leaves a field at its default."""
-        if None in self.cells:
-            raise self._wrong("", "more cells than the header has columns")
-        for name in REQUIRED:
-            if not self.text(name):
-                raise self._wrong(name, "is empty")
-        stated = {f.name: self._value(f.name, str(f.type)) for f in fields(MeasuredRun) if f.name in RUN_COLUMNS}
-        metrics = {name: value for name in MEASUREMENTS if (value := self.number(name)) is not None}
-        for low, high in find_disorder(metrics):
-            what = f"{metrics[high]:g} is below {low}, {metrics[low]:g}: are the units the same?"
-            raise self._wrong(high, what)
-        named = {"run_id": self.name} | {name: value for name, value in stated.items() if value not in (None, "")}
-        return _of_one_server(MeasuredRun(**named, metrics=metrics), self.count(REPLICAS) or 1)
-
-    def _value(self, name: str, kind: str) -> Any:
-        """The cell of a column, read as the type of its field; some columns have a form of their own."""
-        own: dict[str, Callable[[], Any]] = {
-            "num_prompts": self.prompts,
-            "request_rate": self.rate,
-            "random_range_ratio": self.share,
-            "max_concurrency": self.in_flight,
-        }
-        own["seed"] = lambda: 0 if self.text("seed") == "0" else self.count("seed")
-        if name in own:
-            return own[name]()
-        if name in CHOICES:
-            return self.choice(name, CHOICES[name])
-        readers = {"str": self.text, "int": self.count, "float": self.number, "bool": self.flag}
-        return readers[kind.removesuffix(" | None")](name)
-
-    def text(self, name: str) -> str:
-        return (self.cells.get(name) or "").strip()
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        value = self.text(name)
-        if value and value not in choices:
-            raise self._wrong(name, f"{value!r} is not one of {', '.join(choices)}")
-        return value
-
-    def flag(self, name: str) -> bool | None:
-        value = self.text(name).lower()
-        if value not in ("", "true", "false"):
-            raise self._wrong(name, f"{value!r} is neither true nor false")
-        return value == "true" if value else None
-
-    def number(self, name: str) -> float | None:
-        """A positive number, or None where the cell is empty."""
-        text = self.text(name)
-        if not text:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            raise self._wrong(name, f"{text!r} is not a number") from None
-        if not LEAST_FIGURE <= value < inf:
-            raise self._wrong(name, f"{text} is not a positive number of {LEAST_FIGURE:g} or more")
-        return value
-
-    def rate(self) -> float | None:
-        return None if self.text("request_rate").lower() in ("inf", "infinity") else self.number("request_rate")
-
-    def in_flight(self) -> int | None:
-        """Requests in flight. Some sources state the mean of a steady state."""
-        value = self.number("max_concurrency")
-        return None if value is None else max(round(value), 1)
-
-    def prompts(self) -> int | None:
-        """A sweep may state a multiple of the concurrency: ``10x conc``."""
-        multiple = re.fullmatch(r"(\d+)\s*x\s*conc(urrency)?", self.text("num_prompts"))
-        if not multiple:
-            return self.count("num_prompts")
-        concurrency = self.in_flight()
-        if concurrency is None:
-            raise self._wrong("num_prompts", "is a multiple of the concurrency, which is not stated")
-        return int(multiple[1]) * concurrency
-
-    def share(self) -> float | None:
-        """From 0 to below 1."""
-        name = "random_range_ratio"
-        value = 0.0 if self.text(name) in ("0", "0.0") else self.number(name)
-        if value is not None and value >= 1:
-            raise self._wrong(name, f"{value:g} is not below 1")
-        return value
-
-    def count(self, name: str) -> int | None:
-        value = self.number(name)
-        if value is not None and value != int(value):
-            raise self._wrong(name, f"{value:g} is not a whole number")
-        return None if value is None else int(value)
-
-    def _wrong(self, name: str, what: str) -> InputError:
-        column = f", column {name}" if name else ""
-        return InputError(f"{self.where}{column}: {what}", hint="correct the cell, or leave it empty")
 
 
 def _of_one_server(run: MeasuredRun, replicas: int) -> MeasuredRun:

@@ -16,10 +16,17 @@ from typing import Any
 
 from planner.engine import EngineArgs
 from planner.errors import InputError
-from planner.evidence.bench_result import check_complete, check_rates, read_number, read_text
 from planner.evidence.causes import find_causes
 from planner.evidence.folder import MeasuredPlan, read_measured
-from planner.evidence.result_formats import ReadResult, is_table_of_results, read_results
+from planner.evidence.results import (
+    ReadResult,
+    check_rates,
+    is_table_of_results,
+    read_number,
+    read_results,
+    read_text,
+    stated_number,
+)
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, check_run, read_runs
 from planner.evidence.server_log import read_server_log
 from planner.evidence.validation import find_sweep_results
@@ -207,7 +214,8 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     def number(name: str) -> float:
         return read_number(path, result, name, positive=True)
 
-    completed = check_complete(path, result) if "completed" in result else None
+    answered = stated_number(path, result, "completed")
+    completed = answered and int(answered)
     check_rates(path, result)
     limit = None if result.get("max_concurrency") is None else int(number("max_concurrency"))
     paced = result.get("request_rate") not in (None, "inf", float("inf"))

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError, PlannerError
-from planner.evidence.bench_result import read_number
 from planner.evidence.causes import Finding, find_causes
 from planner.evidence.compared import ComparedLine, compare_plan, compare_results
 from planner.evidence.folder import MeasuredPlan, read_measured, read_result
+from planner.evidence.results import read_number
 from planner.planning import SHIPPED, Deployment, Plan, local_for, redeploy, simulate_serve
 from planner.workload import Workload
 

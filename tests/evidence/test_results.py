@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError, PlannerError
-from planner.evidence.result_formats import read_results
+from planner.evidence.results import read_results
 from planner.evidence.runs import check_run
 from planner.evidence.sources import Stated, read_measurements
 from planner.workload import Workload
@@ -178,16 +178,16 @@ def test_inferencex_says_its_engine_itself(tmp_path: Path) -> None:
     ("name", "fields", "cause"),
     [
         ("inference_perf_summary.json", {}, "a summary of inference-perf mixes its stages"),
-        ("inference_perf.json", {"failures": {"count": 3}}, "6715 requests completed, 3 failed"),
+        ("inference_perf.json", {"failures": {"count": 3}}, "6715 of 6718 requests completed"),
         ("guidellm.json", {"benchmarks": []}, "no benchmark of GuideLLM"),
         ("guidellm.json", {"benchmarks": [{"metrics": None}]}, "benchmark 0 has no metrics"),
         ("guidellm.json", {"benchmarks": [{"metrics": {"request_totals": {}}}]}, "request_totals.successful is None"),
-        ("aiperf.json", {"error_request_count": {"unit": "requests", "avg": 2}}, "2 failed"),
+        ("aiperf.json", {"error_request_count": {"unit": "requests", "avg": 2}}, "96 of 98 requests completed"),
         ("aiperf.json", {"input_sequence_length": {"avg": "many"}}, "input_sequence_length.avg is 'many'"),
         ("inferencex.json", {"spec_decoding": "mtp"}, "speculative decoding"),
         ("inferencex.json", {"framework": "sglang"}, "predictions are of vLLM"),
         ("inferencex.json", {"disagg": "true"}, "disaggregated prefill"),
-        ("sweep.json", {"failed": 2}, "of 6 requests completed"),
+        ("sweep.json", {"failed": 2}, "6 of 8 requests completed"),
     ],
 )
 def test_what_is_no_whole_run_is_refused(tmp_path: Path, name: str, fields: dict[str, Any], cause: str) -> None:

@@ -1,0 +1,432 @@
+"""Result files of ``vllm bench`` and of other tools, under the keys of ``vllm bench serve``.
+
+A file is recognised by its keys, whatever its name. ``TOOLS`` lists the keys that only files of one tool have; the
+table of each tool says where it keeps our figures. Sources: vLLM 0.27 (``benchmarks/sweep/serve.py``), SGLang 0.5
+(``bench_serving.py``), GuideLLM 0.5 (``schemas/request_stats.py``), AIPerf 0.10 (``profile_export_aiperf.json``),
+inference-perf 0.6.1 (``reportgen/base.py``), InferenceX (``utils/process_result.py``).
+
+What GuideLLM, AIPerf and GenAI-Perf call the latency between tokens is (last token - first token) / (tokens - 1) of a
+request: vLLM's TPOT. AIPerf's latency between chunks is vLLM's ITL, SGLang's E2E latency its E2EL.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from planner.engine import SETTINGS, version_of_images
+from planner.errors import InputError
+from planner.resources import read_given
+from planner.units import LEAST_FIGURE, MOST_FIGURE
+from planner.workload import LATENCIES
+
+AGAIN = "measure again (in the folder of a plan: FORCE=1 ./benchmark.sh)"
+#: Rates of one file agree with its totals to this share: one program computed them, and printed all digits.
+EXACT = 0.01
+#: Burstiness of evenly spaced arrivals: gaps drawn with this shape vary by a thousandth.
+EVENLY = 1e6
+#: Share by which a TPOT may differ from what TTFT and E2EL leave for it before it is taken for something else.
+SLACK = 0.1
+#: Statistics of a latency, and their names in files of other tools.
+STATISTICS = {"mean": ("mean", "avg"), "median": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
+
+#: Where each tool keeps our figures: key -> dotted keys, of which the first that a file has counts. ``?``: a file may
+#: lack them all. A latency is an object with statistics, in ms or, after ``s:``, in seconds.
+GUIDELLM = {
+    "completed": "metrics.request_totals.successful|request_totals.successful",  # beside the metrics up to 0.4
+    "failed": "?metrics.request_totals.errored|request_totals.errored",
+    "mean_input_len": "metrics.prompt_token_count.successful.mean",
+    "mean_output_len": "metrics.output_token_count.successful.mean",
+    "output_throughput": "metrics.output_tokens_per_second.successful.mean",
+    "ttft": "metrics.time_to_first_token_ms.successful",
+    "tpot": "metrics.inter_token_latency_ms.successful",
+    "e2el": "s:metrics.request_latency.successful",
+}
+AIPERF = {  # and GenAI-Perf
+    "completed": "?request_count.avg",
+    "failed": "?error_request_count.avg",
+    "mean_input_len": "input_sequence_length.avg",
+    "mean_output_len": "output_sequence_length.avg",
+    "output_throughput": "output_token_throughput.avg",
+    "total_token_throughput": "?total_token_throughput.avg",
+    "ttft": "time_to_first_token",
+    "tpot": "inter_token_latency",
+    "itl": "inter_chunk_latency",
+    "e2el": "request_latency",
+}
+INFERENCE_PERF = {
+    "completed": "successes.count",
+    "failed": "?failures.count",
+    "mean_input_len": "successes.prompt_len.mean|successes.prompt_tokens.mean",
+    "mean_output_len": "successes.output_len.mean|successes.output_tokens.mean",
+    "output_throughput": "successes.throughput.output_tokens_per_sec",
+    "total_token_throughput": "successes.throughput.total_tokens_per_sec",
+    "ttft": "s:successes.latency.time_to_first_token",
+    "tpot": "s:successes.latency.time_per_output_token",
+    "itl": "s:successes.latency.inter_token_latency",
+    "e2el": "s:successes.latency.request_latency",
+}
+INFERENCEX = {"max_concurrency": "conc", "tensor_parallel_size": "tp", "input_len": "isl", "output_len": "osl"}
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """One run of a result file."""
+
+    result: Mapping[str, Any]  #: under the keys of ``vllm bench``
+    run: Mapping[str, Any] = field(default_factory=dict)  #: fields of a measured run that no such key holds
+    engine: Mapping[str, Any] = field(default_factory=dict)  #: settings of the engine that the file states
+    gpu: str | None = None
+    engine_version: str | None = None
+
+
+def read_results(path: Path, text: str) -> Iterator[ReadResult]:
+    """Yield every run of a result file. Raises InputError for an unknown tool, and for a run that is not whole."""
+    for record in _records(path, text):
+        read = next((read for read, keys in TOOLS if all(key in record or _at(record, key) for key in keys)), None)
+        if read is None:
+            raise InputError(
+                f"{path} is not a result of vllm bench",
+                hint="give what --save-result wrote, or a file of SGLang bench_serving, GuideLLM, AIPerf, GenAI-Perf, "
+                "inference-perf or InferenceX",
+            )
+        for one in read(path, record):
+            if "completed" in one.result:
+                check_complete(path, one.result)
+            yield one
+
+
+def read_result_file(path: Path) -> ReadResult:
+    """Return the one run of a result file. Raises InputError where there are several."""
+    runs = tuple(read_results(path, read_text(path)))
+    if len(runs) != 1:
+        raise InputError(f"{path} holds {len(runs)} runs", hint="give a file with the one that is meant")
+    return runs[0]
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises InputError where it cannot be read."""
+    hint = "give a table of runs, a result of vllm bench, or a plan's folder"
+    try:
+        return read_given(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a text file", hint=hint) from error
+
+
+def is_table_of_results(text: str) -> bool:
+    """Whether a CSV file is one of ``vllm bench sweep``, not a table of measured runs."""
+    columns = text.partition("\n")[0].strip().split(",")
+    return "completed" in columns and "run_number" in columns and "bench" not in columns
+
+
+# --- figures of a result -------------------------------------------------------------------------------------------
+
+
+def read_number(path: Path, result: Any, name: str, *, positive: bool = False) -> float:
+    """Return the figure below a dotted key. Raises InputError where it is no number, or not ``positive``."""
+    value = _at(result, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST_FIGURE:  # nor NaN
+        raise InputError(f"{path} is broken: {name} is {value!r:.40}, not a number", hint=AGAIN)
+    if positive and value < LEAST_FIGURE:
+        raise InputError(
+            f"{path} is broken: {name} is {value:g}, not a positive number of {LEAST_FIGURE:g} or more", hint=AGAIN
+        )
+    return value
+
+
+def stated_number(path: Path, result: Any, name: str) -> float | None:
+    """Return the figure below a dotted key, or None where there is nothing. Raises InputError for what is no number."""
+    return None if _at(result, name) is None else read_number(path, result, name)
+
+
+def check_complete(path: Path, result: Mapping[str, Any]) -> None:
+    """Raise InputError where requests of ``vllm bench serve`` were not answered."""
+    completed, failed = read_number(path, result, "completed"), stated_number(path, result, "failed") or 0
+    sent = stated_number(path, result, "num_prompts") or 0
+    if failed or completed < max(sent, 1):
+        raise InputError(
+            f"{path}: {completed:g} of {max(sent, completed + failed):g} requests completed",
+            hint=f"see the server's log, then {AGAIN}",
+        )
+
+
+def check_rates(path: Path, result: Mapping[str, Any]) -> None:
+    """Raise InputError for a rate of ``vllm bench serve`` that is not its total over the duration."""
+    seconds, requests, given, made = (
+        stated_number(path, result, name) or 0.0
+        for name in ("duration", "completed", "total_input_tokens", "total_output_tokens")
+    )
+    totals = {"request_throughput": requests, "output_throughput": made, "total_token_throughput": given + made}
+    for name, total in totals.items():
+        rate = stated_number(path, result, name)
+        if rate and seconds and total and abs(rate * seconds / total - 1) > EXACT:
+            raise InputError(
+                f"{path}: {name} is {rate:g}, but {total:g} in {seconds:g} s are {total / seconds:g} per second",
+                hint="give the file that vllm bench serve wrote",
+            )
+
+
+# --- records of a file ---------------------------------------------------------------------------------------------
+
+
+def parse_result(path: Path, text: str) -> dict[str, Any]:
+    """Return the object in the text of a result file. Raises InputError for anything else."""
+    try:
+        return _objects(path, [json.loads(text)])[0]
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is broken: {error}", hint=AGAIN) from error
+
+
+def _objects(path: Path, records: list[Any]) -> list[dict[str, Any]]:
+    if not records or not all(isinstance(record, dict) for record in records):
+        raise InputError(
+            f"{path} is not a result of vllm bench: it holds no object",
+            hint="give what --save-result (serve) or --output-json wrote",
+        )
+    return records
+
+
+def _records(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
+    """The objects of a file: one, a list of them, one a line, or the rows of a table."""
+    if is_table_of_results(text):
+        return [{name: _cell(cell) for name, cell in row.items() if cell} for row in csv.DictReader(StringIO(text))]
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError):
+        return [parse_result(path, line) for line in text.splitlines() if line.strip()] or [parse_result(path, text)]
+    return _objects(path, records if isinstance(records, list) else [records])
+
+
+def _cell(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _at(record: Any, key: str) -> Any:
+    """What lies below a dotted key; None where nothing does."""
+    for part in key.split("."):
+        if not isinstance(record, Mapping):
+            return None
+        record = record.get(part)
+    return record
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _figures(path: Path, record: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, float]:
+    """The figures of a tool's object as ``table`` places them, and the tokens of all requests."""
+    figures: dict[str, float] = {}
+    for key, places in table.items():
+        names = places.removeprefix("?").removeprefix("s:").split("|")
+        name = next((name for name in names if _at(record, name) is not None), names[0])
+        if key in LATENCIES:
+            to_ms = 1000 if places.startswith("s:") else 1
+            figures |= _latencies(path, _object(_at(record, name)), key, to_ms)
+        elif not places.startswith("?") or _at(record, name) is not None:
+            figures[key] = read_number(path, record, name)
+    return figures
+
+
+def _latencies(path: Path, statistics: Mapping[str, Any], latency: str, to_ms: float) -> Iterator[tuple[str, float]]:
+    there = {**statistics, **_object(statistics.get("percentiles"))}
+    for statistic, names in STATISTICS.items():
+        if (name := next((name for name in names if there.get(name) is not None), None)) is not None:
+            yield f"{statistic}_{latency}_ms", read_number(path, there, name) * to_ms
+
+
+def _with_totals(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the tokens of all requests where the tool gives those of one, and leave out what is not stated."""
+    stated = {key: value for key, value in result.items() if value is not None}
+    completed = stated.get("completed")
+    if not completed:
+        return stated
+    tokens = {f"total_{side}_tokens": stated[f"mean_{side}_len"] * completed for side in ("input", "output")}
+    return {**stated, "num_prompts": completed, **tokens}
+
+
+# --- the tools -----------------------------------------------------------------------------------------------------
+
+
+def _read_vllm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
+    """``vllm bench serve``, ``throughput`` and ``latency`` as they are; a sweep adds the settings that it varied."""
+    varied = {key.replace("-", "_"): value for key, value in record.items()} if "run_number" in record else {}
+    engine = {name: _as_set(path, name, varied[name]) for name in SETTINGS if varied.get(name) is not None}
+    yield ReadResult(record, engine=engine)
+
+
+def _as_set(path: Path, name: str, value: Any) -> Any:
+    """A cell or a JSON value as the setting takes it: a table has 32.0 and "True"."""
+    kind = SETTINGS[name].kind
+    if kind in (bool, bool | None):
+        return str(value) == "True"
+    if kind in (int, int | None, float, float | None):
+        figure = read_number(path, {name: value}, name)
+        value = figure if kind in (float, float | None) else int(figure)
+    SETTINGS[name].check(value)
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _read_sglang(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
+    backend = str(record.get("backend", ""))
+    if not backend.startswith("vllm"):
+        engine = backend or "an engine that it does not name"
+        raise InputError(
+            f"{path}: bench_serving measured {engine}, and predictions are of vLLM",
+            hint="measure vLLM with --backend vllm",
+        )
+    renamed = {key.replace("e2e_latency", "e2el"): value for key, value in record.items()}
+    yield ReadResult(renamed, _of_data_set(record.get("dataset_name")))
+
+
+def _of_data_set(name: Any) -> dict[str, Any]:
+    return {"length_distribution": "sharegpt"} if name == "sharegpt" else {}
+
+
+def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
+    """One run for each benchmark of the file: a sweep has many. Requests that its end cut off do not count."""
+    benchmarks = record["benchmarks"]
+    if not isinstance(benchmarks, list) or not benchmarks:
+        raise InputError(f"{path} holds no benchmark of GuideLLM", hint=AGAIN)
+    for number, one in enumerate(benchmarks):
+        if not isinstance(_at(one, "metrics"), Mapping):
+            raise InputError(f"{path} is broken: benchmark {number} has no metrics", hint=AGAIN)
+        model = _at(one, "config.backend.model") or _at(record, "args.model")
+        yield ReadResult(_with_totals({"model_id": model, **_figures(path, one, GUIDELLM), **_arrivals(path, one)}))
+
+
+def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
+    """What a GuideLLM strategy sends, under the flags of ``vllm bench serve``."""
+    strategy = _object(_at(benchmark, "config.strategy") or _at(benchmark, "args.strategy"))
+    match strategy.get("type_"):
+        case "synchronous":
+            return {"max_concurrency": 1}
+        case "concurrent":
+            return {"max_concurrency": read_number(path, strategy, "streams")}
+        case "throughput":
+            return {"max_concurrency": stated_number(path, strategy, "max_concurrency")}
+        case "constant" | "poisson" as kind:
+            burstiness = 1.0 if kind == "poisson" else EVENLY
+            return {"request_rate": read_number(path, strategy, "rate"), "burstiness": burstiness}
+        case kind:
+            raise InputError(
+                f"{path}: a benchmark of GuideLLM has the strategy {kind!r}",
+                hint="known: synchronous, concurrent, throughput, constant, poisson",
+            )
+
+
+def _read_aiperf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
+    sent = _object(record.get("input_config"))
+    data = next(iter(_list(sent.get("datasets"))), None)
+    names = [_at(one, "name") for one in _list(_at(sent, "models.items"))], sent.get("model")
+    models = (value for one in (*names, _at(sent, "endpoint.model_names")) for value in (_list(one) or [one]))
+    result = {
+        "model_id": next(filter(None, models), None),
+        **_figures(path, record, AIPERF),
+        **_load_of(path, sent),
+        "date": str(record.get("start_time", ""))[:10].replace("-", ""),
+    }
+    yield ReadResult(_with_totals(result), _of_data_set(_at(data, "dataset") or _at(sent, "input.public_dataset")))
+
+
+def _load_of(path: Path, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrivals: in a phase (AIPerf 0.10), in ``loadgen`` (before it), in the stimulus or flat (GenAI-Perf)."""
+    phases = [phase for phase in _list(sent.get("phases")) if not _at(phase, "exclude_from_results")]
+    places = [*phases, sent.get("loadgen"), _at(sent, "perf_analyzer.stimulus"), sent]
+    keys = ("concurrency", "request_rate", "rate")
+    load: Mapping[str, Any] = next((place for place in places if any(_at(place, key) for key in keys)), {})
+    rate = stated_number(path, load, "request_rate") or stated_number(path, load, "rate")
+    mode = str(load.get("type") or load.get("request_rate_mode") or "poisson")
+    paced = {"request_rate": rate, "burstiness": EVENLY if "constant" in mode else 1.0} if rate else {}
+    return {"max_concurrency": stated_number(path, load, "concurrency"), **paced}
+
+
+def _read_inference_perf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
+    """A stage. Its arrivals are evenly spaced, the default (``LoadType.CONSTANT``): the file does not say."""
+    rate, flying = (stated_number(path, record, f"load_summary.{key}") for key in ("requested_rate", "concurrency"))
+    if not rate and not flying:
+        raise InputError(
+            f"{path} does not say its load: a summary of inference-perf mixes its stages",
+            hint="give the files of the stages: stage_0_lifecycle_metrics.json, ...",
+        )
+    load = {"max_concurrency": flying} if flying else {"request_rate": rate, "burstiness": EVENLY}
+    figures = _figures(path, record, INFERENCE_PERF)
+    # Early releases took an empty chunk for a token: then figures between tokens count events, and a TPOT is not what
+    # TTFT and E2EL leave for the tokens after the first.
+    ttft, tpot, e2el = (figures.get(f"mean_{name}_ms", 0.0) for name in ("ttft", "tpot", "e2el"))
+    left = (e2el - ttft) / max(figures["mean_output_len"] - 1, 1)
+    if left and abs(tpot / left - 1) > SLACK:
+        figures = {key: value for key, value in figures.items() if "_tpot_" not in key and "_itl_" not in key}
+    yield ReadResult(_with_totals({**figures, **load}))
+
+
+def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
+    """One point. Its lengths are drawn from 0.8 to 1 of the nominal ones, and each place gets ten requests."""
+
+    def word(*keys: str) -> str:
+        return next((str(record[key]).lower() for key in keys if record.get(key)), "")
+
+    engine = record.get("framework")
+    refused = {
+        "a point with disaggregated prefill is not of one server": word("disagg") == "true",
+        "a point with several nodes is not of one server": word("is_multinode") == "true",
+        "a point with speculative decoding does not say what was accepted": word("spec_decoding", "mtp")
+        not in ("", "none", "false", "off"),
+        f"a point of {engine}, and predictions are of vLLM": "vllm" not in word("framework"),
+    }
+    if why := next((why for why, applies in refused.items() if applies), None):
+        raise InputError(f"{path}: {why}", hint="leave it out")
+    point = {name: read_number(path, record, key) for name, key in INFERENCEX.items()}
+    gpus, flying = int(point["tensor_parallel_size"]), int(point["max_concurrency"])
+    lengths = {name: point[name] for name in ("input_len", "output_len")}
+    figures = {**record, **_object(record.get("metrics"))}
+    spread = word("dp_attention") == "true"
+    result = {
+        "model_id": record.get("model"),
+        "completed": 10 * flying,
+        "max_concurrency": flying,
+        **{f"mean_{name}": 0.9 * length for name, length in lengths.items()},
+        "output_throughput": read_number(path, figures, "output_tput_per_gpu") * gpus,
+        "total_token_throughput": read_number(path, figures, "tput_per_gpu") * gpus,
+        **{f"{key}_ms": read_number(path, figures, key) * 1000 for key in figures
+           if key.rpartition("_")[2] in LATENCIES},
+        "date": str(record.get("date", ""))[:10].replace("-", ""),
+    }  # fmt: skip
+    yield ReadResult(
+        _with_totals(result),
+        {"length_distribution": "uniform-0.8-1", "random_range_ratio": None, **lengths},
+        {
+            "tensor_parallel_size": 1 if spread else gpus,
+            "data_parallel_size": gpus if spread else 1,
+            "enable_expert_parallel": (stated_number(path, record, "ep") or 1) > 1,
+        },
+        gpu=word("hw", "device").split("-")[0].removeprefix("cluster:") or None,
+        engine_version=version_of_images([str(record.get("image", ""))]) or None,
+    )
+
+
+#: How the objects of each tool are read, and the keys that only they have; a dot leads into an object.
+TOOLS: tuple[tuple[Callable[[Path, Mapping[str, Any]], Iterator[ReadResult]], tuple[str, ...]], ...] = (
+    (_read_sglang, ("mean_e2e_latency_ms", "completed")),
+    (_read_vllm, ("completed",)),
+    (_read_vllm, ("avg_latency",)),
+    (_read_vllm, ("num_requests", "elapsed_time")),
+    (_read_guidellm, ("benchmarks",)),
+    (_read_aiperf, ("request_throughput.unit", "request_latency.unit")),
+    (_read_inference_perf, ("load_summary", "successes")),
+    (_read_inferencex, ("conc", "isl")),
+)
