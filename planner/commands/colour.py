@@ -17,7 +17,7 @@ MEANINGS = {
     "red": (r"^  x (.*\n    )*.*$", r"\b(does not fit|refused)\b"),
     "yellow": (r"^  ! (.*\n    )*.*$", r"\btoo close to call\b"),
     "bold red": (r"^error: ",),
-    "bold": (r"^.*(?=\n-+(  -+)*$)", r"what binds:"),
+    "bold": (r"^.*(?=\n-+(  -+)*$)", r"bottleneck:"),
 }
 
 

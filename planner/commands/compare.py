@@ -168,7 +168,7 @@ def compare_gpus(
         local.calibration,
     )
     comparison = compare_hardware(question, profiles, workloads, prices)
-    return ComparisonAnswer(comparison, profiles, prices, (*remarks, *local.notes), resolved.notes, explain)
+    return ComparisonAnswer.of(comparison, profiles, prices, (*remarks, *local.notes), resolved.notes, explain)
 
 
 def _workloads(

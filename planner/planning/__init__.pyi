@@ -94,7 +94,6 @@ from .compare.setup import Question as Question
 from .compare.point import ComparedPoint as ComparedPoint
 from .compare.comparison import Comparison as Comparison
 from .compare.comparison import Order as Order
-from .compare.comparison import Flip as Flip
 from .compare.comparison import compare_hardware as compare_hardware
 from .compare.comparison import compare_partitions as compare_partitions
 

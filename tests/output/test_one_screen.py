@@ -178,4 +178,4 @@ def test_what_a_screen_has_no_room_for_is_explained(words: tuple[str, ...], behi
     said = " ".join((whole.out + whole.err).split())
     assert all(words in said for words in behind)
     assert len(whole.out + whole.err) > len(brief.out + brief.err)
-    assert "--explain says the rest" in brief.err or words[:2] == ("fit", LLAMA)
+    assert "see --explain for details" in brief.err or words[:2] == ("fit", LLAMA)

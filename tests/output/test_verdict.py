@@ -107,4 +107,4 @@ def test_a_rate_that_no_gpu_keeps_up_with_is_named() -> None:
     """At 500 requests/s of 256 in and 64 out an L40S would make 32,000 tokens/s: nothing measured comes near."""
     outcome = run("compare", LLAMA, "--gpu", "l40s", "--gpu", "h100", "--request-rate", "1,500", *TARGETS[4:])
     said = " ".join(outcome.out.split())
-    assert "! more arrives than is served, so no latency is told and no lead counted: at 500/s on " in said
+    assert "! overloaded, so without latencies and not ranked: at 500/s on " in said

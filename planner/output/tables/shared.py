@@ -28,7 +28,7 @@ def on_loopback(serve_argv: Sequence[str]) -> list[str]:
     return words
 
 
-MORE = "--explain says the rest"
+MORE = "see --explain for details"
 
 
 def engine_note(versions: Iterable[str]) -> Iterator[str]:
@@ -81,9 +81,9 @@ def doubt_object(doubt: Doubt) -> dict[str, Any]:
     return {"kind": doubt.kind, "gpu": doubt.gpu, "said": doubt.said, "change": doubt.change}
 
 
-def with_interval(span: Span, form: str) -> str:
-    """``12.30 (10.00-15.20)``."""
-    return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})"
+def with_interval(span: Span | None, form: str) -> str | None:
+    """``12.30 (10.00-15.20)``; None without a figure."""
+    return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})" if span else None
 
 
 def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
