@@ -26,7 +26,7 @@ from planner.hardware import load_profile
 from planner.model import resolve_model
 from planner.planning import simulate_serve
 from planner.planning.deployment import resolve_deployment
-from planner.workload import Workload
+from planner.workload import Load
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
@@ -40,12 +40,12 @@ class Published:
     gpu: str
     version: str
     launches: Mapping[str, EngineArgs]  #: by name
-    workload: Workload
+    workload: Load
     measured: Mapping[str, float]
     source: str
 
 
-_K2 = Workload(8000, 1000, 16, request_rate=10000.0)
+_K2 = Load(8000, 1000, 16, request_rate=10000.0)
 _UNKNOWN = {
     "TP 8 + PP 2": EngineArgs(tensor_parallel_size=8, pipeline_parallel_size=2),
     "TP 16": EngineArgs(tensor_parallel_size=16),
@@ -55,14 +55,14 @@ _UNKNOWN = {
 PUBLISHED = (
     Published(
         "Kimi-K2-Thinking, 8 x H200, TP 8", "moonshotai/Kimi-K2-Thinking", "h200-sxm", "0.11.1",
-        {"TP 8": EngineArgs(tensor_parallel_size=8)}, Workload(8000, 390, 1000, request_rate=100.0),
+        {"TP 8": EngineArgs(tensor_parallel_size=8)}, Load(8000, 390, 1000, request_rate=100.0),
         {"request_throughput": 1.25, "output_throughput": 485.78},
         "recipes of vLLM, moonshotai/Kimi-K2-Think.md@0d218d1; answers end by themselves, on average after 390 tokens",
     ),
     Published(
         "the same with DCP 8", "moonshotai/Kimi-K2-Thinking", "h200-sxm", "0.11.1",
         {"TP 8, DCP 8": EngineArgs(tensor_parallel_size=8, decode_context_parallel_size=8)},
-        Workload(8000, 441, 1000, request_rate=100.0), {"request_throughput": 1.57, "output_throughput": 695.13},
+        Load(8000, 441, 1000, request_rate=100.0), {"request_throughput": 1.57, "output_throughput": 695.13},
         "the same page; after 441 tokens on average",
     ),
     Published(
@@ -90,7 +90,7 @@ PUBLISHED = (
                 max_num_batched_tokens=1024, kv_cache_dtype="fp8",
             )
         },
-        Workload(1000, 512, 8, request_rate=1.0),
+        Load(1000, 512, 8, request_rate=1.0),
         {"output_throughput": 30.84, "mean_tpot_ms": 30.78, "median_itl_ms": 22.37},
         "the same page, with its whole serve command",
     ),

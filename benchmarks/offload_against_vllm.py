@@ -168,14 +168,14 @@ def main() -> None:
             dice = random.Random(case)
             timer = LinearTimer(dice)
             workload, limits, client = random_case(dice)
-            requests, texts = random_texts(dice, workload.sample(), answers=dice.random() < 0.5)
+            requests, texts = random_texts(dice, workload.requests(), answers=dice.random() < 0.5)
             limits = replace(
                 with_prefixes(dice, limits, requests),
                 host_blocks=dice.choice([6, 20, 60, 1000]),
                 host_block_s=dice.choice([1e-6, 1e-4, 2e-3, 1e-2]),
             )
             try:
-                ours = replay(timer, workload, limits, client, requests)
+                ours = replay(timer, replace(workload, recorded=requests), limits, client)
             except InputError:
                 continue
             bench = OffloadBench(

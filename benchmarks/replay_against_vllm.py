@@ -45,7 +45,8 @@ from planner.errors import InputError
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
-from planner.workload.requests import Requests, Workload
+from planner.workload.load import Load
+from planner.workload.requests import Requests
 
 MOMENT_S = 1e-9
 LLAMA = {
@@ -258,7 +259,7 @@ class Bench:
                 self.send(now_s + self.client.response_s)
 
 
-def random_case(dice: random.Random) -> tuple[Workload, SchedulerLimits, Client]:
+def random_case(dice: random.Random) -> tuple[Load, SchedulerLimits, Client]:
     """A small workload on an engine that is short of something."""
     workload = random_workload(dice)
     longest = workload.input_len + workload.output_len
@@ -297,7 +298,7 @@ def main() -> None:
             dice = random.Random(case)
             timer = LinearTimer(dice)
             workload, limits, client = random_case(dice)
-            requests, texts = workload.sample(), None
+            requests, texts = workload.requests(), None
             if options.prefixes:
                 requests, texts = random_texts(dice, requests, answers=dice.random() < 0.5)
                 limits = with_prefixes(dice, limits, requests)
@@ -305,7 +306,7 @@ def main() -> None:
                 chosen = np.array([dice.choice([0, 1, 5]) for _ in requests.input_len])
                 requests, limits = replace(requests, priority=chosen), replace(limits, scheduling_policy="priority")
             try:
-                ours = replay(timer, workload, limits, client, requests)
+                ours = replay(timer, replace(workload, recorded=requests), limits, client)
             except InputError:
                 continue
             bench = Bench(

@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Workload
+from planner.workload.requests import Requests
 
 
 @dataclass
@@ -32,20 +33,20 @@ class Linear:
 
 
 CASES = {
-    "equal lengths, concurrency 512": (Workload(1024, 1024, 10_000, max_concurrency=512), 2_000_000),
+    "equal lengths, concurrency 512": (Load(1024, 1024, 10_000, max_concurrency=512), 2_000_000),
     "uniform from 0.8 L to L, concurrency 512": (
-        Workload(1024, 1024, 10_000, 512, range_ratio=0.8, length_distribution="below"),
+        Load(1024, 1024, 10_000, 512, range_ratio=0.8, length_distribution="below"),
         2_000_000,
     ),
     "the same, KV cache for half of them": (
-        Workload(1024, 1024, 10_000, 512, range_ratio=0.8, length_distribution="below"),
+        Load(1024, 1024, 10_000, 512, range_ratio=0.8, length_distribution="below"),
         500_000,
     ),
     "uniform from 0.8 L to L, concurrency 64": (
-        Workload(1024, 1024, 10_000, 64, range_ratio=0.8, length_distribution="below"),
+        Load(1024, 1024, 10_000, 64, range_ratio=0.8, length_distribution="below"),
         2_000_000,
     ),
-    "Poisson, 12 requests per second": (Workload(1024, 1024, 10_000, request_rate=12), 2_000_000),
+    "Poisson, 12 requests per second": (Load(1024, 1024, 10_000, request_rate=12), 2_000_000),
 }
 
 
@@ -82,8 +83,10 @@ def with_prefixes(count: int) -> None:
     requests = conversations(count)
     made = time.process_time()
     timer = Fast()
-    workload = Workload(1, 1, count, request_rate=50.0)
-    served = replay(timer, workload, SchedulerLimits(1024, 8192, 2_000_000, enable_prefix_caching=True), None, requests)
+    workload = Load(1, 1, count, request_rate=50.0)
+    served = replay(
+        timer, replace(workload, recorded=requests), SchedulerLimits(1024, 8192, 2_000_000, enable_prefix_caching=True)
+    )
     spent_s = time.process_time() - made
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     print(f"{count:,} requests of {requests.input_len.mean():,.0f} tokens in blocks of {BLOCK_TOK}")

@@ -51,6 +51,7 @@ from planner.planning.recommend.candidates import (
 from planner.planning.recommend.request import Request, Targets
 from planner.planning.recommend.target_search import OPTIMISM
 from planner.simulator.record import Replay
+from planner.workload.load import Load
 from planner.workload.targets import parse_slos
 
 BUDGETS = (None, 512, 1024, 2048, 4096, 16384)
@@ -82,7 +83,7 @@ class Case:
         """To the search: the most requests per second and GPU under the targets."""
         input_len, output_len, limits_ms = LOADS[self.load]
         return Request(
-            resolve_model(self.model), (load_profile(self.gpu),), "balanced", input_len, output_len,
+            resolve_model(self.model), (load_profile(self.gpu),), "balanced", Load(input_len, output_len),
             targets=Targets(parse_slos(limits_ms), "rate", None),
         )  # fmt: skip
 

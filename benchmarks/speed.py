@@ -25,7 +25,7 @@ from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import resolve_deployment
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 RESULT = Path(__file__).parent / "results" / "speed.md"
 REPEATS = 3
@@ -64,7 +64,7 @@ def replayed(model: str, gpu: str, range_ratio: float = 0.0, **settings: Any) ->
     profile = load_profile(gpu)
     args = EngineArgs(max_model_len=4096, max_num_seqs=512, **settings)
     deployment = resolve_deployment(resolve_model(model).model, profile, args, default_version(profile))
-    load = Workload(1024, 1024, 10_000, max_concurrency=512, range_ratio=range_ratio)
+    load = Load(1024, 1024, 10_000, max_concurrency=512, range_ratio=range_ratio)
     deployment.replay(load)  # what is worked out once is not counted
 
     def run() -> None:

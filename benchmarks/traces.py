@@ -23,8 +23,8 @@ import numpy as np
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.simulator.record import Replay
-from planner.workload.requests import Requests, Workload
-from planner.workload.routing import Router, share
+from planner.workload.load import Load
+from planner.workload.requests import Requests, Router, share
 from planner.workload.trace import read_trace
 from replay_speed import Fast
 
@@ -45,7 +45,7 @@ def served(requests: Requests, cache_tok: int) -> Replay:
     """All requests on one server whose cache is empty at first."""
     cache_tok = max(cache_tok, 2 * requests.max_total_len)
     limits = SchedulerLimits(1024, 16_384, cache_tok, enable_prefix_caching=True)
-    return replay(Idle(), Workload(1, 1, len(requests.arrival_s), request_rate=1.0), limits, None, requests)
+    return replay(Idle(), Load(1, 1, len(requests.arrival_s), request_rate=1.0, recorded=requests), limits)
 
 
 def first_come(requests: Requests) -> Requests:

@@ -27,7 +27,8 @@ from .commands.tune import tune_plan as tune_plan
 # What they take
 from .hardware import GpuProfile as GpuProfile
 from .model import ResolvedModel as ResolvedModel
-from .planning import Demand as Demand
+from .workload import Demand as Demand
+from .workload import Load as Load
 
 # What they answer
 from .output import CalibrationAnswer as CalibrationAnswer

@@ -16,6 +16,7 @@ from planner.output.tables.recommendation import predicted_lines
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.request import Candidate, Request
+from planner.workload.load import Load
 
 #: Hub ids by precision; a precision that nobody publishes is that of the model itself.
 MODELS = {
@@ -55,8 +56,7 @@ def planned(row: Row, explain: Callable[[str], None] = lambda reason: None) -> t
         model=resolve_model(name, network=False),
         gpus=(load_profile(row["gpu"]),),
         goal=row["goal"],  # type: ignore[arg-type]
-        input_len=1024,
-        output_len=1024,
+        load=Load(1024, 1024),
         version=parse_version(row["version"]),
         args=EngineArgs(kv_cache_dtype="fp8" if row["precision"] == "fp8 cache" else "auto"),
     )

@@ -12,8 +12,9 @@ import numpy as np
 from reference_scheduler import Engine, Request
 
 from planner.simulator.limits import SchedulerLimits, StepTimer
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Workload
+from planner.workload.requests import Requests
 
 #: Tokens of each request, those of its answer included.
 Texts = list[list[int]]
@@ -97,9 +98,9 @@ class CachingEngine(Engine):
             self.first_found[request.index] = found * self.limits.block_size
 
 
-def random_workload(dice: random.Random) -> Workload:
+def random_workload(dice: random.Random) -> Load:
     """A few short requests of several lengths."""
-    return Workload(
+    return Load(
         dice.randint(1, 40),
         dice.randint(1, 30),
         num_prompts=dice.randint(1, 20),

@@ -124,8 +124,8 @@ def _sources(context: typer.Context, declared: Command, typed: Mapping[str, Any]
     """Where each value is from. What planner.toml says gives way to what the command line says about the same."""
     sources = {name: source_of(context, name) for name in typed}
     for named, others in declared.rivals:
-        if any(sources[name] == TYPED for name in named):
-            sources |= {name: UNSAID for name in others if sources[name] != TYPED}
+        if any(sources.get(name) == TYPED for name in named):
+            sources |= {name: UNSAID for name in others if sources.get(name, TYPED) != TYPED}
     return sources
 
 

@@ -18,7 +18,7 @@ from planner.commands.inputs import (
     load_model,
     typed,
 )
-from planner.commands.load import ONE_ARRIVAL, ONE_NAME, check_context, lengths_by_name, workload_of
+from planner.commands.load import check_context, checked_workload, fields_of, load_of, refuse_contradictions, rivals
 from planner.commands.options import (
     LOAD,
     Burstiness,
@@ -43,7 +43,7 @@ from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.output import ComparisonAnswer
-    from planner.workload import Workload
+    from planner.workload import Load
 
 _SHOWN = ",".join(map(str, defaults.COMPARED_CONCURRENCY))
 
@@ -98,7 +98,7 @@ RequestRates = Annotated[
     help="GPUs and partition modes side by side, on equal hardware under equal load.",
     engine=TIME,
     searched=("tensor_parallel_size",),
-    rivals=(*ONE_ARRIVAL, *ONE_NAME),
+    rivals=rivals(planned=True),
 )
 def compare_gpus(
     model: ModelOrDefault = defaults.MODEL,
@@ -144,10 +144,13 @@ def compare_gpus(
         raise UnknownNameError("unit", str(per), get_args(defaults.Per), see="planner compare --help")
     check_count("packages", packages)
     args = engine_args(engine, own=keywords(compare_gpus))
+    lengths = {"input_len": input_len, "output_len": output_len, "random_range_ratio": random_range_ratio}
+    said = {name: value for name, value in lengths.items() if value not in (defaults.LEN, 0.0)}
+    arrivals = {"max_concurrency": max_concurrency, "request_rate": request_rate}
+    refuse_contradictions({"workload": workload, **said, **arrivals}, planned=True)
     if workload is not None:
-        if (input_len, output_len, random_range_ratio) != (defaults.LEN, defaults.LEN, 0.0):
-            raise InputError("--workload says how long requests are", hint="leave out the lengths")
-        input_len, output_len, random_range_ratio = lengths_by_name(workload)
+        named = load_of(workload=checked_workload(workload, turns=False))
+        input_len, output_len, random_range_ratio = named.input_len, named.output_len, named.range_ratio
     rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
     workloads = _workloads(input_len, output_len, max_concurrency, request_rate, rhythm)
     profiles, remarks = find_gpus(gpu, network_gb_per_s)
@@ -177,10 +180,8 @@ def _workloads(
     max_concurrency: int | Sequence[int] | None,
     request_rate: float | Sequence[float] | None,
     rhythm: Mapping[str, Any],
-) -> list[Workload]:
+) -> list[Load]:
     """Every pair of lengths under every load."""
-    if max_concurrency is not None and request_rate is not None:
-        raise InputError("--max-concurrency and --request-rate name two loads", hint="give one of them")
     loads: list[dict[str, Any]]
     if request_rate is not None:
         loads = [{"request_rate": rate, **rhythm} for rate in _numbers("request_rate", request_rate, float)]
@@ -190,7 +191,7 @@ def _workloads(
         loads = [{"max_concurrency": places, **closed} for places in _numbers("max_concurrency", in_flight, int)]
     lengths = _pairs(_numbers("input_len", input_len, int), _numbers("output_len", output_len, int))
     every = dict.fromkeys(
-        workload_of(input_len=given, output_len=answered, num_prompts=1, **load)
+        fields_of(input_len=given, output_len=answered, num_prompts=1, **load)
         for given, answered in lengths
         for load in loads
     )

@@ -20,11 +20,13 @@ from planner.commands.inputs import (
     typed,
 )
 from planner.commands.load import (
-    LENGTHS,
     check_context,
+    check_planned_rate,
+    check_router,
     checked_confidence,
-    checked_workload,
-    requests_of_sessions,
+    load_of,
+    refuse_contradictions,
+    rivals,
     slos_of,
 )
 from planner.commands.options import (
@@ -62,12 +64,10 @@ from planner.units import whole_number
 if TYPE_CHECKING:
     from planner.hardware import GpuProfile
     from planner.output import FleetAnswer
-    from planner.planning import Demand, Disaggregated, Fleets, NotDivided
+    from planner.planning import Disaggregated, Fleets, NotDivided
+    from planner.workload import Load
 
 FLEET = "Fleet"
-#: Ways to say how long requests are.
-WAYS = (LENGTHS, ("workload",), ("classes",), ("trace",))
-
 
 Trace = Annotated[
     PathName | None,
@@ -137,8 +137,8 @@ def size_fleet(
 
     The load is a ``request_rate`` (requests per second, of all servers together) of ``input_len`` and ``output_len``
     tokens (1024 each where nothing is said) or of a ``workload`` by name; several ``classes``
-    (``Demand("chat", 20, 1024, 256)``: a name, requests per second, tokens in and out); or a ``trace``, a file of
-    recorded arrivals, which a ``router`` deals to the servers.
+    (``Load.of_class("chat", 20, 1024, 256)``: a name, requests per second, tokens in and out); or a ``trace``, a file
+    of recorded arrivals, which a ``router`` deals to the servers.
     ``ttft``, ``tpot`` and ``e2el`` are targets in ms at a ``percentile``. ``headroom`` is the share
     of the load that is carried on top of it, ``n_plus`` spare servers of each kind, ``stock`` whole GPUs that there are
     at most, ``price`` USD per GPU and hour instead of the profiles'. ``engine`` are settings that are given instead of
@@ -150,7 +150,6 @@ def size_fleet(
     from planner.memory import Basis
     from planner.output import FleetAnswer
     from planner.planning import FleetRequest, parse_prices, plan_fleets
-    from planner.workload import refuse_gaps_of_one_token
 
     for name, value, known in (("minimise", minimise, defaults.Objective), ("rent", rent, defaults.RentedBy)):
         if value not in get_args(known):
@@ -159,28 +158,19 @@ def size_fleet(
     args = engine_args(engine, own=keywords(size_fleet))
     limits_ms = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
     limits_ms = {name: value if value is None else typed(name, value, float) for name, value in limits_ms.items()}
-    demands, notes = _demands(
-        request_rate, input_len, output_len, random_range_ratio, workload, tuple(classes),
-        Path(trace) if trace is not None else None,
-    )  # fmt: skip
+    demands, notes = _demands({
+        "request_rate": request_rate, "input_len": input_len, "output_len": output_len,
+        "random_range_ratio": random_range_ratio, "workload": workload, "classes": tuple(classes), "trace": trace,
+    })  # fmt: skip
     slos = slos_of(demands, limits_ms, str(percentile))
-    if router is not None and not any(demand.reused for demand in demands):
-        raise InputError(
-            "--router has nothing to go with: what these prompts have in common is not known",
-            hint="add a --trace with hash_ids, sessions or turns, or --workload multi-turn-chat",
-        )
+    check_router(router, demands)
     profiles, remarks = find_gpus(gpu, network_gb_per_s)
     prices, stocks = parse_prices(assignments(price), profiles), _stocks(assignments(stock), profiles)
     transfer_bytes_per_s = _transfer(kv_transfer_gb_per_s, disaggregated)
     resolved = load_model(model, revision=revision, refresh=refresh, timeout=timeout)
     own_context = resolved.model.max_position_embeddings
     for demand in demands:
-        if demand.requests is None and not demand.range_ratio:
-            of_it = [slo for slo in slos if slo.group in ("", demand.name)]
-            refuse_gaps_of_one_token(of_it, demand.output_len)
-        longest = demand.longest_len if demand.requests is not None else None
-        most = min(own_context, args.max_model_len or own_context)
-        check_context(demand.workload, most, resolved.resolved, longest_len=longest)
+        check_context(demand, min(own_context, args.max_model_len or own_context), resolved.resolved)
     local = fits_for(calibration)
     asked = FleetRequest(
         model=resolved,
@@ -210,7 +200,7 @@ def size_fleet(
     help="Servers, GPUs, dollars and watts for a load under latency targets.",
     extends=size_fleet,
     engine=tagged("fleet"),
-    rivals=tuple((way, tuple(name for other in WAYS if other != way for name in other)) for way in WAYS),
+    rivals=rivals(planned=True),
 )
 def fleet(*, output: OutputDir | None = None, force: Force = False, command_line: str, **options: Any) -> FleetAnswer:
     """The fleets, and what launches prefill and decode apart where a folder is named."""
@@ -226,43 +216,24 @@ def fleet(*, output: OutputDir | None = None, force: Force = False, command_line
     return answer
 
 
-def _demands(
-    request_rate: float | None,
-    input_len: int | None,
-    output_len: int | None,
-    range_ratio: float | None,
-    workload: str | None,
-    classes: tuple[Demand, ...],
-    trace: Path | None,
-) -> tuple[tuple[Demand, ...], tuple[str, ...]]:
+def _demands(given: Mapping[str, Any]) -> tuple[tuple[Load, ...], tuple[str, ...]]:
     """The classes of requests, and remarks on where they are from."""
-    from planner.planning import Demand
-    from planner.workload import NAMED, read_trace
+    from planner.workload import Load
 
-    lengths = any(value is not None for value in (input_len, output_len, range_ratio))
-    ways = {"--class": bool(classes), "--trace": trace is not None, "--workload": workload is not None}
-    given = [name for name, is_given in (*ways.items(), ("--random-input-len or its like", lengths)) if is_given]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} both say how long requests are", hint="give one of them")
-    if classes:
-        if request_rate is not None:
-            raise InputError("--request-rate and --class both say how many requests come", hint="give one of them")
-        return tuple(replace(one, request_rate=float(one.request_rate)) for one in classes), ()
-    rate = None if request_rate is None else typed("request_rate", request_rate, float)
-    if trace is not None:
-        recorded = read_trace(trace)
-        return Demand.of_trace(recorded, rate), recorded.notes
-    if rate is None:
+    refuse_contradictions(given, planned=True)
+    rate = given["request_rate"]
+    if given["classes"]:
+        for one in given["classes"]:
+            check_planned_rate(one.request_rate, f"--class {one.name}")
+        return given["classes"], ()
+    if given["trace"] is None and rate is None:
         raise InputError("no load is given", hint="add --request-rate, --class or --trace")
-    if workload is not None:
-        if checked_workload(typed("workload", workload, str)) not in NAMED:
-            asked_as = ("--workload", workload, "--request-rate", f"{rate:g}")
-            return (Demand.reusing(workload, rate, requests_of_sessions(workload, rate), asked_as),), ()
-        return (Demand.named("", rate, workload),), ()
-    input_tok = defaults.LEN if input_len is None else typed("input_len", input_len, int)
-    output_tok = defaults.LEN if output_len is None else typed("output_len", output_len, int)
-    ratio = 0.0 if range_ratio is None else typed("random_range_ratio", range_ratio, float)
-    return (Demand(f"{input_tok}/{output_tok}", rate, input_tok, output_tok, ratio),), ()
+    load = load_of(**given)
+    check_planned_rate(load.request_rate)
+    if load.origin is not None:
+        return Load.classes_of_trace(load.origin, rate and load.request_rate), load.notes
+    name = given["workload"] or f"{load.input_len}/{load.output_len}"
+    return (replace(load, name=name),), ()
 
 
 def _stocks(words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, int]:

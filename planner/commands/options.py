@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from planner.commands.inputs import GpuName, ModelName
-    from planner.planning import Demand
+    from planner.workload import Load
 
 LOAD = "Load (flags of vllm bench)"
 TARGETS = "Targets"
@@ -134,14 +134,14 @@ RequestRate = Annotated[float, Option(panel=LOAD, help="Requests per second.")]
 TotalRate = Annotated[float | None, Option(panel=LOAD, help="Requests per second, of all servers together.")]
 
 
-def _classes_of(words: "Sequence[str]") -> "tuple[Demand, ...]":
-    from planner.planning import Demand
+def _classes_of(words: "Sequence[str]") -> "tuple[Load, ...]":
+    from planner.workload import Load
 
-    return tuple(map(Demand.parse, words))
+    return tuple(map(Load.parse, words))
 
 
 Classes = Annotated[
-    "Sequence[Demand]",
+    "Sequence[Load]",
     Option(
         "--class",
         kind=list[str],

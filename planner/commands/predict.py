@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from planner.commands.declare import Option, command, keywords
 from planner.commands.engine_options import TIME
 from planner.commands.load import (
-    ONE_NAME,
     check_context,
     check_load,
-    checked_workload,
-    lengths_by_name,
-    requests_of_sessions,
-    workload_of,
+    fields_of,
+    load_of,
+    refuse_contradictions,
+    rivals,
+    with_fields,
 )
 from planner.commands.options import (
     LOAD,
@@ -49,12 +48,11 @@ from planner.commands.options import (
 )
 from planner.errors import InputError
 from planner.planning import Serving, engine_args, typed
-from planner.workload import named_sessions
 
 if TYPE_CHECKING:
     from planner.commands.options import PathName
     from planner.output import Bench, PredictionAnswer, PredictionRefused
-    from planner.workload import Requests, Workload
+    from planner.workload import Load
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
@@ -104,7 +102,15 @@ Goodput = Annotated[
 ]
 
 
-@command("predict serve", help="A client against a server: vllm bench serve.", engine=TIME, rivals=ONE_NAME)
+#: Of ``vllm bench serve``: a value that differs was said.
+DEFAULTS = {
+    "input_len": 1024, "output_len": 128, "random_range_ratio": 0.0, "burstiness": 1.0, "seed": 0, "num_prompts": 1000
+}  # fmt: skip
+
+
+@command(
+    "predict serve", help="A client against a server: vllm bench serve.", engine=TIME, rivals=rivals(planned=False)
+)
 def predict_serve(
     model: Model,
     gpu: Gpu,
@@ -137,8 +143,8 @@ def predict_serve(
     """What ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
 
     Lengths are tokens, ``workload`` names usual ones instead, ``request_rate`` is requests per second (infinite:
-    all at once), ``goodput`` holds targets in ms by metric (``{"ttft": 500}``). ``classes`` (``Demand("chat", 4,
-    1024, 256)``: a name, requests per second, tokens in and out) are sent together; those without targets of their
+    all at once), ``goodput`` holds targets in ms by metric (``{"ttft": 500}``). ``classes`` (``Load.of_class("chat",
+    4, 1024, 256)``: a name, requests per second, tokens in and out) are sent together; those without targets of their
     own have the ``goodput``. ``engine`` and the other keywords are those of ``check_fit``.
 
     ``answer.result`` has the keys of the bench's result file (``mean_ttft_ms``, ``output_throughput`` in tokens/s, ...)
@@ -146,45 +152,26 @@ def predict_serve(
     ``answer.ok`` is false and ``answer.reason`` says so. Raises IllegalPlanError for settings that vLLM refuses,
     InputError for a load that it would refuse or that does not end, and what ``load_model`` and ``load_gpu`` raise.
     """
-    from planner.planning import check_classes, mixed
-
     engine_args(engine, own=keywords(predict_serve))
-    requests: Requests | None = None
-    said: tuple[str, ...] = ()
-    if workload is not None:
-        if trace is not None or classes or (input_len, output_len, random_range_ratio) != (1024, 128, 0.0):
-            raise InputError("--workload says how long requests are", hint="leave out lengths, --trace, --class")
-        if checked_workload(workload) in named_sessions():
-            requests = _turns(workload, request_rate, seed, num_prompts)
-            input_len, output_len, num_prompts, request_rate = _means(requests, request_rate)
-        else:
-            input_len, output_len, random_range_ratio = lengths_by_name(workload)
-    if trace is not None:
-        requests, lengths, said = _recorded(Path(trace), request_rate)
-        input_len, output_len, num_prompts, request_rate = lengths
-    if classes:
-        if trace is not None or isfinite(request_rate) or (input_len, output_len) != (1024, 128):
-            raise InputError(
-                "--class says how long requests are and how many come",
-                hint="leave out lengths, --request-rate, --trace",
-            )
-        check_classes(classes, engine.get("scheduling_policy"))
-        # refuses what is no load
-        together = replace(classes[0].workload, num_prompts=num_prompts, seed=seed, burstiness=burstiness)
-        requests = mixed(classes, num_prompts, seed=together.seed, burstiness=together.burstiness)
-        input_len, output_len, num_prompts, request_rate = _means(requests, sum(one.request_rate for one in classes))
-    sent = workload_of(
-        input_len=input_len,
-        output_len=output_len,
-        num_prompts=num_prompts,
-        max_concurrency=max_concurrency,
-        request_rate=request_rate,
-        burstiness=burstiness,
-        range_ratio=random_range_ratio,
-        seed=seed,
-        prefix_len=random_prefix_len,
-        prefix_cache_hit_rate=prefix_cache_hit_rate,
+    lengths: dict[str, Any] = {
+        "input_len": input_len,
+        "output_len": output_len,
+        "random_range_ratio": random_range_ratio,
+    }
+    rhythm: dict[str, Any] = {"burstiness": burstiness, "seed": seed, "num_prompts": num_prompts}
+    sources: dict[str, Any] = {"workload": workload, "trace": trace, "classes": tuple(classes)}
+    said = {name: value for name, value in (lengths | rhythm).items() if value != DEFAULTS[name]}
+    rate = {"request_rate": request_rate} if request_rate != inf else {}
+    refuse_contradictions({**sources, **said, **rate}, planned=False)
+    load = load_of(
+        **sources, **lengths, **rhythm, request_rate=request_rate, scheduling_policy=engine.get("scheduling_policy")
     )
+    if load.drawn:  # the last ones of several turns, after those that have filled the cache
+        load = load.share_of(1, most=num_prompts)
+    load = with_fields(
+        load, num_prompts=load.count, max_concurrency=max_concurrency, burstiness=burstiness,
+        prefix_cache_hit_rate=prefix_cache_hit_rate, prefix_len=load.prefix_len or random_prefix_len,
+    )  # fmt: skip
     serving = Serving(
         model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
         calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
@@ -193,9 +180,7 @@ def predict_serve(
         "percentiles": tuple(typed("metric_percentiles", one, float) for one in metric_percentiles),
         "goodput": _targets_ms(goodput or {}),
     }
-    if classes:
-        asked["classes"] = tuple(classes)
-    return _predict("serve", sent, serving, explain=explain, requests=requests, notes=said, **asked)
+    return _predict("serve", load, serving, explain=explain, **asked)
 
 
 @command("predict throughput", help="Offline, all prompts at once: vllm bench throughput.", engine=TIME)
@@ -220,7 +205,7 @@ def predict_throughput(
     **engine: Any,
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench throughput`` would measure: all prompts at once, without a server. See ``predict_serve``."""
-    workload = workload_of(
+    load = fields_of(
         input_len=input_len,
         output_len=output_len,
         num_prompts=num_prompts,
@@ -232,7 +217,7 @@ def predict_throughput(
         model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
         calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
     )  # fmt: skip
-    return _predict("throughput", workload, serving, explain=explain)
+    return _predict("throughput", load, serving, explain=explain)
 
 
 @command("predict latency", help="One batch from start to end: vllm bench latency.", engine=TIME)
@@ -254,61 +239,33 @@ def predict_latency(
     **engine: Any,
 ) -> PredictionAnswer | PredictionRefused:
     """What ``vllm bench latency`` would measure: seconds of one batch from start to end. See ``predict_serve``."""
-    workload = workload_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)
+    load = fields_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)
     serving = Serving(
         model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
         calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
     )  # fmt: skip
-    return _predict("latency", workload, serving, explain=explain)
+    return _predict("latency", load, serving, explain=explain)
 
 
 def _predict(
     bench: Bench,
-    load: Workload,
+    load: Load,
     serving: Serving,
     *,
     explain: bool,
-    requests: Requests | None = None,
-    notes: tuple[str, ...] = (),
     **asked: Any,
 ) -> PredictionAnswer | PredictionRefused:
-    """Predict ``load``, or ``requests`` of which it has the means; ``asked`` is for the result of the bench."""
+    """Predict ``load``; ``asked`` is for the result of the bench."""
     from planner.output import PredictionAnswer, PredictionRefused
 
-    resolved, notes = serving.resolved, (*serving.notes, *notes)
+    resolved, notes = serving.resolved, (*serving.notes, *load.notes)
     deployment = serving.deployment if bench == "serve" else serving.offline
     check_load(load)
-    longest = load.max_total_len if requests is None else requests.max_total_len
-    check_context(load, deployment.config.max_model_len, resolved.resolved, longest_len=(requests and longest) or None)
-    if deployment.requests_held(longest) < 1:
+    check_context(load, deployment.config.max_model_len, resolved.resolved)
+    if deployment.requests_held(load.longest_len) < 1:
         return PredictionRefused(deployment, load, resolved, notes)
-    prediction = serving.predict(load, bench=bench, requests=requests, **asked)
+    prediction = serving.predict(load, bench=bench, **asked)
     return PredictionAnswer.of(bench, prediction, deployment, resolved, explain, notes)
-
-
-def _recorded(path: Path, rate: float) -> tuple[Requests, tuple[int, int, int, float], tuple[str, ...]]:
-    """The busiest stretch of a trace; its mean lengths, number and rate; and notes."""
-    from planner.workload import check_rate, read_trace
-
-    check_rate(rate)
-    trace = read_trace(path)
-    requests = trace.busiest
-    if isfinite(rate):
-        requests = replace(requests, arrival_s=requests.arrival_s * (trace.busiest_rate / rate))
-    return requests, _means(requests, rate if isfinite(rate) else trace.busiest_rate), trace.notes
-
-
-def _turns(name: str, rate: float, seed: int, num_prompts: int) -> Requests:
-    """The last requests of a workload of several turns, after those that have filled the cache."""
-    from planner.workload import share
-
-    return share(requests_of_sessions(name, rate if isfinite(rate) else None, seed), 1, num_prompts)
-
-
-def _means(requests: Requests, rate: float) -> tuple[int, int, int, float]:
-    """Mean lengths, number and rate."""
-    input_len, output_len = (max(round(float(one.mean())), 1) for one in (requests.input_len, requests.output_len))
-    return input_len, output_len, len(requests.arrival_s), rate
 
 
 def _targets_ms(targets: Mapping[str, float]) -> dict[str, float]:

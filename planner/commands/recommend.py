@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -13,7 +13,17 @@ from planner.commands.completion import models
 from planner.commands.declare import Argument, Option, command, keywords
 from planner.commands.engine_options import engine_args
 from planner.commands.inputs import asked_version, assignments, basis_for, find_gpus, fits_for, load_model, typed
-from planner.commands.load import ONE_LOAD, LoadFlags, asked_load, check_context, checked_confidence, workload_of
+from planner.commands.load import (
+    check_burstiness,
+    check_context,
+    checked_confidence,
+    fields_of,
+    load_of,
+    refuse_contradictions,
+    rivals,
+    targets_of,
+    with_fields,
+)
 from planner.commands.options import (
     LOAD,
     Burstiness,
@@ -49,15 +59,14 @@ from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.units import MOST_FIGURE
-from planner.workload import LATENCIES
+from planner.workload import LATENCIES, benchmarks
 
 if TYPE_CHECKING:
     from planner.commands.inputs import ModelName
-    from planner.commands.load import AskedLoad
     from planner.hardware import GpuProfile
     from planner.model import ResolvedModel
     from planner.output import Recommendation
-    from planner.planning import Plan, Ranking, Request
+    from planner.planning import Plan, Ranking, Request, Targets
 
 #: Settings that the search does not choose, so that they can be given.
 GIVEN = tagged("recommend")
@@ -132,8 +141,8 @@ def recommend_plans(
 
     The load is given by lengths in tokens or a ``workload`` by name (chat, rag, summarise, code, agent, reasoning) and
     ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers together); or as
-    a ``trace``, a file of recorded arrivals and lengths; or as ``classes`` (``Demand("chat", 20, 1024, 256)``), which
-    share each server and have targets and priorities of their own. ``router`` says how a trace, or a workload of
+    a ``trace``, a file of recorded arrivals and lengths; or as ``classes`` (``Load.of_class("chat", 20, 1024, 256)``),
+    which share each server and have targets and priorities of their own. ``router`` says how a trace, or a workload of
     several turns (multi-turn-chat, coding-agent), is dealt to servers. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are
     targets in ms at a ``percentile`` (99, ``"mean"``): the cheapest plan is found that keeps them
     with probability ``confidence`` (0.8); several GPUs stand by USD per hour, ``price`` says others than the
@@ -152,14 +161,24 @@ def recommend_plans(
     _refuse_searched(engine)
     args = engine_args(engine, own=keywords(recommend_plans))
     profiles, remarks = find_gpus(defaults.GPUS if gpu is None else gpu, network_gb_per_s)
-    flags: dict[str, Any] = {field.name: given.get(field.name) for field in fields(LoadFlags)}
-    flags |= {"classes": given.get("classes", ()), "scheduling_policy": args.scheduling_policy}
-    flags |= {"limits_ms": {name: given.get(name) for name in LATENCIES}, "confidence": checked_confidence(confidence)}
-    load = asked_load(LoadFlags(**flags))
+    refuse_contradictions(given, planned=True)
+    check_burstiness(given.get("burstiness"))
+    said = ("input_len", "output_len", "random_range_ratio", "workload", "trace", "classes", "request_rate", "seed")
+    load = load_of(
+        **{name: given[name] for name in (*said, "burstiness") if name in given},
+        scheduling_policy=args.scheduling_policy,
+    )
+    if load.classes and num_prompts:
+        benchmarks(load.classes, given["num_prompts"])  # refuses a class of which that many send none
+    of_targets = ("percentile", "request_rate", "max_concurrency", "router")
+    targets = targets_of(
+        load, {name: given.get(name) for name in LATENCIES},
+        confidence=checked_confidence(confidence), **{name: given.get(name) for name in of_targets},
+    )  # fmt: skip
     from planner.planning import parse_prices
 
     prices = parse_prices(given.get("price", ()), profiles)
-    if prices and load.targets is None:
+    if prices and targets is None:
         raise InputError(
             "--price without targets and without a load: plans are then in the order of the goal, not of USD",
             hint="add a target such as --tpot 100, or --request-rate; or ask planner compare",
@@ -168,13 +187,12 @@ def recommend_plans(
         defaults.MODEL if model is None else model, revision=revision, refresh=refresh, timeout=timeout
     )
     own_context = resolved.model.max_position_embeddings
-    sent = workload_of(
-        input_len=load.input_len, output_len=load.output_len, num_prompts=given.get("num_prompts", 1),
-        max_concurrency=given.get("max_concurrency"), burstiness=given.get("burstiness", 1.0),
-        range_ratio=load.range_ratio, seed=given.get("seed", 0), prefix_len=load.prefix_len or random_prefix_len,
-    )  # fmt: skip
+    load = with_fields(load, prefix_len=load.prefix_len or random_prefix_len)
+    flying = fields_of(
+        input_len=1, output_len=1, num_prompts=given.get("num_prompts", 1), max_concurrency=given.get("max_concurrency")
+    ).max_concurrency  # refuses what is no load
     limit = min(own_context, args.max_model_len or own_context)
-    check_context(sent, limit, resolved.resolved, longest_len=load.longest_len)
+    check_context(load, limit, resolved.resolved)
 
     from planner.output import Recommendation
     from planner.planning import Request, check_apart, rank
@@ -186,9 +204,8 @@ def recommend_plans(
         model=resolved,
         gpus=profiles,
         goal=goal or defaults.GOAL,
-        input_len=load.input_len,
-        output_len=load.output_len,
-        max_concurrency=None if load.targets else sent.max_concurrency,
+        load=load,
+        max_concurrency=None if targets else flying,
         num_prompts=given.get("num_prompts"),
         gpus_per_node=given.get("gpus", defaults.GPUS_PER_NODE),
         nodes=given.get("nodes"),
@@ -196,13 +213,8 @@ def recommend_plans(
         basis=basis_for(local, args),
         calibration=local.calibration,
         args=args,
-        range_ratio=load.range_ratio,
-        burstiness=sent.burstiness,
-        seed=sent.seed,
-        longest_len=load.longest_len,
-        targets=load.targets,
+        targets=targets,
         workload_name=workload,
-        prefix_len=sent.prefix_len,
         prices=prices,
     )
     if disaggregated:
@@ -210,7 +222,7 @@ def recommend_plans(
     rankings = tuple(rank(request))
     plans = tuple(_picked(request, ranking, pick) for ranking in rankings)
     stated = {**given, "model": model, "gpu": gpu}
-    taken = _defaults_taken(stated, load)
+    taken = _defaults_taken(stated, targets)
     command = shlex.join(_words(resolved, model is None, profiles, gpu is None, {**given, **engine}))
     remarks = (*remarks, *local.notes, *load.notes)
     return Recommendation(
@@ -267,7 +279,7 @@ def write_scripts(
     help="Which settings, and the scripts that launch and prove them.",
     extends=recommend_plans,
     engine=GIVEN,
-    rivals=ONE_LOAD,
+    rivals=rivals(planned=True),
 )
 def recommend(
     *, output: OutputDir | None = None, force: Force = False, command_line: str, **options: Any
@@ -364,7 +376,7 @@ def _picked(request: Request, ranking: Ranking, pick: int) -> Plan | None:
     return assemble(request, ranking, ranking.candidates[pick - 1])
 
 
-def _defaults_taken(stated: Mapping[str, Any], load: AskedLoad) -> dict[str, Any]:
+def _defaults_taken(stated: Mapping[str, Any], targets: Targets | None) -> dict[str, Any]:
     """Parameters that were left open, with what was taken."""
     from planner.workload import DEFAULT_PERCENTILE
 
@@ -379,7 +391,7 @@ def _defaults_taken(stated: Mapping[str, Any], load: AskedLoad) -> dict[str, Any
         "max_concurrency": defaults.LATENCY_CONCURRENCY if latency else "searched",
         "num_prompts": "5 x the concurrency",
     }
-    if load.targets is not None:
+    if targets is not None:
         del taken["goal"], taken["max_concurrency"], taken["num_prompts"]
         taken |= {"percentile": f"{DEFAULT_PERCENTILE:g}", "num_prompts": "as the percentile needs"}
     if stated.get("workload") or stated.get("trace") or stated.get("classes"):

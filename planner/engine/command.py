@@ -4,8 +4,8 @@ A line names every setting that was simulated, so that a default that moves betw
 measured. An option that the version does not have is refused, with the version where it appeared or went.
 
 >>> from planner.engine.version import parse_version
->>> from planner.workload import Workload
->>> load = Workload(input_len=128, output_len=32, num_prompts=8, max_concurrency=4)
+>>> from planner.workload import Load
+>>> load = Load(input_len=128, output_len=32, num_prompts=8, max_concurrency=4)
 >>> bench_serve_argv(load, "m", parse_version("0.7.3"))[:4]
 ['python3', '/app/vllm/benchmarks/benchmark_serving.py', '--backend', 'vllm']
 >>> bench_serve_argv(load, "m", parse_version("0.33.0"))[:5]
@@ -25,7 +25,7 @@ from planner.engine.settings import SETTINGS, EngineConfig, SpeculativeConfig
 from planner.engine.speculative import speculative_options
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
-from planner.workload import Workload
+from planner.workload import Load
 
 LOOPBACK = "127.0.0.1"  #: what a server binds to, and is reached at on its own machine
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (in a container, whose port is published on LOOPBACK; or where the user asks)
@@ -69,7 +69,7 @@ def serve_argv(
 
 
 def bench_serve_argv(
-    workload: Workload,
+    workload: Load,
     model_ref: str,
     version: EngineVersion,
     *,
@@ -127,7 +127,7 @@ def bench_backend(version: EngineVersion) -> str:
 
 def bench_throughput_argv(
     config: EngineConfig,
-    workload: Workload,
+    workload: Load,
     model_ref: str,
     *,
     output_json: str | None = None,
@@ -229,7 +229,7 @@ def _kv_cache_flag(config: EngineConfig) -> str:
     return LONG_NAMES.get(config.kv_cache_dtype, config.kv_cache_dtype)
 
 
-def _range_ratio(workload: Workload, line: _Line) -> float:
+def _range_ratio(workload: Load, line: _Line) -> float:
     """``--random-range-ratio``: half the width of the lengths around L, or in older versions their lower end r L.
 
     Source: ``RandomDataset.sample`` and ``sample_random_requests``; the meaning changed in 0.8.4 for the scripts

@@ -42,7 +42,7 @@ from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.units import whole_number
-from planner.workload import Workload
+from planner.workload import Load
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -60,7 +60,7 @@ _KEYS: dict[str, Values] = {
     "--compilation-config": "compilation_config",
     "--speculative-config": "speculative_config",
 }
-#: Options of the benchmarks that say the load, by the names of ``Workload``; one batch of latency is ``num_prompts``.
+#: Options of the benchmarks that say the load, by the names of ``Load``; one batch of latency is ``num_prompts``.
 _LOAD = {
     "--input-len": "input_len", "--random-input-len": "input_len", "--output-len": "output_len",
     "--random-output-len": "output_len", "--num-prompts": "num_prompts", "--batch-size": "num_prompts",
@@ -224,7 +224,7 @@ class ServeLine:
         """Whether it is a benchmark with an engine of its own."""
         return self.command in OFFLINE
 
-    def workload(self, version: EngineVersion) -> Workload:
+    def workload(self, version: EngineVersion) -> Load:
         """The load that a benchmark's line sends; what it leaves out has the benchmark's own defaults.
 
         Raises InputError for a load that no benchmark sends.
@@ -241,7 +241,7 @@ class ServeLine:
         symmetric = version.release >= ((0, 9, 1) if self.command == "bench serve" else (0, 8, 4))
         if "range_ratio" in said and not symmetric:
             said |= {"range_ratio": 0.0} if said["range_ratio"] == 1 else {"length_distribution": "below"}
-        return Workload(**{**taken, **said})
+        return Load(**{**taken, **said})
 
 
 def read_line(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from planner.workload import Workload
+from planner.workload import Load
 
 #: That of ``vllm bench`` where none is given, and the one that is given most.
 USUAL_SEEDS = (0, 42)
@@ -24,7 +24,7 @@ ROUND_TOK = (50, 64)
 PRINTED_TOK = 0.051
 
 
-def as_counted(load: Workload, input_tok: float, output_tok: float, seeds: Sequence[int] = USUAL_SEEDS) -> Workload:
+def as_counted(load: Load, input_tok: float, output_tok: float, seeds: Sequence[int] = USUAL_SEEDS) -> Load:
     """``load`` with lengths whose means are ``input_tok`` and ``output_tok``.
 
     Its seed is the one of ``seeds`` that draws such answers from a round length. Where there is none, it keeps its own.
@@ -34,15 +34,15 @@ def as_counted(load: Workload, input_tok: float, output_tok: float, seeds: Seque
     return _stretched(with_answers, "input_len", input_tok)  # a chat template adds tokens to each prompt
 
 
-def _of_seed(load: Workload, seed: int, output_tok: float) -> Workload | None:
+def _of_seed(load: Load, seed: int, output_tok: float) -> Load | None:
     near = _stretched(replace(load, seed=seed), "output_len", output_tok)
     for step in ROUND_TOK:
         asked = replace(near, output_len=max(round(near.output_len / step), 1) * step)
-        if abs(float(asked.sample().output_len.mean()) - output_tok) <= PRINTED_TOK:
+        if abs(float(asked.requests().output_len.mean()) - output_tok) <= PRINTED_TOK:
             return asked
     return None
 
 
-def _stretched(load: Workload, name: Literal["input_len", "output_len"], counted_tok: float) -> Workload:
-    drawn_tok = float(getattr(load.sample(), name).mean())
+def _stretched(load: Load, name: Literal["input_len", "output_len"], counted_tok: float) -> Load:
+    drawn_tok = float(getattr(load.requests(), name).mean())
     return replace(load, **{name: max(round(getattr(load, name) * counted_tok / drawn_tok), 1)})

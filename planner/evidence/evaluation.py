@@ -36,7 +36,7 @@ from planner.planning import (
 from planner.resources import data_dir
 from planner.timing import Calibration
 from planner.units import format_bytes
-from planner.workload import NAMED_DISTRIBUTIONS, Workload
+from planner.workload import NAMED_DISTRIBUTIONS, Load
 
 #: What is taken for what a run does not state.
 ASSUMED = {
@@ -80,7 +80,7 @@ class Case:
 
     run: MeasuredRun
     deployment: Deployment
-    workload: Workload
+    workload: Load
 
     def with_fits(self, calibration: Calibration | None) -> Case:
         """The same, predicted with other efficiencies; None: ours."""
@@ -244,7 +244,7 @@ def notes_on_runs(runs: Sequence[MeasuredRun]) -> Iterator[str]:
 _OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "metrics"})
 
 
-def _keeps(deployment: Deployment, workload: Workload) -> bool:
+def _keeps(deployment: Deployment, workload: Load) -> bool:
     """Whether the prefix cache holds all tokens of the workload; if not, prompts are evicted before they return."""
     if not deployment.config.enable_prefix_caching:
         return False
@@ -316,7 +316,7 @@ def usual_prompts() -> dict[str, float]:
     return known
 
 
-def run_workload(run: MeasuredRun) -> Workload:
+def run_workload(run: MeasuredRun) -> Load:
     """The load of a run. Raises InputError where it does not state what its bench needs."""
     load, input_tok, output_tok = _stated_load(run), run.mean_input_len, run.mean_output_len
     if not _scatter(run) or not input_tok or not output_tok:
@@ -324,7 +324,7 @@ def run_workload(run: MeasuredRun) -> Workload:
     return as_counted(load, input_tok, output_tok, USUAL_SEEDS if run.seed is None else [run.seed])
 
 
-def _stated_load(run: MeasuredRun) -> Workload:
+def _stated_load(run: MeasuredRun) -> Load:
     distribution, ratio = NAMED_DISTRIBUTIONS[run.length_distribution]
     nominal = distribution == "below"  # the means follow from the nominal lengths
     usual = usual_prompts().get(run.length_distribution)
@@ -332,7 +332,7 @@ def _stated_load(run: MeasuredRun) -> Workload:
     output_len = run.output_len if nominal else run.mean_output_len or run.output_len
     if not input_len or not output_len:
         raise InputError(f"{run.run_id}: input_len or output_len is not stated", hint="state both")
-    one = Workload(
+    one = Load(
         max(round(input_len), 1), max(round(output_len), 1), 1, range_ratio=_scatter(run) or ratio,
         length_distribution=distribution, burstiness=run.burstiness or 1.0, seed=run.seed or 0,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from planner.evidence.compared import ComparedLine, compare_plan, compare_result
 from planner.evidence.folder import MeasuredPlan, read_measured, read_result
 from planner.evidence.results import read_number
 from planner.planning import SHIPPED, Deployment, Plan, local_for, redeploy, simulate_serve
-from planner.workload import Workload
+from planner.workload import Load
 
 #: Metrics that are compared at other loads than the plan's own.
 SWEEP_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
@@ -154,7 +154,7 @@ def _compare_load(path: Path, plan: Plan, deployment: Deployment) -> FurtherLoad
     return FurtherLoad(_load_name(path), path.name, lines)
 
 
-def _replay(deployment: Deployment, load: Workload) -> dict[str, Any]:
+def _replay(deployment: Deployment, load: Load) -> dict[str, Any]:
     return simulate_serve(deployment, load, percentiles=(50, 99)).result
 
 

@@ -98,9 +98,6 @@ from .compare.comparison import compare_hardware as compare_hardware
 from .compare.comparison import compare_partitions as compare_partitions
 
 # How many?
-from .demand import Demand as Demand
-from .demand import check_classes as check_classes
-from .demand import mixed as mixed
 from .fleet.kinds import FleetRequest as FleetRequest
 from .fleet.fleets import Pool as Pool
 from .fleet.fleets import Fleet as Fleet

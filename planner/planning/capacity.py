@@ -24,7 +24,7 @@ from planner.planning.predict import Estimate, estimate, estimated_uncertainty
 from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, least_upper
 from planner.simulator import Replay, good_requests, hopeless_at, statistic_ms
 from planner.units import MS
-from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Requests, Slo, Workload, share
+from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Load, Slo
 
 By = Literal["rate", "concurrency"]
 #: Ratio of neighbouring loads that are told apart; a replay of so many requests scatters by as much.
@@ -65,7 +65,7 @@ class ServedLoad:
 
     by: By
     value: float  #: requests per second, or requests in flight
-    workload: Workload  #: what was replayed
+    sent: Load  #: what was replayed
     readings: tuple[Reading, ...]
     good_share: float  #: of the requests, that meet every target of a request with that confidence
     stable: bool  #: whether the server keeps up
@@ -112,20 +112,18 @@ class ServedLoad:
 class _Served:
     """One load that was replayed, to be read at any confidence."""
 
-    workload: Workload
+    load: Load
     replay: Replay
     whole: bool
     doubt: UncertaintyOfReplay
     margins: dict[Slo, float]  #: at the confidence at which it ended early; empty for one that is whole
-    reused: bool = False  #: whether it is known what the prompts have in common
 
     @classmethod
     def again(cls, load: ServedLoad) -> _Served:
         """What became of ``load``, which was served whole."""
         doubt = load.doubt
         assert doubt is not None and load.whole  # who calls has asked
-        reused = doubt.requests is not None and doubt.requests.prefixes is not None
-        return cls(doubt.workload, load.replay, True, doubt, {}, reused)
+        return cls(doubt.load, load.replay, True, doubt, {})
 
 
 class Capacity:
@@ -134,20 +132,17 @@ class Capacity:
     def __init__(
         self,
         deployment: Deployment,
-        workload: Workload,
+        load: Load,
         slos: Sequence[Slo],
         *,
         by: By = "rate",
-        requests: Requests | None = None,
         served: Iterable[ServedLoad] = (),
     ) -> None:
-        """``workload`` gives lengths, burstiness and seed; how many requests are sent follows from the load.
+        """``load`` says what is sent; how fast, and how many requests, follows from what is asked of the server.
 
-        With ``requests``, of a trace, their lengths are sent, in their own rhythm made faster or slower. ``served``:
-        loads of which it is known what becomes of them.
+        ``served``: loads of which it is known what becomes of them.
         """
-        self.deployment, self.workload, self.slos, self.by = deployment, workload, tuple(slos), by
-        self.requests = requests
+        self.deployment, self.load, self.slos, self.by = deployment, load, tuple(slos), by
         self._served = {load.value: _Served.again(load) for load in served if load.whole}
         self._reacting = {value: served.doubt.reacting() for value, served in self._served.items()}
         self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
@@ -184,11 +179,8 @@ class Capacity:
         """One load, which ends as soon as a target is broken for certain, unless ``exactly``."""
         served = self._served.get(value)
         if served is None or (not served.whole and (exactly or self._ended_too_early(served, confidence))):
-            share = rarest(self.requests, self.slos)
-            sent = at_load(self.deployment, self.workload, self.slos, self.by, value, share)
-            served = self._served[value] = _serve(
-                self.deployment, sent, self.slos, confidence, paced(self.requests, sent), whole=exactly
-            )
+            sent = at_load(self.deployment, self.load, self.slos, self.by, value)
+            served = self._served[value] = _serve(self.deployment, sent, self.slos, confidence, whole=exactly)
         return self._read(value, served, confidence, exactly)
 
     def idle(self, confidence: float, *, whole: bool = False) -> ServedLoad:
@@ -196,11 +188,8 @@ class Capacity:
 
         It is not kept: from there the largest load is far to look for.
         """
-        sent = at_load(
-            self.deployment, self.workload, self.slos, self.by, self._idle, rarest(self.requests, self.slos)
-        )  # fmt: skip
-        requests = paced(self.requests, sent)
-        return measure(self.deployment, sent, self.slos, confidence=confidence, requests=requests, whole=whole)
+        sent = at_load(self.deployment, self.load, self.slos, self.by, self._idle)
+        return measure(self.deployment, sent, self.slos, confidence=confidence, whole=whole)
 
     def _read(self, value: float, served: _Served, confidence: float, exactly: bool) -> ServedLoad:
         doubt = served.doubt
@@ -245,28 +234,27 @@ class Capacity:
         return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
 
     def _guess(self, confidence: float) -> float:
-        return closed_form_load(self.deployment, self.workload, self.slos, self.by, confidence=confidence)
+        return closed_form_load(self.deployment, self.load, self.slos, self.by, confidence=confidence)
 
     @cached_property
     def _idle(self) -> float:
-        return idle_load(self.deployment, self.workload, self.by)
+        return idle_load(self.deployment, self.load, self.by)
 
     @cached_property
     def _steady(self) -> Steady:
-        return Steady.of(self.deployment, self.workload)
+        return Steady.of(self.deployment, self.load)
 
 
 def measure(
     deployment: Deployment,
-    workload: Workload,
+    load: Load,
     slos: Sequence[Slo],
     *,
     confidence: float = defaults.CONFIDENCE,
-    requests: Requests | None = None,
     whole: bool = True,
     exactly: bool = False,
 ) -> ServedLoad:
-    """Serve ``workload`` (or ``requests``, at the rate or concurrency of ``workload``) once, beside the targets.
+    """Serve ``load`` once, beside the targets.
 
     Not ``whole``: an open loop ends once a target is broken for certain; what is read off its requests so far breaks
     it too.
@@ -274,66 +262,56 @@ def measure(
     targets ignore them. ``exactly``: the queue of an engine that is slower is replayed too. Raises InputError where a
     request never fits the KV cache.
     """
-    served = _serve(deployment, workload, slos, confidence, requests, whole=whole)
+    served = _serve(deployment, load, slos, confidence, whole=whole)
     doubt = served.doubt.reacting() if exactly else served.doubt
-    return _read(served, slos, confidence, doubt, lambda: Steady.of(deployment, workload))
+    return _read(served, slos, confidence, doubt, lambda: Steady.of(deployment, load))
 
 
-def idle_load(deployment: Deployment, workload: Workload, by: By) -> float:
+def idle_load(deployment: Deployment, load: Load, by: By) -> float:
     """A load so small that a smaller one is no easier: one in flight, or a server that idles between requests."""
-    return 1.0 if by == "concurrency" else IDLE / at_concurrency(deployment, workload, 1).e2el_s
+    return 1.0 if by == "concurrency" else IDLE / at_concurrency(deployment, load, 1).e2el_s
 
 
 def with_the_queue(load: ServedLoad, slos: Sequence[Slo], confidence: float) -> ServedLoad:
     """``load``, served whole to first order, as ``measure`` has it ``exactly``."""
     served = _Served.again(load)
     doubt = served.doubt.reacting()
-    return _read(served, slos, confidence, doubt, lambda: Steady.of(doubt.deployment, doubt.workload))
+    return _read(served, slos, confidence, doubt, lambda: Steady.of(doubt.deployment, doubt.load))
 
 
-def _serve(
-    deployment: Deployment,
-    workload: Workload,
-    slos: Sequence[Slo],
-    confidence: float,
-    requests: Requests | None,
-    *,
-    whole: bool,
-) -> _Served:
-    hopeless, sent = None, workload.num_prompts if requests is None else len(requests.arrival_s)
+def _serve(deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float, *, whole: bool) -> _Served:
+    hopeless, sent = None, load.count
     margins: dict[Slo, float] = {}
-    if not whole and workload.max_concurrency is None:
+    if not whole and load.max_concurrency is None:
         margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
         limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
-        hopeless = hopeless_at(limits_s, sent, requests.of_classes if requests is not None else None)
-    served = deployment.replay(workload, requests, keep_steps=sent <= MOST_REQUESTS, hopeless=hopeless)
+        hopeless = hopeless_at(limits_s, sent, load.recorded.of_classes if load.recorded is not None else None)
+    served = deployment.replay(load, keep_steps=sent <= MOST_REQUESTS, hopeless=hopeless)
     ended = len(served.sent_s) == sent
-    doubt = UncertaintyOfReplay(deployment, workload, served, requests, queue_reacts=False)
-    reused = requests is not None and requests.prefixes is not None
-    return _Served(workload, served, ended, doubt, {} if ended else margins, reused)
+    doubt = UncertaintyOfReplay(deployment, load, served, queue_reacts=False)
+    return _Served(load, served, ended, doubt, {} if ended else margins)
 
 
 def _read(
     served: _Served, slos: Sequence[Slo], confidence: float, doubt: UncertaintyOfReplay, steady: Callable[[], Steady]
 ) -> ServedLoad:
     """What ended early breaks a target by the least margin already. ``steady`` is asked of an open loop."""
-    workload, replay = served.workload, served.replay
+    load, replay = served.load, served.replay
     margins = served.margins or {slo: _doubt_of(slo, replay, doubt).upper(slo.key, confidence) for slo in slos}
-    burst, readings = workload.max_concurrency or 0, []
+    burst, readings = load.max_concurrency or 0, []
     for slo, factor in margins.items():
         predicted_ms = statistic_ms(slo, replay, after=burst if burst < len(replay.sent_s) else 0)
         readings.append(Reading(slo, predicted_ms, predicted_ms * factor))
     good = _good(replay, margins) / len(replay.sent_s)
-    by: By = "rate" if workload.max_concurrency is None else "concurrency"
-    value = workload.max_concurrency or workload.request_rate
-    if served.reused:  # less is found than in a cache that forgets nothing
-        workload = as_found(workload, replay)
+    by: By = "rate" if load.max_concurrency is None else "concurrency"
+    if load.reused:  # less is found than in a cache that forgets nothing
+        load = as_found(load, replay)
     stable = by == "concurrency"
     if not stable:
-        full = Steady.of(doubt.deployment, workload, steady().doubt) if served.reused else steady()
-        stable = value <= full.rate(confidence) * (1 + ROUNDING)
+        full = Steady.of(doubt.deployment, load, steady().doubt) if load.reused else steady()
+        stable = load.value <= full.rate(confidence) * (1 + ROUNDING)
     return ServedLoad(
-        by, value, workload, tuple(readings), good, stable, replay, whole=served.whole, doubt=served.doubt
+        by, load.value, load, tuple(readings), good, stable, replay, whole=served.whole, doubt=served.doubt
     )
 
 
@@ -354,8 +332,9 @@ def _good(replay: Replay, margins: Mapping[Slo, float]) -> int:
     return good
 
 
-def rarest(requests: Requests | None, slos: Sequence[Slo]) -> float:
+def rarest(load: Load, slos: Sequence[Slo]) -> float:
     """Share of all requests that the smallest class with a target of its own makes up; 1 without classes."""
+    requests = load.recorded
     if requests is None or requests.group is None or not any(slo.group for slo in slos):
         return 1.0
     held = {slo.group for slo in slos}
@@ -363,23 +342,22 @@ def rarest(requests: Requests | None, slos: Sequence[Slo]) -> float:
     return max(min(shares), 1 / len(requests.group))
 
 
-def as_found(workload: Workload, served: Replay) -> Workload:
-    """``workload`` with what a replay found in the prefix cache as tokens that all prompts begin with."""
-    found_tok, prompt_tok = round(float(served.cached_tok.mean())), workload.prefix_len + workload.input_len
-    return replace(workload, prefix_len=found_tok, input_len=max(prompt_tok - found_tok, 1))
+def as_found(load: Load, served: Replay) -> Load:
+    """``load`` with what a replay found in the prefix cache as tokens that all prompts begin with."""
+    found_tok, prompt_tok = round(float(served.cached_tok.mean())), load.prefix_len + load.input_len
+    return replace(load, prefix_len=found_tok, input_len=max(prompt_tok - found_tok, 1))
 
 
 def largest_load(
     deployment: Deployment,
-    workload: Workload,
+    load: Load,
     slos: Sequence[Slo],
     *,
     by: By = "rate",
     confidence: float = defaults.CONFIDENCE,
-    requests: Requests | None = None,
 ) -> ServedLoad | None:
     """``Capacity.largest`` to first order."""
-    return Capacity(deployment, workload, slos, by=by, requests=requests).largest(confidence)
+    return Capacity(deployment, load, slos, by=by).largest(confidence)
 
 
 @dataclass(frozen=True)
@@ -390,72 +368,57 @@ class Steady:
     doubt: Uncertainty
 
     @classmethod
-    def of(cls, deployment: Deployment, workload: Workload, doubt: Uncertainty | None = None) -> Steady:
+    def of(cls, deployment: Deployment, load: Load, doubt: Uncertainty | None = None) -> Steady:
         """With as many requests as serve fastest; ``doubt`` of a like engine, where it is at hand."""
-        steady = _fastest(deployment, workload, most_in_flight(deployment))
-        doubt = doubt or doubt_at(deployment, workload, steady.concurrency)
-        return cls(steady.output_tok_per_s / workload.output_len, doubt)
+        steady = _fastest(deployment, load, most_in_flight(deployment))
+        doubt = doubt or doubt_at(deployment, load, steady.concurrency)
+        return cls(steady.output_tok_per_s / load.output_len, doubt)
 
     def rate(self, confidence: float) -> float:
         """Requests per second, as measured with probability ``confidence``."""
         return self.request_per_s * self.doubt.upper("output_throughput", 1 - confidence)
 
 
-def steady_rate(deployment: Deployment, workload: Workload, *, confidence: float = defaults.CONFIDENCE) -> float:
+def steady_rate(deployment: Deployment, load: Load, *, confidence: float = defaults.CONFIDENCE) -> float:
     """Requests per second that full batches serve in the steady state, as measured with probability ``confidence``."""
-    return Steady.of(deployment, workload).rate(confidence)
+    return Steady.of(deployment, load).rate(confidence)
 
 
-def doubt_at(deployment: Deployment, workload: Workload, concurrency: int) -> Uncertainty:
+def doubt_at(deployment: Deployment, load: Load, concurrency: int) -> Uncertainty:
     """How far measurements may lie from the closed form with ``concurrency`` requests."""
     each = ceil(concurrency / deployment.config.data_parallel_size)
-    return estimated_uncertainty(deployment, workload.input_len, workload.output_len, each, workload.prefix_len)
+    return estimated_uncertainty(deployment, load.input_len, load.output_len, each, load.prefix_len)
 
 
-def usual_doubt(deployment: Deployment, workload: Workload) -> Uncertainty:
+def usual_doubt(deployment: Deployment, load: Load) -> Uncertainty:
     """That of the closed form with a usual number of requests."""
-    return doubt_at(deployment, workload, min(most_in_flight(deployment), USUAL_BATCH))
+    return doubt_at(deployment, load, min(most_in_flight(deployment), USUAL_BATCH))
 
 
-def at_load(
-    deployment: Deployment, workload: Workload, slos: Sequence[Slo], by: By, value: float, rarest: float = 1.0
-) -> Workload:
-    """``workload`` at a request rate or concurrency, with as many requests as its figures need.
+def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, value: float) -> Load:
+    """``load`` at a request rate or concurrency, with as many requests as its figures need.
 
-    Several for each that is in flight, and enough beyond the highest percentile, also of a class that makes up no more
-    than the share ``rarest`` of them.
+    Several for each that is in flight, and enough beyond the highest percentile, also of the rarest class with a target
+    of its own.
     """
     percentile = max((DEFAULT_PERCENTILE if slo.percentile is None else slo.percentile for slo in slos), default=50.0)
-    tail = defaults.PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100) / rarest
+    tail = defaults.PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100) / rarest(load, slos)
     if by == "concurrency":
         lasting = defaults.PROMPTS_PER_SLOT * value
     else:
-        lasting = defaults.PROMPTS_PER_FLYING * in_flight(deployment, workload, value)
+        lasting = defaults.PROMPTS_PER_FLYING * in_flight(deployment, load, value)
     prompts = ceil(min(max(defaults.LEAST_SEARCH_PROMPTS, tail, lasting), defaults.MOST_SEARCH_PROMPTS))
     if by == "concurrency":
-        return replace(workload, num_prompts=max(prompts, ceil(value)), max_concurrency=round(value), request_rate=inf)
-    return replace(workload, num_prompts=prompts, max_concurrency=None, request_rate=value)
+        return load.at_concurrency(round(value), max(prompts, ceil(value)))
+    return load.at_rate(value, prompts)
 
 
-def paced(requests: Requests | None, workload: Workload) -> Requests | None:
-    """The first requests of a trace at the load of ``workload``: its rhythm at that rate, or all at once."""
-    if requests is None:
-        return None
-    requests = share(requests, 1, workload.num_prompts)
-    arrival_s, count = requests.arrival_s, len(requests.arrival_s)
-    if workload.request_rate == inf:
-        arrival_s = arrival_s * 0.0
-    elif arrival_s[-1] > 0:
-        arrival_s = arrival_s * (count / workload.request_rate / arrival_s[-1])
-    return replace(requests, arrival_s=arrival_s)
-
-
-def in_flight(deployment: Deployment, workload: Workload, rate: float) -> int:
+def in_flight(deployment: Deployment, load: Load, rate: float) -> int:
     """Requests in flight at ``rate`` requests per second in the closed form; at most what the engine takes."""
     low, high = 1, most_in_flight(deployment)
     while low < high:
         middle = (low + high) // 2
-        if middle / at_concurrency(deployment, workload, middle).e2el_s >= rate:
+        if middle / at_concurrency(deployment, load, middle).e2el_s >= rate:
             high = middle
         else:
             low = middle + 1
@@ -543,7 +506,7 @@ def _crossing(one: ServedLoad, other: ServedLoad) -> float | None:
 
 def closed_form_load(
     deployment: Deployment,
-    workload: Workload,
+    load: Load,
     slos: Sequence[Slo],
     by: By,
     *,
@@ -554,19 +517,19 @@ def closed_form_load(
 
     ``doubt`` of a like engine, where it is at hand.
     """
-    doubt = doubt or usual_doubt(deployment, workload)
+    doubt = doubt or usual_doubt(deployment, load)
     margins = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
-    return _closed_form_load(deployment, workload, margins, by)
+    return _closed_form_load(deployment, load, margins, by)
 
 
-def outlined_load(deployment: Deployment, workload: Workload, slos: Sequence[Slo], confidence: float) -> float:
+def outlined_load(deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float) -> float:
     """At most what ``closed_form_load`` gives as a rate: with the margins that noise alone asks for."""
     margins = [(slo, least_upper(deployment, slo.key, confidence)) for slo in slos]
-    return _closed_form_load(deployment, workload, margins, "rate") if confidence >= 0.5 else inf
+    return _closed_form_load(deployment, load, margins, "rate") if confidence >= 0.5 else inf
 
 
 def queued_load(
-    deployment: Deployment, parts: Sequence[tuple[float, Workload, Sequence[Slo]]], margins: Mapping[Slo, float]
+    deployment: Deployment, parts: Sequence[tuple[float, Load, Sequence[Slo]]], margins: Mapping[Slo, float]
 ) -> float:
     """About the largest rate of all ``parts`` together at which prompts that wait for one another keep the TTFT.
 
@@ -574,7 +537,7 @@ def queued_load(
     prompts are an M/G/1 queue on each DP rank: first come, first served, a mean wait as of Pollaczek and Khinchine,
     and an exponential tail behind it (Kleinrock, "Queueing Systems", volume 1, 1975, chapter 5).
     """
-    prompts_s = [at_concurrency(deployment, workload, 1).ttft_s for _, workload, _ in parts]
+    prompts_s = [at_concurrency(deployment, load, 1).ttft_s for _, load, _ in parts]
     shares = [share for share, _, _ in parts]
     mean_s = sum(share * prompt_s for share, prompt_s in zip(shares, prompts_s, strict=True))
     residual_s = sum(share * prompt_s**2 for share, prompt_s in zip(shares, prompts_s, strict=True)) / (2 * mean_s)
@@ -601,11 +564,9 @@ def _busy(spare: float, percentile: float | None) -> float:
     return low
 
 
-def _closed_form_load(
-    deployment: Deployment, workload: Workload, margins: Sequence[tuple[Slo, float]], by: By
-) -> float:
+def _closed_form_load(deployment: Deployment, load: Load, margins: Sequence[tuple[Slo, float]], by: By) -> float:
     def meets(concurrency: int) -> bool:
-        figures = at_concurrency(deployment, workload, concurrency)
+        figures = at_concurrency(deployment, load, concurrency)
         found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}
         return all(found_s[slo.metric] * factor <= slo.limit_ms * MS for slo, factor in margins)
 
@@ -616,7 +577,7 @@ def _closed_form_load(
             low = middle
         else:
             high = middle - 1
-    return low if by == "concurrency" else _request_per_s(_fastest(deployment, workload, low))
+    return low if by == "concurrency" else _request_per_s(_fastest(deployment, load, low))
 
 
 def most_in_flight(deployment: Deployment) -> int:
@@ -624,15 +585,15 @@ def most_in_flight(deployment: Deployment) -> int:
     return deployment.config.max_num_seqs * deployment.config.data_parallel_size
 
 
-def _fastest(deployment: Deployment, workload: Workload, most: int) -> Estimate:
+def _fastest(deployment: Deployment, load: Load, most: int) -> Estimate:
     """The closed form with as many requests, up to ``most``, as are served fastest.
 
     More of them than that leave too few tokens of a step to prompts.
     """
-    best = found = at_concurrency(deployment, workload, most)
+    best = found = at_concurrency(deployment, load, most)
     slower = 0
     while found.concurrency > 1 and slower < 2:  # fewer yet are slower still
-        found = at_concurrency(deployment, workload, found.concurrency // 2)
+        found = at_concurrency(deployment, load, found.concurrency // 2)
         slower = 0 if _request_per_s(found) > _request_per_s(best) else slower + 1
         best = found if not slower else best
     return best
@@ -642,11 +603,11 @@ def _request_per_s(found: Estimate) -> float:
     return found.concurrency / found.e2el_s
 
 
-def at_concurrency(deployment: Deployment, workload: Workload, concurrency: int) -> Estimate:
+def at_concurrency(deployment: Deployment, load: Load, concurrency: int) -> Estimate:
     """The closed form with ``concurrency`` requests dealt to the DP ranks; its throughput is that of all of them."""
     ranks = deployment.config.data_parallel_size
-    lengths = workload.input_len, workload.output_len
-    each = estimate(deployment, *lengths, ceil(concurrency / ranks), workload.prefix_len)
+    lengths = load.input_len, load.output_len
+    each = estimate(deployment, *lengths, ceil(concurrency / ranks), load.prefix_len)
     if ranks == 1:
         return each
     busy = min(ranks, concurrency)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, log
@@ -32,14 +32,12 @@ from planner.model import Model, ResolvedModel, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
 from planner.planning.defaults import Goal
-from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import (
     Prediction,
     compared_rates,
-    simulate_classes,
     simulate_latency,
     simulate_serve,
     simulate_throughput,
@@ -48,7 +46,7 @@ from planner.planning.recommend.assemble import rank, recipe_of
 from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.planning.serving import Serving
-from planner.workload import Requests, Slo, Workload
+from planner.workload import Load, Slo
 
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
 
@@ -70,12 +68,10 @@ class LineRequest:
     num_prompts: int | None = None
     gpus: int | None = None  #: that a plan may use; None: as many as the line, or a node where the line does not start
     goal: Goal = "balanced"
-    like: Workload | None = None  #: how lengths vary, what prompts share, how they arrive; None: equal, closed loop
+    like: Load | None = None  #: how lengths vary, what prompts share, how they arrive; None: equal, closed loop
     slos: tuple[Slo, ...] = ()  #: what a better plan has to keep
     confidence: float = defaults.CONFIDENCE  #: with which
-    sent: Workload | None = None  #: the load of the client beside the line, as it stands
-    classes: tuple[Demand, ...] = ()  #: that the load is made of, and what their clients send
-    requests: Requests | None = None
+    sent: Load | None = None  #: the load of the client beside the line, or of a plan for several classes
 
     def as_planned(self, plan: Plan) -> LineRequest:
         """What is left open, as in the load that a plan was made for; a concurrency takes the place of its rate."""
@@ -93,33 +89,28 @@ class LineRequest:
         )
         if self.input_len or self.output_len or self.max_concurrency or self.num_prompts:  # another load than its own
             return found
-        return replace(found, slos=slos, classes=plan.demands, requests=plan.requests)
+        return replace(found, slos=slos, sent=plan.load if plan.classes else None)
 
-    def load(self, default_len: int) -> Workload:
+    def load(self, default_len: int) -> Load:
         """What is asked for, ``default_len`` where no length is; of one request where no number is."""
         if self.sent:
             return self.sent
         input_len, output_len = self.input_len or default_len, self.output_len or default_len
-        given = Workload(input_len, output_len, self.num_prompts or 1, max_concurrency=self.max_concurrency)
+        given = Load(input_len, output_len, self.num_prompts or 1, max_concurrency=self.max_concurrency)
         if self.like is None:
             return given
         own = {name: getattr(given, name) for name in ("input_len", "output_len", "num_prompts", "max_concurrency")}
         return replace(self.like, **own)
 
-    def closed(self, load: Workload, concurrency: int) -> Workload:
+    def closed(self, load: Load, concurrency: int) -> Load:
         """``load`` with so many in flight, and as many requests as show it where no number is asked for."""
         if self.sent:
             return load
         prompts = self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
         return replace(load, max_concurrency=concurrency, num_prompts=prompts)
 
-    def targets(self, load: Workload) -> Targets | None:
+    def targets(self, load: Load) -> Targets | None:
         """What decides besides the goal: latency targets, or requests that come at a rate."""
-        if self.classes:
-            return Targets(
-                self.slos, "rate", load.request_rate, self.requests,
-                confidence=self.confidence, burstiness=load.burstiness, classes=self.classes,
-            )  # fmt: skip
         if isfinite(load.request_rate):
             return Targets(self.slos, "rate", load.request_rate, confidence=self.confidence)
         if self.slos and load.max_concurrency:
@@ -176,9 +167,7 @@ class LineVerdict:
     goal: Goal
     refusal: PlannerError | None = None  #: why vLLM refuses the settings, whatever the memory
     fit: Fit | None = None
-    workload: Workload | None = None
-    classes: tuple[Demand, ...] = ()  #: of a plan for several: what it is sent of each, and all requests
-    requests: Requests | None = None
+    workload: Load | None = None
     served: Served | None = None
     ranking: Ranking | None = None
     local: Local = SHIPPED  #: fits that predict
@@ -228,7 +217,7 @@ class LineVerdict:
     def _replayed(self, candidate: Candidate | None) -> Served | None:
         if candidate is None or self.workload is None:
             return None
-        return _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.requests, self.classes)
+        return _serve(candidate.resolved.resolved, candidate.deployment, self.workload)
 
 
 def client_request(asked: LineRequest, client: ServeLine, version: EngineVersion) -> LineRequest:
@@ -254,9 +243,7 @@ def check_line(
     ``local`` holds the fits to predict with, ``draft`` is the second model that the line names. Raises InputError for
     a load that the line's own context does not hold, and whatever says that the model is not understood.
     """
-    answer = LineVerdict(
-        resolved, profile, version, line, asked.goal, local=local, classes=asked.classes, requests=asked.requests
-    )
+    answer = LineVerdict(resolved, profile, version, line, asked.goal, local=local)
     basis = Basis(local.constants, draft)
     try:
         version = replace(version, engine=asked_by(line, resolved.model, profile, version))  # a plan chooses for itself
@@ -289,7 +276,7 @@ def check_line(
         config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
         deployment = replace(deployment, config=config)
     workload = _workload(asked, deployment, min(defaults.LEN, room))
-    served = _serve(resolved.resolved, deployment, workload, asked.requests, asked.classes)
+    served = _serve(resolved.resolved, deployment, workload)
     answer = replace(answer, workload=workload, served=served)
     return replace(answer, ranking=_ranking(answer, asked, workload))
 
@@ -389,10 +376,10 @@ def _fit(
     return args, serving.changed(args=args).fit()
 
 
-def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Workload:
+def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Load:
     """The load to compare at: as asked, else 1024 in and out, and as many requests as run at once."""
     load, config = asked.load(default_len), deployment.config
-    longest = load.max_total_len if asked.requests is None else asked.requests.max_total_len
+    longest = load.longest_len
     if longest > config.max_model_len:
         raise InputError(
             f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line",
@@ -416,7 +403,7 @@ def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> Lin
     return replace(answer, workload=load, ranking=ranking)
 
 
-def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ranking:
+def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking:
     """What ``recommend`` finds on this GPU. The context is the line's where vLLM takes it; all else is open."""
     line = answer.line.args
     context = line.max_model_len if answer.refusal is None else None
@@ -426,8 +413,7 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
             model=answer.resolved,
             gpus=(answer.profile,),
             goal=asked.goal,
-            input_len=workload.input_len,
-            output_len=workload.output_len,
+            load=workload,
             max_concurrency=workload.max_concurrency,
             num_prompts=asked.num_prompts,
             gpus_per_node=asked.gpus or (ranks if answer.served else None),
@@ -435,12 +421,7 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
             basis=Basis(answer.local.constants),
             calibration=answer.local.calibration,
             args=EngineArgs(max_model_len=context, allow_unvalidated=line.allow_unvalidated),
-            range_ratio=workload.range_ratio,
-            burstiness=workload.burstiness,
-            seed=workload.seed,
             targets=asked.targets(workload),
-            longest_len=asked.requests.max_total_len if asked.requests is not None else None,
-            prefix_len=workload.prefix_len,
         )
     )
     most = asked.gpus or (ranks if answer.served else inf)
@@ -448,15 +429,8 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Workload) -> Ran
     return replace(ranking, candidates=alone)
 
 
-def _serve(
-    model: str, deployment: Deployment, workload: Workload, requests: Requests | None, classes: Sequence[Demand]
-) -> Served:
-    if requests is None:
-        return Served(model, deployment, simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES))
-    found = simulate_classes(
-        deployment, workload, requests=requests, classes=classes, percentiles=defaults.PERCENTILES
-    )  # fmt: skip
-    return Served(model, deployment, found)
+def _serve(model: str, deployment: Deployment, workload: Load) -> Served:
+    return Served(model, deployment, simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES))
 
 
 def line_settings(config: EngineConfig) -> dict[str, Any]:

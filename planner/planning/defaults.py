@@ -34,7 +34,6 @@ LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
 LEAST_BURSTINESS = 0.01  #: of a load that is planned for
 MOST_LOADS = 64  #: of one comparison; nobody reads more
 MOST_NODES = 8  #: of one server
-MOST_CLASSES = 16  #: of one fleet
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
 
 # --- How many requests a replay sends
@@ -45,7 +44,6 @@ PROMPTS_BEYOND = 2  #: above the percentile that a target names: two beyond the 
 LEAST_SEARCH_PROMPTS, MOST_SEARCH_PROMPTS = 200, 10_000  #: where the largest load is searched
 LEAST_SWEEP_PROMPTS, MOST_SWEEP_PROMPTS = 100, 4000  #: at each load of a chart
 TRACE_PROMPTS = 2000  #: of a trace, on each server
-MIXED_PROMPTS = 4000  #: of all classes of a fleet together
 
 # --- How far a search goes
 
@@ -62,7 +60,6 @@ FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replay
 COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs
 TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack
 COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, the best by the closed form
-TRACE_CLASSES = 3  #: that a trace is cut into
 
 
 def round_context(total_len: int) -> int:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from planner.simulator import Client, Hopeless, Replay, SchedulerLimits
     from planner.timing import Calibration, Efficiency, Known, SpeculativeStep, StepBreakdown, StepModel
-    from planner.workload import Requests, Workload
+    from planner.workload import Load
 
 
 _load_quantized = PerModel(load_quantized)
@@ -194,15 +194,14 @@ class Deployment:
 
     def replay(
         self,
-        workload: Workload,
-        requests: Requests | None = None,
+        load: Load,
         *,
         offline: bool = False,
         keep_steps: bool = False,
         keep_gaps: bool = True,
         hopeless: Hopeless | None = None,
     ) -> Replay:
-        """Serve ``workload``, ``offline`` without a front end; ``requests`` are sent instead of those it draws.
+        """Serve ``load``, ``offline`` without a front end.
 
         ``keep_steps``: the result lists the steps; without ``keep_gaps`` it has no gaps between tokens. ``hopeless``
         ends it early. Raises InputError where a request never fits.
@@ -210,20 +209,20 @@ class Deployment:
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
         client = Client() if offline else self.client
-        longest = workload.max_total_len if requests is None else requests.max_total_len
-        limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), workload)
-        if requests is not None and requests.prefixes is not None:
+        longest = load.max_total_len if load.recorded is None else load.recorded.max_total_len
+        limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), load)
+        if load.reused:
             limits = self.with_host_blocks(limits)
         kept = {"keep_steps": keep_steps, "keep_gaps": keep_gaps}
-        return replay(self.timer, workload, limits, client, requests, **kept, hopeless=hopeless)
+        return replay(self.timer, load, limits, client, **kept, hopeless=hopeless)
 
-    def with_prefixes(self, limits: SchedulerLimits, workload: Workload) -> SchedulerLimits:
-        """``limits`` with what the prefix cache spares of ``workload``.
+    def with_prefixes(self, limits: SchedulerLimits, load: Load) -> SchedulerLimits:
+        """``limits`` with what the prefix cache spares of ``load``.
 
         With ``--kv-offloading-size`` all that is found, but for the prefix that every prompt has, is taken to come from
         the host. Raises InputError for hits in a cache that is switched off.
         """
-        rate, config, pool = workload.prefix_cache_hit_rate, self.config, self.budget.pool
+        rate, config, pool = load.prefix_cache_hit_rate, self.config, self.budget.pool
         if not config.enable_prefix_caching:
             if rate:
                 raise InputError(
@@ -237,7 +236,7 @@ class Deployment:
         return replace(
             limits,
             prefix_cache_hit_rate=rate,
-            shared_prefix_tok=workload.prefix_len,
+            shared_prefix_tok=load.prefix_len,
             load_s_per_tok=load_s_per_tok,
         )
 

@@ -22,7 +22,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
 from planner.planning.uncertainty import Uncertainty, UncertaintyOfReplay
 from planner.timing import Spread
-from planner.workload import Requests, Workload
+from planner.workload import Load
 
 #: Figures of a run, without the throughput where that is the rate at which requests are sent.
 LATENCIES = ("mean_tpot_ms", "mean_ttft_ms")
@@ -35,7 +35,7 @@ WORTH = 0.98  #: factor on the deviation above which a run tells too little
 class NextRun:
     """One run of ``vllm bench serve``."""
 
-    workload: Workload
+    workload: Load
     own: bool  #: the plan's own benchmark
     duration_s: float
     figure: str  #: of its result, that tells most
@@ -47,12 +47,12 @@ class NextRun:
         return normal.cdf(normal.inv_cdf(asked) * self.factor)
 
 
-def next_run(deployment: Deployment, load: ServedLoad, requests: Requests | None = None) -> NextRun | None:
+def next_run(deployment: Deployment, load: ServedLoad) -> NextRun | None:
     """The run that narrows most what binds ``load``: at its own load, one at a time or with full batches.
 
-    ``requests`` of a trace, where the load is that. None where no run tells enough.
+    None where no run tells enough.
     """
-    served = UncertaintyOfReplay(deployment, load.workload, load.replay, requests, queue_reacts=False)
+    served = UncertaintyOfReplay(deployment, load.sent, load.replay, queue_reacts=False)
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     key = "output_throughput" if worst is None or load.bound_by == THROUGHPUT else worst.slo.key
     of_class = worst.slo.group if worst and key == worst.slo.key else ""
@@ -86,11 +86,11 @@ def left(binds: Spread, run: Spread, noise: float) -> float:
 
 def _runs(
     deployment: Deployment, load: ServedLoad, served: Uncertainty
-) -> Iterator[tuple[Workload, bool, float, tuple[str, ...], Uncertainty]]:
+) -> Iterator[tuple[Load, bool, float, tuple[str, ...], Uncertainty]]:
     """Each run, whether it is the plan's own, its seconds, its figures, and the doubt about these."""
-    yield load.workload, True, load.replay.duration_s, LATENCIES if load.by == "rate" else FIGURES, served
+    yield load.sent, True, load.replay.duration_s, LATENCIES if load.by == "rate" else FIGURES, served
     for concurrency in dict.fromkeys((1, most_in_flight(deployment))):
-        sent = at_load(deployment, load.workload, (), "concurrency", concurrency)
+        sent = at_load(deployment, load.sent.as_drawn(), (), "concurrency", concurrency)
         ranks = deployment.config.data_parallel_size
         each = estimate(deployment, sent.input_len, sent.output_len, -(-concurrency // ranks), sent.prefix_len)
         duration_s = sent.num_prompts / concurrency * each.e2el_s

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, isinf
 from pathlib import Path
@@ -20,11 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.planning.defaults import Goal
-from planner.planning.demand import Demand, joined
 from planner.resources import read_given
 from planner.secrets import is_secret
 from planner.units import LEAST_FIGURE, MOST_FIGURE
-from planner.workload import Latency, Requests, Slo, Workload, parse_percentile
+from planner.workload import Latency, Load, Slo, joined, parse_percentile
 
 SCHEMA_VERSION = 1
 
@@ -67,16 +67,16 @@ class PlannedWorkload(_Record):
     prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
 
     @classmethod
-    def of(cls, load: Workload) -> PlannedWorkload:
-        """What of a load a benchmark sends."""
+    def of(cls, load: Load) -> PlannedWorkload:
+        """The part of a load that a benchmark sends."""
         fields = {name: getattr(load, name) for name in cls.model_fields}
         rate, burstiness = load.request_rate, min(load.burstiness, MOST_FIGURE)  # JSON has no infinity
         return cls(**{**fields, "request_rate": None if isinf(rate) else rate, "burstiness": burstiness})
 
     @property
-    def sent(self) -> Workload:
+    def sent(self) -> Load:
         """The same as the replay takes it."""
-        return Workload(**{**self.model_dump(), "request_rate": self.request_rate or inf})
+        return Load(**{**self.model_dump(), "request_rate": self.request_rate or inf})
 
     def _check(self) -> None:
         _ = self.sent
@@ -114,21 +114,14 @@ class PlannedClass(_Record):
     predicted: dict[str, Any]  #: beside the other classes
 
     @property
-    def demand(self) -> Demand:
-        """The same as the replay takes it, of that one server."""
-        sent = self.workload
-        return Demand(
-            self.name,
-            sent.request_rate or 0.0,
-            sent.input_len,
-            sent.output_len,
-            sent.range_ratio,
-            limits_ms=self.targets_ms,
-            priority=self.priority,
-        )
+    def load(self) -> Load:
+        """The class as the replay takes it, of that one server."""
+        return replace(self.workload.sent, name=self.name, limits_ms=self.targets_ms, priority=self.priority)
 
     def _check(self) -> None:
-        _ = self.demand
+        if self.workload.request_rate is None:
+            raise InputError(f"class {self.name} has no request rate", hint="give requests per second")
+        _ = self.load
 
 
 class PlannedTrace(_Record):
@@ -139,6 +132,20 @@ class PlannedTrace(_Record):
     requests: int
     mean_rate: float  #: requests per second over the whole file
     busiest_rate: float  #: of the stretch that was planned for
+
+    @classmethod
+    def of(cls, load: Load) -> PlannedTrace | None:
+        """The file that a load is from; None for others."""
+        trace = load.origin
+        if trace is None:
+            return None
+        return cls(
+            path=trace.path,
+            sha256=trace.sha256,
+            requests=trace.rows,
+            mean_rate=trace.mean_rate,
+            busiest_rate=trace.busiest_rate,
+        )
 
 
 class PlannedRung(_Record):
@@ -275,14 +282,13 @@ class Plan(_Record):
         return of_classes or (f"serve-{self.digest}.json",)
 
     @property
-    def demands(self) -> tuple[Demand, ...]:
-        """What one server gets of each class."""
-        return tuple(one.demand for one in self.classes)
-
-    @property
-    def requests(self) -> Requests | None:
-        """What the clients of all classes send to it; None for a load of one."""
-        return joined(self.demands, [one.workload.sent.sample() for one in self.classes]) if self.classes else None
+    def load(self) -> Load:
+        """The load of the one server that is measured, as the replay takes it."""
+        if not self.classes:
+            return self.workload.sent
+        classes = tuple(one.load for one in self.classes)
+        sent = joined(classes, [one.requests() for one in classes])
+        return replace(self.workload.sent, recorded=sent, classes=classes)
 
     @property
     def nodes(self) -> int:

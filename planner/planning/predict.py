@@ -15,7 +15,7 @@ takes a few steps instead of thousands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from planner.engine import bench_backend
-from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment
 from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps
 from planner.simulator import (
@@ -37,14 +36,14 @@ from planner.simulator import (
     throughput_result,
 )
 from planner.timing import Batch
-from planner.workload import Requests, Workload
+from planner.workload import Load
 
 
 @dataclass(frozen=True)
 class ClassFigures:
     """One class of requests among the others."""
 
-    demand: Demand
+    load: Load
     targets_ms: Mapping[str, float]
     result: dict[str, Any]  #: as of the whole load, with intervals
 
@@ -72,48 +71,54 @@ class Prediction:
 
 def simulate_serve(
     deployment: Deployment,
-    workload: Workload,
+    load: Load,
     *,
     served: Replay | None = None,
-    requests: Requests | None = None,
     doubt: Uncertainty | None = None,
     **asked: Any,
 ) -> Prediction:
-    """The result of ``vllm bench serve``; ``served`` is the replay, of ``requests`` if any, and ``doubt`` that about
-    it, where they are at hand; ``asked`` as for ``bench.serve_result``."""
-    served = served or _replayed(deployment, workload, requests)
+    """The result of ``vllm bench serve``; of a load of several classes with the figures of each.
+
+    ``served`` is the replay and ``doubt`` that about it, where they are at hand; ``asked`` as for
+    ``bench.serve_result``. Classes without targets of their own have the ``goodput``.
+    """
+    prediction = _simulated(deployment, load, served=served, doubt=doubt, **asked)
+    return _of_classes(load, prediction, **asked) if load.classes else prediction
+
+
+def _simulated(
+    deployment: Deployment, load: Load, *, served: Replay | None = None, doubt: Uncertainty | None = None, **asked: Any
+) -> Prediction:
+    served = served or _replayed(deployment, load)
     backend = bench_backend(deployment.config.version)
-    result = serve_result(served, workload, model_id=deployment.model.id, backend=backend, **asked)
+    result = serve_result(served, load, model_id=deployment.model.id, backend=backend, **asked)
     if drafts := deployment.config.speculative_config:
         result |= speculative_result(served, drafts.acceptance_rates)
-    if workload.num_prompts > MOST_REQUESTS:
+    if load.num_prompts > MOST_REQUESTS:
         served = served.without_gaps()  # two more replays may follow, for the intervals
-    doubt = doubt or UncertaintyOfReplay(deployment, workload, served, requests)
+    doubt = doubt or UncertaintyOfReplay(deployment, load, served)
     unaided = None
-    if deployment.config.kv_offloading_size and requests is not None and requests.prefixes is not None:
+    if deployment.config.kv_offloading_size and load.reused:
         config = replace(deployment.config, kv_offloading_size=None)
-        unaided = simulate_serve(replace(deployment, config=config), workload, requests=requests, **asked)
+        unaided = _simulated(replace(deployment, config=config), load, **asked)
     return Prediction(result, served, doubt, asked.get("goodput") or {}, unaided=unaided)
 
 
-def simulate_classes(
-    deployment: Deployment, workload: Workload, *, requests: Requests, classes: Sequence[Demand], **asked: Any
-) -> Prediction:
-    """As ``simulate_serve``, of the ``requests`` of several classes; those without targets have the ``goodput``."""
-    found, goodput = simulate_serve(deployment, workload, requests=requests, **asked), asked.get("goodput") or {}
-    served, doubt = found.replay, found.uncertainty
+def _of_classes(load: Load, prediction: Prediction, **asked: Any) -> Prediction:
+    """``prediction`` with the figures of each class."""
+    served, doubt, goodput = prediction.replay, prediction.uncertainty, asked.get("goodput") or {}
     assert isinstance(doubt, UncertaintyOfReplay)
     parts = []
-    for one in classes:
+    for one in load.classes:
         targets_ms, among = one.limits_ms or goodput, doubt.among(one.name)
         figures = class_result(served, one.name, asked.get("percentiles", (99,)), targets_ms)
         good = _good_between(served.of(one.name), targets_ms, among, served.duration_s)
         parts.append(ClassFigures(one, targets_ms, among.beside(figures) | good))
-    figures = found.figures
+    figures = prediction.figures
     if any(one.targets_ms for one in parts):  # of all together: those that meet the targets of their class
         keys = ("request_goodput", "request_goodput_lo", "request_goodput_hi")
         figures = {**figures, **{key: sum(one.result.get(key) or 0.0 for one in parts) for key in keys}}
-    return replace(found, figures=figures, goodput={}, classes=tuple(parts))
+    return replace(prediction, figures=figures, goodput={}, classes=tuple(parts))
 
 
 def _good_between(
@@ -141,33 +146,26 @@ def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, 
     }
 
 
-def simulate_throughput(deployment: Deployment, workload: Workload) -> Prediction:
+def simulate_throughput(deployment: Deployment, load: Load) -> Prediction:
     """The result of ``vllm bench throughput``: all prompts at once."""
-    return _offline(deployment, workload, throughput_result)
+    return _offline(deployment, load, throughput_result)
 
 
-def simulate_latency(deployment: Deployment, workload: Workload) -> Prediction:
+def simulate_latency(deployment: Deployment, load: Load) -> Prediction:
     """The result of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
-    return _offline(deployment, workload, latency_result)
+    return _offline(deployment, load, latency_result)
 
 
-def _offline(deployment: Deployment, workload: Workload, result_of: Callable[..., dict[str, Any]]) -> Prediction:
-    served = _replayed(deployment, workload, offline=True, keep_gaps=False)
+def _offline(deployment: Deployment, load: Load, result_of: Callable[..., dict[str, Any]]) -> Prediction:
+    served = _replayed(deployment, load, offline=True, keep_gaps=False)
     result = result_of(served, model_id=deployment.model.id)
-    return Prediction(result, served, UncertaintyOfReplay(deployment, workload, served, offline=True))
+    return Prediction(result, served, UncertaintyOfReplay(deployment, load, served, offline=True))
 
 
-def _replayed(
-    deployment: Deployment,
-    workload: Workload,
-    requests: Requests | None = None,
-    *,
-    offline: bool = False,
-    keep_gaps: bool = True,
-) -> Replay:
+def _replayed(deployment: Deployment, load: Load, *, offline: bool = False, keep_gaps: bool = True) -> Replay:
     """With its steps, unless these are very many; without ``keep_gaps`` it has no gaps between tokens."""
-    few = workload.num_prompts <= MOST_REQUESTS
-    return deployment.replay(workload, requests, offline=offline, keep_steps=few, keep_gaps=keep_gaps)
+    few = load.num_prompts <= MOST_REQUESTS
+    return deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=keep_gaps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from math import ceil
 from typing import Literal
 
 from planner.planning import defaults
-from planner.planning.capacity import Reading, at_load, measure, paced
+from planner.planning.capacity import Reading, at_load, measure
 from planner.planning.compare.comparison import Comparison
 from planner.planning.fleet.fleets import Fleet, Fleets, Pool
 from planner.planning.plan import Plan, Service
@@ -169,9 +169,8 @@ def _with_fewer(fleet: Fleet, pool: Pool, gpus: int) -> tuple[Reading, ...]:
     spares = sum(count for _, count in fleet.spares)
     servers = max(gpus * pool.kind.profile.parts // pool.kind.num_gpus - spares, 1)
     rate = asked.loads[0] / servers
-    sent = at_load(deployment, demand.workload, asked.slos, "rate", rate)
-    requests = paced(demand.requests, sent)
-    return measure(deployment, sent, asked.slos, confidence=asked.confidence, requests=requests).readings
+    sent = at_load(deployment, demand, asked.slos, "rate", rate)
+    return measure(deployment, sent, asked.slos, confidence=asked.confidence).readings
 
 
 def _interval(service: Service) -> str:

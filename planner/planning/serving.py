@@ -31,7 +31,7 @@ from planner.planning.fit import Fit, fit_of
 
 if TYPE_CHECKING:
     from planner.planning.predict import Prediction
-    from planner.workload import Requests, Workload
+    from planner.workload import Load
 
 #: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
 ModelName = str | PathLike[str] | ResolvedModel
@@ -188,22 +188,18 @@ class Serving:
 
         return fit_with_log(self, Path(startup_log))
 
-    def predict(
-        self, load: Workload, *, bench: Bench = "serve", requests: Requests | None = None, **asked: Any
-    ) -> Prediction:
-        """Predict what ``vllm bench`` measures of ``load``, or of ``requests`` of which it has the means.
+    def predict(self, load: Load, *, bench: Bench = "serve", **asked: Any) -> Prediction:
+        """Predict what ``vllm bench`` measures of ``load``.
 
         ``asked`` is for the result of the benchmark. Raises as ``memory``.
         """
-        from planner.planning.predict import simulate_classes, simulate_latency, simulate_serve, simulate_throughput
+        from planner.planning.predict import simulate_latency, simulate_serve, simulate_throughput
 
         if bench == "throughput":
             return simulate_throughput(self.offline, load)
         if bench == "latency":
             return simulate_latency(self.offline, load)
-        if requests is not None and "classes" in asked:
-            return simulate_classes(self.deployment, load, requests=requests, **asked)
-        return simulate_serve(self.deployment, load, requests=requests, **asked)
+        return simulate_serve(self.deployment, load, **asked)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

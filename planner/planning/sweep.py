@@ -20,7 +20,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan
 from planner.planning.predict import compared_rates, simulate_serve
 from planner.timing import StepBreakdown
-from planner.workload import Workload
+from planner.workload import Load
 
 BEYOND = (1.25, 1.5, 2.0)  #: loads above the plan's own, to see what happens there
 BELOW = (0.2, 0.4, 0.6, 0.8)  #: rates below it; of a closed loop the powers of two
@@ -67,7 +67,7 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
     )
 
 
-def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[LoadPoint]:
+def _points(deployment: Deployment, workload: Load, by: str) -> Iterator[LoadPoint]:
     for load in _loads(workload, by):
         planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
         sent = workload if planned else _at(workload, by, load)
@@ -76,7 +76,7 @@ def _points(deployment: Deployment, workload: Workload, by: str) -> Iterator[Loa
         yield LoadPoint(load, {**result.result, **rates}, planned)
 
 
-def _loads(workload: Workload, by: str) -> list[float]:
+def _loads(workload: Load, by: str) -> list[float]:
     if by == "rate":
         return [workload.request_rate * share for share in (*BELOW, 1.0, *BEYOND)]
     own = workload.max_concurrency or workload.num_prompts
@@ -84,7 +84,7 @@ def _loads(workload: Workload, by: str) -> list[float]:
     return sorted({*map(float, below[-8:]), float(own), *(float(round(own * share)) for share in BEYOND)})
 
 
-def _at(workload: Workload, by: str, load: float) -> Workload:
+def _at(workload: Load, by: str, load: float) -> Load:
     if by == "rate":
         return replace(workload, request_rate=load)
     steady = max(defaults.PROMPTS_PER_SLOT * int(load), defaults.LEAST_SWEEP_PROMPTS)

@@ -17,9 +17,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from math import exp, hypot, inf, isfinite, log, sqrt
+from math import exp, hypot, inf, log, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from planner.simulator import Client, Replay, StepSum, Timeline
 from planner.timing import LEVELS, PARAMETERS, Batch, Scatter, Spread, load_calibration, step_gradients
-from planner.workload import OF_A_REQUEST, Requests, Workload
+from planner.workload import OF_A_REQUEST, Load
 
 if TYPE_CHECKING:
     from planner.planning.deployment import Deployment
@@ -181,22 +181,20 @@ class UncertaintyOfReplay(Uncertainty):
     def __init__(
         self,
         deployment: Deployment,
-        workload: Workload,
+        load: Load,
         served: Replay,
-        requests: Requests | None = None,
         *,
         offline: bool = False,
         queue_reacts: bool = True,
     ) -> None:
-        """``served`` is the replay of ``workload`` or ``requests``, with its steps where they are at hand.
+        """``served`` is the replay of ``load``, with its steps where they are at hand.
 
         Without ``queue_reacts`` everything is to first order, as in a search.
         """
-        own_pace = workload.max_concurrency is None and isfinite(workload.request_rate)
         super().__init__(
-            deployment, lonely=not offline and workload.max_concurrency == 1, open_loop=not offline and own_pace
+            deployment, lonely=not offline and load.max_concurrency == 1, open_loop=not offline and load.open
         )
-        self.workload, self.requests, self.offline = workload, requests, offline
+        self.load, self.offline = load, offline
         self._replays = self.open_loop and queue_reacts
         self._ends: dict[tuple[str, bool], dict[str, Outcome]] = {}  # one standard deviation away, by class
         self._served = served
@@ -246,7 +244,7 @@ class UncertaintyOfReplay(Uncertainty):
         if (what, slower) not in every._ends:
             by = every._slower if what == "engine" else every._slower_link
             moved = self.deployment.with_efficiencies_moved(by if slower else -by)
-            served = moved.replay(self.workload, self.requests, offline=self.offline, keep_gaps=False)
+            served = moved.replay(self.load, offline=self.offline, keep_gaps=False)
             groups = {group: _outcome(served.of(group)) for group in served.groups}
             every._ends[what, slower] = {"": _outcome(served), **groups}
         return every._ends[what, slower][self._group]
@@ -254,7 +252,7 @@ class UncertaintyOfReplay(Uncertainty):
     @property
     def _copies(self) -> bool:
         """Whether anything was loaded from the host, whose link has no part in the steps."""
-        rate = self.workload.prefix_cache_hit_rate and self.deployment.config.kv_offloading_size
+        rate = self.load.prefix_cache_hit_rate and self.deployment.config.kv_offloading_size
         return bool(rate or self._served.host_tok.any())
 
     def _gradient(self, figure: Figure) -> Floats:
@@ -280,9 +278,8 @@ class UncertaintyOfReplay(Uncertainty):
     def _timeline(self) -> Timeline:
         if self._served.step_runs:
             return Timeline(self._served)
-        fewer = replace(self.workload, num_prompts=min(self.workload.num_prompts, MOST_REQUESTS))
-        requests = self.requests and self.requests.first(MOST_REQUESTS)
-        served = self.deployment.replay(fewer, requests, offline=self.offline, keep_steps=True)
+        fewer = self.load.first(MOST_REQUESTS)
+        served = self.deployment.replay(fewer, offline=self.offline, keep_steps=True)
         return Timeline(served.of(self._group) if self._group else served)
 
     @cached_property

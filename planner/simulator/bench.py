@@ -18,7 +18,7 @@ import numpy as np
 from planner.errors import InputError
 from planner.simulator.record import Replay, TokenRuns
 from planner.units import MS
-from planner.workload import LATENCIES, OF_A_REQUEST, Slo, Workload
+from planner.workload import LATENCIES, OF_A_REQUEST, Load, Slo
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,7 +103,7 @@ def hopeless_at(
 
 def serve_result(
     replay: Replay,
-    workload: Workload,
+    workload: Load,
     *,
     model_id: str = "",
     backend: str = "vllm",

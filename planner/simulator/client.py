@@ -19,7 +19,7 @@ from planner.simulator.priority import PriorityRank
 from planner.simulator.rank import ENDS, DpRank
 from planner.simulator.record import Log, Replay, TokenRuns
 from planner.simulator.sequence import Sequence
-from planner.workload import Requests, Workload
+from planner.workload import Load, Requests
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,26 +57,23 @@ class Client:
 
 def replay(
     timer: StepTimer,
-    workload: Workload,
+    load: Load,
     limits: SchedulerLimits,
     client: Client | None = None,
-    requests: Requests | None = None,
     *,
     keep_steps: bool = False,
     keep_gaps: bool = True,
     hopeless: Hopeless | None = None,
 ) -> Replay:
-    """Serve ``workload`` under ``limits`` and return what the client measures.
+    """Serve ``load`` under ``limits`` and return what the client measures.
 
-    ``timer`` gives the time of a step of one DP rank. ``requests`` replaces the lengths and arrival times that
-    ``workload`` would draw, as for a recorded trace; the concurrency stays the workload's. With ``keep_steps`` the
-    result lists every step that ran; without ``keep_gaps`` it has no gaps between tokens, and takes half the memory.
-    ``hopeless`` ends the replay early, which then is that of the requests that have
-    ended. The result depends on nothing but the arguments.
+    ``timer`` gives the time of a step of one DP rank. With ``keep_steps`` the result lists every step that ran; without
+    ``keep_gaps`` it has no gaps between tokens, and takes half the memory. ``hopeless`` ends the replay early, which
+    then is that of the requests that have ended. The result depends on nothing but the arguments.
 
     Raises InputError when a request can never be scheduled within ``limits``.
     """
-    sender = _Sender(timer, workload, limits, client or Client(), requests or workload.sample(), keep_gaps)
+    sender = _Sender(timer, load, limits, client or Client(), keep_gaps)
     if keep_steps:
         sender.ranks[0].step_runs = []
     sender.run(hopeless)
@@ -86,16 +83,8 @@ def replay(
 class _Sender:
     """The client at work: a semaphore of ``max_concurrency`` places, and requests dealt to the DP ranks in turn."""
 
-    def __init__(
-        self,
-        timer: StepTimer,
-        workload: Workload,
-        limits: SchedulerLimits,
-        client: Client,
-        requests: Requests,
-        keep_gaps: bool,
-    ) -> None:
-        self.requests = requests
+    def __init__(self, timer: StepTimer, load: Load, limits: SchedulerLimits, client: Client, keep_gaps: bool) -> None:
+        requests = self.requests = load.requests()
         self.client = client
         self.limits = limits
         self.input_len = array("q", requests.input_len.astype(np.int64).tobytes())
@@ -105,14 +94,14 @@ class _Sender:
         limits.check(self.input_len[longest], self.output_len[longest])
         self.priority = None if requests.priority is None else array("q", requests.priority.astype(np.int64).tobytes())
         chunks = int((requests.input_len // limits.max_num_batched_tokens).sum())
-        shared = requests.prefixes is not None or workload.prefix_len
+        shared = requests.prefixes is not None or load.prefix_len
         each = MOST_CHUNKS_EACH_SHARED if shared else MOST_CHUNKS_EACH
         if chunks > max(MOST_CHUNKS, each * len(self.input_len)):
             raise InputError(
                 f"the prompts come to {chunks:,} steps of --max-num-batched-tokens {limits.max_num_batched_tokens}",
                 hint=f"raise it, or send fewer prompts: {MOST_CHUNKS:,} such steps can be replayed",
             )
-        self.places = workload.max_concurrency or len(self.input_len)
+        self.places = load.max_concurrency or len(self.input_len)
         self.opening = min(self.places, len(self.input_len))  # requests that find a place whatever happens
         self.sent_s = array("d")
         self.ready_s = array("d")  # when the engine sees it

@@ -4,17 +4,22 @@ from .metrics import METRICS as METRICS
 from .metrics import OF_A_REQUEST as OF_A_REQUEST
 from .metrics import Latency as Latency
 
-# loads, by their numbers or by name
-from .requests import NAMED as NAMED
-from .requests import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
-from .requests import Requests as Requests
-from .requests import SEEDS as SEEDS
-from .requests import Workload as Workload
-from .requests import check_rate as check_rate
+# loads
+from .load import Demand as Demand
+from .load import Load as Load
+from .load import MIXED_PROMPTS as MIXED_PROMPTS
+from .load import NAMED as NAMED
+from .load import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
+from .load import PRIORITY as PRIORITY
+from .load import benchmarks as benchmarks
+from .load import check_classes as check_classes
+from .load import check_rate as check_rate
+from .load import joined as joined
+from .load import too_rare as too_rare
 
-# which server gets which of them
-from .routing import Router as Router
-from .routing import share as share
+# what is sent, and to which server
+from .requests import Requests as Requests
+from .requests import Router as Router
 
 # loads of several turns, by name
 from .sessions import named_sessions as named_sessions
@@ -26,7 +31,3 @@ from .targets import parse_percentile as parse_percentile
 from .targets import parse_slos as parse_slos
 from .targets import refuse_gaps_of_one_token as refuse_gaps_of_one_token
 from .targets import targets_in_words as targets_in_words
-
-# recorded loads
-from .trace import Trace as Trace
-from .trace import read_trace as read_trace

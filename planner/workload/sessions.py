@@ -16,11 +16,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from planner.resources import data_dir
-from planner.workload.requests import Requests, answer_s
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from planner.workload.requests import Requests
 
 KEPT = 20_000  #: requests of a load, the last ones of those that are drawn
 MOST = 100_000  #: that are drawn
@@ -57,6 +58,8 @@ class Sessions:
         """What comes at ``rate`` requests per second, after other turns of the same sessions."""
         import numpy as np
 
+        from planner.workload.requests import answer_s
+
         dice = np.random.default_rng(seed)
         turns = np.clip(np.rint(self.turns.draw(MOST, dice)), 1, MOST_TURNS).astype(np.int64)
         span_s = float(turns.mean()) * (self.pause_s.mean + answer_s(self.output_tok.mean))
@@ -82,6 +85,8 @@ class Sessions:
         self, time_s: float, turns: range, new_tok: list[int], answer_tok: list[int], pause_s: list[float]
     ) -> list[tuple[float, int, int, list[int], list[int]]]:
         """Arrival, prompt, answer, names and sizes of the pieces of each turn; pieces are named by their turn."""
+        from planner.workload.requests import answer_s
+
         found = []
         names: list[int] = []
         sizes: list[int] = []
@@ -102,6 +107,7 @@ def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier:
     import numpy as np
 
     from planner.workload.prefixes import Prefixes
+    from planner.workload.requests import Requests
 
     prefixes = Prefixes.of(
         [names for _, _, _, names, _ in rows],

@@ -43,8 +43,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from planner.errors import InputError
 from planner.resources import check_file
+from planner.workload.load import BURSTIEST, EVENEST, MOST_TOK
 from planner.workload.request_log import LOGGED_BLOCK_TOK, is_request_log, read_request_log
-from planner.workload.requests import MOST_TOK, Requests, answer_s
+from planner.workload.requests import Requests, answer_s
 
 if TYPE_CHECKING:
     from planner.workload.prefixes import Prefixes
@@ -118,7 +119,7 @@ class Trace:
 
         gaps = np.diff(self.busiest.arrival_s)
         variation = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else 1.0
-        return round(min(max(1 / variation**2, 0.01), 100.0), 3) if variation > 0 else 100.0
+        return round(min(max(1 / variation**2, BURSTIEST), EVENEST), 3) if variation > 0 else EVENEST
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import planner
 from planner import (
     Answer,
-    Demand,
     IllegalPlanError,
     InputError,
+    Load,
     PlannerError,
     calibrate_from,
     check_command,
@@ -108,7 +108,9 @@ SAME: list[tuple[Callable[[], Answer], tuple[str, ...]]] = [
          "8", "--price", "h100=2.5"),
     ),
     (
-        lambda: size_fleet(LLAMA, "h100", classes=[Demand("chat", 4, 256, 64)], tpot=100, n_plus=0, stock={"h100": 9}),
+        lambda: size_fleet(
+            LLAMA, "h100", classes=[Load.of_class("chat", 4, 256, 64)], tpot=100, n_plus=0, stock={"h100": 9}
+        ),
         ("fleet", LLAMA, "--gpu", "h100", "--class", "chat=4:256:64", "--tpot", "100", "--n-plus", "0", "--stock",
          "h100=9"),
     ),
@@ -258,7 +260,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         (lambda: recommend_plans(LLAMA, "h100", tensor_parallel_size=2), "it is searched", "leave it out"),
         (lambda: recommend_plans(LLAMA, "h100", goal="fast"), "unknown goal 'fast'", "recommend"),
         (lambda: recommend_plans(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
-        (lambda: predict_serve(LLAMA, "h100", workload="chat", input_len=9), "--workload says how long", "leave out"),
+        (lambda: predict_serve(LLAMA, "h100", workload="chat", input_len=9), "--workload and --random", "leave one"),
         (lambda: predict_serve(LLAMA, "h100", workload="coding-agent"), "--workload coding-agent", "--request-rate"),
         (lambda: predict_serve(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
         (lambda: compare_gpus(LLAMA, "h100", workload="coding-agent"), "has turns", "predict serve"),

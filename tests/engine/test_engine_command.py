@@ -26,7 +26,7 @@ from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 MODELS = {
     name: resolve_model(name, network=False).model
@@ -39,7 +39,7 @@ MODELS = {
     )
 }
 LLAMA = MODELS["meta-llama/Llama-3.3-70B-Instruct"]
-LOAD = Workload(input_len=1024, output_len=128, num_prompts=64, max_concurrency=16)
+LOAD = Load(input_len=1024, output_len=128, num_prompts=64, max_concurrency=16)
 VERSIONS = st.sampled_from(table_versions()).map(parse_version)
 
 
@@ -144,7 +144,7 @@ def test_greedy_sampling_is_asked_for_where_it_is_not_the_rule() -> None:
 
 
 def test_the_range_of_lengths_changed_its_meaning() -> None:
-    spread = Workload(input_len=100, output_len=10, num_prompts=8, max_concurrency=4, range_ratio=0.2)
+    spread = Load(input_len=100, output_len=10, num_prompts=8, max_concurrency=4, range_ratio=0.2)
     assert option(bench_serve_argv(spread, "m", parse_version("0.9.1")), "--random-range-ratio") == "0.2"
     # [ratio x L, L] until then: fixed lengths are 1, and both sides of a mean cannot be had
     assert option(bench_serve_argv(LOAD, "m", parse_version("0.9.0")), "--random-range-ratio") == "1.0"
@@ -160,7 +160,7 @@ def test_the_range_of_lengths_changed_its_meaning() -> None:
 def test_a_version_that_cannot_hold_a_concurrency_says_when_it_came() -> None:
     with pytest.raises(IllegalPlanError, match=r"--max-concurrency.*not before 0\.6\.4"):
         bench_serve_argv(LOAD, "m", parse_version("0.6.3"))
-    open_loop = Workload(input_len=8, output_len=8, num_prompts=8, request_rate=2.0)
+    open_loop = Load(input_len=8, output_len=8, num_prompts=8, request_rate=2.0)
     assert option(bench_serve_argv(open_loop, "m", parse_version("0.6.3")), "--request-rate") == "2.0"
 
 
@@ -216,7 +216,7 @@ def test_the_latency_benchmark_by_version() -> None:
         },
     ),
     load=st.builds(
-        Workload,
+        Load,
         input_len=st.integers(2, 4096),
         output_len=st.integers(2, 512),
         num_prompts=st.integers(1, 64),
@@ -225,7 +225,7 @@ def test_the_latency_benchmark_by_version() -> None:
     ),
 )
 def test_no_version_is_given_what_it_does_not_take(
-    version: Any, gpu: str, model: str, asked: dict[str, Any], load: Workload
+    version: Any, gpu: str, model: str, asked: dict[str, Any], load: Load
 ) -> None:
     profile = load_profile(gpu)
     try:

@@ -413,7 +413,7 @@ def test_a_result_of_scattered_lengths_is_replayed_with_the_lengths_that_were_se
     folder: Callable[..., Path],
 ) -> None:
     sent = LOAD.model_copy(update={"range_ratio": 0.5, "seed": 3})
-    drawn = sent.sent.sample()
+    drawn = sent.sent.requests()
     inputs, outputs = int(drawn.input_len.sum()), int(drawn.output_len.sum())
     counted = {"total_input_tokens": inputs, "total_output_tokens": outputs, "duration": 5.0, "request_throughput": 4.8,
                "output_throughput": outputs / 5, "total_token_throughput": (inputs + outputs) / 5}  # fmt: skip

@@ -107,7 +107,7 @@ def test_means_say_which_requests_were_drawn(
     load = run_workload(replace(MEANS, num_prompts=prompts, mean_input_len=input_tok, mean_output_len=output_tok))
     assert (load.seed, load.output_len, load.range_ratio) == (42, output_len, 0.9)
     assert input_len < load.input_len < 1.02 * input_len  # a chat template of 10 tokens
-    sent = load.sample()
+    sent = load.requests()
     assert sent.output_len.mean() == pytest.approx(output_tok, abs=0.05)
     assert sent.input_len.mean() == pytest.approx(input_tok, rel=1e-3)
 
@@ -118,7 +118,7 @@ MEANS = MeasuredRun("m", "serve", "gb10", "m", mean_input_len=4202.4, mean_outpu
 
 def test_lengths_that_no_usual_seed_draws_are_stretched_to_their_means() -> None:
     """gpt-oss-20b ended its answers itself, so 500 tokens were asked for and 418.3 came."""
-    sent = run_workload(replace(MEANS, mean_output_len=418.3)).sample()
+    sent = run_workload(replace(MEANS, mean_output_len=418.3)).requests()
     assert sent.output_len.mean() == pytest.approx(418.3, rel=2e-3)
     assert sent.input_len.mean() == pytest.approx(4202.4, rel=1e-3)
     assert sent.output_len.max() > 1.5 * 418.3

@@ -73,7 +73,7 @@ def test_a_prompt_costs_the_front_end_time_for_each_token() -> None:
 def test_a_server_that_keeps_up_takes_as_long_as_its_requests_take_to_come() -> None:
     slow = replace(SERVE, arrival="poisson", request_rate=0.5, max_concurrency=None)
     (duration,) = (m for m in observe_case(case_of(slow)).metrics if m.name == "output_throughput")
-    assert duration.steps.fixed_s == pytest.approx(case_of(slow).workload.sample().arrival_s.max())
+    assert duration.steps.fixed_s == pytest.approx(case_of(slow).workload.requests().arrival_s.max())
 
 
 def test_suspect_runs_are_left_out_and_impossible_ones_named() -> None:

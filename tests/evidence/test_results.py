@@ -16,7 +16,7 @@ from planner.errors import InputError, PlannerError
 from planner.evidence.results import read_results
 from planner.evidence.runs import check_run
 from planner.evidence.sources import Stated, read_measurements
-from planner.workload import Workload
+from planner.workload import Load
 
 FILES = Path(__file__).parent / "result_files"
 STATED = Stated(gpu="h100", model="meta-llama/Llama-3.1-8B-Instruct", engine_version="0.11.0")
@@ -112,8 +112,8 @@ def test_evenly_spaced_arrivals_are_evenly_spaced(tmp_path: Path) -> None:
     """What "constant" becomes: gaps of 0.4 s to within a percent, as the replay draws them."""
     (one,) = read_measurements(FILES / "inference_perf.json", STATED)
     assert one.burstiness is not None and one.request_rate is not None
-    sent = Workload(100, 10, num_prompts=200, request_rate=2.5, burstiness=one.burstiness)
-    gaps = [float(b - a) for a, b in pairwise(sent.sample().arrival_s)]
+    sent = Load(100, 10, num_prompts=200, request_rate=2.5, burstiness=one.burstiness)
+    gaps = [float(b - a) for a, b in pairwise(sent.requests().arrival_s)]
     assert all(gap == pytest.approx(0.4, rel=0.01) for gap in gaps)
 
 

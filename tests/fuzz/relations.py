@@ -26,8 +26,9 @@ from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import simulate_latency, simulate_serve
 from planner.simulator.client import replay
 from planner.timing.step import Batch
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Workload
+from planner.workload.requests import Requests
 
 #: Rounding of whole steps: a batch that ends a step later is no violation.
 ROUNDING = 1.01
@@ -69,10 +70,10 @@ class Question:
         args = EngineArgs(**{**dict(self.args), **changes})
         return resolve_deployment(found, profile, args, version, offline=offline)
 
-    def load(self, **changes: Any) -> Workload:
+    def load(self, **changes: Any) -> Load:
         """The requests."""
         given = {"input_len": self.input_len, "output_len": self.output_len, "num_prompts": self.number, **changes}
-        return Workload(**given)
+        return Load(**given)
 
     def __str__(self) -> str:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.args)
@@ -118,7 +119,7 @@ def draw(random: Random, relation: str | None = None) -> Question:
 Pair = tuple[float, float] | None
 
 
-def _latency_s(deployment: Deployment, load: Workload) -> float:
+def _latency_s(deployment: Deployment, load: Load) -> float:
     return float(simulate_latency(deployment, load).figures["avg_latency"])
 
 
@@ -136,11 +137,11 @@ def _gpu_s(deployment: Deployment, asked: Question, *, links: bool = True) -> fl
     return float(step.gpu_s) - sum(part.time_s for part in step.parts if part.name in without)
 
 
-def _serve(deployment: Deployment, load: Workload, figure: str) -> float:
+def _serve(deployment: Deployment, load: Load, figure: str) -> float:
     return float(simulate_serve(deployment, load).figures[figure])
 
 
-def _steady(deployment: Deployment, load: Workload) -> float:
+def _steady(deployment: Deployment, load: Load) -> float:
     """Requests per second after the burst that opens a closed loop."""
     served = deployment.replay(load)
     opened = load.max_concurrency or 0
@@ -344,7 +345,9 @@ def host_memory(asked: Question) -> Pair:
     few = (0, 4, 8)[asked.number % 3] * -(-longest // limits.block_size)
     load = asked.load(num_prompts=len(requests.input_len))
     found = [
-        replay(one.timer, load, replace(limits, host_blocks=blocks), one.client, requests).cached_tok.sum()
+        replay(
+            one.timer, replace(load, recorded=requests), replace(limits, host_blocks=blocks), one.client
+        ).cached_tok.sum()
         for blocks in (few, 2 * few or longest)
     ]
     return float(found[0]), float(found[1])

@@ -33,6 +33,7 @@ from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.request import Request
 from planner.planning.serving import Serving
 from planner.units import GIB
+from planner.workload.load import Load
 
 LLAMA, SMALL = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B"
 #: A start of vLLM 0.32.0 for CPUs with VLLM_CPU_KVCACHE_SPACE=5 (a model of 8 layers with 2 KV heads of 64).
@@ -229,8 +230,8 @@ def test_check_refuses_a_size_that_vllm_cannot_read(value: str) -> None:
 def planned(**flags: Any) -> PlanFile:
     """The best plan for the CPU."""
     request = Request(
-        model=resolve_model(LLAMA, network=False), gpus=(load_profile("cpu"),), goal="min-latency", input_len=128,
-        output_len=32, max_concurrency=4, version=version("0.32.0"), args=EngineArgs(**flags),
+        model=resolve_model(LLAMA, network=False), gpus=(load_profile("cpu"),), goal="min-latency",
+        load=Load(128, 32), max_concurrency=4, version=version("0.32.0"), args=EngineArgs(**flags),
     )  # fmt: skip
     (ranking,) = rank(request)
     assert ranking.best
@@ -255,8 +256,8 @@ def test_what_was_planned_is_what_the_words_of_the_plan_launch() -> None:
 
 def test_a_plan_for_more_than_the_memory_is_none() -> None:
     request = Request(
-        model=resolve_model(LLAMA, network=False), gpus=(load_profile("cpu"),), goal="balanced", input_len=128,
-        output_len=32, version=version("0.32.0"), args=EngineArgs(env=of_gib(30)),
+        model=resolve_model(LLAMA, network=False), gpus=(load_profile("cpu"),), goal="balanced",
+        load=Load(128, 32), version=version("0.32.0"), args=EngineArgs(env=of_gib(30)),
     )  # fmt: skip
     (ranking,) = rank(request)
     assert ranking.best is None

@@ -19,7 +19,7 @@ from planner.evidence.folder import read_plan_folders
 from planner.output.report.page import command_text, page
 from planner.planning.plan import PlanFile, PlannedWorkload
 from planner.planning.sweep import sweep_loads
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -280,10 +280,10 @@ def test_what_is_replayed_is_the_planned_load_to_the_last_field(made: Path) -> N
     sent = {"input_len": 100, "output_len": 20, "num_prompts": 40, "seed": 7, "burstiness": 0.5, "range_ratio": 0.25}
     load = PlannedWorkload(**sent, prefix_len=512)
     plan = plan_of(made / "one").plan.model_copy(update={"workload": load})
-    assert plan.workload.sent == Workload(**sent, prefix_len=512, request_rate=float("inf"))
+    assert plan.workload.sent == Load(**sent, prefix_len=512, request_rate=float("inf"))
     paced = load.model_copy(update={"request_rate": 2.5, "max_concurrency": 8})
     plan = plan.model_copy(update={"workload": paced})
-    assert plan.workload.sent == Workload(**sent, prefix_len=512, request_rate=2.5, max_concurrency=8)
+    assert plan.workload.sent == Load(**sent, prefix_len=512, request_rate=2.5, max_concurrency=8)
 
 
 def test_another_replay_than_the_plans_is_said(one: Path, undrawn: None) -> None:

@@ -32,7 +32,7 @@ from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import PlanFile
 from planner.planning.predict import simulate_serve
 from planner.resources import data_dir
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 #: The kinds that scripts differ by; ``make e2e`` plans the whole table.
 TABLE = {
@@ -116,7 +116,7 @@ def sent(files: dict[str, str]) -> list[str]:
     return words[1 : words.index("${again[@]}")]
 
 
-def workload_in(words: list[str]) -> Workload:
+def workload_in(words: list[str]) -> Load:
     """The load that a benchmark's command line asks for."""
 
     def value(flag: str) -> str:
@@ -125,7 +125,7 @@ def workload_in(words: list[str]) -> Workload:
     limit = int(value("--max-concurrency")) if "--max-concurrency" in words else None
     lengths = int(value("--random-input-len")), int(value("--random-output-len"))
     rate, seed = float(value("--request-rate")), int(value("--seed"))
-    return Workload(*lengths, int(value("--num-prompts")), limit, rate, seed=seed)
+    return Load(*lengths, int(value("--num-prompts")), limit, rate, seed=seed)
 
 
 def differences(case: Case, files: dict[str, str]) -> Iterator[str]:

@@ -22,20 +22,19 @@ from planner.planning.capacity import (
     largest_load,
     largest_of,
     measure,
-    paced,
     queued_load,
     steady_rate,
 )
 from planner.planning.defaults import LADDER
-from planner.planning.demand import Demand, mixed
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import estimate
 from planner.planning.uncertainty import UncertaintyOfReplay
 from planner.simulator.bench import hopeless_at
-from planner.workload.requests import Requests, Workload
+from planner.workload.load import Load
+from planner.workload.requests import Requests
 from planner.workload.targets import Slo, parse_slos
 
-LOAD = Workload(512, 128, 1)
+LOAD = Load(512, 128, 1)
 TIGHT = parse_slos({"ttft": 400.0, "tpot": 40.0})
 
 
@@ -89,10 +88,10 @@ def test_a_class_is_called_hopeless_by_its_own_requests(ended: list[tuple[float,
 
 @pytest.mark.parametrize("rate", [2.0, 8.0, 40.0])
 def test_classes_that_end_early_say_the_same_of_their_targets(rate: float) -> None:
-    demands = Demand.parse(f"a={rate}:512:64,ttft=300"), Demand.parse(f"b={rate / 4}:900:64")
+    demands = Load.parse(f"a={rate}:512:64,ttft=300"), Load.parse(f"b={rate / 4}:900:64")
     slos = (Slo("ttft", 300.0, 99.0, "a"), Slo("e2el", 9000.0, 90.0, "b"))
-    requests, sent = mixed(demands, 600), replace(LOAD, num_prompts=600, request_rate=1.25 * rate)
-    whole, cut = (measure(server(), sent, slos, requests=requests, whole=each) for each in (True, False))
+    sent = Load.classes_of(demands, 600)
+    whole, cut = (measure(server(), sent, slos, whole=each) for each in (True, False))
     assert cut.meets == whole.meets
     assert len(cut.replay.sent_s) <= len(whole.replay.sent_s)
     if not cut.meets:
@@ -129,7 +128,7 @@ def test_what_is_expected_is_the_quantile_that_is_asked_for() -> None:
     assert even.expected_ms == pytest.approx(even.predicted_ms)
     assert even.predicted_ms < usual.expected_ms < sure.expected_ms
     # twenty of a hundred lie above the quantile of 0.8, and so above the upper end of the 60 % interval
-    doubt = UncertaintyOfReplay(server(), found[0.8].workload, found[0.8].replay)
+    doubt = UncertaintyOfReplay(server(), found[0.8].sent, found[0.8].replay)
     assert usual.expected_ms == pytest.approx(usual.predicted_ms * doubt.factors("p99_ttft_ms", 0.6)[1])
     assert doubt.probability("p99_ttft_ms", usual.expected_ms / usual.predicted_ms) == pytest.approx(0.8, abs=0.005)
 
@@ -176,7 +175,7 @@ def test_prompts_wait_as_in_the_queue_of_the_textbook(statistic: str, spare: flo
     An M/M/1 queue has R = 1 / mu and P(W > t) = rho exp(-(1 - rho) mu t), which is 0.5 exp(-7.824 / 2) = 0.01, and
     0.05 at 4.605.
     """
-    short, long = Workload(128, 1, 1), Workload(2048, 1, 1)
+    short, long = Load(128, 1, 1), Load(2048, 1, 1)
     prompts_s = np.array([at_concurrency(server(), one, 1).ttft_s for one in (short, long)])
     mean_s, residual_s = prompts_s @ (0.8, 0.2), prompts_s**2 @ (0.8, 0.2) / 2 / (prompts_s @ (0.8, 0.2))
     (slo,) = parse_slos({"ttft": 1000 * (prompts_s[0] + spare * residual_s)}, statistic)
@@ -199,11 +198,9 @@ def test_enough_requests_are_sent_for_a_high_percentile() -> None:
 
 def test_a_trace_keeps_its_rhythm_at_another_rate() -> None:
     requests = Requests(np.array([5, 6, 7]), np.array([1, 1, 1]), np.array([10.0, 11.0, 16.0]))
-    sent = paced(requests, replace(LOAD, num_prompts=3, request_rate=1.0))
-    assert sent is not None
-    assert sent.arrival_s.tolist() == [0.0, 0.5, 3.0]  # three requests over three seconds
-    together = paced(requests, replace(LOAD, num_prompts=2))
-    assert together is not None and together.arrival_s.tolist() == [0.0, 0.0]
+    load = replace(LOAD, recorded=requests)
+    assert load.at_rate(1.0, 3).requests().arrival_s.tolist() == [0.0, 0.5, 3.0]  # three requests over three seconds
+    assert load.at_concurrency(2, 2).requests().arrival_s.tolist() == [0.0, 0.0]
 
 
 @settings(max_examples=50, deadline=None)

@@ -8,9 +8,8 @@ import pytest
 from command_line import run
 
 from planner.errors import InputError
-from planner.planning import Demand, check_classes, mixed, read_plan
-from planner.planning.defaults import MIXED_PROMPTS
-from planner.planning.demand import benchmarks
+from planner.planning import read_plan
+from planner.workload.load import MIXED_PROMPTS, Load, benchmarks, check_classes, mixed
 
 CHAT, BATCH = "chat=3:1024:256,ttft=500,tpot=40", "batch=1:4096:512,e2el=60000,priority=5"
 COMMAND = ("predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", "--format", "json")
@@ -23,15 +22,15 @@ def predicted(*words: str) -> dict:
 
 
 def test_a_class_as_it_is_typed() -> None:
-    one = Demand.parse(BATCH)
+    one = Load.parse(BATCH)
     assert (one.name, one.request_rate, one.input_len, one.output_len) == ("batch", 1, 4096, 512)
     assert (one.limits_ms, one.priority) == ({"e2el": 60000}, 5)
-    assert Demand.parse("code=2:code").limits_ms == {}
+    assert Load.parse("code=2:code").limits_ms == {}
 
 
 def test_classes_are_sent_as_their_own_benchmarks_would() -> None:
     # vllm bench serve draws the arrivals of a class from its own seed; 300 of 400 requests are of the first class
-    sent = mixed([Demand("a", 3, 100, 10), Demand("b", 1, 200, 20, priority=2)], 400, seed=7)
+    sent = mixed([Load.of_class("a", 3, 100, 10), Load.of_class("b", 1, 200, 20, priority=2)], 400, seed=7)
     assert (np.diff(sent.arrival_s) >= 0).all()
     assert np.bincount(sent.group).tolist() == [300, 100]
     for number, (name, priority, input_len, rate) in enumerate([("a", 0, 100, 3), ("b", 2, 200, 1)]):
@@ -99,20 +98,20 @@ def test_priority_helps_the_first_class_and_costs_the_others() -> None:
 )
 def test_what_is_no_class(words: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as caught:
-        Demand.parse(words)
+        Load.parse(words)
     assert caught.value.hint
 
 
 def test_what_does_not_go_together() -> None:
     with pytest.raises(InputError, match="chat is given twice"):
-        check_classes([Demand.parse(CHAT), Demand.parse(CHAT)], None)
+        check_classes([Load.parse(CHAT), Load.parse(CHAT)], None)
     with pytest.raises(InputError, match="batch has a priority") as caught:
-        check_classes([Demand.parse(CHAT), Demand.parse(BATCH)], None)
+        check_classes([Load.parse(CHAT), Load.parse(BATCH)], None)
     assert caught.value.hint == "add --scheduling-policy priority"
-    check_classes([Demand.parse(CHAT), Demand.parse(BATCH)], "priority")
+    check_classes([Load.parse(CHAT), Load.parse(BATCH)], "priority")
     status, _, err = run(*COMMAND, "--class", CHAT, "--request-rate", "3")
     assert status == 2
-    assert "--class says how long requests are" in err
+    assert "--class and --request-rate are both given" in err
     status, _, err = run(*COMMAND, "--class", CHAT, "--scheduling-policy", "fair")
     assert status == 2
     assert "use fcfs or priority" in err
@@ -147,7 +146,7 @@ def test_a_target_of_one_class_binds_only_it() -> None:
 
 
 def test_a_class_of_which_no_request_is_sent_is_refused() -> None:
-    demands = [Demand("chat", 999, 100, 10), Demand("rare", 1, 100, 10)]
+    demands = [Load.of_class("chat", 999, 100, 10), Load.of_class("rare", 1, 100, 10)]
     assert np.bincount(mixed(demands, 1000).group).tolist() == [999, 1]
     with pytest.raises(InputError, match="rare sends one request in 1,000, and 999 are sent"):
         mixed(demands, 999)
@@ -202,7 +201,7 @@ def test_gaps_between_tokens_are_a_target_of_all_classes() -> None:
 
 def test_the_last_seed_is_followed_by_the_first() -> None:
     # RandomState takes 0 to 2^32 - 1
-    sent = benchmarks([Demand("a", 1, 100, 10), Demand("b", 1, 100, 10)], 20, seed=2**32 - 1)
+    sent = benchmarks([Load.of_class("a", 1, 100, 10), Load.of_class("b", 1, 100, 10)], 20, seed=2**32 - 1)
     assert [one.seed for one in sent] == [2**32 - 1, 0]
 
 

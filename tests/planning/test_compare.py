@@ -21,7 +21,7 @@ from planner.planning.compare.setup import Question, RefusedGpu, Setup, find_set
 from planner.planning.deployment import resolve_deployment
 from planner.planning.odds import Forecast
 from planner.planning.predict import simulate_serve
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -32,7 +32,7 @@ def question(per: str = "package", model: str = LLAMA, **settings: Any) -> Quest
 
 @cache
 def compared(*gpus: str, concurrency: tuple[int, ...] = (8,), per: str = "package", model: str = LLAMA) -> Comparison:
-    workloads = [Workload(1024, 1024, 1, max_concurrency=places) for places in concurrency]
+    workloads = [Load(1024, 1024, 1, max_concurrency=places) for places in concurrency]
     return compare_hardware(question(per, model), [load_profile(gpu) for gpu in gpus], workloads)
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_hold_the_model_says_why_and_stops_nobody() -> None:
 @given(st.integers(1, 300), st.integers(1, 64))
 @settings(max_examples=60)
 def test_requests_are_dealt_evenly_and_all_of_them(places: int, servers: int) -> None:
-    shares = dealt(setup("h100-sxm").deployment, Workload(8, 8, 1, max_concurrency=places), servers)
+    shares = dealt(setup("h100-sxm").deployment, Load(8, 8, 1, max_concurrency=places), servers)
     sizes = [share.workload.max_concurrency or 0 for share in shares]
     assert sum(size * share.servers for size, share in zip(sizes, shares, strict=True)) == places
     assert sum(share.servers for share in shares) == min(servers, places)
@@ -110,15 +110,15 @@ def test_one_server_is_predicted_as_predict_serve_does() -> None:
 
 
 def test_two_servers_of_half_the_load_put_out_twice_what_one_does() -> None:
-    half = dealt(setup("h100-sxm").deployment, Workload(1024, 1024, 1, max_concurrency=8), 1)[0].workload
+    half = dealt(setup("h100-sxm").deployment, Load(1024, 1024, 1, max_concurrency=8), 1)[0].workload
     two = point(compare_hardware(question(sizes=(1,), share=2), [load_profile("h100")], [_closed(16)]), "h100-sxm", 16)
     alone = simulate_serve(setup("h100-sxm").deployment, half).figures
     assert two.tok_per_s.mid == pytest.approx(2 * alone["output_throughput"])
     assert two.tok_per_s_per_user and two.tok_per_s_per_user.mid == pytest.approx(alone["output_throughput"] / 8)
 
 
-def _closed(places: int, input_len: int = 1024, output_len: int = 1024) -> Workload:
-    return Workload(input_len, output_len, 1, max_concurrency=places)
+def _closed(places: int, input_len: int = 1024, output_len: int = 1024) -> Load:
+    return Load(input_len, output_len, 1, max_concurrency=places)
 
 
 def test_cost_and_power_by_hand() -> None:
@@ -165,7 +165,7 @@ def test_two_dpx_servers_win_only_where_latency_is_long() -> None:
 # ------------------------------------------------------------------------------------------------ what limits
 
 
-def bound(workload: Workload, gpu: str = "h100-sxm") -> str:
+def bound(workload: Load, gpu: str = "h100-sxm") -> str:
     return compare_hardware(question(), [load_profile(gpu)], [workload]).points[0].bound_by
 
 
@@ -189,9 +189,7 @@ def test_more_requests_than_the_cache_holds_wait_for_its_capacity() -> None:
 
 
 def test_what_arrives_faster_than_it_is_served_queues_without_end() -> None:
-    found = compare_hardware(question(), [load_profile("h100")], [Workload(1024, 1024, 1, request_rate=1000.0)]).points[
-        0
-    ]
+    found = compare_hardware(question(), [load_profile("h100")], [Load(1024, 1024, 1, request_rate=1000.0)]).points[0]
     assert not found.keeps_up
     assert found.bound_by.startswith("queueing")
     assert found.latency_ms("mean_ttft_ms") is None and found.tok_per_s_per_user is None
@@ -241,7 +239,7 @@ def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
 
 
 def test_who_does_not_keep_up_has_no_place() -> None:
-    rates = Workload(1024, 1024, 1, request_rate=30.0)  # an H100 serves about 6 of these in a second
+    rates = Load(1024, 1024, 1, request_rate=30.0)  # an H100 serves about 6 of these in a second
     comparison = compare_hardware(question(), [load_profile("l4"), load_profile("h100")], [rates])
     assert not list(comparison.orders())
     assert all(point.forecast(point.tok_per_s_per_gpu) is None for point in comparison.points)
@@ -249,7 +247,7 @@ def test_who_does_not_keep_up_has_no_place() -> None:
 
 def test_what_two_settings_share_cancels() -> None:
     """One GPU with TP 1 and with TP 2: the variance of the ratio is less than the sum of both."""
-    workload = Workload(1024, 1024, 1, max_concurrency=64)
+    workload = Load(1024, 1024, 1, max_concurrency=64)
     one, other = (
         compare_hardware(question(share=2, sizes=(size,)), [load_profile("h100-sxm")], [workload]).points[0]
         for size in (1, 2)

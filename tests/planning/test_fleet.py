@@ -19,7 +19,6 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.cost import Span
-from planner.planning.demand import Demand, together
 from planner.planning.fleet.disaggregated import (
     Disaggregated,
     Side,
@@ -31,6 +30,7 @@ from planner.planning.fleet.disaggregated import (
 from planner.planning.fleet.fleets import Fleets, fleets_of, plan_fleets
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, rate_at, server_kinds, servers_for
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests
 from planner.workload.targets import Slo
@@ -41,7 +41,7 @@ TARGETS = (Slo("ttft", 2000), Slo("tpot", 60))
 
 
 def asked(*gpus: str, rate: float = 20.0, slos: tuple[Slo, ...] = TARGETS, **settings: Any) -> FleetRequest:
-    demands = settings.pop("demands", (Demand("all", rate, 1024, 256),))
+    demands = settings.pop("demands", (Load.of_class("all", rate, 1024, 256),))
     return FleetRequest(resolve_model(LLAMA), tuple(map(load_profile, gpus)), demands, slos, **settings)
 
 
@@ -204,7 +204,7 @@ def test_tighter_targets_are_never_cheaper() -> None:
 
 
 def test_the_mix_is_never_dearer_than_one_type() -> None:
-    demands = (Demand("chat", 20, 256, 32), Demand("documents", 2, 2048, 64))
+    demands = (Load.of_class("chat", 20, 256, 32), Load.of_class("documents", 2, 2048, 64))
     fleets = plan_fleets(asked("h100", "b200", demands=demands))
     assert fleets.best
     best = fleets.best.weight("usd")
@@ -216,17 +216,17 @@ def test_the_mix_is_never_dearer_than_one_type() -> None:
 
 def test_classes_together_are_all_of_them_in_the_order_of_arrival() -> None:
     """20 and 5 requests/s: four of five requests are short, and as many tokens in the mean."""
-    mixed = together((Demand("short", 20, 100, 10), Demand("long", 5, 1000, 100)))
-    assert mixed.request_rate == 25 and mixed.requests is not None
+    mixed = Load.classes_of((Load.of_class("short", 20, 100, 10), Load.of_class("long", 5, 1000, 100)))
+    assert mixed.request_rate == 25 and mixed.recorded is not None
     assert mixed.input_len == 280 and mixed.output_len == 28  # (4 x 100 + 1000) / 5, (4 x 10 + 100) / 5
     assert mixed.longest_len == 1100
-    assert bool(np.all(np.diff(mixed.requests.arrival_s) >= 0))
-    assert len(mixed.requests.arrival_s) / mixed.requests.arrival_s[-1] == pytest.approx(25, rel=0.01)
+    assert bool(np.all(np.diff(mixed.recorded.arrival_s) >= 0))
+    assert len(mixed.recorded.arrival_s) / mixed.recorded.arrival_s[-1] == pytest.approx(25, rel=0.01)
 
 
 def test_a_little_of_each_class_shares_its_servers() -> None:
     """Three classes of 0.1 requests/s do not take three servers: one carries them all, and one is spare."""
-    demands = tuple(Demand(name, 0.1, length, 32) for name, length in (("a", 128), ("b", 256), ("c", 512)))
+    demands = tuple(Load.of_class(name, 0.1, length, 32) for name, length in (("a", 128), ("b", 256), ("c", 512)))
     (fleet,) = plan_fleets(asked("h100", demands=demands)).single
     assert fleet.servers == 2
 
@@ -241,9 +241,9 @@ def test_targets_that_nothing_keeps_leave_no_fleet_and_a_reason() -> None:
 
 
 def test_a_class_of_requests_by_its_words() -> None:
-    demand = Demand.parse("chat=2.5:1024:256")
+    demand = Load.parse("chat=2.5:1024:256")
     assert (demand.name, demand.request_rate, demand.input_len, demand.output_len) == ("chat", 2.5, 1024, 256)
-    assert Demand.parse("q=1:rag").input_len == 4096
+    assert Load.parse("q=1:rag").input_len == 4096
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_class_of_requests_by_its_words() -> None:
 )  # fmt: skip
 def test_what_is_no_class_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=f"--class '{text}'") as refused:
-        Demand.parse(text)
+        Load.parse(text)
     assert "chat=20:1024:256" in refused.value.hint
 
 
@@ -265,12 +265,12 @@ def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("arrival_s,input_len,output_len\n" + "\n".join(f"{t},{i},{o}" for t, i, o in rows) + "\n")
     trace = read_trace(file)
-    short, long = Demand.of_trace(trace, classes=2)
+    short, long = Load.classes_of_trace(trace, classes=2)
     assert (short.input_len, short.output_len) == (100, 10) and (long.input_len, long.output_len) == (1000, 100)
     assert short.request_rate + long.request_rate == pytest.approx(trace.busiest_rate)
     assert short.request_rate == pytest.approx(10 * long.request_rate)
-    assert short.requests is not None and bool(np.all(np.diff(short.requests.arrival_s) >= 0))
-    fast = Demand.of_trace(trace, rate=132.0, classes=2)
+    assert short.recorded is not None and bool(np.all(np.diff(short.recorded.arrival_s) >= 0))
+    fast = Load.classes_of_trace(trace, rate=132.0, classes=2)
     assert sum(demand.request_rate for demand in fast) == pytest.approx(132.0)
 
 
@@ -280,7 +280,7 @@ def test_requests_that_come_in_bunches_are_dealt_apart() -> None:
     arrival_s = np.repeat(np.arange(count // 4) * 4.0, 4)
     prefixes = Prefixes.of([[at] for at in range(count)], [[8000]] * count)
     requests = Requests(np.full(count, 8000), np.full(count, 8), arrival_s, prefixes)
-    demand = Demand.reusing("bunches", 1.0, requests, ("--trace", "bunches.jsonl"))
+    demand = Load.of_requests(requests, 1.0, name="bunches")
     fleets = plan_fleets(
         asked("h100", slos=(Slo("ttft", 300),), demands=(demand,), headroom=0.0, n_plus=0, confidence=0.5)
     )
@@ -300,7 +300,7 @@ def test_the_plan_of_a_fleet_has_its_percentile() -> None:
 def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("arrival_s,input_len,output_len\n" + "".join(f"{second},500,200\n" for second in range(100)))
-    (only,) = Demand.of_trace(read_trace(file))
+    (only,) = Load.classes_of_trace(read_trace(file))
     assert only.name == "700 tokens" and only.request_rate == pytest.approx(100 / 99)
 
 
@@ -410,10 +410,10 @@ def test_no_fleet_is_an_honest_no() -> None:
     ("words", "cause"),
     [
         ((), "no load is given"),
-        (("--request-rate", "0"), "--request-rate 0 is no rate"),
-        (("--request-rate", "1", "--class", "a=1:1:1"), "--request-rate and --class both say how many requests come"),
+        (("--request-rate", "0"), "--request-rate must be positive, got 0"),
+        (("--request-rate", "1", "--class", "a=1:1:1"), "--class and --request-rate are both given"),
         (("--class", "a=1:9:9", "--class", "a=2:9:9"), "--class a is given twice"),
-        (("--class", "a=1:9:9", "--input-len", "5"), "--class and --random-input-len or its like both say"),
+        (("--class", "a=1:9:9", "--input-len", "5"), "--class and --random-input-len are both given"),
         (("--class", "a=1:9"), "--class 'a=1:9' is not NAME=RATE:INPUT:OUTPUT"),
         (("--request-rate", "1", "--headroom", "-1"), "--headroom -1 is not a share of the load"),
         (("--request-rate", "1", "--headroom", "20"), "--headroom 20 is not a share of the load"),  # meant: 20 %

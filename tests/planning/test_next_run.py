@@ -16,7 +16,7 @@ from planner.planning.plan import Plan
 from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.request import Request, Targets
 from planner.timing import Spread
-from planner.workload import Slo, Workload
+from planner.workload import Load, Slo
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SLOS = (Slo("ttft", 1000.0), Slo("tpot", 20.0))
@@ -27,7 +27,7 @@ def spread(**own: float) -> Spread:
 
 
 def run(factor: float) -> NextRun:
-    return NextRun(Workload(1, 1, 1), own=True, duration_s=60.0, figure="mean_tpot_ms", factor=factor)
+    return NextRun(Load(1, 1, 1), own=True, duration_s=60.0, figure="mean_tpot_ms", factor=factor)
 
 
 def test_what_is_left_by_hand() -> None:
@@ -64,7 +64,7 @@ def test_the_confidence_of_today_that_a_run_is_worth() -> None:
 @cache
 def plan(value: float | None, gpu: str = "mi300x") -> Plan:
     targets = Targets(SLOS, "rate", value)
-    request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", 1024, 1024, targets=targets)
+    request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", Load(1024, 1024), targets=targets)
     (ranking,) = rank(request)
     assert ranking.best
     return assemble(request, ranking, ranking.best)
@@ -94,7 +94,7 @@ def test_a_run_says_more_of_a_gpu_that_was_hardly_measured() -> None:
     """The posterior of an H100 with an 8B hangs on hundreds of runs, that of an L40S on few."""
     factors = []
     for gpu in ("h100-sxm", "l40s"):
-        request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", 1024, 1024)
+        request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", Load(1024, 1024))
         (ranking,) = rank(request)
         assert ranking.best
         deployment = ranking.best.deployment

@@ -13,6 +13,7 @@ from planner.hardware import load_profile
 from planner.model import resolve_model
 from planner.planning import Request, rank
 from planner.planning.recommend.candidates import layouts_over
+from planner.workload.load import Load
 
 DEEPSEEK, KIMI = "deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-K2-Instruct"
 
@@ -27,7 +28,7 @@ def request(model: str, *gpus: str, **changes: object) -> Request:
     """Plans of 1024 tokens in and out for the most throughput, in nodes of eight."""
     changes = {"goal": "max-throughput", "gpus_per_node": 8, "version": parse_version("0.27.1"), **changes}
     profiles = tuple(map(load_profile, gpus))
-    return Request(resolve_model(model, network=False), profiles, input_len=1024, output_len=1024, **changes)
+    return Request(resolve_model(model, network=False), profiles, load=Load(1024, 1024), **changes)
 
 
 def layouts_of(model: str, gpu: str, nodes: int, **changes: object) -> list[Layout]:

@@ -22,8 +22,9 @@ from planner.planning.recommend.candidates import launched
 from planner.planning.recommend.request import Request, Targets
 from planner.timing.efficiencies import PARAMETERS
 from planner.units import GIB
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Workload
+from planner.workload.requests import Requests
 from planner.workload.targets import parse_slos
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"
@@ -45,8 +46,7 @@ def in_turns(prompts: int, rounds: int) -> Requests:
 
 
 def predicted(deployment: Deployment, requests: Requests) -> Prediction:
-    load = Workload(PROMPT_TOK, 2, len(requests.input_len), request_rate=1)
-    return simulate_serve(deployment, load, requests=requests)
+    return simulate_serve(deployment, Load(PROMPT_TOK, 2, len(requests.input_len), request_rate=1, recorded=requests))
 
 
 def test_a_prompt_that_comes_again_waits_for_the_link_instead_of_being_computed() -> None:
@@ -177,11 +177,12 @@ def test_a_plan_that_cannot_be_replayed_is_refused_in_a_line(
 
 def test_layouts_that_step_together_lose_with_that_reason() -> None:
     requests = in_turns(prompts=4, rounds=2)
-    targets = Targets(parse_slos({"ttft": 60000.0}, "mean"), "rate", 1.0, requests)
+    targets = Targets(parse_slos({"ttft": 60000.0}, "mean"), "rate", 1.0)
+    load = Load(1, 2, len(requests.arrival_s), request_rate=1.0, prefix_len=PROMPT_TOK - 1, recorded=requests)
     args = EngineArgs(kv_offloading_size=40, max_num_seqs=8, max_num_batched_tokens=8192)
     asked = Request(
-        resolve_model("Qwen/Qwen3-30B-A3B"), (load_profile("h100"),), "balanced", 1, 2, args=args, targets=targets,
-        longest_len=PROMPT_TOK + 2, prefix_len=PROMPT_TOK - 1, gpus_per_node=2,
+        resolve_model("Qwen/Qwen3-30B-A3B"), (load_profile("h100"),), "balanced", load, args=args, targets=targets,
+        gpus_per_node=2,
     )  # fmt: skip
     (ranking,) = rank(asked)
     assert ranking.best and ranking.best.config.data_parallel_size == 1
@@ -192,8 +193,9 @@ def test_layouts_that_step_together_lose_with_that_reason() -> None:
 def test_a_known_load_keeps_the_prefix_cache_that_recipes_switch_off() -> None:
     # vLLM's recipes for Llama-3.3-70B set --no-enable-prefix-caching, for a benchmark of random prompts
     for requests, kept in ((in_turns(prompts=4, rounds=2), True), (None, False)):
-        targets = Targets((), "rate", 1.0, requests)
-        asked = Request(resolve_model(LLAMA_70B), (load_profile("h100"),), "balanced", 512, 8, targets=targets)
+        load = Load(512, 8, request_rate=1.0, recorded=requests)
+        targets = Targets((), "rate", 1.0)
+        asked = Request(resolve_model(LLAMA_70B), (load_profile("h100"),), "balanced", load, targets=targets)
         args = launched(asked, asked.model.model, asked.gpus[0], EngineArgs(), parse_version("0.27.1"))
         assert (args.enable_prefix_caching is not False) is kept
 

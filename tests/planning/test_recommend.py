@@ -23,13 +23,14 @@ from planner.planning.recommend.assemble import assemble, rank
 from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.goals import Merit
 from planner.planning.recommend.request import Candidate, Ranking, Request, pareto
+from planner.workload.load import Load
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
 
 def request(goal: Goal, *gpus: str, model: str = LLAMA, **asked: object) -> Request:
     profiles = tuple(load_profile(gpu) for gpu in gpus)
-    return Request(resolve_model(model), profiles, goal, 1024, 1024, **asked)  # type: ignore[arg-type]
+    return Request(resolve_model(model), profiles, goal, Load(1024, 1024), **asked)  # type: ignore[arg-type]
 
 
 @cache
@@ -79,7 +80,7 @@ class TestTheRecipeForB200:
 )
 def test_the_largest_batch_is_the_largest_that_is_held(model: str, gpu: str, engine: str, length: int) -> None:
     profile, version = load_profile(gpu), parse_version(engine)
-    asked = Request(resolve_model(model), (profile,), "max-throughput", length // 2, length // 2)
+    asked = Request(resolve_model(model), (profile,), "max-throughput", Load(length // 2, length // 2))
     args = EngineArgs(max_model_len=length)
 
     def held(batch: int) -> bool:
@@ -192,7 +193,7 @@ def test_no_point_of_the_front_is_beaten_in_both_rates() -> None:
 @settings(max_examples=5, deadline=None)
 @given(st.integers(64, 4096), st.integers(16, 1024), st.sampled_from(["min-latency", "max-throughput", "balanced"]))
 def test_the_winner_is_the_best_of_all_by_its_own_measure(input_len: int, output_len: int, goal: Goal) -> None:
-    asked = replace(request(goal, "h200-sxm"), input_len=input_len, output_len=output_len)
+    asked = replace(request(goal, "h200-sxm"), load=Load(input_len, output_len))
     (ranking,) = rank(asked)
     assert ranking.best is not None
     merit = Merit.among(ranking.candidates, goal)

@@ -24,7 +24,6 @@ from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
 from planner.planning.capacity import TOLERANCE, Capacity, ServedLoad, at_load, measure, steady_rate
-from planner.planning.demand import Demand, mixed
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import simulate_serve
@@ -38,8 +37,9 @@ from planner.planning.recommend.service import largest
 from planner.planning.recommend.target_search import fewest_servers, share_of
 from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
+from planner.workload.load import Load, mixed
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Workload
+from planner.workload.requests import Requests
 from planner.workload.targets import parse_slos
 
 SMALL = "nvidia/Llama-3.1-8B-Instruct-FP8"
@@ -47,7 +47,7 @@ LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
 
 def request(targets: Targets, *gpus: str, model: str = SMALL, **asked: Any) -> Request:
-    asked = {"input_len": 512, "output_len": 128, "goal": "balanced", **asked}
+    asked = {"load": Load(512, 128), "goal": "balanced", **asked}
     return Request(resolve_model(model), tuple(map(load_profile, gpus)), targets=targets, **asked)
 
 
@@ -103,11 +103,11 @@ def test_the_search_finds_the_cheapest_plan_of_all(
 
 @pytest.mark.parametrize(("rate", "ttft_ms"), [(80.0, 100.0), (120.0, 150.0)])
 def test_no_engine_carries_classes_that_wait_for_one_another_with_fewer_gpus(rate: float, ttft_ms: float) -> None:
-    classes = Demand("chat", 0.8 * rate, 256, 32), Demand("batch", 0.2 * rate, 2000, 20)
+    classes = Load.of_class("chat", 0.8 * rate, 256, 32), Load.of_class("batch", 0.2 * rate, 2000, 20)
     slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": ttft_ms, "tpot": 25.0}))
-    targets = Targets.of_classes(classes, slos, 0.8, seed=0, burstiness=1.0)
+    targets = Targets(slos, "rate", rate)
     fixed = EngineArgs(kv_cache_dtype="fp8", max_model_len=2048)
-    asked = request(targets, "h100", gpus_per_node=2, args=fixed, input_len=605, output_len=30, longest_len=2020)
+    asked = request(targets, "h100", gpus_per_node=2, args=fixed, load=Load.classes_of(classes))
     best, (profile,) = ranked(asked).best, asked.gpus
     assert best is not None and best.num_gpus > 2
     for size, budget in product((1, 2), (None, *defaults.TOKEN_BUDGETS)):
@@ -124,9 +124,9 @@ def most_of_all(asked: Request, at_least: float) -> float:
     version = default_version(profile)
 
     def keeps(engine: Deployment, rate: float) -> bool:
-        if rate > steady_rate(engine, asked.workload, confidence=targets.confidence):
+        if rate > steady_rate(engine, asked.load, confidence=targets.confidence):
             return False
-        sent = at_load(engine, asked.workload, targets.slos, "rate", rate)
+        sent = at_load(engine, asked.load, targets.slos, "rate", rate)
         predicted = simulate_serve(engine, sent, percentiles=(99,))
         return all(
             predicted.figures[slo.key] * predicted.uncertainty.upper(slo.key, targets.confidence) <= slo.limit_ms
@@ -165,7 +165,7 @@ def test_nothing_that_can_be_predicted_is_better_than_what_is_recommended(
 ) -> None:
     """Pipelines, whole experts, DP and fp8 caches among them; ``benchmarks/search.py`` does so for whole nodes."""
     targets = Targets(parse_slos(limits_ms), "rate", None)
-    asked = request(targets, gpu, model=model, input_len=1000, output_len=100, gpus_per_node=2)
+    asked = request(targets, gpu, model=model, load=Load(1000, 100), gpus_per_node=2)
     best = ranked(asked).best
     assert best is not None and best.load is not None
     found = best.load.value / best.config.num_gpus
@@ -233,10 +233,10 @@ def test_where_the_best_so_far_is_not_beaten_two_loads_tell() -> None:
 
 def test_engines_with_no_shorter_steps_than_one_that_failed_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same plan with every engine replayed, and with fewer replays."""
-    classes = Demand("chat", 20.0, 512, 128), Demand("batch", 2.0, 4000, 100)
+    classes = Load.of_class("chat", 20.0, 512, 128), Load.of_class("batch", 2.0, 4000, 100)
     slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": 100.0}))
-    targets = Targets.of_classes(classes, slos, 0.8, seed=0, burstiness=1.0)
-    asked = request(targets, "h100", model="meta-llama/Llama-3.1-8B-Instruct", longest_len=4100)
+    targets, load = Targets(slos, "rate", 22.0), Load.classes_of(classes)
+    asked = request(targets, "h100", model="meta-llama/Llama-3.1-8B-Instruct", load=load)
     replayed: list[Deployment] = []
     replay = Deployment.replay
 
@@ -327,7 +327,7 @@ def test_a_partition_is_served_alone() -> None:
 def test_a_plan_with_copies_of_attention_says_so_on_its_command_line() -> None:
     targets = Targets(parse_slos({"tpot": 200.0}, "mean"), "rate", 1.0)
     given = EngineArgs(max_num_seqs=128, max_num_batched_tokens=8192, kv_cache_dtype="fp8")
-    asked = request(targets, "b200", model="deepseek-ai/DeepSeek-V3", input_len=512, output_len=32, args=given)
+    asked = request(targets, "b200", model="deepseek-ai/DeepSeek-V3", load=Load(512, 32), args=given)
     ranking = ranked(asked)
     spread = [c for c in ranking.candidates if c.config.data_parallel_size > 1]
     assert spread
@@ -477,8 +477,8 @@ def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most(
 def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:
     arrival_s = np.arange(4000) / 100  # one hundred a second
     requests = Requests(np.full(4000, 512), np.full(4000, 128), arrival_s)
-    targets = Targets(parse_slos({"tpot": 40.0}), "rate", 100.0, requests)
-    best = ranked(request(targets, "h100", gpus_per_node=1)).best
+    targets, load = Targets(parse_slos({"tpot": 40.0}), "rate", 100.0), Load.of_requests(requests, 100.0)
+    best = ranked(request(targets, "h100", load=load, gpus_per_node=1)).best
     assert best is not None and best.load is not None
     assert best.load.value == pytest.approx(100 / best.servers)
     assert np.diff(best.load.replay.arrival_s) == pytest.approx(best.servers / 100)
@@ -497,9 +497,9 @@ def test_all_of_a_recorded_trace_decides_and_not_its_end(monkeypatch: pytest.Mon
     requests = rushed(1000, 600)
     rate = 1000 / float(requests.arrival_s[-1])
     slos = parse_slos({"ttft": 150.0})
-    targets = Targets(slos, "rate", rate, requests)
-    asked = request(targets, "h100", output_len=32, gpus_per_node=1, longest_len=544)
-    by_end, by_all = ranked(replace(asked, targets=replace(targets, drawn=True))).best, ranked(asked).best
+    targets, load = Targets(slos, "rate", rate), Load.of_requests(requests, rate)
+    asked = request(targets, "h100", load=load, gpus_per_node=1)
+    by_end, by_all = ranked(replace(asked, load=replace(load, drawn=True))).best, ranked(asked).best
     assert by_end and by_end.load and by_all and by_all.load
     assert by_end.servers == 1 and len(by_end.load.replay.sent_s) == 200
     assert not share_of(by_end.deployment, asked, targets, 1, entire=True).meets
@@ -663,7 +663,7 @@ def test_an_impossible_target_is_told_from_lone_requests_without_a_search(
     searched: list[object] = []
     monkeypatch.setattr(target_search._Search, "_search_family", lambda self, family: searched.append(family))
     impossible = Targets(parse_slos(target), "rate", None)
-    ranking = ranked(request(impossible, "h200", model=LLAMA, input_len=1024, output_len=1024))
+    ranking = ranked(request(impossible, "h200", model=LLAMA, load=Load(1024, 1024)))
     assert not searched and not ranking.candidates
     assert ranking.closest and ranking.closest.load and not ranking.closest.load.meets
     assert all("breaks" in gone.reason for gone in ranking.rejected if gone.max_num_seqs)
@@ -675,13 +675,13 @@ def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float,
     profile = load_profile("h100")
     args = EngineArgs(pipeline_parallel_size=4, max_model_len=8192, max_num_seqs=64)
     engine = resolve_deployment(resolve_model(LLAMA).model, profile, args, default_version(profile))
-    served = engine.replay(Workload(*lengths, 60, request_rate=rate, range_ratio=ratio))
+    served = engine.replay(Load(*lengths, 60, request_rate=rate, range_ratio=ratio))
     for metric, values_s in (("ttft", served.ttft_s), ("tpot", served.tpot_s), ("e2el", served.e2el_s)):
         (slo,) = parse_slos({metric: 1.0})
         least_ms = float(values_s.min()) * 1e3 * least_upper(engine, slo.key, 0.8)
         for limit_ms, broken in ((least_ms, False), (least_ms / 50, True)):
             targets = Targets((replace(slo, limit_ms=limit_ms),), "rate", None)
-            one = request(targets, "h100", model=LLAMA, input_len=lengths[0], output_len=lengths[1], range_ratio=ratio)
+            one = request(targets, "h100", model=LLAMA, load=Load(*lengths, range_ratio=ratio))
             assert bool(broken_for_certain(engine, one, targets)) is broken, (metric, limit_ms)
 
 
@@ -689,15 +689,14 @@ def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float,
 def test_two_requests_of_each_class_say_what_all_say_of_a_server_for_themselves(longest: int) -> None:
     limits = {"a": {"ttft": 100.0}, "b": {"tpot": 2.0, "e2el": 900.0}}
     slos = tuple(replace(slo, group=name) for name, limits_ms in limits.items() for slo in parse_slos(limits_ms))
-    drawn = mixed([Demand("a", 3.0, 512, 32), Demand("b", 1.0, 256, 64)], 400, seed=0)
+    drawn = mixed([Load.of_class("a", 3.0, 512, 32), Load.of_class("b", 1.0, 256, 64)], 400, seed=0)
     lengths = drawn.input_len.copy()
     lengths[np.flatnonzero(drawn.group == 0)[5]] = longest  # which 4,096 tokens break, but no 1 % of a class
-    targets = Targets(slos, "rate", 4.0, replace(drawn, input_len=lengths))
+    targets, sent = Targets(slos, "rate", 4.0), Load.of_requests(replace(drawn, input_len=lengths), 4.0)
     args, version = EngineArgs(max_num_seqs=1), parse_version("0.11.0")
     engine = resolve_deployment(resolve_model(SMALL).model, load_profile("h100"), args, version)
-    found = alone(engine, request(targets, "h100"), targets)
-    load = Workload(512, 128, 400, max_concurrency=1)
-    whole = measure(engine, load, slos, confidence=targets.confidence, requests=targets.requests)
+    found = alone(engine, request(targets, "h100", load=sent), targets)
+    whole = measure(engine, sent.at_concurrency(1), slos, confidence=targets.confidence)
     assert found.meets == whole.meets
     assert [one.excess for one in found.readings] == pytest.approx([one.excess for one in whole.readings], rel=1e-9)
 
@@ -712,7 +711,7 @@ def test_a_target_that_idle_servers_miss_by_little_is_not_searched_load_by_load(
         Capacity, "at", lambda self, value, *rest, **how: tried.append(value) or at(self, value, *rest, **how)
     )
     close = parse_slos({"tpot": 100.0, "e2el": 92.0})
-    asked = request(Targets(close, "rate", None), "h100", model=SMALL, input_len=129, output_len=30)
+    asked = request(Targets(close, "rate", None), "h100", model=SMALL, load=Load(129, 30))
     ranking = ranked(asked)
     assert not ranking.candidates and not tried
     kept = replace(asked, targets=Targets(parse_slos({"e2el": 400.0}), "rate", None))

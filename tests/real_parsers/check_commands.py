@@ -32,7 +32,7 @@ from planner.hardware.profiles import load_profile
 from planner.model.architecture import Model
 from planner.model.resolve import resolve_model
 from planner.output.scripts.emission import node_script
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 GPUS = ("mi300x", "mi300x-cpx", "mi355x", "h100-sxm", "a100-sxm-80gb", "b200-sxm", "cpu")
 MODELS = (
@@ -55,8 +55,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"pipeline_parallel_size": 2, "quantization": "fp8"},
 )
 LOADS = (
-    Workload(input_len=1024, output_len=128, num_prompts=32, max_concurrency=8),
-    Workload(input_len=128, output_len=32, num_prompts=8, request_rate=2.5, burstiness=0.5, range_ratio=0.2),
+    Load(input_len=1024, output_len=128, num_prompts=32, max_concurrency=8),
+    Load(input_len=128, output_len=32, num_prompts=8, request_rate=2.5, burstiness=0.5, range_ratio=0.2),
 )
 
 

@@ -24,7 +24,7 @@ from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
 from planner.simulator.record import GapLog, Replay, TokenRuns
 from planner.timing.step import Batch
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 
 class Toy:
@@ -42,7 +42,7 @@ class Second:
 
 
 ROOMY = SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=256, kv_cache_tokens=100_000)
-SIX = Workload(100, 20, 6, max_concurrency=3, range_ratio=0.5, seed=4)
+SIX = Load(100, 20, 6, max_concurrency=3, range_ratio=0.5, seed=4)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_details_are_lists_of_one_entry_per_request(six: Replay) -> None:
 
 
 def test_a_rate_is_printed_and_saved() -> None:
-    workload = Workload(10, 5, 4, request_rate=2.5)
+    workload = Load(10, 5, 4, request_rate=2.5)
     result = serve_result(replay(Toy(), workload, ROOMY), workload)
     assert result["request_rate"] == 2.5
     assert "Request rate configured (RPS):           2.50      \n" in serve_table(result)
@@ -126,7 +126,7 @@ def test_a_rate_is_printed_and_saved() -> None:
 
 
 def test_single_tokens_have_no_tpot_and_no_gaps() -> None:
-    workload = Workload(10, 1, 4)
+    workload = Load(10, 1, 4)
     result = serve_result(replay(Toy(), workload, ROOMY), workload)
     assert result["mean_tpot_ms"] == result["p99_itl_ms"] == 0  # as vLLM's ``np.mean(tpots or 0)``
 
@@ -254,7 +254,7 @@ def test_figures_of_runs_are_those_of_the_long_list(
 
 def test_goodput_counts_requests_that_meet_every_target() -> None:
     # one second a step, one place: TTFT 1, 4 and 7 s, each TPOT 1 s, E2EL 3, 6 and 9 s
-    served = replay(Second(), Workload(4, 3, 3), SchedulerLimits(1, 64, 1000))
+    served = replay(Second(), Load(4, 3, 3), SchedulerLimits(1, 64, 1000))
     assert good_requests(served, {"ttft": 4000}) == 2
     assert good_requests(served, {"ttft": 4000, "e2el": 5999}) == 1
     assert good_requests(served, {"tpot": 999}) == 0
@@ -269,7 +269,7 @@ def test_an_impossible_percentile_is_refused(six: Replay) -> None:
 
 def test_queueing_at_the_client_is_not_latency() -> None:
     # one request in flight: the second waits two seconds at the client, and its clock starts when it is sent
-    workload = Workload(4, 2, 2, max_concurrency=1)
+    workload = Load(4, 2, 2, max_concurrency=1)
     result = serve_result(replay(Second(), workload, ROOMY), workload, detailed=True)
     assert result["queue_times"] == [0, 2]
     assert result["mean_e2el_ms"] == 2000
@@ -277,7 +277,7 @@ def test_queueing_at_the_client_is_not_latency() -> None:
 
 
 def test_delays_of_the_client_shift_the_first_token_only() -> None:
-    workload = Workload(4, 3, 4)
+    workload = Load(4, 3, 4)
     near = serve_result(replay(Second(), workload, ROOMY), workload)
     far = serve_result(replay(Second(), workload, ROOMY, Client(0.25, 0.5)), workload)
     assert far["mean_ttft_ms"] == near["mean_ttft_ms"] + 750
@@ -287,7 +287,7 @@ def test_delays_of_the_client_shift_the_first_token_only() -> None:
 
 def test_throughput() -> None:
     # two places, four requests of 4 + 3 tokens and 3 s each: 6 s, 28 tokens, 12 of them output
-    served = replay(Second(), Workload(4, 3, 4), SchedulerLimits(2, 64, 1000))
+    served = replay(Second(), Load(4, 3, 4), SchedulerLimits(2, 64, 1000))
     result = throughput_result(served, model_id="a/model")
     assert result == {
         "model_id": "a/model",
@@ -306,7 +306,7 @@ def test_throughput() -> None:
 
 
 def test_latency() -> None:
-    served = replay(Second(), Workload(4, 3, 4), ROOMY)
+    served = replay(Second(), Load(4, 3, 4), ROOMY)
     result = latency_result(served, model_id="a/model")
     assert result["avg_latency"] == 3
     assert list(result["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
@@ -319,7 +319,7 @@ def test_latency() -> None:
 @given(rate=st.sampled_from([0.5, 3.0, inf]), seed=st.integers(0, 50))
 def test_the_mean_gap_and_the_mean_tpot_agree_where_lengths_do(rate: float, seed: int) -> None:
     # equal lengths: pooling the gaps weighs every request alike
-    workload = Workload(20, 7, 12, request_rate=rate, seed=seed)
+    workload = Load(20, 7, 12, request_rate=rate, seed=seed)
     result = serve_result(replay(Toy(), workload, ROOMY), workload)
     assert result["mean_itl_ms"] == pytest.approx(result["mean_tpot_ms"])
     assert result["mean_e2el_ms"] == pytest.approx(result["mean_ttft_ms"] + 6 * result["mean_tpot_ms"])

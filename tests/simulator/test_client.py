@@ -14,7 +14,7 @@ from test_scheduler import Linear, cases
 
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 
 def test_prompts_that_are_read_a_few_tokens_at_a_time_are_refused() -> None:
@@ -32,7 +32,7 @@ def test_prompts_that_are_read_a_few_tokens_at_a_time_are_refused() -> None:
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_requests_that_are_handed_over_a_few_at_a_time_are_served_alike(
-    case: tuple[Linear, Workload, SchedulerLimits, Client],
+    case: tuple[Linear, Load, SchedulerLimits, Client],
 ) -> None:
     whole = replay(*case)
     with patch("planner.simulator.client.AHEAD", 3):
@@ -45,7 +45,7 @@ def test_requests_that_are_handed_over_a_few_at_a_time_are_served_alike(
 @settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(1, 5))
 def test_a_replay_that_gives_up_has_those_that_ended_as_they_were(
-    case: tuple[Linear, Workload, SchedulerLimits, Client], most: int
+    case: tuple[Linear, Load, SchedulerLimits, Client], most: int
 ) -> None:
     """Ended after so many requests, whatever had been sent by then."""
     whole, seen = replay(*case), []
@@ -65,11 +65,11 @@ def test_a_replay_that_gives_up_has_those_that_ended_as_they_were(
 def test_a_burst_takes_the_memory_of_its_figures() -> None:
     """Twenty numbers of 8 bytes for each request; as an object in a queue it would take more than 200 bytes again."""
     count = 30_000
-    workload, limits = Workload(8, 1, count), SchedulerLimits(1000, 8000, 100_000)
-    requests = workload.sample()
+    limits = SchedulerLimits(1000, 8000, 100_000)
+    workload = Load(8, 1, count, recorded=Load(8, 1, count).requests())
     tracemalloc.start()
     try:
-        replay(Linear(), workload, limits, None, requests, keep_gaps=False)
+        replay(Linear(), workload, limits, keep_gaps=False)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -23,7 +23,7 @@ from planner.timing.links import host_bytes_per_s
 from planner.timing.operators import adapter_operators
 from planner.timing.step import Batch, StepModel
 from planner.units import GIB
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 LLAMA, QWEN_MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
 LLAMA_70B = "meta-llama/Llama-3.3-70B-Instruct"
@@ -213,9 +213,9 @@ def served(**flags: Any) -> Deployment:
 
 
 def test_prefixes_are_part_of_the_prompts_and_of_no_prefill() -> None:
-    plain, shared = Workload(4096, 16, 8, max_concurrency=1), Workload(1024, 16, 8, max_concurrency=1, prefix_len=3072)
+    plain, shared = Load(4096, 16, 8, max_concurrency=1), Load(1024, 16, 8, max_concurrency=1, prefix_len=3072)
     assert plain.max_total_len == shared.max_total_len
-    assert shared.sample().input_len.tolist() == [4096] * 8
+    assert shared.requests().input_len.tolist() == [4096] * 8
     long, short = simulate_serve(served(), plain).result, simulate_serve(served(), shared).figures
     assert short["total_input_tokens"] == long["total_input_tokens"]
     assert short["mean_ttft_ms"] < 0.5 * long["mean_ttft_ms"]
@@ -225,8 +225,8 @@ def test_prefixes_are_part_of_the_prompts_and_of_no_prefill() -> None:
 
 
 def test_a_hit_rate_spares_as_much_as_a_prefix_of_that_share() -> None:
-    by_rate = Workload(4096, 16, 8, max_concurrency=1, prefix_cache_hit_rate=0.75)
-    by_prefix = Workload(1024, 16, 8, max_concurrency=1, prefix_len=3072)
+    by_rate = Load(4096, 16, 8, max_concurrency=1, prefix_cache_hit_rate=0.75)
+    by_prefix = Load(1024, 16, 8, max_concurrency=1, prefix_len=3072)
     rate, prefix = (simulate_serve(served(), load).figures["mean_ttft_ms"] for load in (by_rate, by_prefix))
     assert rate == pytest.approx(prefix)
     with pytest.raises(InputError, match="keeps no prefixes"):
@@ -235,7 +235,7 @@ def test_a_hit_rate_spares_as_much_as_a_prefix_of_that_share() -> None:
 
 def test_what_comes_from_the_host_takes_the_links_time() -> None:
     # 3,072 tokens x 131,072 bytes / (0.78 x 64 GB/s) = 8.1 ms more before the first token
-    load = Workload(4096, 16, 8, max_concurrency=1, prefix_cache_hit_rate=0.75)
+    load = Load(4096, 16, 8, max_concurrency=1, prefix_cache_hit_rate=0.75)
     gpu_ms, host_ms = (
         simulate_serve(served(**flags), load).figures["median_ttft_ms"] for flags in ({}, {"kv_offloading_size": 64})
     )
@@ -247,7 +247,7 @@ def test_what_comes_from_the_host_takes_the_links_time() -> None:
 )
 def test_impossible_prefixes_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Workload(10, 10, 1, **changes)
+        Load(10, 10, 1, **changes)
 
 
 # What is launched.
@@ -263,16 +263,16 @@ def test_what_was_planned_is_launched() -> None:
 
 
 def test_prefixes_are_sent_by_the_benchmarks_own_name() -> None:
-    load = Workload(128, 32, 8, max_concurrency=4, prefix_len=64)
+    load = Load(128, 32, 8, max_concurrency=4, prefix_len=64)
     assert "--random-prefix-len" in bench_serve_argv(load, LLAMA, parse_version("0.27.1"))
-    offline = Workload(128, 32, 8, prefix_len=64)
+    offline = Load(128, 32, 8, prefix_len=64)
     for release, name in (("0.27.1", "--random-prefix-len"), ("0.10.0", "--prefix-len")):
         words = bench_throughput_argv(config(LLAMA, "h100", release), offline, LLAMA)
         assert words[words.index(name) + 1] == "64"
 
 
 def test_the_closed_form_knows_prefixes_too() -> None:
-    load = Workload(512, 64, 80, max_concurrency=4, prefix_len=4096)
+    load = Load(512, 64, 80, max_concurrency=4, prefix_len=4096)
     replayed = simulate_serve(served(), load).figures
     quick = estimate(served(), 512, 64, 4, prefix_len=4096)
     assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)

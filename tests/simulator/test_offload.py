@@ -16,8 +16,9 @@ from reference_prefix import random_texts, random_workload, with_prefixes
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Workload
+from planner.workload.requests import Requests
 
 STEP_S, TOKEN_S, BLOCK_S = 10e-3, 1e-3, 2e-3
 
@@ -44,7 +45,7 @@ def one_after_the_other(names: list[list[int]], sizes: list[list[int]], apart_s:
 
 def served(requests: Requests, within: SchedulerLimits) -> tuple[list[int], list[int], list[float]]:
     """For each request: tokens found on the GPU, tokens from the host, and TTFT in s."""
-    done = replay(PerToken(), Workload(16, 1, len(requests.input_len)), within, None, requests)
+    done = replay(PerToken(), Load(16, 1, len(requests.input_len), recorded=requests), within)
     return (done.cached_tok - done.host_tok).tolist(), done.host_tok.tolist(), done.ttft_s.round(9).tolist()
 
 
@@ -92,10 +93,10 @@ def test_a_prompt_that_is_all_there_computes_its_last_token() -> None:
     assert ttft_s[2] == pytest.approx(8 * BLOCK_S + STEP_S + TOKEN_S)
 
 
-def drawn(seed: int) -> tuple[Requests, Workload, SchedulerLimits]:
+def drawn(seed: int) -> tuple[Requests, Load, SchedulerLimits]:
     dice = random.Random(seed)
     workload = random_workload(dice)
-    requests, _ = random_texts(dice, workload.sample(), answers=dice.random() < 0.5)
+    requests, _ = random_texts(dice, workload.requests(), answers=dice.random() < 0.5)
     seqs = dice.randint(1, 8)
     known = limits(
         max_num_seqs=seqs,
@@ -111,7 +112,9 @@ def drawn(seed: int) -> tuple[Requests, Workload, SchedulerLimits]:
 @settings(max_examples=150, deadline=None)
 def test_every_request_is_served_and_finds_only_what_was_there(seed: int, blocks: int, block_s: float) -> None:
     requests, workload, known = drawn(seed)
-    done = replay(PerToken(), workload, replace(known, host_blocks=blocks, host_block_s=block_s), None, requests)
+    done = replay(
+        PerToken(), replace(workload, recorded=requests), replace(known, host_blocks=blocks, host_block_s=block_s)
+    )
     assert len(done.end_s) == len(requests.input_len)
     assert (done.host_tok >= 0).all() and (done.host_tok % known.block_size == 0).all()
     assert (done.host_tok <= blocks * known.block_size).all()
@@ -126,7 +129,7 @@ def test_storing_what_nobody_sends_again_takes_no_time(seed: int) -> None:
     known = replace(known, kv_cache_tokens=100_000)
     alone = Prefixes.of([[index] for index in range(len(requests.input_len))], requests.input_len[:, None].tolist())
     requests = replace(requests, prefixes=alone)
-    without = replay(PerToken(), workload, known, None, requests)
-    beside = replay(PerToken(), workload, replace(known, host_blocks=100, host_block_s=0.1), None, requests)
+    without = replay(PerToken(), replace(workload, recorded=requests), known)
+    beside = replay(PerToken(), replace(workload, recorded=requests), replace(known, host_blocks=100, host_block_s=0.1))
     assert not beside.host_tok.any()
     assert beside.end_s.tolist() == pytest.approx(without.end_s.tolist(), rel=1e-9)

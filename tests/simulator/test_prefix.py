@@ -5,7 +5,7 @@
 
 import dataclasses
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,8 +17,9 @@ from reference_scheduler import reference_replay
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Workload
+from planner.workload.requests import Requests
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Linear:
 def test_hits_and_times_are_those_of_a_cache_block_by_block(seed: int, answers: bool, asynchronous: bool) -> None:
     dice = random.Random(seed)
     workload = random_workload(dice)
-    requests, texts = random_texts(dice, workload.sample(), answers=answers)
+    requests, texts = random_texts(dice, workload.requests(), answers=answers)
     seqs = dice.randint(1, 8)
     limits = SchedulerLimits(
         max_num_seqs=seqs,
@@ -50,7 +51,7 @@ def test_hits_and_times_are_those_of_a_cache_block_by_block(seed: int, answers: 
         engines.append(CachingEngine(timer, limits, texts))
         return engines[-1]
 
-    ours = replay(Linear(), workload, limits, None, requests)
+    ours = replay(Linear(), replace(workload, recorded=requests), limits)
     expected = reference_replay(Linear(), requests, limits, workload.max_concurrency, None, engine)  # type: ignore[arg-type]
     assert ours.cached_tok.tolist() == as_found(engines, len(texts)).tolist()
     assert ours.preemptions.tolist() == expected.preemptions
@@ -71,7 +72,7 @@ def requests_of(
 
 def found(requests: Requests, blocks: int = 1000) -> list[int]:
     limits = SchedulerLimits(8, 4096, blocks * 16, enable_prefix_caching=True)
-    return replay(Linear(), Workload(1, 1, len(requests.input_len)), limits, None, requests).cached_tok.tolist()
+    return replay(Linear(), Load(1, 1, len(requests.input_len), recorded=requests), limits).cached_tok.tolist()
 
 
 def test_only_full_blocks_are_found_and_the_last_token_never() -> None:
@@ -112,7 +113,7 @@ def test_other_requests_before_the_first_leave_their_blocks() -> None:
 
 def test_without_prefix_caching_nothing_is_found() -> None:
     requests = requests_of([[1], [1]], [[64], [64]])
-    served = replay(Linear(), Workload(1, 1, 2), SchedulerLimits(8, 4096, 1600), None, requests)
+    served = replay(Linear(), Load(1, 1, 2, recorded=requests), SchedulerLimits(8, 4096, 1600))
     assert served.cached_tok.tolist() == [0, 0] and served.cached_share == 0
 
 
@@ -137,7 +138,7 @@ def test_a_tree_says_what_two_prompts_share(pieces: list[list[int]]) -> None:
 def test_a_cache_is_as_if_all_earlier_requests_had_passed_through_it(seed: int, blocks: int) -> None:
     """150 requests are sent one after the other, or have been answered before; 50 more find the same after them."""
     dice = random.Random(seed)
-    sample = Workload(60, 40, num_prompts=200, range_ratio=0.8, length_distribution="below", seed=seed).sample()
+    sample = Load(60, 40, num_prompts=200, range_ratio=0.8, length_distribution="below", seed=seed).requests()
     requests, _ = random_texts(dice, sample, answers=dice.random() < 0.5)
     prefixes = requests.prefixes
     assert prefixes is not None
@@ -152,6 +153,6 @@ def test_a_cache_is_as_if_all_earlier_requests_had_passed_through_it(seed: int, 
     limits = SchedulerLimits(8, 64, kv_blocks * 8, block_size=8, enable_prefix_caching=True)
 
     def found(one: Requests) -> list[int]:
-        return replay(Linear(), Workload(1, 1, len(one.arrival_s)), limits, None, one).cached_tok.tolist()
+        return replay(Linear(), Load(1, 1, len(one.arrival_s), recorded=one), limits).cached_tok.tolist()
 
     assert found(late) == found(dataclasses.replace(requests, arrival_s=arrival_s))[150:]

@@ -18,7 +18,8 @@ from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.record import Replay
 from planner.simulator.sequence import Step
 from planner.timing.step import Batch
-from planner.workload.requests import Requests, Workload
+from planner.workload.load import Load
+from planner.workload.requests import Requests
 
 
 @dataclass
@@ -78,8 +79,8 @@ def serve(
         arrival_s=np.array(arrival_s or [0.0] * len(lengths)),
         priority=None if priority is None else np.array(priority),
     )
-    workload = Workload(1, 1, len(lengths), max_concurrency=max_concurrency)
-    return replay(timer or Second(), workload, limits, client, requests)
+    workload = Load(1, 1, len(lengths), max_concurrency=max_concurrency)
+    return replay(timer or Second(), replace(workload, recorded=requests), limits, client)
 
 
 def times(served: Replay) -> list[tuple[float, float]]:
@@ -316,7 +317,7 @@ def test_the_step_ends_with_who_finds_no_block_and_is_the_last() -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client]:
+def cases(draw: st.DrawFn) -> tuple[Linear, Load, SchedulerLimits, Client]:
     """A small load on engines that are short of places, budget or blocks."""
 
     def chosen(*values: object) -> object:
@@ -328,7 +329,7 @@ def cases(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client]:
     input_len, output_len = draw(st.integers(1, 40)), draw(st.integers(1, 25))
     concurrency = chosen(None, 1, 2, 3, 8)
     rate = chosen(inf, 3.0, 41.0, 293.0)
-    workload = Workload(
+    workload = Load(
         input_len,
         output_len,
         num_prompts=draw(st.integers(1, 20)),
@@ -367,10 +368,10 @@ def cases(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client]:
 
 @settings(max_examples=300, deadline=None)
 @given(cases())
-def test_every_token_comes_when_the_reference_says(case: tuple[Linear, Workload, SchedulerLimits, Client]) -> None:
+def test_every_token_comes_when_the_reference_says(case: tuple[Linear, Load, SchedulerLimits, Client]) -> None:
     timer, workload, limits, client = case
     served = replay(timer, workload, limits, client)
-    expected = reference_replay(timer, workload.sample(), limits, workload.max_concurrency, client)
+    expected = reference_replay(timer, workload.requests(), limits, workload.max_concurrency, client)
     same = {"rtol": 1e-9, "atol": 1e-12}
     np.testing.assert_allclose(served.sent_s, expected.sent_s, **same)
     np.testing.assert_allclose(served.first_token_s, [t[0] for t in expected.token_times_s], **same)
@@ -387,7 +388,7 @@ def test_every_token_comes_when_the_reference_says(case: tuple[Linear, Workload,
 def test_the_random_cases_do_preempt_and_chunk() -> None:
     # the reference is only worth its while where things are tight
     limits = SchedulerLimits(6, 20, 120, block_size=4)
-    workload = Workload(30, 25, 20, range_ratio=0.8, length_distribution="below")
+    workload = Load(30, 25, 20, range_ratio=0.8, length_distribution="below")
     served = replay(Linear(), workload, limits)
     assert served.preemptions.sum() > 3
     assert served.prefill_steps > workload.num_prompts
@@ -398,14 +399,14 @@ def test_the_random_cases_do_preempt_and_chunk() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(cases(), st.data())
-def test_so_it_is_by_priority(case: tuple[Linear, Workload, SchedulerLimits, Client], data: st.DataObject) -> None:
+def test_so_it_is_by_priority(case: tuple[Linear, Load, SchedulerLimits, Client], data: st.DataObject) -> None:
     timer, workload, limits, client = case
     # what a request that was preempted finds again, and the rule of another engine, are not of this page
     limits = replace(limits, scheduling_policy="priority", prefill_first=False, enable_prefix_caching=False)
     count = workload.num_prompts
     chosen = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=count, max_size=count))
-    requests = replace(workload.sample(), priority=np.array(chosen))
-    served = replay(timer, workload, limits, client, requests)
+    requests = replace(workload.requests(), priority=np.array(chosen))
+    served = replay(timer, replace(workload, recorded=requests), limits, client)
     expected = reference_replay(timer, requests, limits, workload.max_concurrency, client)
     same = {"rtol": 1e-9, "atol": 1e-12}
     np.testing.assert_allclose(served.first_token_s, [t[0] for t in expected.token_times_s], **same)
@@ -418,21 +419,21 @@ def test_so_it_is_by_priority(case: tuple[Linear, Workload, SchedulerLimits, Cli
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.integers(-3, 3))
 def test_equal_priorities_are_first_come_first_served(
-    case: tuple[Linear, Workload, SchedulerLimits, Client], priority: int
+    case: tuple[Linear, Load, SchedulerLimits, Client], priority: int
 ) -> None:
     timer, workload, limits, client = case
     limits = replace(limits, async_scheduling=False)  # then vLLM may also preempt who has just ended
-    requests = workload.sample()
+    requests = workload.requests()
     alike = replace(requests, priority=np.full(workload.num_prompts, priority))
-    fcfs = replay(timer, workload, limits, client, requests)
-    served = replay(timer, workload, replace(limits, scheduling_policy="priority"), client, alike)
+    fcfs = replay(timer, replace(workload, recorded=requests), limits, client)
+    served = replay(timer, replace(workload, recorded=alike), replace(limits, scheduling_policy="priority"), client)
     np.testing.assert_allclose(times(served), times(fcfs), rtol=1e-9)
     assert served.preemptions.tolist() == fcfs.preemptions.tolist()
 
 
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.floats(1.0, 5.0))
-def test_a_slower_engine_is_never_faster(case: tuple[Linear, Workload, SchedulerLimits, Client], factor: float) -> None:
+def test_a_slower_engine_is_never_faster(case: tuple[Linear, Load, SchedulerLimits, Client], factor: float) -> None:
     timer, workload, limits, _ = case
     workload = replace(workload, max_concurrency=None, request_rate=inf)  # else it also meets other requests
     slower = replace(timer, base_s=timer.base_s * factor, token_s=timer.token_s * factor)
@@ -443,7 +444,7 @@ def test_a_slower_engine_is_never_faster(case: tuple[Linear, Workload, Scheduler
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
-def test_every_token_is_sent_once(case: tuple[Linear, Workload, SchedulerLimits, Client]) -> None:
+def test_every_token_is_sent_once(case: tuple[Linear, Load, SchedulerLimits, Client]) -> None:
     served = replay(*case)
     runs = served.token_runs
     assert (runs.steps * runs.tokens).sum() == (served.output_len - 1).sum()
@@ -455,7 +456,7 @@ def test_every_token_is_sent_once(case: tuple[Linear, Workload, SchedulerLimits,
 
 def test_littles_law() -> None:
     # requests in flight = arrivals per second x time in the system; 32 are in flight but for the last ones
-    workload = Workload(512, 256, 3200, max_concurrency=32, range_ratio=0.5)
+    workload = Load(512, 256, 3200, max_concurrency=32, range_ratio=0.5)
     served = replay(Linear(), workload, SchedulerLimits(64, 2048, 1_000_000))
     throughput = len(served.sent_s) / served.duration_s
     assert throughput * served.e2el_s.mean() == pytest.approx(32, rel=0.02)
@@ -464,7 +465,7 @@ def test_littles_law() -> None:
 def test_a_single_server_queue() -> None:
     # One place, one output token, one second a step, Poisson arrivals at half the capacity: M/D/1.
     # Pollaczek-Khinchine: the mean wait is rho / (2 (1 - rho)) = 0.5 services, so TTFT is 1.5 s.
-    workload = Workload(4, 1, 40_000, request_rate=0.5, seed=5)
+    workload = Load(4, 1, 40_000, request_rate=0.5, seed=5)
     served = replay(Second(), workload, replace(ROOMY, max_num_seqs=1))
     assert served.ttft_s.mean() == pytest.approx(1.5, rel=0.02)
 
@@ -473,14 +474,14 @@ def test_a_queue_with_two_priorities() -> None:
     # The same server with two classes of a quarter of its capacity each. Cobham (1954), nobody is interrupted:
     # W(k) = R / ((1 - s(k-1)) (1 - s(k))), R = rate / 2 = 0.25, s the load of a class and those above: 0.25 and 0.5.
     # 0.25 / 0.75 = 1/3 and 0.25 / (0.75 x 0.5) = 2/3 services, so TTFT is 1.33 and 1.67 s; the mean stays 1.5.
-    parts = [Workload(4, 1, 20_000, request_rate=0.25, seed=seed).sample() for seed in (5, 6)]
+    parts = [Load(4, 1, 20_000, request_rate=0.25, seed=seed).requests() for seed in (5, 6)]
     arrival_s = np.concatenate([part.arrival_s for part in parts])
     order = np.argsort(arrival_s)
     lengths = np.full(40_000, 4), np.ones(40_000, dtype=int)
     group = np.repeat([0, 1], 20_000)[order]
     requests = Requests(*lengths, arrival_s[order], priority=group, group=group, groups=("first", "second"))
     one = replace(BY_PRIORITY, max_num_seqs=1)
-    served = replay(Second(), Workload(4, 1, 40_000, request_rate=0.5), one, requests=requests)
+    served = replay(Second(), Load(4, 1, 40_000, request_rate=0.5, recorded=requests), one)
     assert served.of("first").ttft_s.mean() == pytest.approx(1 + 1 / 3, rel=0.02)
     assert served.of("second").ttft_s.mean() == pytest.approx(1 + 2 / 3, rel=0.02)
     assert served.ttft_s.mean() == pytest.approx(1.5, rel=0.02)
@@ -490,7 +491,7 @@ def test_offline_decoding_has_a_closed_form() -> None:
     # 16 prompts of 100 tokens, 1000 tokens each: one prefill step and 999 decode steps; the context of step k
     # (k = 1, ..., 999) is 100 + k a request, and the sum of all k is 999 x 1000 / 2.
     timer = Linear()
-    served = replay(timer, Workload(100, 1000, 16), SchedulerLimits(16, 2048, 100_000))
+    served = replay(timer, Load(100, 1000, 16), SchedulerLimits(16, 2048, 100_000))
     prefill_s = timer.base_s + 1600 * timer.token_s + 16 * (100 * 101 / 2) * timer.pair_s
     decode_s = 999 * (timer.base_s + 16 * timer.decode_s)
     context_s = 16 * (999 * 100 + 999 * 1000 / 2) * timer.context_s
@@ -510,10 +511,10 @@ def test_bends_in_the_step_time_are_followed(concurrency: int, output_len: int) 
             return max(gpu_s, 5e-3 + 1.5e-5 * batch.decode_seqs)
 
     timer, limits = Bent(), SchedulerLimits(128, 8192, 1_000_000)
-    workload = Workload(256, output_len, concurrency)
+    workload = Load(256, output_len, concurrency)
     served = replay(timer, workload, limits)
     calls = timer.calls
-    expected = reference_replay(timer, workload.sample(), limits)
+    expected = reference_replay(timer, workload.requests(), limits)
     assert served.duration_s == pytest.approx(max(t[-1] for t in expected.token_times_s), rel=5e-4)
     assert calls < 100
 
@@ -531,7 +532,7 @@ def test_a_published_run_from_two_of_its_numbers() -> None:
             return 0.04231 * (batch.decode_seqs > 0) + 31.79774 / 64 / 8192 * batch.prefill_tok
 
     limits = SchedulerLimits(256, 32768, 2_000_000, async_scheduling=True)
-    served = replay(TwoNumbers(), Workload(8192, 1024, 128, max_concurrency=64), limits)
+    served = replay(TwoNumbers(), Load(8192, 1024, 128, max_concurrency=64), limits)
     assert served.duration_s == pytest.approx(149.97, rel=0.01)
     assert served.ttft_s.mean() == pytest.approx(11.63966, rel=0.03)
     assert np.median(served.ttft_s) == pytest.approx(7.54386, rel=0.05)
@@ -543,7 +544,7 @@ def test_a_published_run_from_two_of_its_numbers() -> None:
 
 
 def test_ten_thousand_requests_cost_a_step_or_two_each() -> None:
-    workload = Workload(1024, 1024, 10_000, max_concurrency=512, range_ratio=0.8, length_distribution="below")
+    workload = Load(1024, 1024, 10_000, max_concurrency=512, range_ratio=0.8, length_distribution="below")
     timer = Linear()
     served = replay(timer, workload, SchedulerLimits(1024, 8192, 2_000_000))
     assert timer.calls < 3 * workload.num_prompts
@@ -551,7 +552,7 @@ def test_ten_thousand_requests_cost_a_step_or_two_each() -> None:
 
 
 def test_the_replay_depends_on_nothing_but_its_arguments() -> None:
-    workload = Workload(50, 50, 100, request_rate=20, range_ratio=0.5, seed=3)
+    workload = Load(50, 50, 100, request_rate=20, range_ratio=0.5, seed=3)
     one, two = (replay(Linear(), workload, ROOMY) for _ in range(2))
     assert times(one) == times(two)
 

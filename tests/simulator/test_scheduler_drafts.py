@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
 from planner.simulator.sequence import Pace
-from planner.workload.requests import Workload
+from planner.workload.load import Load
 
 THREE_OF_FOUR = replace(ROOMY, decode_tok=4, tokens_per_step=3.0)
 
@@ -82,7 +82,7 @@ def test_the_pace_adds_up(each: float, taken: int, ticks: int) -> None:
 
 
 @st.composite
-def drafting(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client]:
+def drafting(draw: st.DrawFn) -> tuple[Linear, Load, SchedulerLimits, Client]:
     """A case of the reference with drafts. Steps of uneven gain are compared where they last equally long."""
     timer, workload, limits, client = draw(cases())
     decode_tok = draw(st.sampled_from((2, 3, 5)))
@@ -105,10 +105,10 @@ def drafting(draw: st.DrawFn) -> tuple[Linear, Workload, SchedulerLimits, Client
 
 @settings(max_examples=200, deadline=None)
 @given(drafting())
-def test_every_step_ends_when_the_reference_says(case: tuple[Linear, Workload, SchedulerLimits, Client]) -> None:
+def test_every_step_ends_when_the_reference_says(case: tuple[Linear, Load, SchedulerLimits, Client]) -> None:
     timer, workload, limits, client = case
     served = replay(timer, workload, limits, client)
-    expected = reference_replay(timer, workload.sample(), limits, workload.max_concurrency, client)
+    expected = reference_replay(timer, workload.requests(), limits, workload.max_concurrency, client)
     same = {"rtol": 1e-9, "atol": 1e-12}
     np.testing.assert_allclose(served.first_token_s, [t[0] for t in expected.token_times_s], **same)
     np.testing.assert_allclose(served.end_s, [t[-1] for t in expected.token_times_s], **same)
@@ -122,9 +122,9 @@ def test_every_step_ends_when_the_reference_says(case: tuple[Linear, Workload, S
 def test_uneven_gains_stay_near_the_reference_where_contexts_count() -> None:
     # a context that is one token off for each request changes a step by less than one in a thousand
     limits = replace(ROOMY, decode_tok=4, tokens_per_step=2.3)
-    workload = Workload(40, 200, 30, max_concurrency=5, range_ratio=0.5)
+    workload = Load(40, 200, 30, max_concurrency=5, range_ratio=0.5)
     served = replay(Linear(), workload, limits)
-    expected = reference_replay(Linear(), workload.sample(), limits, 5)
+    expected = reference_replay(Linear(), workload.requests(), limits, 5)
     np.testing.assert_allclose(served.end_s, [t[-1] for t in expected.token_times_s], rtol=1e-3)
 
 
@@ -137,7 +137,7 @@ def test_decoding_takes_as_much_less_time_as_there_are_tokens_in_a_step() -> Non
 
 def test_drafts_cost_no_more_events_than_tokens() -> None:
     timer = Linear()
-    replay(timer, Workload(1024, 1024, 2000, max_concurrency=256), SchedulerLimits(
+    replay(timer, Load(1024, 1024, 2000, max_concurrency=256), SchedulerLimits(
         256, 8192, 10**7, decode_tok=4, tokens_per_step=2.53
     ))  # fmt: skip
     assert timer.calls < 12_000

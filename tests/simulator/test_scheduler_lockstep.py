@@ -17,7 +17,8 @@ from test_scheduler import ROOMY, Linear, cases, serve, times
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.timing.step import Batch, StepModel
-from planner.workload.requests import Requests, Workload
+from planner.workload.load import Load
+from planner.workload.requests import Requests
 
 PAIR = replace(ROOMY, data_parallel_size=2, lockstep=True)
 
@@ -97,7 +98,7 @@ def reference(timer: StepTimer, requests: Requests, limits: SchedulerLimits) -> 
 @settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(2, 4))
 def test_every_token_comes_when_the_reference_says(
-    case: tuple[Linear, Workload, SchedulerLimits, Client], ranks: int
+    case: tuple[Linear, Load, SchedulerLimits, Client], ranks: int
 ) -> None:
     timer, workload, limits, _ = case
     timer = replace(timer, context_s=0.0)  # the longest of several is no straight line
@@ -107,7 +108,7 @@ def test_every_token_comes_when_the_reference_says(
         enable_chunked_prefill=not limits.prefill_first, data_parallel_size=ranks, lockstep=True,
     )  # fmt: skip
     served = replay(timer, workload, limits)
-    expected = reference(timer, workload.sample(), limits)
+    expected = reference(timer, workload.requests(), limits)
     np.testing.assert_allclose(served.first_token_s, [t[0] for t in expected], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(served.end_s, [t[-1] for t in expected], rtol=1e-9, atol=1e-12)
 
@@ -115,7 +116,7 @@ def test_every_token_comes_when_the_reference_says(
 def test_a_busy_group_costs_few_evaluations() -> None:
     timer = Linear()
     limits = SchedulerLimits(64, 8192, 10**6, data_parallel_size=8, lockstep=True)
-    replay(timer, Workload(512, 256, 2000, max_concurrency=512, range_ratio=0.5), limits)
+    replay(timer, Load(512, 256, 2000, max_concurrency=512, range_ratio=0.5), limits)
     assert timer.calls < 60_000
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
-from planner.workload.routing import Router, share
+from planner.workload.requests import Requests, Router, share
 from planner.workload.sessions import named_sessions
 
 

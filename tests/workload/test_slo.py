@@ -11,7 +11,8 @@ from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.simulator.record import Replay
 from planner.timing.step import Batch
-from planner.workload.requests import Requests, Workload
+from planner.workload.load import Load
+from planner.workload.requests import Requests
 from planner.workload.targets import Slo, parse_percentile, parse_slos
 
 
@@ -25,7 +26,7 @@ class Constant:
 def served() -> Replay:
     """Two requests of 10 tokens, both at once; the first answers with 3 tokens, the second with 5."""
     requests = Requests(np.array([10, 10]), np.array([3, 5]), np.zeros(2))
-    return replay(Constant(), Workload(10, 4, 2), SchedulerLimits(8, 64, 1000), requests=requests)
+    return replay(Constant(), Load(10, 4, 2, recorded=requests), SchedulerLimits(8, 64, 1000))
 
 
 def test_figures_are_those_that_a_hand_counts() -> None:
@@ -42,7 +43,7 @@ def test_figures_are_those_that_a_hand_counts() -> None:
 
 def test_a_request_of_one_token_has_no_time_per_output_token() -> None:
     requests = Requests(np.array([10]), np.array([1]), np.zeros(1))
-    alone = replay(Constant(), Workload(10, 1, 1), SchedulerLimits(8, 64, 1000), requests=requests)
+    alone = replay(Constant(), Load(10, 1, 1, recorded=requests), SchedulerLimits(8, 64, 1000))
     assert statistic_ms(Slo("tpot", 1, 99), alone) == 0  # as vllm bench serve prints
 
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.workload.requests import NAMED_DISTRIBUTIONS, LengthDistribution, Workload
+from planner.workload.load import NAMED_DISTRIBUTIONS, LengthDistribution, Load
 
-SMALL = Workload(input_len=10, output_len=10, num_prompts=5)
+SMALL = Load(input_len=10, output_len=10, num_prompts=5)
 
 
 def test_lengths_are_those_that_vllm_draws() -> None:
     # vllm.benchmarks.datasets.utils.get_sampling_params(default_rng(7), 6, 0.25, 1000, 130, tokenizer)
-    requests = Workload(1000, 130, 6, range_ratio=0.25, seed=7).sample()
+    requests = Load(1000, 130, 6, range_ratio=0.25, seed=7).requests()
     assert requests.input_len.tolist() == [1223, 1063, 1092, 1199, 1039, 1138]
     assert requests.output_len.tolist() == [152, 112, 100, 117, 116, 155]
 
@@ -32,20 +32,20 @@ def test_lengths_are_those_that_vllm_draws() -> None:
     ],
 )
 def test_arrivals_are_those_that_vllm_draws(rate: float, burstiness: float, expected: list[float]) -> None:
-    requests = replace(SMALL, request_rate=rate, burstiness=burstiness, seed=3).sample()
+    requests = replace(SMALL, request_rate=rate, burstiness=burstiness, seed=3).requests()
     assert requests.arrival_s.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_equal_lengths_without_a_range() -> None:
-    requests = Workload(1024, 128, 50).sample()
+    requests = Load(1024, 128, 50).requests()
     assert set(requests.input_len) == {1024}
     assert set(requests.output_len) == {128}
 
 
 @given(ratio=st.floats(0, 0.95), length=st.integers(20, 5000), kind=st.sampled_from(["symmetric", "below"]))
 def test_ranges_of_both_kinds(ratio: float, length: int, kind: LengthDistribution) -> None:
-    workload = Workload(length, length, 200, range_ratio=ratio, length_distribution=kind)
-    requests = workload.sample()
+    workload = Load(length, length, 200, range_ratio=ratio, length_distribution=kind)
+    requests = workload.requests()
     low, high = (
         (ratio * length - 1, length) if kind == "below" else ((1 - ratio) * length - 1, (1 + ratio) * length + 1)
     )
@@ -58,13 +58,13 @@ def test_ranges_of_both_kinds(ratio: float, length: int, kind: LengthDistributio
 def test_named_distributions() -> None:
     # uniform from 0.8 L to L has the mean 0.9 L
     kind, ratio = NAMED_DISTRIBUTIONS["uniform-0.8-1"]
-    uniform = Workload(1000, 500, 20_000, range_ratio=ratio, length_distribution=kind).sample()
+    uniform = Load(1000, 500, 20_000, range_ratio=ratio, length_distribution=kind).requests()
     assert (uniform.input_len.min(), uniform.input_len.max()) == (800, 1000)
     assert uniform.output_len.mean() == pytest.approx(450, rel=0.01)
     # only means are known of conversations: they are kept. Beta(a, 4 a) has the mean 1/5 and the standard deviation
     # 0.4 / sqrt(5 a + 1): of prompts, a = 0.3, 2 / sqrt(2.5) = 1.265 times the mean; of answers, 0.7, 0.943 times
     kind, ratio = NAMED_DISTRIBUTIONS["sharegpt"]
-    talk = Workload(215, 198, 20_000, range_ratio=ratio, length_distribution=kind).sample()
+    talk = Load(215, 198, 20_000, range_ratio=ratio, length_distribution=kind).requests()
     assert talk.input_len.mean() == pytest.approx(215, rel=0.01)
     assert talk.output_len.mean() == pytest.approx(198, rel=0.01)
     assert talk.input_len.std() == pytest.approx(1.265 * 215, rel=0.02)
@@ -76,8 +76,8 @@ def test_named_distributions() -> None:
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
-    workload = Workload(100, 100, 30, request_rate=3, range_ratio=0.5, seed=1)
-    one, two, other = workload.sample(), workload.sample(), replace(workload, seed=2).sample()
+    workload = Load(100, 100, 30, request_rate=3, range_ratio=0.5, seed=1)
+    one, two, other = workload.requests(), workload.requests(), replace(workload, seed=2).requests()
     assert np.array_equal(one.input_len, two.input_len)
     assert np.array_equal(one.arrival_s, two.arrival_s)
     assert not np.array_equal(one.input_len, other.input_len)
@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_requests() -> None:
 
 def test_the_rate_is_met_exactly_and_gaps_are_as_uneven_as_asked() -> None:
     for burstiness in (0.5, 1.0, 4.0):
-        arrival_s = replace(SMALL, num_prompts=5000, request_rate=10, burstiness=burstiness).sample().arrival_s
+        arrival_s = replace(SMALL, num_prompts=5000, request_rate=10, burstiness=burstiness).requests().arrival_s
         assert arrival_s[-1] == pytest.approx(500)
         gaps = np.diff(arrival_s)
         # the coefficient of variation of a gamma distribution is 1 / sqrt(shape)
@@ -93,7 +93,7 @@ def test_the_rate_is_met_exactly_and_gaps_are_as_uneven_as_asked() -> None:
 
 
 def test_gaps_too_small_for_a_number_are_none() -> None:
-    assert not replace(SMALL, request_rate=10, burstiness=1e-12, seed=3).sample().arrival_s.any()
+    assert not replace(SMALL, request_rate=10, burstiness=1e-12, seed=3).requests().arrival_s.any()
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_what_the_benchmark_refuses_is_refused(field: str, value: float, flag: s
 
 def test_the_longest_requests_are_those_at_the_upper_ends() -> None:
     # 1.25 x 1000 = 1250; 1.25 x 130 = 162.5, rounded up; the shared prefix is no part of the range
-    longest = Workload(1000, 130, 40, range_ratio=0.25, prefix_len=16).longest(2)
+    longest = Load(1000, 130, 40, range_ratio=0.25, prefix_len=16).longest(2)
     assert (longest.input_len, longest.output_len, longest.prefix_len, longest.num_prompts) == (1250, 163, 16, 2)
-    requests = longest.sample()
+    requests = longest.requests()
     assert requests.input_len.tolist() == [1266, 1266]
     assert requests.output_len.tolist() == [163, 163]
-    assert Workload(1000, 130, 40, range_ratio=0.8, length_distribution="below").longest(1).max_total_len == 1130
+    assert Load(1000, 130, 40, range_ratio=0.8, length_distribution="below").longest(1).max_total_len == 1130

@@ -25,7 +25,7 @@ from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.output import Asked, Played, Probed
-    from planner.workload import Workload
+    from planner.workload import Load
 
 #: Field of ``Asked`` -> type, least, most.
 NUMBERS: Mapping[str, tuple[type, float, float]] = {
@@ -176,7 +176,7 @@ def replayed(played: Played) -> Probed | None:
     return Probed(LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True), chances)
 
 
-def _sent(asked: Asked, sent: Workload, servers: int) -> tuple[Workload, float]:
+def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
     """What one server gets, and its load as the curve counts it."""
     if asked.by == "rate":
         rate = asked.rate / servers

@@ -14,7 +14,7 @@ from planner.output.render import Column, command_lines, pair_lines, table_text,
 from planner.output.tables.shared import MORE, items, listed
 from planner.planning import Fit, LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
-from planner.workload import Workload
+from planner.workload import Load
 
 if TYPE_CHECKING:
     from planner.evidence import SeenServer
@@ -331,7 +331,7 @@ def _load_lines(way: Way, *, brief: bool, with_command: bool = True) -> Iterator
             yield from command_lines(plan.env, plan.command)
 
 
-def _load_words(load: Workload) -> str:
+def _load_words(load: Load) -> str:
     requests = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"
     varied = f", varied by {load.range_ratio:.0%}" if load.range_ratio else ""
     shared = f", after {load.prefix_len:,} shared tokens" if load.prefix_len else ""

@@ -33,7 +33,7 @@ from planner.planning import (
     percent,
 )
 from planner.units import MS
-from planner.workload import Workload
+from planner.workload import Load
 
 USD_PER_1M = "usd_per_million_output_tokens"
 TABLE = (
@@ -237,7 +237,7 @@ def _span_words(span: Span, unit: str) -> str:
     return figure_between(span.mid, span.low, span.high, unit)
 
 
-def _first_of_each_load(points: Sequence[ComparedPoint], loads: Sequence[Workload]) -> list[ComparedPoint]:
+def _first_of_each_load(points: Sequence[ComparedPoint], loads: Sequence[Load]) -> list[ComparedPoint]:
     """As many rows as fit one screen, of each load the fastest; in their own order."""
     chosen: set[int] = set()
     for load in loads[:BRIEF_ROWS]:
@@ -300,7 +300,7 @@ def _order_object(order: Order) -> dict[str, Any]:
     }
 
 
-def _lengths(workload: Workload) -> str:
+def _lengths(workload: Load) -> str:
     return f"{workload.input_len:,} in / {workload.output_len:,} out"
 
 
@@ -308,7 +308,7 @@ def _load_in_row(point: ComparedPoint) -> str:
     return f"{point.load:,g} in flight" if point.workload.max_concurrency is not None else f"{point.load:,g}/s"
 
 
-def _load_words(workload: Workload) -> str:
+def _load_words(workload: Load) -> str:
     lengths, most = _lengths(workload), workload.max_concurrency
     if most is not None:
         return f"{lengths}, {most:,} request{'s' if most > 1 else ''} in flight"

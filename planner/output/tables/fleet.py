@@ -334,16 +334,18 @@ def _next_command(best: Fleet) -> list[str]:
     demand, kind = pool.demand, pool.kind
     words = ["planner", "recommend", asked.model.requested, "--gpu", kind.profile.id]
     lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
-    if demand.parts:
-        words += [word for one in demand.parts for word in ("--class", one.word)]
+    if demand.classes:
+        words += [word for one in demand.classes for word in ("--class", one.word)]
         words += ["--scheduling-policy", asked.args.scheduling_policy] if asked.args.scheduling_policy else []
     else:
-        words += demand.asked_as or ("--request-rate", f"{demand.request_rate:g}", *lengths)
-    if demand.asked_as and asked.router != "round-robin":
+        rate = ("--request-rate", f"{demand.request_rate:g}")
+        known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *rate)
+        words += known if demand.reused else (*rate, *lengths)
+    if demand.reused and asked.router != "round-robin":
         words += ["--router", asked.router]
     if asked.args.kv_offloading_size:
         words += ["--kv-offloading-size", f"{asked.args.kv_offloading_size:g}"]
-    own = {one.name for one in demand.parts if one.limits_ms}
+    own = {one.name for one in demand.classes if one.limits_ms}
     of_all = {slo.metric: slo.limit_ms for slo in asked.slos_of(demand) if slo.group not in own}
     words += [word for metric, limit_ms in of_all.items() for word in (f"--{metric}", f"{limit_ms:g}")]
     for percentile in {slo.percentile for slo in asked.slos} - {DEFAULT_PERCENTILE}:

@@ -14,7 +14,7 @@ from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
 from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
-from planner.workload import Workload
+from planner.workload import Load
 
 Bench = Literal["serve", "throughput", "latency"]
 TABLES = {"serve": serve_table, "throughput": throughput_table, "latency": latency_table}
@@ -99,7 +99,7 @@ class PredictionAnswer(MetricAnswer):
         more: dict[str, Any] = {}
         if self.record.classes:
             more["classes"] = [
-                {**fields_of(one, "demand.name", "demand.request_rate", "demand.priority", "targets_ms"), **one.result}
+                {**fields_of(one, "load.name", "load.request_rate", "load.priority", "targets_ms"), **one.result}
                 for one in self.record.classes
             ]
         if self.record.unaided is not None:
@@ -171,7 +171,7 @@ class PredictionRefused(MetricAnswer):
     verdict_first = True
     ok = False
     deployment: Deployment
-    workload: Workload
+    workload: Load
     resolved: ResolvedModel
     remarks: tuple[str, ...] = ()
 
@@ -212,7 +212,7 @@ class PredictionRefused(MetricAnswer):
 
 def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
     """The latencies that have a target, else TTFT and TPOT, at the highest percentile that was asked for; goodput."""
-    demand, result = one.demand, one.result
+    demand, result = one.load, one.result
     sooner = f", priority {demand.priority}" if demand.priority else ""
     name, figures = f"{demand.name}, {demand.request_rate:,.4g} req/s{sooner}", {}
     for metric in one.targets_ms or ("ttft", "tpot"):

@@ -34,7 +34,6 @@ from planner.output.workflows.documents import said_of
 from planner.planning import (
     Apart,
     Candidate,
-    Demand,
     Disaggregated,
     Doubt,
     Merit,
@@ -43,6 +42,7 @@ from planner.planning import (
     PlannedClass,
     PlannedRung,
     PlannedTarget,
+    PlannedTrace,
     Ranking,
     Rejected,
     Request,
@@ -65,7 +65,7 @@ from planner.planning import (
 )
 from planner.timing import SHIPPED
 from planner.units import GIB, MS, figure
-from planner.workload import targets_in_words
+from planner.workload import Load, targets_in_words
 
 
 def _predicted(key: str) -> Callable[[Plan], Any]:
@@ -549,9 +549,9 @@ def _host_lines(service: Service) -> Iterator[str]:
 
 def _replayed(request: Request, candidate: Candidate) -> str:
     """How much of a long load was replayed; empty where that was all of it."""
-    if candidate.load is None or request.targets is None or request.targets.requests is None:
+    if candidate.load is None or request.load.recorded is None:
         return ""
-    sent, known = len(candidate.load.replay.sent_s) * candidate.servers, len(request.targets.requests.arrival_s)
+    sent, known = len(candidate.load.replay.sent_s) * candidate.servers, request.load.count
     return f"; the last {sent:,} of {known:,} requests are replayed" if sent < known else ""
 
 
@@ -673,24 +673,25 @@ def _service_lines(service: Service) -> Iterator[str]:
 
 def _workload(request: Request) -> dict[str, Any]:
     """The load of all servers together."""
-    targets = request.targets
+    targets, load = request.targets, request.load
+    trace = PlannedTrace.of(load)
     rate = targets.value if targets and targets.by == "rate" else None
     flying = targets.value if targets and targets.by == "concurrency" else None
     return {
         "name": request.workload_name,
-        "input_len": request.input_len,
-        "output_len": request.output_len,
-        "range_ratio": request.range_ratio,
-        "burstiness": request.burstiness,
+        "input_len": load.input_len,
+        "output_len": load.output_len,
+        "range_ratio": load.range_ratio,
+        "burstiness": load.burstiness,
         "max_concurrency": flying if targets else request.wanted_batch,
         "request_rate": rate,
         "num_prompts": request.num_prompts,
-        "trace": targets.trace.model_dump() if targets and targets.trace else None,
-        "classes": [_class(one) for one in targets.classes] if targets else [],
+        "trace": trace.model_dump() if trace else None,
+        "classes": [_class(one) for one in load.classes],
     }
 
 
-def _class(one: Demand) -> dict[str, Any]:
+def _class(one: Load) -> dict[str, Any]:
     """A class as it was asked for, with the rate of all servers together."""
     lengths = {"input_len": one.input_len, "output_len": one.output_len, "range_ratio": one.range_ratio}
     said = {"name": one.name, "request_rate": one.request_rate, **lengths}

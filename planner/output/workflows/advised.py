@@ -10,7 +10,7 @@ from planner.model import resolve_model
 from planner.output.workflows.documents import Advice, advice
 from planner.output.workflows.subject import Subject
 from planner.planning import Deployment, Request, defaults, rank, resolve_deployment, simulate_serve
-from planner.workload import Workload
+from planner.workload import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ def _recommended(found: Subject, one: Advice) -> Iterator[AdvisedRow]:
     """For the same checkpoint: the model that it was made of would let another precision win."""
     load = found.plan.workload.sent
     asked = Request(
-        resolve_model(found.plan.model), (found.profile,), cast(defaults.Goal, one.goal), load.input_len,
-        load.output_len, version=found.version, basis=found.choice.basis,
+        resolve_model(found.plan.model), (found.profile,), cast(defaults.Goal, one.goal),
+        Load(load.input_len, load.output_len), version=found.version, basis=found.choice.basis,
         calibration=found.choice.local.calibration,
     )  # fmt: skip
     (ranking,) = rank(asked)
@@ -64,7 +64,7 @@ def _recommended(found: Subject, one: Advice) -> Iterator[AdvisedRow]:
 def _row(found: Subject, goal: str, whose: str, deployment: Deployment, concurrency: int) -> AdvisedRow:
     like, config = found.plan.workload, deployment.config
     prompts = defaults.PROMPTS_PER_SLOT * concurrency
-    load = Workload(like.input_len, like.output_len, prompts, max_concurrency=concurrency)
+    load = Load(like.input_len, like.output_len, prompts, max_concurrency=concurrency)
     result = simulate_serve(deployment, load).figures
     return AdvisedRow(
         goal, whose, config.tensor_parallel_size, config.max_num_seqs, config.weight_dtype,

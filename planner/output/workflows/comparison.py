@@ -23,6 +23,7 @@ from planner.planning import (
     compare_partitions,
     estimate,
 )
+from planner.workload import Load
 
 REMARKS = (
     "every server is given the same share of the requests in flight, and the prediction takes all of them as busy",
@@ -116,7 +117,8 @@ def _plan(point: ComparedPoint, resolved: ResolvedModel, version: EngineVersion)
     concurrency = load.max_concurrency or 1
     candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, concurrency))
     request = Request(
-        resolved, (deployment.profile,), "balanced", load.input_len, load.output_len, concurrency, load.num_prompts,
+        resolved, (deployment.profile,), "balanced", Load(load.input_len, load.output_len), concurrency,
+        load.num_prompts,
         version=version, basis=deployment.basis, calibration=deployment.calibration,
     )  # fmt: skip
     return assemble(request, Ranking(deployment.profile, version, (candidate,), ()), candidate)

@@ -29,7 +29,7 @@ from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_names, off
 from planner.output.workflows.subject import Subject
 from planner.output.workflows.sweep import guidellm_names, sweep_names
 from planner.planning import Plan
-from planner.workload import Workload
+from planner.workload import Load
 
 HUB_REQUIREMENT = "huggingface_hub==2.4.0"
 QUARK_REQUIREMENT = "amd-quark[cli]==0.13"
@@ -135,10 +135,10 @@ def instance_names(emission: Emission) -> dict[str, Any]:
     }
 
 
-def _node_load(plan: Plan, servers: int) -> Workload:
+def _node_load(plan: Plan, servers: int) -> Load:
     """The plan's load on each of ``servers`` servers at once."""
     load = plan.workload
-    return Workload(
+    return Load(
         load.input_len,
         load.output_len,
         load.num_prompts * servers,

@@ -30,7 +30,7 @@ from planner.output.workflows.subject import (
     written_out,
 )
 from planner.planning import Deployment, resolve_deployment, simulate_latency, simulate_throughput
-from planner.workload import Workload
+from planner.workload import Load
 
 #: Titles of the scripts that are made from the template ``offline.sh.j2``.
 OFFLINE_SCRIPTS = {
@@ -184,7 +184,7 @@ def _engine(found: Subject, command: Command) -> tuple[Deployment, ServeLine]:
     return deployment, line
 
 
-def _held(found: Subject, args: Any, load: Workload) -> Any:
+def _held(found: Subject, args: Any, load: Load) -> Any:
     """A context that holds the request, where the plan's own is another one; the document's on its own models."""
     tokens = args.max_num_batched_tokens
     places = args.max_num_seqs or 0
@@ -205,7 +205,7 @@ def _same_engine(found: Subject) -> dict[str, str]:
     return {"VLLM_USE_V1": "0"} if found.draft and (0, 8) <= found.version.release < (0, 10) else {}
 
 
-def _load(found: Subject, command: Command) -> Workload:
+def _load(found: Subject, command: Command) -> Load:
     choice, load = found.choice, command.read(platform=found.profile.platform).workload(command.document.version)
     asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
     if choice.num_prompts is not None and "throughput" in command.argv[1]:
@@ -213,7 +213,7 @@ def _load(found: Subject, command: Command) -> Workload:
     return replace(load, **asked)
 
 
-def _argv(found: Subject, deployment: Deployment, line: ServeLine, load: Workload, *, latency: bool) -> tuple[str, ...]:
+def _argv(found: Subject, deployment: Deployment, line: ServeLine, load: Load, *, latency: bool) -> tuple[str, ...]:
     model, platform, config = found.plan.model, found.profile.platform, deployment.config
     extra = other_options(line, found.version, model)
     if not found.documented:
@@ -237,7 +237,7 @@ def _takes(version: EngineVersion, name: str, line: ServeLine, *, value: Any) ->
     return bool(flag_status(version, flag, program_argv(line.command, version, "rocm")[1]))
 
 
-def _predict(deployment: Deployment, load: Workload, *, latency: bool) -> dict[str, Any]:
+def _predict(deployment: Deployment, load: Load, *, latency: bool) -> dict[str, Any]:
     """The result as it is predicted; empty where not one request fits."""
     if deployment.requests_held(load.total_len) < 1:
         return {}
@@ -245,7 +245,7 @@ def _predict(deployment: Deployment, load: Workload, *, latency: bool) -> dict[s
     return simulate(deployment, load).result
 
 
-def _expected(result: Mapping[str, Any], metric: str, published: float | None, load: Workload) -> Iterator[str]:
+def _expected(result: Mapping[str, Any], metric: str, published: float | None, load: Load) -> Iterator[str]:
     """The prediction and the printed figure, in the unit of the result's key."""
     if "avg_latency" in result:
         yield f"predicted {result['avg_latency']:,.2f} s{_interval(result, 'avg_latency', ',.2f')}"
@@ -258,7 +258,7 @@ def _expected(result: Mapping[str, Any], metric: str, published: float | None, l
         yield f"published {_in_key(published, metric, load):,.1f} tokens/s ({published:,.1f} of them output)"
 
 
-def _in_key(published: float | None, metric: str, load: Workload) -> float | None:
+def _in_key(published: float | None, metric: str, load: Load) -> float | None:
     """A printed figure in the unit of the result's key, which counts input and output tokens."""
     if published is None or metric == "avg_latency":
         return published
@@ -270,7 +270,7 @@ def _interval(result: Mapping[str, Any], key: str, form: str) -> str:
     return f" ({low:{form}} to {high:{form}})" if low == low else ""
 
 
-def _name(found: Subject, load: Workload, variant: Variant, *, latency: bool, drafts: bool) -> str:
+def _name(found: Subject, load: Load, variant: Variant, *, latency: bool, drafts: bool) -> str:
     parts = ["latency" if latency else "throughput", f"in{load.input_len}", f"out{load.output_len}"]
     parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
     name = variant.name or (("with" if drafts else "without") if found.draft else "")

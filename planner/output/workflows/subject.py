@@ -54,7 +54,7 @@ from planner.planning import (
     recipe_of,
     resolve_deployment,
 )
-from planner.workload import Workload
+from planner.workload import Load
 
 #: Options that the scripts decide for themselves; ``differences`` says why.
 OURS = frozenset((
@@ -162,7 +162,7 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     client = next(iter(workflow.printed(workflow.client, version, profile, resolved.resolved)), None)
     load = _sendable(chosen_load(workflow, choice, client), version)
     asked = Request(
-        resolved, (profile,), "balanced", load.input_len, load.output_len, choice.max_concurrency,
+        resolved, (profile,), "balanced", Load(load.input_len, load.output_len), choice.max_concurrency,
         load.num_prompts if choice.max_concurrency else None, gpus_per_node=choice.gpus, version=version,
         basis=choice.basis, calibration=choice.local.calibration,
         args=EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto"),
@@ -349,7 +349,7 @@ def _image(build: ImageBuild | None, profile: GpuProfile, version: EngineVersion
 
 
 def _documented(
-    workflow: Workflow, asked: Request, choice: Choice, version: EngineVersion, load: Workload, printed: Command | None
+    workflow: Workflow, asked: Request, choice: Choice, version: EngineVersion, load: Load, printed: Command | None
 ) -> tuple[Request, Ranking, EngineArgs]:
     """The document's settings, checked as any others."""
     resolved, (profile,) = asked.model, asked.gpus
@@ -423,9 +423,9 @@ def _recommended(workflow: Workflow, asked: Request, choice: Choice) -> tuple[Re
     return asked, ranking, args
 
 
-def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = None) -> Workload:
+def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = None) -> Load:
     """The document's load, with what was asked for."""
-    load = client.read().workload(client.document.version) if client else Workload(**workflow.load)
+    load = client.read().workload(client.document.version) if client else Load(**workflow.load)
     asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
     if choice.max_concurrency is not None:
         prompts = defaults.PROMPTS_PER_SLOT * choice.max_concurrency
@@ -435,7 +435,7 @@ def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = Non
     return replace(load, **asked)
 
 
-def _sendable(load: Workload, version: EngineVersion) -> Workload:
+def _sendable(load: Load, version: EngineVersion) -> Load:
     """An open loop at one request per second, the document's, where the client has no ``--max-concurrency``."""
     client = program_argv("bench serve", version, "rocm")[1]
     if load.max_concurrency is None or flag_status(version, "--max-concurrency", client):

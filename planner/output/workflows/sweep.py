@@ -9,7 +9,7 @@ from typing import Any
 from planner.engine import bench_serve_argv
 from planner.output.scripts.emission import SEED_STEP, served_name
 from planner.planning import Deployment, Plan, defaults, simulate_serve
-from planner.workload import Workload
+from planner.workload import Load
 
 GUIDELLM_REQUIREMENT = "guidellm[recommended]==0.8.1"
 #: Of the request rate that is predicted as the most: from idle to more than it takes
@@ -74,7 +74,7 @@ def rate_loads(plan: Plan, deployment: Deployment) -> tuple[SweepLoad, ...]:
     return tuple(_predict(plan, deployment, f"rate-{load.request_rate:g}", load) for load in loads)
 
 
-def _closed_loads(plan: Plan) -> list[Workload]:
+def _closed_loads(plan: Plan) -> list[Load]:
     most = plan.max_num_seqs
     steps = sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
     return [replace(_closed(plan, step), seed=_seed(plan, place)) for place, step in enumerate(steps)]
@@ -85,9 +85,9 @@ def _seed(plan: Plan, place: int) -> int:
     return plan.workload.seed + SEED_STEP * (2 + place)
 
 
-def _closed(plan: Plan, concurrency: int) -> Workload:
+def _closed(plan: Plan, concurrency: int) -> Load:
     load = plan.workload
-    return Workload(
+    return Load(
         load.input_len,
         load.output_len,
         defaults.PROMPTS_PER_SLOT * concurrency,
@@ -96,7 +96,7 @@ def _closed(plan: Plan, concurrency: int) -> Workload:
     )
 
 
-def _predict(plan: Plan, deployment: Deployment, name: str, load: Workload) -> SweepLoad:
+def _predict(plan: Plan, deployment: Deployment, name: str, load: Load) -> SweepLoad:
     throughput = simulate_serve(deployment, load).figures["output_throughput"]
     argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
     return SweepLoad(name, load.num_prompts, f"{throughput:.1f}", load.seed, tuple(argv))

@@ -18,7 +18,7 @@ from planner.planning.compare.point import ComparedPoint, best_point, measure_po
 from planner.planning.compare.setup import Question, RefusedGpu, count_gpus, find_setups, find_share
 from planner.planning.cost import price_of
 from planner.planning.odds import CERTAIN, Forecast, percent
-from planner.workload import Workload
+from planner.workload import Load
 
 #: Figures closer than this share of the larger one are called equal: no prediction tells them apart.
 EQUAL = 0.01
@@ -168,7 +168,7 @@ class Comparison:
 
     question: Question
     share: int  #: GPUs of each type, whole or logical as ``per`` says; ``node`` does not use it
-    workloads: tuple[Workload, ...]
+    workloads: tuple[Load, ...]
     points: tuple[ComparedPoint, ...]
     refused: tuple[RefusedGpu, ...]
 
@@ -199,7 +199,7 @@ class Comparison:
 def compare_hardware(
     question: Question,
     profiles: Sequence[GpuProfile],
-    workloads: Sequence[Workload],
+    workloads: Sequence[Load],
     prices: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Every GPU under every load on equal hardware; ``prices`` as for ``cost.price_of``.
@@ -221,7 +221,7 @@ def compare_hardware(
 
 
 def compare_partitions(
-    question: Question, whole: GpuProfile, workload: Workload
+    question: Question, whole: GpuProfile, workload: Load
 ) -> tuple[list[ComparedPoint], list[RefusedGpu]]:
     """A node of whole GPUs and the same node in CPX modes under one load, most tokens/s first; and what cannot run.
 
@@ -254,7 +254,7 @@ def compare_partitions(
     return sorted(points, key=lambda point: -point.tok_per_s.mid), refused
 
 
-def _load(workload: Workload) -> float:
+def _load(workload: Load) -> float:
     return workload.max_concurrency or workload.request_rate
 
 

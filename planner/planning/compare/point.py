@@ -16,7 +16,7 @@ from planner.planning.cost import Price, Span, power_w, span_figures, tok_per_jo
 from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast
 from planner.planning.predict import Prediction, estimate, simulate_serve
-from planner.workload import Workload
+from planner.workload import Load
 
 LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 
@@ -26,7 +26,7 @@ class Share:
     """What one of several equal servers gets."""
 
     servers: int
-    workload: Workload
+    workload: Load
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ComparedPoint:
     """One setup under one load. Means are over all requests, the 99th percentile is the busiest server's."""
 
     setup: Setup
-    workload: Workload
+    workload: Load
     price: Price | None
     shares: tuple[Share, ...]
     predictions: tuple[Prediction, ...]
@@ -181,21 +181,21 @@ class ComparedPoint:
         return _added([_span(prediction.result, key).times(share.servers) for share, prediction in pairs])
 
 
-def best_point(setups: Sequence[Setup], workload: Workload, price: Price | None) -> ComparedPoint:
+def best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> ComparedPoint:
     """The setup that serves the load with the least mean E2EL; where none keeps up, the one that serves most."""
     finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
     points = [measure_point(setup, workload, price) for setup in finalists]
     return min(points, key=lambda point: (not point.keeps_up, _mean_e2el_ms(point), -point.tok_per_s.mid))
 
 
-def measure_point(setup: Setup, workload: Workload, price: Price | None = None) -> ComparedPoint:
+def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:
     """Replay what each of the servers gets of ``workload``."""
     shares = dealt(setup.deployment, workload, setup.servers)
     predictions = tuple(simulate_serve(setup.deployment, share.workload) for share in shares)
     return ComparedPoint(setup, workload, price, shares, predictions)
 
 
-def _closed_form_e2el_s(setup: Setup, workload: Workload) -> float:
+def _closed_form_e2el_s(setup: Setup, workload: Load) -> float:
     """Mean E2EL of the busiest server; what the KV cache does not hold waits its turn."""
     deployment, share = setup.deployment, dealt(setup.deployment, workload, setup.servers)[0].workload
     ranks = deployment.config.data_parallel_size
@@ -210,7 +210,7 @@ def _closed_form_e2el_s(setup: Setup, workload: Workload) -> float:
     return estimate(deployment, workload.input_len, workload.output_len, busy).e2el_s * overload
 
 
-def dealt(deployment: Deployment, workload: Workload, servers: int) -> tuple[Share, ...]:
+def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, ...]:
     """``workload`` dealt evenly to ``servers``, the busiest first; servers that get nothing are left out."""
     if workload.max_concurrency is None:
         each = replace(workload, request_rate=workload.request_rate / servers)
@@ -226,7 +226,7 @@ def dealt(deployment: Deployment, workload: Workload, servers: int) -> tuple[Sha
     )
 
 
-def served_per_s(deployment: Deployment, workload: Workload) -> float:
+def served_per_s(deployment: Deployment, workload: Load) -> float:
     """Requests per second that batches as full as the KV cache and ``max_num_seqs`` allow serve in the steady state."""
     ranks = deployment.config.data_parallel_size
     held = min(deployment.requests_served(workload.total_len), most_in_flight(deployment) / ranks)
@@ -234,7 +234,7 @@ def served_per_s(deployment: Deployment, workload: Workload) -> float:
     return steady.output_tok_per_s / workload.output_len * ranks
 
 
-def _prompts(workload: Workload, servers: int, flying: float) -> int:
+def _prompts(workload: Load, servers: int, flying: float) -> int:
     """Requests for one server: its share of those asked for (more than 1), else enough for a steady state."""
     if workload.num_prompts > 1:
         return max(round(workload.num_prompts / servers), 1)

@@ -39,7 +39,6 @@ from planner.planning.capacity import (
     steady_rate,
 )
 from planner.planning.cost import price_of
-from planner.planning.demand import Demand
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
 from planner.planning.plan import Plan
@@ -51,7 +50,7 @@ from planner.planning.uncertainty import MOST_REQUESTS, UncertaintyOfReplay
 from planner.simulator import statistic_ms
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Slo, Workload
+from planner.workload import Load, Slo
 
 #: Share of the target of TTFT that a decode server may take until it gives its first token.
 DECODE_SHARE = 0.25
@@ -218,7 +217,7 @@ def beside(request: Request, candidate: Candidate, most: float | None, gpus: int
     """
     targets, load, profile = request.targets, candidate.load, candidate.deployment.profile
     assert targets is not None and load is not None
-    if targets.by != "rate" or targets.requests is not None:
+    if targets.by != "rate" or request.load.recorded is not None:
         return NotDivided(profile, "planned for a load of --request-rate and lengths alone")
     if candidate.deployment.covariates["nodes"]:
         return NotDivided(profile, "a side over several nodes is not planned")
@@ -227,7 +226,7 @@ def beside(request: Request, candidate: Candidate, most: float | None, gpus: int
     candidate = replace(candidate, deployment=replace(candidate.deployment, profile=node))
     most = max(most or 0.0, load.value)
     rate = targets.value if targets.value is not None else servers * most
-    demand = Demand("", rate, request.input_len, request.output_len, request.range_ratio, prefix_len=request.prefix_len)
+    demand = replace(request.load, request_rate=rate, burstiness=1.0, seed=0)
     asked = FleetRequest(
         model=request.model,
         gpus=(node,),
@@ -256,7 +255,7 @@ def check_apart(request: Request) -> None:
     if targets is None:
         raise InputError("prefill and decode apart are planned for targets", hint="add --ttft and --tpot, each in ms")
     _check_targets(targets.slos)
-    if targets.requests is not None or targets.by != "rate":
+    if request.load.recorded is not None or targets.by != "rate":
         raise InputError(
             "prefill and decode apart are planned for requests per second of given lengths",
             hint="give --request-rate and lengths, not --trace, --class, a workload of turns or --max-concurrency",
@@ -338,7 +337,7 @@ def best_division(prefill: Side, decode: Side, gpus: int) -> tuple[int, int, flo
 def _with_transfer(
     asked: FleetRequest,
     kind: ServerKind,
-    demand: Demand,
+    demand: Load,
     decode: Side,
     bytes_per_s: float,
     over: str,
@@ -358,7 +357,7 @@ def _with_transfer(
         return (side, transfer) if side else None
 
     best: tuple[Side, Transfer] | None = None
-    prompts = replace(demand.workload, output_len=1)
+    prompts = replace(demand, output_len=1)
     bounds = [(steady_rate(one, prompts, confidence=asked.confidence), one) for one in _engines(asked, kind, demand)]
     for bound, deployment in sorted(bounds, key=lambda pair: -pair[0] / pair[1].config.num_gpus):
         if best is None or bound / deployment.config.num_gpus > best[0].rate_per_gpu:
@@ -385,8 +384,8 @@ def _with_transfer(
     )
 
 
-def _only(asked: FleetRequest) -> Demand:
-    if len(asked.demands) > 1 or asked.demands[0].requests is not None:
+def _only(asked: FleetRequest) -> Load:
+    if len(asked.demands) > 1 or asked.demands[0].recorded is not None:
         raise InputError(
             "prefill and decode apart are planned for one class of requests",
             hint="give --request-rate and lengths instead of --class or --trace",
@@ -408,7 +407,7 @@ def _check_targets(slos: Sequence[Slo]) -> None:
         )
 
 
-def _engines(asked: FleetRequest, kind: ServerKind, demand: Demand, *, cached: bool = False) -> Iterator[Deployment]:
+def _engines(asked: FleetRequest, kind: ServerKind, demand: Load, *, cached: bool = False) -> Iterator[Deployment]:
     """The engine of ``kind`` at every size that holds the load's requests; ``cached``: it takes in computed prompts."""
     request = asked.request_for(demand)
     changes = {"enable_prefix_caching": True} if cached else {}
@@ -421,10 +420,10 @@ def _engines(asked: FleetRequest, kind: ServerKind, demand: Demand, *, cached: b
             yield found
 
 
-def _decode_side(asked: FleetRequest, kind: ServerKind, demand: Demand) -> Side | None:
+def _decode_side(asked: FleetRequest, kind: ServerKind, demand: Load) -> Side | None:
     """The decode server that carries most on each GPU; None where none keeps the targets."""
     slos = [replace(slo, limit_ms=slo.limit_ms * DECODE_SHARE) if slo.metric == "ttft" else slo for slo in asked.slos]
-    computed = replace(demand.workload, prefix_cache_hit_rate=1.0)
+    computed = replace(demand, prefix_cache_hit_rate=1.0)
     loads = [
         _DecodeLoad(one, computed, tuple(slos), asked.confidence) for one in _engines(asked, kind, demand, cached=True)
     ]
@@ -438,10 +437,10 @@ def _decode_side(asked: FleetRequest, kind: ServerKind, demand: Demand) -> Side 
 
 
 def _prefill_side(
-    asked: FleetRequest, deployment: Deployment, demand: Demand, ttft: Slo, left_ms: float, transfer: Transfer
+    asked: FleetRequest, deployment: Deployment, demand: Load, ttft: Slo, left_ms: float, transfer: Transfer
 ) -> Side | None:
     """One prefill server: prompts that ask for one token, and whose cache has to leave again."""
-    workload = replace(demand.workload, output_len=1)
+    workload = replace(demand, output_len=1)
     capacity = Capacity(deployment, workload, (replace(ttft, limit_ms=left_ms),))
     load = capacity.largest(asked.confidence, exactly=True)
     if load is None:
@@ -453,7 +452,7 @@ def _prefill_side(
 class _DecodeLoad:
     """What one decode server carries under targets."""
 
-    def __init__(self, server: Deployment, workload: Workload, slos: tuple[Slo, ...], confidence: float) -> None:
+    def __init__(self, server: Deployment, workload: Load, slos: tuple[Slo, ...], confidence: float) -> None:
         self.server, self.workload, self.slos, self.confidence = server, workload, slos, confidence
         places = min(most_in_flight(server), server.requests_served(workload.max_total_len) * self._ranks)
         self._most = max(places / self._ranks, 1)  # requests on one rank

@@ -16,16 +16,15 @@ from planner import progress
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, ServedLoad, paced, steady_rate
+from planner.planning.capacity import Capacity, ServedLoad, steady_rate
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
-from planner.planning.demand import Demand, together, too_rare
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, dealt_kinds, rate_at, server_kinds
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.next_run import NextRun, next_run
 from planner.simulator import Replay
-from planner.workload import Router
+from planner.workload import MIXED_PROMPTS, Load, Router, too_rare
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
 
@@ -34,7 +33,7 @@ ROUTERS: tuple[Router, ...] = get_args(Router)
 class Pool:
     """Equal servers that serve one class."""
 
-    demand: Demand
+    demand: Load
     kind: ServerKind
     servers: int
     load: ServedLoad  #: the largest of one of them
@@ -110,7 +109,7 @@ class Fleet:
         """Nodes, of all types together."""
         return sum(rented.nodes for rented in self.rented)
 
-    def utilisation(self, demand: Demand) -> float:
+    def utilisation(self, demand: Load) -> float:
         """Share of the largest load of its pools that a class makes up; spares do not count."""
         return demand.request_rate / sum(p.servers * p.load.value for p in self.pools if p.demand is demand)
 
@@ -179,10 +178,10 @@ class Fleet:
         if len(self.pools) > 1:
             return None
         (pool,), asked = self.pools, self.asked
-        most, deployment, sent = pool.load.value, pool.kind.deployment, pool.demand.workload
+        most, deployment, sent = pool.load.value, pool.kind.deployment, pool.demand
         if asked.slos:
             slos = asked.slos_of(pool.demand)
-            low, high = Capacity(deployment, sent, slos, requests=pool.demand.requests).interval(most)
+            low, high = Capacity(deployment, sent, slos).interval(most)
         else:
             low, high = (steady_rate(deployment, sent, confidence=odds) for odds in (0.95, 0.05))
         return Span(low, most, high).times(pool.servers)
@@ -197,7 +196,7 @@ class Fleet:
         if len(self.pools) > 1 or not self.asked.slos or self.ladder[0].gpus == now.gpus:
             return None
         (pool,), confidence = self.pools, self.asked.confidence
-        run = next_run(pool.kind.deployment, pool.load, pool.demand.requests)
+        run = next_run(pool.kind.deployment, pool.load)
         if run is None:
             return None
         deployment, demand = pool.kind.deployment, pool.demand
@@ -265,9 +264,9 @@ def plan_fleets(asked: FleetRequest) -> Fleets:
     if len(asked.demands) == 1 and asked.demands[0].reused:
         return _dealt(asked)
     apart = fleets_of(asked, *server_kinds(asked))
-    if len(asked.demands) == 1 or too_rare(asked.demands, defaults.MIXED_PROMPTS):
+    if len(asked.demands) == 1 or too_rare(asked.demands, MIXED_PROMPTS):
         return apart
-    mixed = replace(asked, demands=(together(asked.demands),))
+    mixed = replace(asked, demands=(Load.classes_of(asked.demands, name="all"),))
     one_pool = fleets_of(mixed, *server_kinds(mixed))
     return replace(better(apart, one_pool), shapes=(apart.best, one_pool.best))
 
@@ -362,11 +361,8 @@ def _fleet(asked: FleetRequest, kinds: Sequence[ServerKind], objective: Objectiv
 
 def _share_of(pool: Pool, deployment: Deployment, router: Router) -> Replay:
     """What one server of a pool serves of a known load, dealt by ``router``."""
-    part = pool.demand.dealt(pool.servers, router, defaults.TRACE_PROMPTS).requests
-    assert part is not None
-    rate = pool.demand.request_rate / pool.servers
-    load = replace(pool.demand.workload, num_prompts=len(part.arrival_s), request_rate=rate)
-    return deployment.replay(load, paced(part, load))
+    part = pool.demand.dealt(pool.servers, router, defaults.TRACE_PROMPTS)
+    return deployment.replay(part.at_rate(pool.demand.request_rate / pool.servers, part.count))
 
 
 def _solved(

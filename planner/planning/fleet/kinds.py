@@ -18,15 +18,14 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, paced, rarest, steady_rate
+from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, steady_rate
 from planner.planning.defaults import Objective, RentedBy
-from planner.planning.demand import Demand, check_classes
 from planner.planning.deployment import Deployment
 from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.candidates import deployed, largest_batch
 from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
 from planner.timing import Calibration
-from planner.workload import Router, Slo
+from planner.workload import Load, Router, Slo, check_classes
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class FleetRequest:
 
     model: ResolvedModel
     gpus: tuple[GpuProfile, ...]
-    demands: tuple[Demand, ...]
+    demands: tuple[Load, ...]
     slos: tuple[Slo, ...]
     headroom: float = 0.2  #: share of the load that is carried on top of it
     n_plus: int = 1  #: spare servers of each kind
@@ -57,56 +56,43 @@ class FleetRequest:
             )
         check_classes(self.classes, self.args.scheduling_policy)
 
-    def slos_of(self, demand: Demand) -> tuple[Slo, ...]:
+    def slos_of(self, demand: Load) -> tuple[Slo, ...]:
         """The targets of servers that serve one class, or all classes together."""
         if demand.name not in {one.name for one in self.classes} or not any(slo.group for slo in self.slos):
             return self.slos
         return tuple(replace(slo, group="") for slo in self.slos if slo.group in ("", demand.name))
 
     @property
-    def classes(self) -> tuple[Demand, ...]:
+    def classes(self) -> tuple[Load, ...]:
         """The classes, also where one demand stands for all of them."""
-        return self.demands[0].parts or self.demands
+        return self.demands[0].classes or self.demands
 
     @property
     def loads(self) -> tuple[float, ...]:
         """Requests per second of each class that have to be carried, headroom included."""
         return tuple(demand.request_rate * (1 + self.headroom) for demand in self.demands)
 
-    def request_for(self, demand: Demand) -> Request:
+    def request_for(self, demand: Load) -> Request:
         """The search for the best engine of each GPU for one class."""
         return Request(
             model=self.model,
             gpus=self.gpus,
             goal="max-throughput",
-            input_len=demand.input_len,
-            output_len=demand.output_len,
+            load=demand if demand.reused else demand.as_drawn(),
             version=self.version,
             basis=self.basis,
             calibration=self.calibration,
             args=self.args,
-            range_ratio=demand.range_ratio,
             longest_len=demand.longest_len,
-            targets=Targets(
-                self.slos_of(demand),
-                "rate",
-                None,
-                demand.requests if demand.reused else None,
-                confidence=self.confidence,
-            ),
-            prefix_len=demand.prefix_len,
+            targets=Targets(self.slos_of(demand), "rate", None, confidence=self.confidence),
         )
 
     def request_at(self, load: float) -> Request:
         """The search for the fewest servers that carry ``load`` of the only class, whose requests are known."""
         (demand,) = self.demands
-        assert demand.requests is not None  # who calls has asked
-        sent = replace(demand.workload, num_prompts=len(demand.requests.arrival_s), request_rate=load)
-        targets = Targets(
-            self.slos, "rate", load, paced(demand.requests, sent),
-            confidence=self.confidence, router=self.router, drawn=demand.drawn,
-        )  # fmt: skip
-        return replace(self.request_for(demand), goal="balanced", targets=targets)
+        targets = Targets(self.slos, "rate", load, confidence=self.confidence, router=self.router)
+        sent = demand.at_rate(load, demand.count)
+        return replace(self.request_for(demand), goal="balanced", targets=targets, load=sent)
 
 
 @dataclass(frozen=True)
@@ -154,11 +140,11 @@ def server_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]
     kinds: list[ServerKind] = []
     refused: list[NoServer] = []
     for profile, *of_classes in zip(asked.gpus, *rankings, strict=True):
-        engines: dict[EngineConfig, tuple[Candidate, dict[Demand, ServedLoad | None]]] = {}
+        engines: dict[EngineConfig, tuple[Candidate, dict[Load, ServedLoad | None]]] = {}
         for demand, ranking in zip(asked.demands, of_classes, strict=True):
             if best := ranking.best:
                 _, known = engines.setdefault(best.config, (best, {}))
-                if demand.requests is None or demand.reused:  # else the search knows mean lengths only
+                if demand.recorded is None or demand.reused:  # else the search knows mean lengths only
                     known[demand] = best.load
                 if len(asked.gpus) <= defaults.FEW_GPUS:  # among more, the best engine of each will do
                     for smaller in _smaller(asked, demand, best):
@@ -181,7 +167,7 @@ def dealt_kinds(asked: FleetRequest) -> tuple[list[ServerKind], list[NoServer]]:
     return kinds, [] if kinds else [NoServer(asked.gpus[0], f"{asked.demands[0].name}: {_why_none(ranking)}")]
 
 
-def _kind(asked: FleetRequest, candidate: Candidate, known: Mapping[Demand, ServedLoad | None]) -> ServerKind:
+def _kind(asked: FleetRequest, candidate: Candidate, known: Mapping[Load, ServedLoad | None]) -> ServerKind:
     deployment = candidate.deployment
     loads = (
         known[demand] if demand in known else carried(asked, deployment, demand, confidence=asked.confidence)
@@ -190,7 +176,7 @@ def _kind(asked: FleetRequest, candidate: Candidate, known: Mapping[Demand, Serv
     return ServerKind(candidate, tuple(loads))
 
 
-def _smaller(asked: FleetRequest, demand: Demand, best: Candidate) -> Iterator[Candidate]:
+def _smaller(asked: FleetRequest, demand: Load, best: Candidate) -> Iterator[Candidate]:
     """The same engine on half and a quarter of the GPUs: it carries less on each, but leaves less idle, too."""
     request, config = asked.request_for(demand), best.config
     for size in (config.tensor_parallel_size // 2, config.tensor_parallel_size // 4):
@@ -227,32 +213,29 @@ def resized(request: Request, engine: Candidate, size: int, **changes: Any) -> D
     return deployed(request, model, profile, args, config.version)
 
 
-def carried(asked: FleetRequest, deployment: Deployment, demand: Demand, *, confidence: float) -> ServedLoad | None:
+def carried(asked: FleetRequest, deployment: Deployment, demand: Load, *, confidence: float) -> ServedLoad | None:
     """The largest load of one class on one server; None where it cannot keep the targets, or not hold a request."""
     longest = demand.longest_len
     if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
         return None
-    return largest_load(
-        deployment, demand.workload, asked.slos_of(demand), confidence=confidence, requests=demand.requests
-    )
+    return largest_load(deployment, demand, asked.slos_of(demand), confidence=confidence)
 
 
-def rate_at(asked: FleetRequest, deployment: Deployment, demand: Demand, confidence: float) -> float:
+def rate_at(asked: FleetRequest, deployment: Deployment, demand: Load, confidence: float) -> float:
     """Requests per second of one class that one server carries with ``confidence``; 0 where it carries none."""
     if not asked.slos:
-        return steady_rate(deployment, demand.workload, confidence=confidence)  # what the replay would be sent
+        return steady_rate(deployment, demand, confidence=confidence)  # what the replay would be sent
     load = carried(asked, deployment, demand, confidence=confidence)
     return load.value if load else 0.0
 
 
-def carries(asked: FleetRequest, deployment: Deployment, demand: Demand, rate: float, confidence: float) -> bool:
+def carries(asked: FleetRequest, deployment: Deployment, demand: Load, rate: float, confidence: float) -> bool:
     """Whether one server carries ``rate`` requests per second of a class with ``confidence``."""
-    if rate > steady_rate(deployment, demand.workload, confidence=confidence):
+    if rate > steady_rate(deployment, demand, confidence=confidence):
         return False
     slos = asked.slos_of(demand)
-    sent = at_load(deployment, demand.workload, slos, "rate", rate, rarest(demand.requests, slos))
-    requests = paced(demand.requests, sent)
-    return measure(deployment, sent, slos, confidence=confidence, requests=requests, whole=False).meets
+    sent = at_load(deployment, demand, slos, "rate", rate)
+    return measure(deployment, sent, slos, confidence=confidence, whole=False).meets
 
 
 def servers_for(load: float, capacity: float) -> int:

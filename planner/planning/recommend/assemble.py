@@ -29,7 +29,6 @@ from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.defaults import Goal
-from planner.planning.demand import Demand, benchmarks, shares_of
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedClass, PlannedWorkload
 from planner.planning.predict import Prediction
@@ -41,7 +40,7 @@ from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.service import cost, sent_to_one, service_of, why_service
 from planner.planning.recommend.target_search import rank_by_targets
 from planner.units import GB, GIB
-from planner.workload import Workload
+from planner.workload import Load, benchmarks
 
 
 def rank(request: Request) -> list[Ranking]:
@@ -59,7 +58,7 @@ def assemble(
     candidate: Candidate,
     *,
     image: Image | None = None,
-    workload: Workload | None = None,
+    workload: Load | None = None,
 ) -> Plan:
     """The plan for ``candidate``.
 
@@ -70,7 +69,7 @@ def assemble(
     profile = deployment.profile
     model = served_name(candidate.resolved)
     prediction = candidate.prediction if workload is None else None
-    asked = request.targets.classes if request.targets and workload is None else ()
+    asked = request.load.classes if workload is None else ()
     service = service_of(request, candidate, best=candidate is ranking.best) if workload is None else None
     if workload is None:
         workload = sent_to_one(request, candidate)
@@ -137,13 +136,11 @@ def _network(deployment: Deployment) -> float | None:
 
 
 def _planned(
-    asked: Sequence[Demand], prediction: Prediction, workload: Workload, candidate: Candidate, image: Image
+    asked: Sequence[Load], prediction: Prediction, workload: Load, candidate: Candidate, image: Image
 ) -> Iterator[PlannedClass]:
     """Each class with the client that sends it, and its figures."""
     model, deployment = served_name(candidate.resolved), candidate.deployment
-    sent = benchmarks(
-        shares_of(asked, candidate.servers), workload.num_prompts, seed=workload.seed, burstiness=workload.burstiness
-    )
+    sent = benchmarks(workload.classes, workload.num_prompts, seed=workload.seed, burstiness=workload.burstiness)
     for one, of_it, found in zip(asked, sent, prediction.classes, strict=True):
         yield PlannedClass(
             name=one.name,
@@ -156,9 +153,7 @@ def _planned(
         )
 
 
-def _bench_argv(
-    workload: Workload, model: str, deployment: Deployment, image: Image, priority: int = 0
-) -> tuple[str, ...]:
+def _bench_argv(workload: Load, model: str, deployment: Deployment, image: Image, priority: int = 0) -> tuple[str, ...]:
     platform = deployment.profile.platform
     version = options_version(deployment.config.version, platform, image.name)
     words = bench_serve_argv(
@@ -300,28 +295,27 @@ def _guesses_scales(request: Request, candidate: Candidate) -> bool:
 
 def _remarks(request: Request, deployment: Deployment) -> Iterator[str]:
     yield deployment.network_remark
-    if request.targets is None or not request.targets.reused:
+    if not request.load.reused:
         yield deployment.unused_host_remark
 
 
 def _about_benchmark(request: Request, candidate: Candidate) -> Iterator[str]:
     """What benchmark.sh and instances.sh send otherwise than the load that was planned for."""
-    targets, version = request.targets, candidate.config.version
-    if targets and targets.recorded:
-        what = "a trace" if targets.trace else "turns that go on from each other"
+    load, version = request.load, candidate.config.version
+    if load.unsendable:
+        what = "a trace" if load.origin else "turns that go on from each other"
         yield (
             f"benchmark.sh cannot send {what}: it sends random prompts of the mean lengths, at the same rate and "
             "burstiness. The prediction of the targets is for the load itself"
         )
-        if targets.trace and targets.reused and flag_status(version, "--timed-trace-chunk-hash-size", "bench serve"):
+        if load.origin and load.reused and flag_status(version, "--timed-trace-chunk-hash-size", "bench serve"):
             yield (
                 f"vllm bench serve of {version} sends a trace with hash_ids itself: --dataset-name timed_trace "
                 "--self-timed, to all servers behind one address"
             )
-    classes = targets.classes if targets else ()
-    if any(one.priority for one in classes) and not flag_status(version, "--extra-body", "bench serve"):
+    if any(one.priority for one in load.classes) and not flag_status(version, "--extra-body", "bench serve"):
         yield f"benchmark.sh sends no priority: vllm bench serve of {version} has no --extra-body, that of 0.11.1 does"
-    if classes and node_size(request, candidate.deployment.profile) // candidate.config.num_gpus > 1:
+    if load.classes and node_size(request, candidate.deployment.profile) // candidate.config.num_gpus > 1:
         yield "instances.sh bench sends requests of the mean lengths, not those of each class"
 
 

@@ -23,13 +23,13 @@ from math import floor, inf
 
 import numpy as np
 
-from planner.planning.capacity import ServedLoad, at_load, measure, paced, rarest
+from planner.planning.capacity import ServedLoad, at_load, measure
 from planner.planning.deployment import Deployment
 from planner.planning.recommend.request import Request, Targets
 from planner.planning.uncertainty import least_upper
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Requests, Slo, Workload
+from planner.workload import Load, Requests, Slo
 
 GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 
@@ -37,21 +37,19 @@ GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedLoad:
     """The targets beside requests that have the server for themselves: the longest ones, or all where those fail."""
 
-    def sent(workload: Workload, requests: Requests | None = None) -> ServedLoad:
-        return measure(deployment, workload, targets.slos, confidence=targets.confidence, requests=requests)
+    def sent(load: Load) -> ServedLoad:
+        return measure(deployment, load, targets.slos, confidence=targets.confidence)
 
-    fewest = rarest(targets.requests, targets.slos)
-    workload = at_load(deployment, request.workload, targets.slos, "concurrency", 1, fewest)
-    if targets.requests is None:
-        longest = sent(workload.longest(2))
+    load = at_load(deployment, request.load, targets.slos, "concurrency", 1)
+    if load.recorded is None:
+        longest = sent(load.longest(2))
         # with speculative decoding few tokens may come at a slower pace than many
-        if not request.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
+        if not load.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
             return longest
-    requests = paced(targets.requests, workload)
-    if requests is not None and all(slo.group for slo in targets.slos):  # else the shares of the classes matter
-        requests = _two_of_each(requests)
-        workload = replace(workload, num_prompts=len(requests.arrival_s))
-    return sent(workload, requests)
+    elif all(slo.group for slo in targets.slos):  # else the shares of the classes matter
+        few = _two_of_each(load.recorded)
+        load = replace(load, recorded=few, num_prompts=len(few.arrival_s))
+    return sent(load)
 
 
 def _two_of_each(requests: Requests) -> Requests:
@@ -73,13 +71,13 @@ class Broken:
 
 def broken_for_certain(deployment: Deployment, request: Request, targets: Targets) -> Broken | None:
     """The worst target that no request keeps, whatever else is in the engine; None where that is not certain."""
-    config = deployment.config
-    if targets.requests is not None or config.speculative_config:
+    config, load = deployment.config, request.load
+    if load.recorded is not None or config.speculative_config:
         return None
-    shortest = (max(floor(length * (1 - request.range_ratio)), 1) for length in (request.input_len, request.output_len))
+    shortest = (max(floor(length * (1 - load.range_ratio)), 1) for length in (load.input_len, load.output_len))
     input_len, output_len = shortest
-    new_tok = input_len + (0 if config.enable_prefix_caching else request.prefix_len)
-    pairs = new_tok * (request.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
+    new_tok = input_len + (0 if config.enable_prefix_caching else load.prefix_len)
+    pairs = new_tok * (load.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
     stages = config.pipeline_parallel_size  # a full pipeline has a share of the prompt in each
     going_on = stages > 1  # chunks before the last never have the pipeline to themselves
     share = Batch(0, 0.0, 1 + going_on, new_tok, pairs, prefill_finishing=1 - going_on, peer_tok=0)
@@ -99,8 +97,9 @@ def broken_for_certain(deployment: Deployment, request: Request, targets: Target
 
 def rate_bound(deployment: Deployment, request: Request, targets: Targets, bound: float) -> float:
     """Requests per second that one server never exceeds while it keeps the targets; ``bound``: of full batches."""
-    fixed = request.range_ratio == 0 and targets.requests is None
-    if not fixed or request.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
+    load = request.load
+    fixed = load.range_ratio == 0 and load.recorded is None
+    if not fixed or load.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
         return bound
     for slo in targets.slos:
         if slo.metric == "tpot":
@@ -108,9 +107,9 @@ def rate_bound(deployment: Deployment, request: Request, targets: Targets, bound
             keeping = 1.0 if slo.percentile is None else slo.percentile / 100  # the share of requests that must
             step_tok = deployment.tokens_per_step
             if step_tok > 1:  # a row of steps makes at most one token more than on average
-                step_tok *= (request.output_len - 1) / max(request.output_len - 2, 1)
-            tok_per_s = decode_bound(deployment, request.input_len, limit_s * step_tok) * step_tok
-            bound = min(bound, tok_per_s / keeping / (request.output_len - 1))
+                step_tok *= (load.output_len - 1) / max(load.output_len - 2, 1)
+            tok_per_s = decode_bound(deployment, load.input_len, limit_s * step_tok) * step_tok
+            bound = min(bound, tok_per_s / keeping / (load.output_len - 1))
     return bound
 
 

@@ -88,7 +88,7 @@ def node_size(request: Request, profile: GpuProfile) -> int:
 
 def context_of(request: Request, model: Model) -> int:
     """``max_model_len`` for the request's lengths: rounded up, never above the model's own context."""
-    total = request.longest_len or request.total_len
+    total = request.longest_len or request.load.longest_len
     return max(min(defaults.round_context(total), model.max_position_embeddings), total)
 
 

@@ -28,14 +28,13 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.defaults import Goal
-from planner.planning.demand import requests_of, shares_of
 from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast, percent
-from planner.planning.predict import Prediction, compared_rates, simulate_classes, simulate_serve
+from planner.planning.predict import Prediction, compared_rates, simulate_serve
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, left_out, why_not
-from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets, pareto
+from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
 from planner.units import MS
-from planner.workload import OF_A_REQUEST, Workload
+from planner.workload import OF_A_REQUEST, Load
 
 
 def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) -> Ranking:
@@ -64,41 +63,21 @@ def predicted(deployment: Deployment, prediction: Prediction) -> dict[str, Any]:
     return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
 
 
-def replayed(request: Request, candidate: Candidate, workload: Workload) -> Prediction:
+def replayed(request: Request, candidate: Candidate, workload: Load) -> Prediction:
     """What the benchmark would measure of ``workload``, from the replay of the search where that is of it.
 
     Of a trace it sent other requests.
     """
     load, targets = candidate.load, request.targets
-    if targets and targets.classes:
-        return _of_classes(candidate, workload, targets)
-    traced = targets is not None and targets.recorded
-    if load is None or load.doubt is None or load.workload != workload or traced:
-        return simulate_serve(candidate.deployment, workload, percentiles=defaults.PERCENTILES)
-    return simulate_serve(
-        candidate.deployment, workload,
-        served=load.replay, doubt=load.doubt.reacting(), percentiles=defaults.PERCENTILES,
-    )  # fmt: skip
-
-
-def _of_classes(candidate: Candidate, workload: Workload, targets: Targets) -> Prediction:
-    """The same of several clients, one for each class."""
-    requests = requests_of(targets.classes, candidate.servers, workload)
-    load, sent = candidate.load, len(requests.arrival_s)
-    own = {one.name for one in targets.classes if one.limits_ms}
-    of_all = {slo.metric: slo.limit_ms for slo in targets.slos if slo.group not in own and slo.metric in OF_A_REQUEST}
-    known: dict[str, Any] = {}
-    if load and load.whole and load.doubt and load.workload == workload:
-        known = {"served": load.replay, "doubt": load.doubt.reacting()}
-    return simulate_classes(
-        candidate.deployment,
-        replace(workload, num_prompts=sent),
-        requests=requests,
-        classes=shares_of(targets.classes, candidate.servers),
-        goodput=of_all,
-        percentiles=defaults.PERCENTILES,
-        **known,
-    )
+    asked: dict[str, Any] = {"percentiles": defaults.PERCENTILES}
+    if load and load.whole and load.doubt and load.sent == workload:
+        asked |= {"served": load.replay, "doubt": load.doubt.reacting()}
+    if workload.classes and targets:
+        own = {one.name for one in workload.classes if one.limits_ms}
+        of_all = (slo for slo in targets.slos if slo.group not in own and slo.metric in OF_A_REQUEST)
+        asked["goodput"] = {slo.metric: slo.limit_ms for slo in of_all}
+        workload = replace(workload, num_prompts=workload.count)
+    return simulate_serve(candidate.deployment, workload, **asked)
 
 
 def _batches(
@@ -127,7 +106,7 @@ def _batches(
         for batch in batches:
             each = request.args.max_num_seqs or ceil(batch / ranks)
             deployment = deployed(request, model, profile, replace(args, max_num_seqs=each), version)
-            yield Candidate(resolved, deployment, at_concurrency(deployment, request.workload, batch))
+            yield Candidate(resolved, deployment, at_concurrency(deployment, request.load, batch))
     except PlannerError as error:
         reject(error.cause)
 

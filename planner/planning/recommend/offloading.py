@@ -17,7 +17,7 @@ MOST_TIMES = 4  #: as many servers as with blocks in host memory, that are looke
 
 def check_offloading(request: Request) -> None:
     """Raise InputError where what the host keeps is replayed on no GPU of ``request``."""
-    if not (request.args.kv_offloading_size and request.targets and request.targets.reused):
+    if not (request.args.kv_offloading_size and request.targets and request.load.reused):
         return
     refusals: list[InputError] = []
     for profile in request.gpus:
@@ -36,7 +36,7 @@ def check_offloading(request: Request) -> None:
 def offloading_of(request: Request, candidate: Candidate) -> PlannedOffloading | None:
     """What the host's blocks are worth for ``candidate``, a plan for a known load; None where it keeps none."""
     targets, load, config = request.targets, candidate.load, candidate.config
-    if not config.kv_offloading_size or targets is None or load is None or not targets.reused:
+    if not config.kv_offloading_size or targets is None or load is None or not request.load.reused:
         return None
     bare = replace(candidate.deployment, config=replace(config, kv_offloading_size=None))
     without = share_of(bare, request, targets, candidate.servers, exactly=bool(targets.slos))

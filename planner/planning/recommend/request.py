@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout
 from planner.hardware import GpuProfile
@@ -14,22 +14,12 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import By, Capacity, ServedLoad
 from planner.planning.defaults import Goal
-from planner.planning.demand import Demand, mixed
 from planner.planning.deployment import Deployment
-from planner.planning.plan import PlannedTrace
 from planner.planning.predict import Estimate, Prediction, estimated_uncertainty
 from planner.planning.uncertainty import Uncertainty
 from planner.timing import Calibration
 from planner.units import MS
-from planner.workload import Requests, Router, Slo, Workload
-
-
-class Part(NamedTuple):
-    """One class of requests among the load."""
-
-    share: float  #: of all requests
-    workload: Workload
-    slos: tuple[Slo, ...]
+from planner.workload import Load, Router, Slo
 
 
 @dataclass(frozen=True)
@@ -39,34 +29,8 @@ class Targets:
     slos: tuple[Slo, ...] = ()
     by: By = "rate"
     value: float | None = None  #: requests per second, or in flight; None: as many as one server carries
-    requests: Requests | None = None  #: of a trace, at its own pace; ``value`` is then its rate
     confidence: float = defaults.CONFIDENCE  #: with which the limits are kept
-    trace: PlannedTrace | None = None  #: where the requests are from
-    drawn: bool = False  #: whether the requests were drawn, so that some of them say as much as all
-    burstiness: float = 1.0  #: of the trace, for a benchmark that cannot send it
     router: Router = "round-robin"  #: between the servers and the requests of a trace
-    classes: tuple[Demand, ...] = ()  #: that ``requests`` are made of, where each server takes several
-
-    @classmethod
-    def of_classes(
-        cls, classes: Sequence[Demand], slos: tuple[Slo, ...], confidence: float, *, seed: int, burstiness: float
-    ) -> Targets:
-        """The targets of all classes together."""
-        requests = mixed(classes, defaults.MIXED_PROMPTS, seed=seed, burstiness=burstiness)
-        rate = sum(one.request_rate for one in classes)
-        return cls(
-            slos, "rate", rate, requests, confidence=confidence, burstiness=burstiness, classes=tuple(classes)
-        )  # fmt: skip
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the requests are others than a benchmark can send."""
-        return self.requests is not None and not self.classes
-
-    @property
-    def reused(self) -> bool:
-        """Whether it is known what the prompts have in common."""
-        return self.requests is not None and self.requests.prefixes is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +40,7 @@ class Request:
     model: ResolvedModel
     gpus: tuple[GpuProfile, ...]
     goal: Goal
-    input_len: int
-    output_len: int
+    load: Load  #: what is sent to all servers together; how many, and how fast, is for the search to say
     max_concurrency: int | None = None
     num_prompts: int | None = None
     gpus_per_node: int | None = None  #: GPUs that one node has; None: as the profile says
@@ -87,48 +50,26 @@ class Request:
     basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those of the user's own machines
     calibration: Calibration | None = None  #: efficiencies likewise; None: those that we ship
     args: EngineArgs = field(default_factory=EngineArgs)  #: settings that are given, not searched
-    range_ratio: float = 0.0  #: by which lengths vary, as in ``Workload``
-    burstiness: float = 1.0
-    seed: int = 0
-    longest_len: int | None = None  #: tokens of the longest request; None: as the lengths say
+    longest_len: int | None = None  #: tokens that the context has to hold; None: those of the load
     targets: Targets | None = None  #: None: the goal decides alone
     workload_name: str | None = None
-    prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
     prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, over the profile's own
 
     @property
-    def workload(self) -> Workload:
-        """Lengths and rhythm of the requests; how many are sent, and how fast, is for the search to say."""
-        return Workload(
-            self.input_len,
-            self.output_len,
-            self.num_prompts or 1,
-            burstiness=self.burstiness,
-            range_ratio=self.range_ratio,
-            seed=self.seed,
-            prefix_len=self.prefix_len,
+    def parts(self) -> tuple[tuple[float, Load, tuple[Slo, ...]], ...]:
+        """Each class of the load, its share of the requests and its targets; one where no classes are told apart."""
+        slos = self.targets.slos if self.targets else ()
+        rate = sum(one.request_rate for one in self.load.classes)
+        classes = (
+            (one.request_rate / rate, one, tuple(slo for slo in slos if slo.group in ("", one.name)))
+            for one in self.load.classes
         )
+        return tuple(classes) or ((1.0, self.load, slos),)
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The classes of the load; all requests are one where no classes are told apart."""
-        targets = self.targets
-        if targets is None or not targets.classes:
-            return (Part(1.0, self.workload, targets.slos if targets else ()),)
-        rate = sum(one.request_rate for one in targets.classes)
-        return tuple(
-            Part(
-                one.request_rate / rate,
-                one.workload,
-                tuple(slo for slo in targets.slos if slo.group in ("", one.name)),
-            )
-            for one in targets.classes
-        )
-
-    def closed_loop(self, concurrency: int) -> Workload:
+    def closed_loop(self, concurrency: int) -> Load:
         """The same requests, ``concurrency`` of them in flight at once, and enough of them for a steady state."""
         prompts = self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
-        return replace(self.workload, num_prompts=prompts, max_concurrency=concurrency)
+        return self.load.at_concurrency(concurrency, prompts)
 
     @property
     def wanted_batch(self) -> int | None:
@@ -139,13 +80,13 @@ class Request:
     def doubt_about(self, candidate: Candidate) -> Uncertainty:
         """How far measurements may lie from the figures of a candidate, by its closed form."""
         concurrency = ceil(candidate.estimate.concurrency / candidate.config.data_parallel_size)
-        lengths = self.input_len, self.output_len
-        return estimated_uncertainty(candidate.deployment, *lengths, concurrency, self.prefix_len)
+        lengths = self.load.input_len, self.load.output_len
+        return estimated_uncertainty(candidate.deployment, *lengths, concurrency, self.load.prefix_len)
 
     @property
     def reuses(self) -> bool:
         """Whether prompts are known to begin alike."""
-        return self.prefix_len > 0 or (self.targets is not None and self.targets.reused)
+        return self.load.prefix_len > 0 or self.load.reused
 
     @property
     def coarse(self) -> bool:
@@ -159,9 +100,9 @@ class Request:
     @property
     def total_len(self) -> int:
         """Tokens of a request that room is kept for: the longest that is drawn, of a trace the average one."""
-        if self.targets and self.targets.requests is not None:
-            return self.input_len + self.output_len
-        return self.workload.max_total_len
+        if self.load.recorded is not None:
+            return self.load.input_len + self.load.output_len
+        return self.load.max_total_len
 
 
 @dataclass(frozen=True, slots=True)

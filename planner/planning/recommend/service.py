@@ -17,21 +17,20 @@ from planner.planning.capacity import (
     ServedLoad,
     as_found,
     measure,
-    paced,
 )
 from planner.planning.compare.limits import find_limit, limit_in_words
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
 from planner.planning.next_run import next_run
-from planner.planning.plan import Plan, PlannedRun, PlannedRung, PlannedTarget, PlannedWorkload, Service
+from planner.planning.plan import Plan, PlannedRun, PlannedRung, PlannedTarget, PlannedTrace, PlannedWorkload, Service
 from planner.planning.recommend.candidates import node_size
 from planner.planning.recommend.request import Candidate, Request, Targets
 from planner.simulator import Replay, statistic_ms
 from planner.units import figure
-from planner.workload import Workload, share, targets_in_words
+from planner.workload import Load, targets_in_words
 
 
-def sent_to_one(request: Request, candidate: Candidate) -> Workload:
+def sent_to_one(request: Request, candidate: Candidate) -> Load:
     """What the benchmark sends to the one server that it measures: its share of the load.
 
     Of a trace, random prompts of the mean lengths, at the rate and burstiness of the busiest stretch. What the prefix
@@ -39,11 +38,11 @@ def sent_to_one(request: Request, candidate: Candidate) -> Workload:
     """
     if candidate.load is None:
         return request.closed_loop(candidate.estimate.concurrency)
-    sent = candidate.load.workload
-    if request.targets and request.targets.recorded:
-        sent = replace(sent, burstiness=request.targets.burstiness)
-        if request.targets.reused:
+    sent = candidate.load.sent
+    if sent.unsendable:
+        if sent.reused:
             sent = as_found(sent, candidate.load.replay)
+        sent = sent.as_drawn()
     return replace(sent, num_prompts=request.num_prompts) if request.num_prompts else sent
 
 
@@ -70,7 +69,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         max_concurrency=round(whole) if targets.by == "concurrency" else None,
         load_asked=targets.value is not None,
         workload=request.workload_name,
-        trace=targets.trace,
+        trace=PlannedTrace.of(request.load),
         replicas=candidate.servers,
         total_gpus=candidate.num_gpus,
         packages=packages,
@@ -82,8 +81,8 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / candidate.config.num_gpus,
         usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
-        router=targets.router if targets.reused else None,
-        prefix_cache_share=load.replay.cached_share if targets.reused else None,
+        router=targets.router if request.load.reused else None,
+        prefix_cache_share=load.replay.cached_share if request.load.reused else None,
         ladder=carried.ladder if carried else (),
         measure_next=carried.next_run() if carried else None,
     )
@@ -95,14 +94,12 @@ def capacity_of(request: Request, targets: Targets, candidate: Candidate) -> Cap
     What the search has served of it is known, so that no server has room for what one of fewer could not carry; but
     where prompts share what caches keep, one of fewer found more.
     """
-    served = (candidate.load, None if targets.reused else candidate.too_much)
-    requests = targets.requests
-    if requests is not None and not targets.classes:
-        requests = share(requests, candidate.servers, len(requests.arrival_s), targets.router)
-    return Capacity(
-        candidate.deployment, request.workload, targets.slos,
-        by=targets.by, requests=requests, served=[load for load in served if load],
-    )  # fmt: skip
+    load = request.load
+    served = (candidate.load, None if load.reused else candidate.too_much)
+    if load.unsendable:
+        load = load.share_of(candidate.servers, targets.router)
+    known = [one for one in served if one]
+    return Capacity(candidate.deployment, load, targets.slos, by=targets.by, served=known)
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ class _Carried:
         if now is None or self._worth(self.ladder[0]) <= self._worth(now):
             return None
         bound = replace(self.load, bound_by=self.most.bound_by)
-        run = next_run(self.candidate.deployment, bound, self.targets.requests)
+        run = next_run(self.candidate.deployment, bound)
         if run is None:
             return None
         then = self.rung(run.confidence(self.targets.confidence))
@@ -192,7 +189,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
     found = capacity.largest(targets.confidence, exactly=True)
     if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
-    judged_whole = targets.recorded and not targets.drawn
+    judged_whole = request.load.unsendable and not request.load.drawn
     if judged_whole and not (whole := _whole(capacity, found, targets.confidence)).meets:
         return replace(candidate.load, bound_by=whole.binding)
     return found
@@ -200,13 +197,8 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
 
 def _whole(capacity: Capacity, load: ServedLoad, confidence: float) -> ServedLoad:
     """All requests of a trace at the rate of ``load``, which has the last ones; it ends once a target is broken."""
-    requests = capacity.requests
-    assert requests is not None  # of a trace
-    sent = replace(capacity.workload, num_prompts=len(requests.arrival_s), request_rate=load.value)
-    return measure(
-        capacity.deployment, sent, capacity.slos,
-        confidence=confidence, requests=paced(requests, sent), whole=False, exactly=True,
-    )  # fmt: skip
+    sent = capacity.load.at_rate(load.value, capacity.load.count)
+    return measure(capacity.deployment, sent, capacity.slos, confidence=confidence, whole=False, exactly=True)
 
 
 def cost(plan: Plan) -> tuple[bool, float]:
@@ -241,21 +233,22 @@ def why_service(request: Request, winner: Candidate) -> Iterator[str]:
     good_share = load.good_share
     goodput = load.goodput_per_s * winner.servers
     yield f"goodput {goodput:,.4g} requests/s: {good_share:.1%} meet every target with that confidence"
-    if targets.reused:
-        yield reuse_words(load.replay, targets, winner.servers)
+    if request.load.reused:
+        yield reuse_words(load.replay, request, winner.servers)
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
     if targets.by == "concurrency":
         yield f"the first {load.value:,.0f} requests, which start together, are not held against the targets"
         yield from _with_the_burst(load)
-        if not request.range_ratio and targets.requests is None:
+        if not request.load.range_ratio and request.load.recorded is None:
             yield "requests of equal lengths end together, and so start together: --random-range-ratio 0.5 spreads them"
 
 
-def reuse_words(served: Replay, targets: Targets, servers: int) -> str:
+def reuse_words(served: Replay, request: Request, servers: int) -> str:
     """What the prefix cache spares of a load whose prompts are known."""
-    assert targets.requests is not None
-    most = targets.requests.reusable_tok / float(targets.requests.input_len.mean())
+    sent, targets = request.load.recorded, request.targets
+    assert sent is not None and targets is not None
+    most = sent.reusable_tok / float(sent.input_len.mean())
     dealt = f" of {servers} servers, {targets.router}" if servers > 1 else ""
     found = f"{served.cached_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
     return f"{found}; {most:.1%} would from one that forgets nothing"

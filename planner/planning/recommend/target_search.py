@@ -37,11 +37,9 @@ from planner.planning.capacity import (
     most_in_flight,
     outlined_load,
     queued_load,
-    rarest,
     usual_doubt,
     with_the_queue,
 )
-from planner.planning.demand import PRIORITY, requests_of
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
 from planner.planning.recommend.bounds import alone, broken_for_certain, rate_bound
@@ -56,7 +54,7 @@ from planner.planning.recommend.candidates import (
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
 from planner.planning.recommend.service import largest
 from planner.planning.uncertainty import Uncertainty
-from planner.workload import Slo, share
+from planner.workload import PRIORITY, Load, Slo
 
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
 #: order. A judgement, and what it turns down says so; benchmarks/results/search.md has the most that was seen.
@@ -125,6 +123,7 @@ class _Search:
         assert request.targets is not None  # ``rank`` asks
         self.request, self.profile, self.version = request, profile, version
         self.targets: Targets = request.targets
+        self.load: Load = request.load
         self.parts = request.parts
         self.found: list[Candidate] = []
         self.rejected: list[Rejected] = []
@@ -220,7 +219,7 @@ class _Search:
     def _enough(self, member: RankedEngine, tried: int) -> bool:
         """Whether no other member of a family is tried, where so many have broken a target."""
         if self.best_cost < inf:
-            return self.targets.requests is not None and tried >= MEMBERS_OF_A_TRACE
+            return self.load.recorded is not None and tried >= MEMBERS_OF_A_TRACE
         return tried >= MEMBERS_WITHOUT_REUSE and not self._keeps_cold(member)
 
     def _slower_than(self, engine: RankedEngine) -> ServedLoad | None:
@@ -228,7 +227,7 @@ class _Search:
 
         Not where it is known what prompts have in common: what is found of them depends on the room for it.
         """
-        if self.targets.reused:
+        if self.load.reused:
             return None
         least = self._least_load(engine) * (1 + 1e-9)
         for other, load in self._broke:
@@ -280,7 +279,7 @@ class _Search:
         most_seqs = args.max_num_seqs or min(defaults.MAX_NUM_SEQS, max(held, 1))
         engines = [self._deployed(resolved, one) for one in self._each_budget(args, most_seqs)]
         engine = max(engines, key=lambda one: one.config.max_num_batched_tokens)
-        if targets.reused:
+        if self.load.reused:
             engine.check_host_blocks()
         outline = RankedEngine(resolved, args, engine, inf, 0.0)
         if broken := broken_for_certain(engine, request, targets):
@@ -291,7 +290,7 @@ class _Search:
         if targets.by == "concurrency":
             return replace(outline, most=float(most_in_flight(engine)), guess=float(most_in_flight(engine)))
         loads = [
-            [outlined_load(one, part.workload, part.slos, targets.confidence) for part in self.parts] for one in engines
+            [outlined_load(one, load, slos, targets.confidence) for _, load, slos in self.parts] for one in engines
         ]
         most, guess = max(map(self._most, loads)), max(map(self._guess, loads))
         return replace(outline, most=most * OPTIMISM[self.exactly], guess=guess, queued=max(map(self._queued, engines)))
@@ -312,7 +311,7 @@ class _Search:
 
     def _bounded(self, resolved: ResolvedModel, args: EngineArgs, deployment: Deployment) -> RankedEngine:
         """A family with bounds for all members: its ``deployment`` has the largest of all settings."""
-        targets, workload = self.targets, self.request.workload
+        targets, workload = self.targets, self.load
         largest = deployment.config.max_num_seqs
         usual, full = usual_doubt(deployment, workload), Steady.of(deployment, workload).doubt
         family = RankedEngine(resolved, args, deployment, inf, 0.0, usual, full)
@@ -396,7 +395,7 @@ class _Search:
     def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine) -> RankedEngine:
         """A member: no better than its ``family``, whose doubt it shares, and than full batches."""
         deployment = self._deployed(resolved, args)
-        targets, workload = self.targets, self.request.workload
+        targets, workload = self.targets, self.load
         guess, queued = self._guess(self._loads(deployment, family.usual)), self._queued(deployment)
         if targets.by == "concurrency":
             return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
@@ -408,28 +407,28 @@ class _Search:
         """What a server carries of each class alone, in the closed form."""
         by, confidence = self.targets.by, self.targets.confidence
         return [
-            closed_form_load(deployment, part.workload, part.slos, by, confidence=confidence, doubt=doubt)
-            for part in self.parts
+            closed_form_load(deployment, load, slos, by, confidence=confidence, doubt=doubt)
+            for _, load, slos in self.parts
         ]
 
     def _guess(self, loads: Sequence[float]) -> float:
         """All classes together, where each has a share of the server's time."""
         if len(loads) == 1:
             return loads[0]
-        return 1 / sum(part.share / max(load, 1e-12) for part, load in zip(self.parts, loads, strict=True))
+        return 1 / sum(share / max(load, 1e-12) for (share, _, _), load in zip(self.parts, loads, strict=True))
 
     def _queued(self, deployment: Deployment) -> float:
         """All classes together, where their prompts wait for one another, in the order in which they come."""
         if len(self.parts) == 1 or deployment.config.scheduling_policy == PRIORITY:
             return inf
         if not self._usual:
-            doubt = usual_doubt(deployment, self.request.workload).at_own_pace()
+            doubt = usual_doubt(deployment, self.load).at_own_pace()
             self._usual = {slo: doubt.upper(slo.key, self.targets.confidence) for slo in self.targets.slos}
         return queued_load(deployment, self.parts, self._usual)
 
     def _most(self, loads: Sequence[float]) -> float:
         """All classes together, where none is in the way of another."""
-        return min(load / part.share for part, load in zip(self.parts, loads, strict=True))
+        return min(load / share for (share, _, _), load in zip(self.parts, loads, strict=True))
 
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         """The engine at the least cost where it keeps the targets, if that is below the best; and the last failure."""
@@ -458,8 +457,7 @@ class _Search:
     @property
     def _most_servers(self) -> float:
         """One for each request of a trace; what is drawn stands for any number of requests."""
-        requests, traced = self.targets.requests, self.targets.recorded and not self.targets.drawn
-        return len(requests.arrival_s) if requests is not None and traced else inf
+        return self.load.count if self.load.unsendable and not self.load.drawn else inf
 
     def _breaks_idle(self, engine: RankedEngine, start: int, share: Callable[[int], ServedLoad]) -> ServedLoad | None:
         """The load of so many servers that they idle, ``start`` at least, where that breaks a target: more do not help.
@@ -467,9 +465,9 @@ class _Search:
         Of a trace it is not asked: what servers find in their caches depends on how many they are.
         """
         targets = self.targets
-        if targets.value is None or targets.recorded:
+        if targets.value is None or self.load.unsendable:
             return None
-        each = idle_load(engine.deployment, self.request.workload, targets.by)
+        each = idle_load(engine.deployment, self.load, targets.by)
         load = share(max(2 * ceil(targets.value / each), start))  # as far as ``fewest_servers`` goes
         return None if load.meets else load
 
@@ -480,22 +478,21 @@ class _Search:
         """
         key = engine.resolved.resolved, replace(engine.args, max_num_seqs=None)  # nobody waits for a place
         if key not in self._cold:
-            requests = self.targets.requests
-            if requests is None or not self.targets.reused or self.targets.router == "prefix-aware":
+            requests = self.load.recorded
+            if requests is None or not self.load.reused or self.targets.router == "prefix-aware":
                 return True
             apart = replace(requests, prefixes=None).first(COLD_PROMPTS)
-            rate = idle_load(engine.deployment, self.request.workload, "rate")
+            rate = idle_load(engine.deployment, self.load, "rate")
             apart = replace(apart, arrival_s=np.arange(len(apart.arrival_s)) / rate)
-            idle = replace(self.request.workload, num_prompts=len(apart.arrival_s), request_rate=rate)
+            idle = replace(self.load, num_prompts=len(apart.arrival_s), request_rate=rate, recorded=apart)
             self._cold[key] = measure(
-                engine.deployment, idle, self.targets.slos,
-                confidence=self.targets.confidence, requests=apart, whole=False,
-            ).meets  # fmt: skip
+                engine.deployment, idle, self.targets.slos, confidence=self.targets.confidence, whole=False
+            ).meets
         return self._cold[key]
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
-        request, targets = self.request, self.targets
-        capacity = Capacity(engine.deployment, request.workload, targets.slos, by=targets.by, requests=targets.requests)
+        targets = self.targets
+        capacity = Capacity(engine.deployment, self.load, targets.slos, by=targets.by)
         if self.found:
             challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
             for exactly in (False, True)[: 1 + self.exactly]:
@@ -514,7 +511,7 @@ class _Search:
         """
         targets = self.targets
         load = share_of(engine.deployment, self.request, targets, servers, whole=False)
-        more = targets.recorded and not targets.drawn and len(load.replay.sent_s) == defaults.TRACE_PROMPTS
+        more = self.load.unsendable and not self.load.drawn and len(load.replay.sent_s) == defaults.TRACE_PROMPTS
         if load.meets and more:
             load = share_of(engine.deployment, self.request, targets, servers, entire=True, whole=False)
         if load.meets and self.exactly and targets.by == "rate" and targets.slos:
@@ -525,7 +522,7 @@ class _Search:
         self, engine: RankedEngine, load: ServedLoad, servers: int, capacity: Capacity | None = None
     ) -> Candidate:
         concurrency = max(min(round(load.replay.mean_in_flight), engine.deployment.config.max_num_seqs), 1)
-        asked = self.request
+        asked = self.load
         figures = estimate(engine.deployment, asked.input_len, asked.output_len, concurrency, asked.prefix_len)
         return Candidate(engine.resolved, engine.deployment, figures, servers=servers, load=load, capacity=capacity)
 
@@ -557,7 +554,7 @@ class _Search:
 
     def _closest(self) -> Candidate | None:
         """The engine that breaks a target least: while it idles, or even with one request at a time."""
-        idle = self.exactly and self.targets.by == "rate" and not self.targets.recorded
+        idle = self.exactly and self.targets.by == "rate" and not self.load.unsendable
         closest: tuple[RankedEngine, ServedLoad] | None = None
         if idle and self._broke:  # these keep the targets of a request alone
             closest = self._broken_idle(min(self._broke, key=lambda pair: pair[1].excess)[0])
@@ -577,7 +574,7 @@ class _Search:
         try:
             batch = args.max_num_seqs or self._largest(engine.resolved, args)
             roomy = self._deployed(engine.resolved, replace(args, max_num_seqs=max(batch, 1)))
-            server = Capacity(roomy, self.request.workload, targets.slos, by=targets.by, requests=targets.requests)
+            server = Capacity(roomy, self.load, targets.slos, by=targets.by)
             load = server.idle(targets.confidence, whole=True)
         except PlannerError:  # with more room than for one request, or in so many steps, it is not served
             return None
@@ -609,27 +606,20 @@ def share_of(
     ``measure``.
     """
     assert targets.value is not None
-    requests = targets.requests
-    if targets.classes:
-        rate = targets.value / servers
-        sent = at_load(deployment, request.workload, targets.slos, "rate", rate, rarest(requests, targets.slos))
-        one_of_each = ceil(max(targets.value / one.request_rate for one in targets.classes)) + 1
-        sent = replace(sent, num_prompts=request.num_prompts or max(sent.num_prompts, one_of_each))
-        requests = requests_of(targets.classes, servers, sent)
-    elif requests is not None:
-        most = len(requests.arrival_s) if entire else defaults.TRACE_PROMPTS
-        requests = share(requests, servers, most, targets.router)
-        rate = targets.value / servers
-        sent = replace(request.workload, num_prompts=len(requests.arrival_s), request_rate=rate)
+    load = request.load
+    if load.classes:
+        few = at_load(deployment, load, targets.slos, "rate", targets.value / servers)
+        one_of_each = ceil(max(targets.value / one.request_rate for one in load.classes)) + 1
+        prompts = request.num_prompts or max(few.num_prompts, one_of_each)
+        sent = load.share_of(servers, most=prompts)
+    elif load.recorded is not None:
+        sent = load.share_of(servers, targets.router, load.count if entire else defaults.TRACE_PROMPTS)
     else:
         value = ceil(targets.value / servers) if targets.by == "concurrency" else targets.value / servers
-        sent = at_load(deployment, request.workload, targets.slos, targets.by, value)
+        sent = at_load(deployment, load, targets.slos, targets.by, value)
         if request.num_prompts:
             sent = replace(sent, num_prompts=request.num_prompts)
-    return measure(
-        deployment, sent, targets.slos,
-        confidence=targets.confidence, requests=requests, whole=whole, exactly=exactly,
-    )  # fmt: skip
+    return measure(deployment, sent, targets.slos, confidence=targets.confidence, whole=whole, exactly=exactly)
 
 
 def fewest_servers(
@@ -698,7 +688,7 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
         and replay.kv_cache_usage_peak < ROOMY
     )
     doubt = load.doubt
-    if same and doubt is not None and doubt.requests is not None and len(budgets) == 1:
+    if same and doubt is not None and doubt.load.recorded is not None and len(budgets) == 1:
         return True  # a trace takes long to replay: an engine that serves it in the same steps is no alternative
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf

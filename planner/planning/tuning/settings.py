@@ -14,7 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, inf, log
 from typing import Any
 
 from planner.engine import EngineArgs, flag_of
@@ -33,7 +33,7 @@ from planner.planning.recommend.goals import Merit, rank_by_goal, with_figures
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.tuning.standing import Prospect, Prospects
 from planner.units import MS
-from planner.workload import Workload
+from planner.workload import Load
 
 #: Settings that a search chooses, so that they are open again unless the plan's command gave them.
 OPEN: Mapping[str, Any] = {
@@ -74,8 +74,7 @@ def request_again(file: PlanFile, local: Local) -> Request:
         model=resolve_model(plan.model if plan.model.startswith("/") else plan.requested_model),
         gpus=(profile,),
         goal=file.goal,
-        input_len=sent.input_len,
-        output_len=sent.output_len,
+        load=replace(sent.sent, request_rate=inf, max_concurrency=None),
         max_concurrency=sent.max_concurrency if fixed else None,
         num_prompts=sent.num_prompts if given("num_prompts") else None,
         gpus_per_node=max(plan.gpus_per_node // profile.parts, 1),
@@ -83,10 +82,6 @@ def request_again(file: PlanFile, local: Local) -> Request:
         basis=Basis(local.constants),
         calibration=local.calibration,
         args=replace(args, **opened),
-        range_ratio=sent.range_ratio,
-        burstiness=sent.burstiness,
-        seed=sent.seed,
-        prefix_len=sent.prefix_len,
     )
 
 
@@ -195,7 +190,7 @@ def _under_load(request: Request, plan: Plan, merit: Merit, rankings: Iterable[R
     return kept
 
 
-def _replayed(deployment: Deployment, sent: Workload) -> Prediction:
+def _replayed(deployment: Deployment, sent: Load) -> Prediction:
     return simulate_serve(deployment, sent, percentiles=defaults.PERCENTILES)
 
 

@@ -1,0 +1,635 @@
+"""The load of a server: how long its requests are, how they arrive, and how many there are.
+
+``Load.requests`` draws the very lengths and arrival times that ``vllm bench serve --dataset-name random`` draws for the
+same seed, so that the replay gets what the benchmark will send. Recorded requests, and a mixture of several classes,
+are sent as they are.
+
+>>> Load(input_len=1000, output_len=130, num_prompts=2, range_ratio=0.25, seed=7).requests().input_len
+array([1223, 1063])
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import ceil, floor, inf, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from planner.errors import InputError
+from planner.resources import data_dir
+from planner.units import LEAST_FIGURE, MOST_FIGURE
+from planner.workload.metrics import OF_A_REQUEST
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from planner.workload.requests import Requests, Router, Tokens
+    from planner.workload.trace import Trace
+
+LengthDistribution = Literal["symmetric", "below", "conversation"]
+
+#: The names that tables of measured runs use, as (length_distribution, range_ratio).
+NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
+    "fixed": ("symmetric", 0.0),
+    "uniform-0.8-1": ("below", 0.8),
+    "sharegpt": ("conversation", 0.0),
+    "sonnet": ("symmetric", 0.0),  # vLLM's sonnets: prompts of the asked length to within a line, answers of it exactly
+    "lm-arena-chat": ("symmetric", 0.0),
+    "gpqa": ("symmetric", 0.0),
+    "sourcegraph-fim": ("symmetric", 0.0),
+}
+
+#: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
+CONVERSATION_MIN_TOK = 4
+
+
+MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
+MOST_REQUESTS = 1_000_000  #: of one replay; percentiles stopped changing long before
+_MOST = (
+    ("input_len", MOST_TOK, "check its unit"),
+    ("output_len", MOST_TOK, "check its unit"),
+    ("prefix_len", MOST_TOK, "check its unit"),
+    ("num_prompts", MOST_REQUESTS, "send fewer: percentiles no longer change"),
+)
+LEAST = 1e-12  #: of a rate and of its burstiness; the gaps of less are beyond a float
+SEEDS = 2**32  #: that numpy's generator of vLLM's arrivals takes
+MOST_IN_FLIGHT = MOST_REQUESTS // 5  #: a closed loop sends several requests for each place
+PRIORITY = "priority"
+MOST_PRIORITY = 1_000_000
+MOST_CLASSES = 16
+MIXED_PROMPTS = 4000  #: of all classes together, where nobody says how many
+TRACE_CLASSES = 3  #: that a trace is cut into
+BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace: beyond, gaps are told apart no more
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of ``input_len`` and ``output_len`` tokens, on average where they vary.
+
+    With ``max_concurrency`` the loop is closed: at most that many requests are in flight, and a burst opens it. With
+    ``request_rate`` alone (requests per second; infinite means all at once) the loop is open. With both, each request
+    waits for its arrival and for a free place. ``burstiness`` is the shape of the gamma-distributed gaps: 1 is
+    Poisson, less is burstier, infinity is a metronome.
+
+    ``length_distribution`` says what ``range_ratio`` r does to a length L:
+
+    - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4,
+      its ``bench serve`` since 0.9.1 (pull request 16126)
+    - ``below``: uniform in [int(r L), L], vLLM before that, SGLang and InferenceX
+    - ``conversation``: scattered as in ShareGPT, whose means alone are known; r is not used
+
+    All prompts share ``prefix_len`` tokens, which stand before the ``input_len`` of each (``--random-prefix-len``).
+    ``prefix_cache_hit_rate`` is the share of each prompt that the server has seen before; no benchmark sends that.
+
+    ``recorded`` requests are sent instead of drawn ones: those of a trace, of sessions, or the mixture of ``classes``.
+    The lengths are then their means, and ``prefix_len`` the tokens that a cache finds which forgets nothing. A class
+    among others has a ``name``, a ``priority`` and targets of its own in ms.
+
+    Raises InputError, with the flag of ``vllm bench``, for values that it does not accept.
+    """
+
+    input_len: int
+    output_len: int
+    num_prompts: int = 1
+    max_concurrency: int | None = None
+    request_rate: float = inf
+    burstiness: float = 1.0
+    range_ratio: float = 0.0
+    seed: int = 0
+    length_distribution: LengthDistribution = "symmetric"
+    prefix_len: int = 0
+    prefix_cache_hit_rate: float = 0.0
+    recorded: Requests | None = field(default=None, repr=False)
+    classes: tuple[Load, ...] = ()
+    name: str = ""
+    limits_ms: Mapping[str, float] = field(default_factory=dict, hash=False)  #: by ``ttft``, ``tpot``, ``e2el``
+    priority: int = 0  #: sent with its requests; lower is sooner
+    origin: Trace | None = field(default=None, repr=False, hash=False, compare=False)  #: the file of the requests
+    whole: Requests | None = field(default=None, repr=False)  #: all requests, where ``recorded`` are one server's
+    drawn: bool = False  #: whether ``recorded`` were drawn, so that some of them say as much as all
+
+    # --- constructors
+
+    @classmethod
+    def closed_loop(cls, concurrency: int, input_len: int, output_len: int, **more: Any) -> Load:
+        """``concurrency`` requests in flight at once. ``more``: other fields, such as ``num_prompts``."""
+        more.setdefault("num_prompts", 5 * concurrency)
+        return cls(input_len, output_len, max_concurrency=concurrency, **more)
+
+    @classmethod
+    def open_loop(cls, rate: float, input_len: int, output_len: int, **more: Any) -> Load:
+        """``rate`` requests per second. ``more``: other fields, such as ``num_prompts``."""
+        return cls(input_len, output_len, request_rate=rate, **more)
+
+    @classmethod
+    def trace(cls, path: str | Path, rate: float | None = None) -> Load:
+        """The busiest stretch of a file of recorded requests, at their own pace or at ``rate`` requests per second."""
+        from planner.workload.trace import read_trace
+
+        return cls.of_trace(read_trace(Path(path)), rate)
+
+    @classmethod
+    def of_trace(cls, trace: Trace, rate: float | None = None) -> Load:
+        """As ``trace``, of a file that was read."""
+        sent = trace.busiest if rate is None else trace.busiest.at_pace(trace.busiest_rate / rate)
+        load = cls.of_requests(sent, rate or trace.busiest_rate, name="trace")
+        return replace(load, burstiness=trace.burstiness, origin=trace)
+
+    @classmethod
+    def sessions(cls, name: str, rate: float, seed: int = 0) -> Load:
+        """A load of several turns by name, drawn for ``rate`` requests per second."""
+        from planner.workload.sessions import named_sessions
+
+        return cls.of_requests(named_sessions()[name].requests(rate, seed), rate, name=name, seed=seed, drawn=True)
+
+    @classmethod
+    def of_requests(cls, sent: Requests, rate: float, **more: Any) -> Load:
+        """A load that sends these requests, ``rate`` per second."""
+        prefix_len, means = round(sent.reusable_tok), (sent.input_len.mean(), sent.output_len.mean())
+        input_len, output_len = (max(round(float(mean)), 1) for mean in means)
+        return cls(
+            max(input_len - prefix_len, 1), output_len, len(sent.arrival_s),
+            request_rate=rate, prefix_len=prefix_len, recorded=sent, **more,
+        )  # fmt: skip
+
+    @classmethod
+    def of_class(cls, name: str, request_rate: float, input_len: int, output_len: int, **more: Any) -> Load:
+        """One class of requests: its name, its requests per second of all servers, tokens in and out."""
+        return cls(input_len, output_len, request_rate=float(request_rate), name=name, **more)
+
+    @classmethod
+    def named(cls, workload: str, **more: Any) -> Load:
+        """The lengths of a workload that has a name."""
+        lengths = NAMED[workload]
+        return cls(lengths.input_len, lengths.output_len, range_ratio=lengths.range_ratio, **more)
+
+    @classmethod
+    def classes_of(
+        cls,
+        classes: Sequence[Load],
+        num_prompts: int = MIXED_PROMPTS,
+        *,
+        seed: int = 0,
+        burstiness: float = 1.0,
+        name: str = "",
+    ) -> Load:
+        """All classes on the same servers, each with its own rate. Raises InputError as ``benchmarks``."""
+        sent = mixed(classes, num_prompts, seed=seed, burstiness=burstiness)
+        load = cls.of_requests(sent, sum(one.request_rate for one in classes), name=name, classes=tuple(classes))
+        return replace(load, num_prompts=num_prompts, seed=seed, burstiness=burstiness)
+
+    @classmethod
+    def classes_of_trace(
+        cls, trace: Trace, rate: float | None = None, classes: int = TRACE_CLASSES
+    ) -> tuple[Load, ...]:
+        """Classes by the length of a request: ``classes`` of about as many tokens each, the short ones first.
+
+        Where prompts have something in common there is one class, so that what goes on from each other stays together.
+        ``rate``: requests per second of all of them; None: as fast as the busiest stretch of the trace.
+        """
+        import numpy as np
+
+        sent, whole_rate = trace.busiest, rate or trace.busiest_rate
+        if sent.prefixes is not None:
+            return (replace(cls.of_requests(sent, whole_rate, name="trace"), origin=trace),)
+        total_tok = sent.input_len + sent.output_len
+        ascending = np.sort(total_tok)
+        upto = np.cumsum(ascending)
+        # the longest request of each class but the last
+        longest = ascending[np.searchsorted(upto * classes, upto[-1] * np.arange(1, classes))]
+        place = np.searchsorted(longest, total_tok)  # requests of one length stay together
+        loads = []
+        for number in range(classes):
+            chosen = place == number
+            if not chosen.any():
+                continue
+            part = sent.chosen(chosen)
+            low, high = int(total_tok[chosen].min()), int(total_tok[chosen].max())
+            name = f"{low}-{high} tokens" if low < high else f"{low} tokens"
+            loads.append(cls.of_requests(part, whole_rate * float(chosen.mean()), name=name))
+        return tuple(loads)
+
+    @classmethod
+    def parse(cls, text: str) -> Load:
+        """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``.
+
+        Targets of its own in ms and a priority may follow: ``chat=20:rag,ttft=500,tpot=40,priority=1``. Raises
+        InputError.
+        """
+        load, *more = text.split(",")
+        sized = cls._sized(load)
+        words = dict(word.partition("=")[::2] for word in more)
+        _require(
+            "itl" not in words,
+            f"--class {text!r}: gaps between tokens are those of all requests, whatever their class",
+            "add tpot=MS, the mean gap of each request, or --itl beside the classes, which recommend takes",
+        )
+        if unknown := [word for word in words if word not in (*OF_A_REQUEST, PRIORITY)]:
+            raise InputError(
+                f"--class {text!r}: {unknown[0]!r} is no target of a class",
+                hint=f"add {', '.join(f'{metric}=MS' for metric in OF_A_REQUEST)} or {PRIORITY}=N after a comma",
+            )
+        _require(len(words) == len(more), f"--class {text!r} gives a target twice", "give each once")
+        try:
+            priority = int(words.pop(PRIORITY, "0"))
+        except ValueError as error:
+            raise InputError(f"--class {text!r}: a priority is a whole number", hint="lower is sooner") from error
+        try:
+            limits_ms = {metric: float(limit) for metric, limit in words.items()}
+        except ValueError as error:
+            raise InputError(f"--class {text!r}: targets are in ms", hint="for example ttft=500") from error
+        return replace(sized, limits_ms=limits_ms, priority=priority)
+
+    @classmethod
+    def _sized(cls, text: str) -> Load:
+        name, _, numbers = text.partition("=")
+        rate_text, _, lengths = numbers.partition(":")
+        hint = f"for example chat=20:1024:256, or chat=20:WORKLOAD with one of {', '.join(NAMED)}"
+        _require(not name or (bool(rate_text) and rate_text not in NAMED), f"--class {text!r} has no rate", hint)
+        try:
+            rate = float(rate_text)
+            known = NAMED.get(lengths)
+            input_len, output_len = (known.input_len, known.output_len) if known else map(int, lengths.split(":"))
+        except ValueError as error:
+            raise InputError(f"--class {text!r} is not NAME=RATE:INPUT:OUTPUT", hint=hint) from error
+        _require(bool(name), f"--class {text!r} has no name", hint)
+        positive = isfinite(rate) and min(rate, input_len, output_len) > 0
+        _require(positive, f"--class {text!r}: rate and lengths must be positive", hint)
+        ratio = known.range_ratio if known else 0.0
+        return cls.of_class(name, rate, input_len, output_len, range_ratio=ratio)
+
+    # --- what is sent
+
+    def __post_init__(self) -> None:
+        for name in ("input_len", "output_len", "num_prompts"):
+            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
+            _require(value >= 1, f"{flag} must be at least 1, got {value}", f"give {flag} a positive number")
+        for name, most, hint in _MOST:
+            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
+            _require(value <= most, f"{flag} must be at most {most:,}, got {value:,}", hint)
+        _require(
+            self.max_concurrency is None or 1 <= self.max_concurrency <= MOST_IN_FLIGHT,
+            f"--max-concurrency must be from 1 to {MOST_IN_FLIGHT:,}, got {self.max_concurrency}",
+            "leave it out for an open loop",
+        )
+        check_rate(self.request_rate)
+        _require(
+            self.burstiness >= LEAST,
+            f"--burstiness must be a positive number of {LEAST:g} or more, got {self.burstiness:g}",
+            "1 is a Poisson process",
+        )
+        _require(0 <= self.seed < SEEDS, f"--seed must be from 0 to {SEEDS - 1}, got {self.seed}", "0 is the default")
+        _require(
+            self.prefix_len >= 0,
+            f"--random-prefix-len must not be negative, got {self.prefix_len}",
+            "0 shares nothing",
+        )
+        _require(
+            0 <= self.prefix_cache_hit_rate <= 1,
+            f"--prefix-cache-hit-rate must lie between 0 and 1, got {self.prefix_cache_hit_rate:g}",
+            "it is the share of each prompt that is in the prefix cache",
+        )
+        below = self.length_distribution == "below"
+        _require(
+            0 <= self.range_ratio < 1 or (self.range_ratio == 1 and below),
+            f"--random-range-ratio must be in [0, 1), got {self.range_ratio:g}",
+            "0 sends requests of equal length",
+        )
+        _require(
+            below or floor(self.input_len * (1 - self.range_ratio)) >= 1,
+            f"--random-range-ratio {self.range_ratio:g} of {self.input_len} tokens allows empty prompts",
+            "give a longer input or a smaller ratio",
+        )
+        for metric, limit_ms in self.limits_ms.items():
+            _require(
+                LEAST_FIGURE <= limit_ms <= MOST_FIGURE,
+                f"--class {self.name}: {metric}={limit_ms:g} is not a target in ms",
+                f"for example {metric}=500",
+            )
+        _require(
+            -MOST_PRIORITY <= self.priority <= MOST_PRIORITY,
+            f"--class {self.name}: a priority is from {-MOST_PRIORITY:,} to {MOST_PRIORITY:,}",
+            "lower is sooner",
+        )
+
+    @property
+    def total_len(self) -> int:
+        """Tokens of one request of the nominal lengths, input and output."""
+        return self.prefix_len + self.input_len + self.output_len
+
+    @property
+    def max_total_len(self) -> int:
+        """Tokens, input and output, of the longest request that may be drawn, which max_model_len must hold.
+
+        For conversations: the longest that is drawn.
+        """
+        if self.length_distribution == "conversation":
+            return self.requests().max_total_len
+        return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
+
+    def longest(self, num_prompts: int) -> Load:
+        """``num_prompts`` requests of the largest lengths that a uniform distribution may draw."""
+        input_len, output_len = self._bounds(self.input_len)[1], self._bounds(self.output_len)[1]
+        return replace(
+            self,
+            input_len=input_len,
+            output_len=output_len,
+            num_prompts=num_prompts,
+            range_ratio=0.0,
+            length_distribution="symmetric",
+        )
+
+    def requests(self) -> Requests:
+        """The requests that are sent: recorded ones, or lengths and arrivals drawn as vLLM draws them for the seed.
+
+        The generators are those of ``vllm bench``: numpy's default generator for lengths (inputs first),
+        its legacy global one for arrivals. Tokens that the tokeniser adds are part of ``input_len``.
+        """
+        import numpy as np
+
+        from planner.workload.requests import Requests
+
+        if self.recorded is not None:
+            return self.recorded
+        rng = np.random.default_rng(self.seed)
+        return Requests(
+            input_len=self._draw_lengths(self.input_len, "input", rng) + self.prefix_len,
+            output_len=self._draw_lengths(self.output_len, "output", rng),
+            arrival_s=self._draw_arrivals(),
+        )
+
+    @property
+    def count(self) -> int:
+        """How many requests are sent."""
+        return self.num_prompts if self.recorded is None else len(self.recorded.arrival_s)
+
+    @property
+    def longest_len(self) -> int:
+        """Tokens of the longest request, of a trace over the whole file: what ``max_model_len`` must hold."""
+        if self.origin is not None:
+            return self.origin.longest_len
+        return self.max_total_len if self.recorded is None else self.recorded.max_total_len
+
+    @property
+    def reused(self) -> bool:
+        """Whether it is known what the prompts have in common."""
+        return self.recorded is not None and self.recorded.prefixes is not None
+
+    @property
+    def unsendable(self) -> bool:
+        """Whether no benchmark can send its requests: a trace, or sessions."""
+        return self.recorded is not None and not self.classes
+
+    @property
+    def open(self) -> bool:
+        """Whether requests arrive at a rate, however many are in flight."""
+        return self.max_concurrency is None and isfinite(self.request_rate)
+
+    @property
+    def value(self) -> float:
+        """Requests in flight of a closed loop, else requests per second."""
+        return self.max_concurrency or self.request_rate
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the file of the requests."""
+        return self.origin.notes if self.origin else ()
+
+    @property
+    def output_tok_per_s(self) -> float:
+        """Output tokens per second that are asked for."""
+        mean = self.output_len if self.recorded is None else float(self.recorded.output_len.mean())
+        return self.request_rate * mean
+
+    @property
+    def word(self) -> str:
+        """A class as it is typed: see ``parse``."""
+        limits = "".join(f",{metric}={limit_ms:g}" for metric, limit_ms in self.limits_ms.items())
+        first = f",{PRIORITY}={self.priority}" if self.priority else ""
+        return f"{self.name}={self.request_rate:g}:{self.input_len}:{self.output_len}{limits}{first}"
+
+    # --- the same requests under another load
+
+    def at_rate(self, rate: float, num_prompts: int | None = None) -> Load:
+        """The requests in an open loop at ``rate``; recorded ones, the last of them, in their rhythm."""
+        return self._at(num_prompts, max_concurrency=None, request_rate=rate)
+
+    def at_concurrency(self, places: int, num_prompts: int | None = None) -> Load:
+        """The requests in a closed loop with ``places`` in flight; recorded ones, the last of them, all at once."""
+        return self._at(num_prompts, max_concurrency=places, request_rate=inf)
+
+    def _at(self, num_prompts: int | None, **arrivals: Any) -> Load:
+        load = replace(self, num_prompts=num_prompts or self.num_prompts, **arrivals)
+        if self.recorded is None:
+            return load
+        from planner.workload.requests import share
+
+        sent = share(self.recorded, 1, load.num_prompts)
+        if load.request_rate == inf:
+            return replace(load, recorded=sent.at_pace(0.0))
+        last_s = float(sent.arrival_s[-1])
+        return replace(load, recorded=sent.at_pace(len(sent.arrival_s) / load.request_rate / last_s if last_s else 1.0))
+
+    def as_drawn(self) -> Load:
+        """Requests of the same lengths, on average, and at the same rate, drawn as a benchmark draws them."""
+        return replace(self, recorded=None, classes=(), origin=None, whole=None, drawn=False)
+
+    def first(self, count: int) -> Load:
+        """The first ``count`` requests."""
+        recorded = self.recorded and self.recorded.first(count)
+        return replace(self, num_prompts=min(self.num_prompts, count), recorded=recorded)
+
+    def share_of(self, servers: int, router: Router = "round-robin", most: int | None = None) -> Load:
+        """The load of one of ``servers``, at most ``most`` requests.
+
+        Classes are drawn anew at their share of the rate; of recorded requests these are the ones that the router sends
+        to it, at their own pace.
+        """
+        rate = self.request_rate / servers
+        if self.classes:
+            classes = tuple(replace(one, request_rate=one.request_rate / servers) for one in self.classes)
+            prompts = most or self.num_prompts
+            sent = mixed(classes, prompts, seed=self.seed, burstiness=self.burstiness)
+            return replace(self, request_rate=rate, num_prompts=prompts, recorded=sent, classes=classes)
+        if self.recorded is not None:
+            sent = self._dealt(servers, router, most or len(self.recorded.arrival_s))
+            return replace(self, request_rate=rate, num_prompts=len(sent.arrival_s), recorded=sent)
+        places = self.max_concurrency and ceil(self.max_concurrency / servers)
+        return replace(self, request_rate=rate, max_concurrency=places, num_prompts=most or self.num_prompts)
+
+    def dealt(self, servers: int, router: Router, most: int | None = None) -> Load:
+        """The whole load, of which ``recorded`` are the requests that one of ``servers`` gets, at most ``most``."""
+        whole = self.whole or self.requests()
+        each = max(len(whole.arrival_s) // servers, 2)
+        load = replace(self, recorded=whole)
+        return replace(self, recorded=load._dealt(servers, router, min(most or each, each)), whole=whole)
+
+    def _dealt(self, servers: int, router: Router, most: int) -> Requests:
+        from planner.workload.requests import share
+
+        return share(self.requests(), servers, most, router)
+
+    def _bounds(self, length: int) -> tuple[int, int]:
+        if self.length_distribution == "below":
+            return max(int(length * self.range_ratio), 1), length
+        return max(floor(length * (1 - self.range_ratio)), 1), ceil(length * (1 + self.range_ratio))
+
+    def _draw_lengths(self, length: int, kind: Literal["input", "output"], rng: np.random.Generator) -> Tokens:
+        import numpy as np
+
+        lengths: Tokens
+        if self.length_distribution == "conversation":
+            known = _conversation()
+            shape = known[f"{kind}_shape"]
+            drawn = rng.beta(shape, shape * (known["longest"] - 1), self.num_prompts)
+            shortest = min(CONVERSATION_MIN_TOK, length)
+            lengths = np.maximum(np.rint(drawn * (length / drawn.mean())), shortest).astype(np.int64)
+        else:
+            low, high = self._bounds(length)
+            lengths = rng.integers(low, high + 1, size=self.num_prompts)
+        return lengths
+
+    def _draw_arrivals(self) -> NDArray[np.float64]:
+        """Arrival times in s: cumulated gamma gaps, stretched so that the last falls on num_prompts / rate."""
+        import numpy as np
+
+        if self.request_rate == inf:
+            return np.zeros(self.num_prompts)
+        if not isfinite(self.burstiness):
+            return np.arange(1, self.num_prompts + 1) / self.request_rate
+        scale = 1 / (self.request_rate * self.burstiness)
+        gaps = np.random.RandomState(self.seed).gamma(self.burstiness, scale, size=self.num_prompts)
+        times: NDArray[np.float64] = gaps.cumsum()
+        if times[-1]:  # gaps of next to no burstiness are too small for a float; vLLM stretches none then, either
+            times *= self.num_prompts / self.request_rate / times[-1]
+        return times
+
+
+Demand = Load.of_class  #: the name of a class of requests in earlier releases
+
+
+def too_rare(classes: Sequence[Load], num_prompts: int) -> Load | None:
+    """A class of which not one request is among ``num_prompts`` of all classes, if any: a replay says nothing of it."""
+    rate = sum(one.request_rate for one in classes)
+    drawn = (one for one in classes if one.recorded is None)
+    return next((one for one in drawn if num_prompts * (one.request_rate / rate) < 1), None)
+
+
+def benchmarks(
+    classes: Sequence[Load], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0
+) -> tuple[Load, ...]:
+    """What a benchmark of each class sends, about ``num_prompts`` in all: the first with ``seed``, the next with more.
+
+    So their arrivals have nothing to do with each other. Raises InputError for a class that would not send one.
+    """
+    rate = sum(one.request_rate for one in classes)
+    if rare := too_rare(classes, num_prompts):
+        raise InputError(
+            f"--class {rare.name} sends one request in {rate / rare.request_rate:,.0f}, and {num_prompts:,} are sent",
+            hint="raise --num-prompts, or plan that class by itself",
+        )
+    return tuple(
+        replace(
+            one,
+            num_prompts=max(round(num_prompts * (one.request_rate / rate)), 1),
+            burstiness=burstiness,
+            seed=(seed + place) % SEEDS,
+        )
+        for place, one in enumerate(classes)
+    )
+
+
+def mixed(classes: Sequence[Load], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0) -> Requests:
+    """About ``num_prompts`` requests of all classes, by their rates, in the order of arrival; see ``benchmarks``."""
+    sent = benchmarks(classes, num_prompts, seed=seed, burstiness=burstiness)
+    return joined(classes, [one.requests() for one in sent])
+
+
+def joined(classes: Sequence[Load], parts: Sequence[Requests]) -> Requests:
+    """The requests of all classes in the order of arrival."""
+    import numpy as np
+
+    from planner.workload.requests import Requests
+
+    group = np.repeat(np.arange(len(parts)), [len(part.arrival_s) for part in parts])
+    everything = Requests(
+        np.concatenate([part.input_len for part in parts]),
+        np.concatenate([part.output_len for part in parts]),
+        np.concatenate([part.arrival_s for part in parts]),
+        priority=np.array([one.priority for one in classes])[group],
+        group=group,
+        groups=tuple(one.name for one in classes),
+    )
+    return everything.chosen(np.argsort(everything.arrival_s, kind="stable"))
+
+
+def check_classes(classes: Sequence[Load], policy: str | None) -> None:
+    """Raise InputError for classes of one name, and for priorities that ``--scheduling-policy`` does not heed."""
+    names = [one.name for one in classes]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"--class {twice[0]} is given twice", hint="name each class once")
+    if len(classes) > MOST_CLASSES:
+        raise InputError(f"--class is given {len(classes)} times", hint=f"plan {MOST_CLASSES} classes at most")
+    first = next((one for one in classes if one.priority), None)
+    if first and policy != PRIORITY:
+        raise InputError(
+            f"--class {first.name} has a priority, which vLLM refuses where requests are served as they come",
+            hint=f"add --scheduling-policy {PRIORITY}",
+        )
+
+
+def check_rate(request_rate: float) -> None:
+    """Raises InputError for requests per second that ``vllm bench`` would not send; infinite is all at once."""
+    _require(
+        request_rate >= LEAST,
+        f"--request-rate must be positive, got {request_rate:g}",
+        "use inf to send everything at once",
+    )
+
+
+def _require(holds: bool, cause: str, hint: str) -> None:
+    if not holds:
+        raise InputError(cause, hint=hint)
+
+
+@cache
+def _conversation() -> dict[str, float]:
+    """How the lengths of conversations scatter."""
+    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
+    known: dict[str, float] = tomllib.loads(text)["conversation"]
+    return known
+
+
+# --- loads by name ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWorkload:
+    """Usual lengths of prompts and answers, uniform in [(1 - r) L, (1 + r) L].
+
+    ``vllm bench serve --random-range-ratio`` can send the same load, so that the load that was planned for can be
+    measured. Real conversations scatter more widely; a trace shows how. ``docs/commands.md`` says where the lengths
+    are from.
+
+    >>> NAMED["chat"].input_len
+    1024
+    """
+
+    input_len: int
+    output_len: int
+    range_ratio: float
+    about: str
+
+
+NAMED: dict[str, NamedWorkload] = {
+    "chat": NamedWorkload(1024, 256, 0.5, "a question with the turns before it, a few paragraphs in answer"),
+    "rag": NamedWorkload(4096, 256, 0.25, "a question among a dozen retrieved passages, a short answer"),
+    "summarise": NamedWorkload(8192, 1024, 0.25, "a long document, two pages of summary"),
+    "code": NamedWorkload(2048, 64, 0.5, "the code around the cursor, a few lines to go on with"),
+    "agent": NamedWorkload(8192, 256, 0.5, "what one step of an agent adds to its context, one call of a tool"),
+    "reasoning": NamedWorkload(1024, 8192, 0.5, "a problem, thousands of tokens of thought before the answer"),
+}
