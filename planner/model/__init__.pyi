@@ -31,7 +31,7 @@ from .quantization import as_quantized as as_quantized
 from .quantization import load_quantized as load_quantized
 
 # modules for multi-token prediction
-from .reading import mtp_projections as mtp_projections
+from .blocks import mtp_projections as mtp_projections
 
 # from a name to a model
 from .resolve import ResolvedModel as ResolvedModel

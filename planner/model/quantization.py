@@ -9,30 +9,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import IllegalPlanError, InputError, UnsupportedModelError
 from planner.model.architecture import Model
-from planner.model.config import Config
-from planner.model.forms import READERS, QuantizationForm
+from planner.model.config import COMPLETE, Config
 from planner.model.precision import (
     FP8_BLOCK,
     FP8_CHANNEL,
     FP8_DYNAMIC,
+    FP8_STATIC,
     FP8_TENSOR,
     MXFP4,
     MXFP8,
     NVFP4,
     PER_CHANNEL,
+    PER_TENSOR,
     UNQUANTIZED,
     WEIGHT_DTYPES,
     Precision,
+    PrecisionRule,
     Quantization,
     canonical,
     int4,
     rules,
+    weight_only,
 )
 
 # --- the checkpoint's own ----------------------------------------------------------------------------------------
@@ -172,3 +176,356 @@ def _mtp_roots(model: Model) -> set[str]:
     """What all weights of the MTP modules lie under: ``mtp``, or a layer after the last (``layers.61``)."""
     paths = (canonical(weight.name) for weight in model.mtp)
     return {f"layers.{index}" if path.startswith("layers.#") else path.partition(".")[0] for path, index in paths}
+
+
+# --- the forms of quantization_config: a new one is one function and one line in READERS ---------------------------
+
+
+@dataclass(frozen=True)
+class QuantizationForm:
+    """A ``quantization_config``, the model it belongs to, and the precision of what is not quantised."""
+
+    block: Config
+    config: Config  #: of the model
+    base: Precision
+
+    def kept(self) -> tuple[PrecisionRule, ...]:
+        """Rules for the excluded modules, under any of the names that publishers use."""
+        keys = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
+        return tuple(rule for key in keys for rule in self.rules(self.block.names(key), None))
+
+    def rules(self, names: list[str], precision: Precision | None) -> tuple[PrecisionRule, ...]:
+        """See ``precision.rules``. Raises UnsupportedModelError for a broken expression."""
+        try:
+            return rules(names, precision)
+        except re.error as error:
+            raise UnsupportedModelError(
+                f"{self.config.model_id}: quantization_config lists a broken expression ({error})", hint=COMPLETE
+            ) from error
+
+    def unknown(self, what: str) -> UnsupportedModelError:
+        """The error to raise for a form that is not understood."""
+        return UnsupportedModelError(
+            f"{self.config.model_id}: quantization to {what} is not understood",
+            hint="plan for the unquantised model, or for another quantised checkpoint of it",
+        )
+
+    def quantization(
+        self,
+        method: str,
+        linear: Precision | None,
+        *,
+        expert: Precision | None = None,
+        named: tuple[PrecisionRule, ...] = (),
+        kv_cache: bool = False,
+        weight_dtype: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> Quantization:
+        """The result. Precedence: exclusions, then named modules, then all other linear weights."""
+        main = weight_dtype or _label(linear or expert, named)
+        kv_cache_dtype = "fp8" if kv_cache else None
+        return Quantization(main, self.base, method, linear, expert, self.kept() + named, kv_cache_dtype, notes)
+
+
+def part(block: Config, key: str) -> Config | None:
+    """The dictionary under ``key``; None where there is none. Raises UnsupportedModelError for anything else."""
+    value = block.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise block.refuse(key, "an object")
+    return Config(value, model_id=block.model_id, outer=block.outer)
+
+
+def _parts(block: Config, key: str) -> dict[str, Config]:
+    """The dictionary of dictionaries under ``key``, by name; empty where there is none."""
+    holder = part(block, key)
+    names = [name for name in holder.values if isinstance(name, str)] if holder else []
+    return {name: found for name in names if holder and (found := part(holder, name))}
+
+
+def _group(block: Config, default: int = 0) -> int:
+    """Inputs that share a scale; 0 (also written -1, or null) means all of them."""
+    return 0 if block.get("group_size") == -1 else block.size("group_size", default=default)
+
+
+def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
+    """``weight_dtype`` of a checkpoint: that of its main precision, else of the narrowest named one."""
+    narrowest = main or min((r.precision for r in named if r.precision), key=lambda p: p.bits, default=FP8_TENSOR)
+    return narrowest.name if narrowest.name in WEIGHT_DTYPES else "int8-gptq"
+
+
+# --- fp8 ---------------------------------------------------------------------------------------------------------
+
+
+def _fp8(form: QuantizationForm) -> Quantization:
+    """``fp8``: a scale per block of weights (DeepSeek-V3), or per tensor (AMD, with static scales of activations)."""
+    block = form.block
+    size = block.sizes("weight_block_size", count=2) if block.has("weight_block_size") else []
+    if size:
+        linear = replace(FP8_BLOCK, group=(size[0], size[1]))
+    else:
+        linear = FP8_STATIC if block.text("activation_scheme", default="dynamic") == "static" else FP8_TENSOR
+    kv_cache = bool(block.get("kv_cache_scheme", "kv_cache_quant_algo"))
+    if _fp4_experts(form.config):
+        return _deepseek_v4(form, replace(linear, scale_bytes=1), kv_cache)
+    return form.quantization("fp8", linear, kv_cache=kv_cache)
+
+
+def _fp4_experts(config: Config) -> bool:
+    """Whether routed experts are MXFP4: ``expert_dtype``, which vLLM takes for fp4 where DeepSeek-V4 leaves it out."""
+    default = "fp4" if config.outer.get("model_type") == "deepseek_v4" else "fp8"
+    return config.outer.text("expert_dtype", default=default) == "fp4"
+
+
+def _deepseek_v4(form: QuantizationForm, linear: Precision, kv_cache: bool) -> Quantization:
+    """DeepSeek-V4: 8-bit blocks with 8-bit scales and MXFP4 experts; NVIDIA's re-quantises some experts to NVFP4.
+
+    There ``ignore`` lists what was not re-quantised, which is not what is 16-bit.
+    """
+    if not form.block.has("moe_quant_algo"):
+        return form.quantization("fp8", linear, expert=MXFP4, kv_cache=kv_cache, weight_dtype="fp4-experts+fp8")
+    named = _quantized_layers(form)
+    return Quantization(_label(None, named), form.base, "fp8", linear, MXFP4, named, "fp8" if kv_cache else None)
+
+
+def _fbgemm(form: QuantizationForm) -> Quantization:
+    """``fbgemm_fp8``: a scale per output channel. Meta's recipe keeps attention and the outermost layers in 16 bits.
+
+    The list of exclusions says so; where it was stripped from config.json, the recipe is applied (A. Dubey et
+    al., The Llama 3 Herd of Models, section 6.2: no quantisation of self-attention, of the first and the last layer).
+    """
+    if form.block.names("modules_to_not_convert"):
+        return form.quantization("fbgemm_fp8", FP8_CHANNEL)
+    last = form.config.num_layers - 1
+    recipe = form.rules(["self_attn", "model.layers.0.*", f"model.layers.{last}.*"], None)
+    note = "quantization_config names no exclusions: attention and the first and last layer are taken as 16-bit"
+    return form.quantization("fbgemm_fp8", FP8_CHANNEL, named=recipe, notes=(note,))
+
+
+def _mxfp8(form: QuantizationForm) -> Quantization:
+    return form.quantization("mxfp8", MXFP8)
+
+
+# --- compressed-tensors ------------------------------------------------------------------------------------------
+
+CLASSES = {"Linear", "LinearBase", "FusedMoE", "RoutedExperts"}
+
+
+def _compressed_tensors(form: QuantizationForm) -> Quantization:
+    """``compressed-tensors``: groups of modules, by class or by name, with a scheme each."""
+    linear: Precision | None = None
+    named: tuple[PrecisionRule, ...] = ()
+    for group in _parts(form.block, "config_groups").values():
+        weights = part(group, "weights")
+        if weights is None:
+            continue
+        packing = group.text("format", default=form.block.text("format", default=""))
+        precision = _scheme(form, weights, part(group, "input_activations"), packing)
+        targets = group.names("targets") or ["Linear"]
+        named += form.rules([target for target in targets if target not in CLASSES], precision)
+        linear = precision if CLASSES.intersection(targets) else linear
+    if linear is None and not named:
+        raise form.unknown("compressed-tensors without config_groups")
+    scheme = part(form.block, "kv_cache_scheme")
+    kv_cache = scheme is not None and scheme.get("num_bits") == 8
+    return form.quantization("compressed-tensors", linear, named=named, kv_cache=kv_cache)
+
+
+def _scheme(form: QuantizationForm, weights: Config, activations: Config | None, packing: str) -> Precision:
+    """Precision of one group; scales of floats and integers are stored in the model's 16 bits, of MX and NV in 8."""
+    bits, kind, size = weights.size("num_bits"), weights.text("type", default="int"), _group(weights)
+    static = activations is not None and _stores_scale(activations)
+    if (kind, bits) == ("float", 4):
+        precision = NVFP4 if size == 16 or packing.startswith("nvfp4") else MXFP4
+        return precision if activations else weight_only(precision, form.base)
+    if (kind, bits) == ("float", 8):
+        precision = MXFP8 if size == 32 else _float8(weights, tensor_scales=int(static))
+        return precision if activations else weight_only(precision, form.base)
+    if kind == "int" and bits in (4, 8):
+        zero_bits = 0 if weights.flag("symmetric", default=True) else bits
+        name = "int4" if bits == 4 else "int8-gptq"
+        precision = int4(name, form.base, size, zero_bits=zero_bits, bits=bits)
+        return replace(precision, compute_dtype="int8") if activations and bits == 8 else precision
+    raise form.unknown(f"{bits} bits of type {kind!r}")
+
+
+def _stores_scale(activations: Config) -> bool:
+    """Whether a scale of the activations is stored: NVFP4's are ``local``, made anew for every group."""
+    return activations.get("dynamic") != "local" and not activations.flag("dynamic", default=False)
+
+
+def _float8(weights: Config, *, tensor_scales: int) -> Precision:
+    strategy = weights.text("strategy", default="tensor")
+    if strategy == "block":
+        size = weights.sizes("block_structure", count=2) or [128, 128]
+        return replace(FP8_BLOCK, group=(size[0], size[1]))
+    group = PER_CHANNEL if strategy == "channel" else PER_TENSOR
+    return Precision("fp8", 8, "fp8", 2, group, tensor_scales=tensor_scales)
+
+
+# --- mxfp4 and quark ---------------------------------------------------------------------------------------------
+
+
+def _mxfp4(form: QuantizationForm) -> Quantization:
+    """``mxfp4`` of gpt-oss: the routed experts and nothing else, with 16-bit activations."""
+    note = "MXFP4 experts are multiplied with 16-bit activations unless the kernels of the GPU quantise them"
+    return form.quantization("mxfp4", None, expert=weight_only(MXFP4, form.base), notes=(note,))
+
+
+def _quark(form: QuantizationForm) -> Quantization:
+    """``quark``: one global scheme, exceptions by name, exclusions, and outputs of k and v that mean an fp8 cache."""
+    scheme = part(form.block, "global_quant_config")
+    if scheme is None:
+        raise form.unknown("quark without global_quant_config")
+    named: tuple[PrecisionRule, ...] = ()
+    for name, exception in _parts(form.block, "layer_quant_config").items():
+        named += form.rules([name], _quark_precision(form, exception))
+    export = part(form.block, "export")
+    kv_cache = bool(form.block.get("kv_cache_quant_config")) or (
+        export is not None and bool(export.names("kv_cache_group"))
+    )
+    return form.quantization("quark", _quark_precision(form, scheme), named=named, kv_cache=kv_cache)
+
+
+def _quark_precision(form: QuantizationForm, scheme: Config) -> Precision | None:
+    """Precision of one scheme; None where its weights are not quantised."""
+    weight, inputs = part(scheme, "weight"), part(scheme, "input_tensors")
+    if weight is None:
+        return None
+    dtype, size = weight.text("dtype"), _group(weight)
+    static = inputs is not None and not inputs.flag("is_dynamic", default=False)
+    channel = weight.text("qscheme", default="") == "per_channel"
+    if dtype == "fp4":
+        return MXFP4 if inputs else weight_only(MXFP4, form.base)
+    if dtype in ("fp8_e4m3", "fp8_e5m2"):
+        fp8 = Precision("fp8", 8, "fp8", 4, PER_CHANNEL if channel else PER_TENSOR, tensor_scales=int(static))
+        precision = MXFP8 if size == 32 else fp8
+        return precision if inputs else weight_only(precision, form.base)
+    if dtype in ("int4", "uint4"):
+        return int4("int4", form.base, size, zero_bits=4 if dtype == "uint4" else 0)
+    if dtype == "int8":
+        return Precision(
+            "int8-gptq", 8, "int8" if inputs else form.base.name, 4, PER_CHANNEL if channel else PER_TENSOR
+        )
+    raise form.unknown(f"quark's {dtype!r}")
+
+
+# --- modelopt ----------------------------------------------------------------------------------------------------
+
+
+def _modelopt(form: QuantizationForm) -> Quantization:
+    """``modelopt``, in config.json or in hf_quant_config.json: one algorithm for all, or one for each named layer."""
+    algorithm = form.block.text("quant_algo", default="").upper()
+    kv_cache = bool(form.block.get("kv_cache_scheme", "kv_cache_quant_algo"))
+    if algorithm == "MIXED_PRECISION":
+        return form.quantization("modelopt", None, named=_quantized_layers(form), kv_cache=kv_cache)
+    return form.quantization("modelopt", _modelopt_precision(form, form.block), kv_cache=kv_cache)
+
+
+def _quantized_layers(form: QuantizationForm) -> tuple[PrecisionRule, ...]:
+    """Rules for the modules under ``quantized_layers``, each of which names its algorithm."""
+    listed: dict[tuple[str, str], list[str]] = {}
+    first: dict[tuple[str, str], Config] = {}
+    layers = part(form.block, "quantized_layers")
+    for name, spec in layers.values.items() if layers else ():
+        if not isinstance(spec, Mapping):
+            raise form.block.refuse("quantized_layers", "made of objects")
+        key = (str(spec.get("quant_algo")), str(spec.get("group_size")))
+        listed.setdefault(key, []).append(str(name))
+        if key not in first:
+            first[key] = Config(spec, model_id=form.config.model_id)
+    if not listed:
+        raise form.unknown("MIXED_PRECISION without quantized_layers")
+    return tuple(r for key, names in listed.items() for r in form.rules(names, _modelopt_precision(form, first[key])))
+
+
+def _modelopt_precision(form: QuantizationForm, spec: Config) -> Precision:
+    algorithm = spec.text("quant_algo", default="(none)").upper()
+    known = {
+        "FP8": FP8_STATIC,
+        "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL,
+        "FP8_PB_WO": FP8_BLOCK,
+        "MXFP8": MXFP8,
+        "NVFP4": NVFP4,
+        "W4A16_NVFP4": weight_only(NVFP4, form.base),
+        "W4A16_AWQ": int4("int4-awq", form.base, _group(spec, 128)),
+    }
+    if algorithm not in known:
+        raise form.unknown(f"modelopt's {algorithm}")
+    return known[algorithm]
+
+
+# --- integers ----------------------------------------------------------------------------------------------------
+
+
+def _awq(form: QuantizationForm) -> Quantization:
+    """``awq``: integers with a scale and, usually, a zero point per group."""
+    bits = form.block.size("bits", default=4)
+    if bits != 4:
+        raise form.unknown(f"awq of {bits} bits")
+    zero_bits = 4 if form.block.flag("zero_point", default=True) else 0
+    return form.quantization("awq", int4("int4-awq", form.base, _group(form.block, 128), zero_bits=zero_bits))
+
+
+def _gptq(form: QuantizationForm) -> Quantization:
+    """``gptq``: zero points are stored even when the form is symmetric, and so is a group index for each input.
+
+    vLLM's Marlin kernels drop both after loading: 0.03 bit of 4.2 at groups of 128. ``dynamic`` excludes (``-:``)
+    or changes (``+:``) modules by expression.
+    """
+    bits, size = form.block.size("bits", default=4), _group(form.block, 128)
+    if bits not in (2, 3, 4, 8):
+        raise form.unknown(f"gptq of {bits} bits")
+    named: tuple[PrecisionRule, ...] = ()
+    for expression, change in _parts(form.block, "dynamic").items():
+        precision = _gptq_precision(change.size("bits", default=bits), _group(change, size), form.base)
+        kept = expression.startswith("-:")
+        named += form.rules(["re:" + expression.removeprefix("-:").removeprefix("+:")], None if kept else precision)
+    precision = _gptq_precision(bits, size, form.base)
+    if form.block.flag("lm_head", default=False):
+        named += form.rules(["lm_head"], precision)
+    return form.quantization("gptq", precision, named=named)
+
+
+def _gptq_precision(bits: int, size: int, base: Precision) -> Precision:
+    name = "int4-gptq" if bits <= 4 else "int8-gptq"
+    return int4(name, base, size, zero_bits=bits, bits=bits, index_bytes=4)
+
+
+def _auto_round(form: QuantizationForm) -> Quantization:
+    """``auto-round`` (``inc``): stored like gptq without its index, or like awq."""
+    bits, size = form.block.size("bits", default=4), _group(form.block, 128)
+    if form.block.text("data_type", default="int") != "int" or bits not in (4, 8):
+        raise form.unknown(f"auto-round's {bits} bits of {form.block.get('data_type')!r}")
+    return form.quantization(
+        "auto-round", int4("int4" if bits == 4 else "int8-gptq", form.base, size, zero_bits=bits, bits=bits)
+    )
+
+
+def _bitsandbytes(form: QuantizationForm) -> Quantization:
+    """``bitsandbytes``: NF4 with a 32-bit scale per 64 values, or LLM.int8() with one per output channel."""
+    if form.block.flag("load_in_8bit", "_load_in_8bit", default=False):
+        return form.quantization("bitsandbytes", Precision("int8-gptq", 8, "int8", 4, PER_CHANNEL))
+    return form.quantization("bitsandbytes", Precision("int4", 4, form.base.name, 4, (1, 64)))
+
+
+Reader = Callable[[QuantizationForm], Quantization]
+READERS: dict[str, Reader] = {
+    "fp8": _fp8,
+    "deepseek-v4-fp8": _fp8,
+    "fbgemm-fp8": _fbgemm,
+    "mxfp8": _mxfp8,
+    "compressed-tensors": _compressed_tensors,
+    "mxfp4": _mxfp4,
+    "gpt-oss-mxfp4": _mxfp4,
+    "quark": _quark,
+    "modelopt": _modelopt,
+    "modelopt-fp4": _modelopt,
+    "modelopt-mxfp8": _modelopt,
+    "modelopt-mixed": _modelopt,
+    "awq": _awq,
+    "gptq": _gptq,
+    "auto-round": _auto_round,
+    "bitsandbytes": _bitsandbytes,
+}

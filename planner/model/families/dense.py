@@ -1,59 +1,102 @@
-"""Llama and its many relatives: decoders of attention and a gated MLP, with small differences. Gemma stands last."""
+"""Dense decoders: Llama and its relatives, older decoders, Gemma, and the searched layers of Nemotron NAS.
+
+Most differ from Llama in names and biases only: one call of ``dense`` with what differs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
 from planner.model.blocks import (
     FUSED_GATE_UP,
+    GATED,
+    LLAMA_NAMES,
     PLAIN,
     PRE_NORMS,
+    QKVO,
     W1_W3_W2,
     OuterNames,
     QkNorm,
     attention_weights,
+    decoder,
     fused,
+    layers_by_kind,
     linear,
     mlp,
     moe_mlp,
+    mtp_module,
     norms,
+    read_attention,
+    uniform,
     vector,
+    windows,
 )
 from planner.model.config import Config, ModelParts, family
-from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, uniform, windows
-from planner.model.vision import gemma4_audio, gemma4_vision, matrix, siglip_vision, with_vision
 
 FOUR_NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 GEMMA_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+H_TO_4H = ("dense_h_to_4h", "dense_4h_to_h")
+QKV_OUT = ("q_proj", "k_proj", "v_proj", "out_proj")
+BLOCK_NAMES = OuterNames("transformer.wte", "transformer.ln_f", layers="transformer.h.")
+BLOOM_NAMES = OuterNames("transformer.word_embeddings", "transformer.ln_f", layers="transformer.h.")
 
 
-def llama_like(
+def dense(
     config: Config,
     *,
-    bias: bool | None = None,
+    attention: Attention | None = None,
+    prefix: str = "self_attn.",
+    names: tuple[str, str, str, str] = QKVO,
+    bias: bool = False,
     qkv_bias: bool | None = None,
     qk_norm: QkNorm = None,
+    mlp_size: int | None = None,
+    mlp_prefix: str = "mlp.",
+    mlp_names: tuple[str, ...] = GATED,
+    mlp_bias: bool = False,
     norm_names: tuple[str, ...] = PRE_NORMS,
     norm_bias: bool = False,
+    layer_extra: tuple[Weight, ...] = (),
     full_every: int = 0,
     full_before: int = 0,
-    tied: bool = False,
+    around: OuterNames = LLAMA_NAMES,
+    **outer: Any,
 ) -> ModelParts:
-    """Separate projections, a gated MLP, and norms of one hidden vector each, under Llama's names.
+    """Layers of attention, one MLP and norms of one hidden vector each; the defaults are Llama's names.
 
-    ``bias`` is that of the attention: by default what ``attention_bias`` says.
+    ``bias`` is that of the attention's output, and of q, k and v where ``qkv_bias`` is None. ``outer`` goes to
+    ``decoder``.
     """
-    hidden, attention = config.hidden_size, read_attention(config)
-    bias = config.flag("attention_bias", default=False) if bias is None else bias
+    hidden, attention = config.hidden_size, attention or read_attention(config)
+    size = config.size("intermediate_size") if mlp_size is None else mlp_size
     weights = (
-        *attention_weights(attention, hidden, bias=bias, qkv_bias=qkv_bias, qk_norm=qk_norm),
-        *mlp(hidden, config.size("intermediate_size"), bias=config.flag("mlp_bias", default=False)),
+        *attention_weights(
+            attention, hidden, prefix=prefix, names=names, bias=bias, qkv_bias=qkv_bias, qk_norm=qk_norm
+        ),
+        *layer_extra,
+        *mlp(hidden, size, prefix=mlp_prefix, names=mlp_names, bias=mlp_bias),
         *norms(hidden, *norm_names, bias=norm_bias),
     )
     layers = uniform(config, weights, attention, full_every=full_every, full_before=full_before)
-    return decoder(config, layers, norm_bias=norm_bias, tied=tied)
+    return decoder(config, layers, around, norm_bias=norm_bias, **outer)
+
+
+def llama_like(config: Config, *, bias: bool | None = None, **other: Any) -> ModelParts:
+    """Decoder of ``dense`` with the flags of Llama's config: ``attention_bias`` unless ``bias``, and ``mlp_bias``."""
+    bias = config.flag("attention_bias", default=False) if bias is None else bias
+    return dense(config, bias=bias, mlp_bias=config.flag("mlp_bias", default=False), **other)
+
+
+def four_hidden(config: Config) -> int:
+    """Width of the MLP: four hidden sizes where the config leaves it out."""
+    return config.size("intermediate_size", default=4 * config.hidden_size)
+
+
+# --- Llama and its relatives -------------------------------------------------------------------------------------
 
 
 @family("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
@@ -79,10 +122,11 @@ def eagle3(config: Config) -> ModelParts:
     layer = replace(first, weights=(*widened, Weight("hidden_norm", Component.NORM, (hidden,))))
     target = config.size("target_hidden_size", default=hidden)
     vocab = config.size("draft_vocab_size", default=config.size("vocab_size"))
-    own = (w for w in parts.outer if w.component is not Component.LM_HEAD)
-    head = Weight("lm_head", Component.LM_HEAD, (vocab, hidden), shard=Shard.VOCAB)
-    projection = Weight("fc", Component.MLP, (hidden, 3 * target))
-    outer = (*own, head, projection)
+    outer = (
+        *(w for w in parts.outer if w.component is not Component.LM_HEAD),
+        Weight("lm_head", Component.LM_HEAD, (vocab, hidden), shard=Shard.VOCAB),
+        Weight("fc", Component.MLP, (hidden, 3 * target)),
+    )
     return replace(parts, layers=(layer, *parts.layers[1:]), outer=outer, tied_embeddings=False)
 
 
@@ -116,7 +160,7 @@ def mimo(config: Config) -> ModelParts:
 
 @family("SeedOssForCausalLM")
 def seed_oss(config: Config) -> ModelParts:
-    """Seed-OSS: biases of q, k and v, and of the output, are switched apart."""
+    """Seed-OSS: one switch for biases of q, k and v, one for that of the output."""
     qkv_bias = config.flag("attention_bias", default=True)
     return llama_like(config, bias=config.flag("attention_out_bias", default=False), qkv_bias=qkv_bias)
 
@@ -138,15 +182,10 @@ def exaone4(config: Config) -> ModelParts:
 @family("ExaoneForCausalLM")
 def exaone(config: Config) -> ModelParts:
     """EXAONE 3 and 3.5: Llama under GPT-2's names."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
-    weights = (
-        *attention_weights(attention, hidden, prefix="attn.attention.", names=names),
-        *mlp(hidden, config.size("intermediate_size"), names=("c_fc_0", "c_fc_1", "c_proj")),
-        *norms(hidden, "ln_1", "ln_2"),
-    )
-    around = OuterNames("transformer.wte", "transformer.ln_f", layers="transformer.h.")
-    return decoder(config, uniform(config, weights, attention), around, remote_code=True)
+    return dense(
+        config, prefix="attn.attention.", names=QKV_OUT, mlp_names=("c_fc_0", "c_fc_1", "c_proj"),
+        norm_names=("ln_1", "ln_2"), around=BLOCK_NAMES, remote_code=True,
+    )  # fmt: skip
 
 
 @family("HunYuanDenseV1ForCausalLM")
@@ -179,73 +218,43 @@ def stablelm(config: Config) -> ModelParts:
 @family("Phi3ForCausalLM")
 def phi3(config: Config) -> ModelParts:
     """Phi-3, Phi-3.5, Phi-4: q, k, v and gate, up are fused matrices."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    weights = (
-        *attention_weights(attention, hidden, names=fused("qkv_proj", "o_proj")),
-        *mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
-        *norms(hidden, *PRE_NORMS),
-    )
-    parts = decoder(config, uniform(config, weights, attention))
+    parts = dense(config, names=fused("qkv_proj", "o_proj"), mlp_names=FUSED_GATE_UP)
     return replace(parts, unstretched_tokens=config.size("original_max_position_embeddings", default=0) or None)
 
 
 @family("Phi3SmallForCausalLM")
 def phi3_small(config: Config) -> ModelParts:
     """Phi-3-small: a fused gated MLP, biases everywhere; every other layer reads its KV cache block-sparsely."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    weights = (
-        *attention_weights(attention, hidden, names=fused("query_key_value", "dense"), bias=True),
-        *mlp(hidden, config.size("ff_intermediate_size"), names=("up_proj", "up_proj", "down_proj"), bias=True),
-        *norms(hidden, *PRE_NORMS, bias=True),
-    )
-    return decoder(
-        config,
-        uniform(config, weights, attention),
-        OuterNames(norm="model.final_layernorm"),
-        tied=True,
-        norm_bias=True,
-        remote_code=True,
+    return dense(
+        config, names=fused("query_key_value", "dense"), bias=True, mlp_size=config.size("ff_intermediate_size"),
+        mlp_names=("up_proj", "up_proj", "down_proj"), mlp_bias=True, norm_bias=True,
+        around=OuterNames(norm="model.final_layernorm"), tied=True, remote_code=True,
         notes=("block-sparse attention layers are counted as full attention",),
-    )
+    )  # fmt: skip
 
 
 @family("InternLM2ForCausalLM")
 def internlm2(config: Config) -> ModelParts:
     """InternLM2: Llama under other names, q, k and v fused."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    bias = config.flag("bias", default=False)
-    weights = (
-        *attention_weights(attention, hidden, prefix="attention.", names=fused("wqkv", "wo"), bias=bias),
-        *mlp(hidden, config.size("intermediate_size"), prefix="feed_forward.", names=W1_W3_W2),
-        *norms(hidden, "attention_norm", "ffn_norm"),
-    )
-    around = OuterNames("model.tok_embeddings", head="output")
-    return decoder(config, uniform(config, weights, attention), around, remote_code=True)
+    return dense(
+        config, prefix="attention.", names=fused("wqkv", "wo"), bias=config.flag("bias", default=False),
+        mlp_prefix="feed_forward.", mlp_names=W1_W3_W2, norm_names=("attention_norm", "ffn_norm"),
+        around=OuterNames("model.tok_embeddings", head="output"), remote_code=True,
+    )  # fmt: skip
 
 
 @family("BaichuanForCausalLM", "BaiChuanForCausalLM")
 def baichuan(config: Config) -> ModelParts:
     """Baichuan and Baichuan 2: multi-head attention, q, k and v fused as ``W_pack``."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    weights = (
-        *attention_weights(attention, hidden, names=fused("W_pack", "o_proj")),
-        *mlp(hidden, config.size("intermediate_size")),
-        *norms(hidden, *PRE_NORMS),
-    )
-    return decoder(config, uniform(config, weights, attention), remote_code=True)
+    return dense(config, names=fused("W_pack", "o_proj"), remote_code=True)
 
 
 @family("GlmForCausalLM", "Glm4ForCausalLM")
 def glm(config: Config) -> ModelParts:
     """GLM-4-9B in Hugging Face form: fused gate and up. GLM-4-0414 has norms after attention and MLP as well."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    four = config.architecture.startswith("Glm4")
-    weights = (
-        *attention_weights(attention, hidden, qkv_bias=config.flag("attention_bias", default=False)),
-        *mlp(hidden, config.size("intermediate_size"), names=FUSED_GATE_UP),
-        *norms(hidden, *(FOUR_NORMS if four else PRE_NORMS)),
-    )
-    return decoder(config, uniform(config, weights, attention))
+    norm_names = FOUR_NORMS if config.architecture.startswith("Glm4") else PRE_NORMS
+    qkv_bias = config.flag("attention_bias", default=False)
+    return dense(config, qkv_bias=qkv_bias, mlp_names=FUSED_GATE_UP, norm_names=norm_names)
 
 
 @family("ChatGLMModel", "ChatGLMForConditionalGeneration")
@@ -254,48 +263,149 @@ def chatglm(config: Config) -> ModelParts:
     if not config.flag("rmsnorm", default=True) or config.flag("add_bias_linear", default=False):
         raise config.refuse("add_bias_linear", "false with rmsnorm true, the only published form")
     grouped = config.flag("multi_query_attention", default=False)
-    attention = read_attention(config, kv_heads=config.size("multi_query_group_num") if grouped else None)
-    hidden, names = config.hidden_size, fused("query_key_value", "dense")
-    qkv_bias = config.flag("add_qkv_bias", default=False)
-    weights = (
-        *attention_weights(attention, hidden, prefix="self_attention.", names=names, qkv_bias=qkv_bias),
-        *mlp(hidden, config.size("ffn_hidden_size"), names=("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h")),
-        *norms(hidden, *PRE_NORMS),
+    stem = "transformer.encoder."
+    return dense(
+        config,
+        attention=read_attention(config, kv_heads=config.size("multi_query_group_num") if grouped else None),
+        prefix="self_attention.",
+        names=fused("query_key_value", "dense"),
+        qkv_bias=config.flag("add_qkv_bias", default=False),
+        mlp_size=config.size("ffn_hidden_size"),
+        mlp_names=("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h"),
+        around=OuterNames(
+            "transformer.embedding.word_embeddings",
+            f"{stem}final_layernorm",
+            "transformer.output_layer",
+            f"{stem}layers.",
+        ),
+        remote_code=True,
     )
-    around = OuterNames(
-        "transformer.embedding.word_embeddings",
-        "transformer.encoder.final_layernorm",
-        "transformer.output_layer",
-        "transformer.encoder.layers.",
-    )
-    return decoder(config, uniform(config, weights, attention), around, remote_code=True)
 
 
 @family("NemotronForCausalLM", "ArceeForCausalLM")
 def squared_relu(config: Config) -> ModelParts:
     """Nemotron-3 and -4, Minitron, Arcee: a plain MLP of squared ReLU; Nvidia's have LayerNorm with bias."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    norm_bias = config.architecture == "NemotronForCausalLM"
-    mlp_bias = config.flag("mlp_bias", default=False)
-    weights = (
-        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False)),
-        *mlp(hidden, config.size("intermediate_size"), names=PLAIN, bias=mlp_bias),
-        *norms(hidden, *PRE_NORMS, bias=norm_bias),
-    )
-    return decoder(config, uniform(config, weights, attention), norm_bias=norm_bias)
+    return llama_like(config, mlp_names=PLAIN, norm_bias=config.architecture == "NemotronForCausalLM")
 
 
 @family("Starcoder2ForCausalLM")
 def starcoder2(config: Config) -> ModelParts:
     """StarCoder2: LayerNorm with bias, a plain MLP, biases where ``use_bias`` says; tied."""
-    hidden, attention = config.hidden_size, read_attention(config)
     bias = config.flag("use_bias", default=True)
-    weights = (
-        *attention_weights(attention, hidden, bias=bias),
-        *mlp(hidden, config.size("intermediate_size"), names=("c_fc", "c_proj"), bias=bias),
-        *norms(hidden, *PRE_NORMS, bias=True),
-    )
-    return decoder(config, uniform(config, weights, attention), norm_bias=True, tied=True)
+    return dense(config, bias=bias, mlp_names=("c_fc", "c_proj"), mlp_bias=bias, norm_bias=True, tied=True)
+
+
+# --- decoders of 2019 to 2023: learned positions, plain MLPs, biases ----------------------------------------------
+
+
+def positions(name: str, rows: int, hidden_size: int) -> tuple[Weight]:
+    """A table of learned positions, held whole by every rank."""
+    return (Weight(name, Component.EMBEDDING, (rows, hidden_size)),)
+
+
+@family("GPT2LMHeadModel", "GPTBigCodeForCausalLM")
+def gpt2(config: Config) -> ModelParts:
+    """GPT-2: everything has a bias; tied. SantaCoder and StarCoder are the same with one KV head."""
+    one_head = config.architecture == "GPTBigCodeForCausalLM" and config.flag("multi_query", default=True)
+    return dense(
+        config, attention=read_attention(config, kv_heads=1 if one_head else None), prefix="attn.",
+        names=fused("c_attn", "c_proj"), bias=True, mlp_size=four_hidden(config), mlp_names=("c_fc", "c_proj"),
+        mlp_bias=True, norm_names=("ln_1", "ln_2"), norm_bias=True, around=BLOCK_NAMES, tied=True,
+        extra=positions("transformer.wpe", config.size("max_position_embeddings"), config.hidden_size),
+    )  # fmt: skip
+
+
+@family("GPTJForCausalLM")
+def gpt_j(config: Config) -> ModelParts:
+    """GPT-J: attention without biases beside an MLP with them; the lm_head has one too."""
+    return dense(
+        config, prefix="attn.", names=QKV_OUT, mlp_size=four_hidden(config), mlp_names=("fc_in", "fc_out"),
+        mlp_bias=True, norm_names=("ln_1",), norm_bias=True, around=BLOCK_NAMES, head_bias=True,
+    )  # fmt: skip
+
+
+@family("GPTNeoXForCausalLM")
+def gpt_neox(config: Config) -> ModelParts:
+    """GPT-NeoX, Pythia, Dolly: biases everywhere but in the lm_head."""
+    return dense(
+        config, prefix="attention.", names=fused("query_key_value", "dense"),
+        bias=config.flag("attention_bias", default=True), mlp_size=four_hidden(config), mlp_names=H_TO_4H,
+        mlp_bias=True, norm_bias=True,
+        around=OuterNames("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers."),
+    )  # fmt: skip
+
+
+@family("OPTForCausalLM")
+def opt(config: Config) -> ModelParts:
+    """OPT: learned positions, two rows more than the context; tied."""
+    hidden, attention = config.hidden_size, read_attention(config)
+    if config.size("word_embed_proj_dim", default=hidden) != hidden:
+        raise config.refuse("word_embed_proj_dim", f"hidden_size = {hidden}; the projected OPT-350m is not supported")
+    bias, stem = config.flag("enable_bias", default=True), "model.decoder."
+    return dense(
+        config, attention=attention, names=QKV_OUT, bias=bias,
+        mlp_size=four_hidden(config), mlp_prefix="", mlp_names=("fc1", "fc2"), mlp_bias=bias,
+        norm_names=("self_attn_layer_norm", "final_layer_norm"), norm_bias=True,
+        around=OuterNames(f"{stem}embed_tokens", f"{stem}final_layer_norm", layers=f"{stem}layers."), tied=True,
+        extra=positions(f"{stem}embed_positions", config.size("max_position_embeddings") + 2, hidden),
+    )  # fmt: skip
+
+
+@family("BloomForCausalLM")
+def bloom(config: Config) -> ModelParts:
+    """BLOOM: ALiBi, a norm on the embedding, biases everywhere; tied."""
+    hidden = config.hidden_size
+    return dense(
+        config, prefix="self_attention.", names=fused("query_key_value", "dense"), bias=True, mlp_size=4 * hidden,
+        mlp_names=H_TO_4H, mlp_bias=True, norm_bias=True, around=BLOOM_NAMES, tied=True,
+        extra=norms(hidden, "transformer.word_embeddings_layernorm", bias=True),
+    )  # fmt: skip
+
+
+@family("MptForCausalLM", "MPTForCausalLM")
+def mpt(config: Config) -> ModelParts:
+    """MPT: no biases, ALiBi; tied."""
+    if not config.flag("no_bias", default=True):
+        raise config.refuse("no_bias", "true, the only published form")
+    kv_heads = config.nested("attn_config").size("kv_n_heads", default=config.size("num_attention_heads"))
+    return dense(
+        config, attention=read_attention(config, kv_heads=kv_heads), prefix="attn.", names=fused("Wqkv", "out_proj"),
+        mlp_size=config.size("expansion_ratio", default=4) * config.hidden_size, mlp_prefix="ffn.", mlp_names=PLAIN,
+        norm_names=("norm_1", "norm_2"), tied=True,
+        around=OuterNames("transformer.wte", "transformer.norm_f", layers="transformer.blocks."),
+    )  # fmt: skip
+
+
+@family("FalconForCausalLM", "RWForCausalLM")
+def falcon(config: Config) -> ModelParts:
+    """Falcon: 7B has one KV head and one norm, 40B and 180B have KV groups and two norms; tied."""
+    new = config.flag("new_decoder_architecture", default=config.has("n_head_kv"))
+    grouped = config.size("num_kv_heads", "n_head_kv", default=config.size("num_attention_heads"))
+    one_head = config.flag("multi_query", default=True) and not new
+    bias = config.flag("bias", default=False)
+    # one norm where attention and MLP stand side by side, unless the new form gives each its own
+    parallel = config.flag("parallel_attn", default=True)
+    count = config.size("num_ln_in_parallel_attn", default=2 if new and parallel else 1)
+    norm_names = ("ln_attn", "ln_mlp") if new and count == 2 else PRE_NORMS[: 1 if parallel else 2]
+    return dense(
+        config, attention=read_attention(config, kv_heads=1 if one_head else grouped), prefix="self_attention.",
+        names=fused("query_key_value", "dense"), bias=bias, mlp_size=four_hidden(config), mlp_names=H_TO_4H,
+        mlp_bias=bias, norm_names=norm_names, norm_bias=True, around=BLOOM_NAMES, tied=True,
+    )  # fmt: skip
+
+
+@family("PhiForCausalLM")
+def phi(config: Config) -> ModelParts:
+    """Phi-1, Phi-1.5, Phi-2: attention and MLP side by side behind one norm, biases everywhere."""
+    attention = read_attention(config)
+    normed = config.flag("qk_layernorm", default=False)
+    qk_norms = norms(attention.head_dim, "self_attn.q_layernorm", "self_attn.k_layernorm", bias=True)
+    return dense(
+        config, attention=attention, names=("q_proj", "k_proj", "v_proj", "dense"), bias=True,
+        layer_extra=qk_norms if normed else (), mlp_size=four_hidden(config), mlp_names=("fc1", "fc2"),
+        mlp_bias=True, norm_names=("input_layernorm",), norm_bias=True,
+        around=OuterNames(norm="model.final_layernorm"), head_bias=True,
+    )  # fmt: skip
 
 
 # --- Gemma: tied, wide heads, norms before and after; from the second generation on with sliding windows --------------
@@ -326,20 +436,6 @@ def gemma3(config: Config) -> ModelParts:
     config = config.with_defaults(GEMMA3_DEFAULTS)
     full_every = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
     return llama_like(config, norm_names=GEMMA_NORMS, tied=True, qk_norm="head", full_every=full_every)
-
-
-@family("Gemma3ForConditionalGeneration")
-def gemma3_vision(config: Config) -> ModelParts:
-    """Gemma 3 from 4B on: a SigLIP tower, pooled and projected."""
-    parts = gemma3(config.nested("text_config"))
-    vision = config.section("vision_config")
-    width = vision.hidden_size
-    projector = (
-        Weight("multi_modal_projector.mm_input_projection_weight", Component.VISION, (width, parts.hidden_size)),
-        *vector("multi_modal_projector.mm_soft_emb_norm", width, Component.VISION),
-    )
-    tower = siglip_vision(vision, "vision_tower.vision_model.")
-    return with_vision(parts, (*tower, *projector), text="language_model.")
 
 
 @family("Gemma4ForCausalLM")
@@ -419,18 +515,59 @@ def _per_layer_gate(config: Config) -> tuple[Weight, ...]:
     )
 
 
-@family("Gemma4ForConditionalGeneration")
-def gemma4_multimodal(config: Config) -> ModelParts:
-    """Gemma 4 with its vision tower; E2B and E4B also have an audio tower."""
-    parts = gemma4(config.nested("text_config"))
-    vision = config.section("vision_config")
-    towers = (
-        *gemma4_vision(vision, "model.vision_tower."),
-        *matrix("model.embed_vision.embedding_projection", parts.hidden_size, vision.hidden_size, bias=False),
-    )
-    if config.has("audio_config"):
-        audio = config.section("audio_config")
-        size = audio.size("output_proj_dims", default=1536)
-        towers += gemma4_audio(audio, "model.audio_tower.")
-        towers += matrix("model.embed_audio.embedding_projection", parts.hidden_size, size, bias=False)
-    return with_vision(parts, towers, text="model.language_model.")
+# --- Nemotron NAS ------------------------------------------------------------------------------------------------
+
+
+@family("DeciLMForCausalLM")
+def nemotron_nas(config: Config) -> ModelParts:
+    """Llama-Nemotron Super and Ultra: a search gave each layer its own KV heads and MLP size, or left a part out."""
+    found = config.need("block_configs")
+    if not isinstance(found, list) or len(found) != config.num_layers:
+        raise config.refuse("block_configs", "a list of one entry per layer")
+    kinds = [(_nas_attention(config, block), _nas_mlp(config, block)) for block in found]
+    return decoder(config, layers_by_kind(kinds, lambda kind: _nas_layer(config, *kind)))
+
+
+def _nas_part(config: Config, block: Any, part: str) -> Mapping[str, Any] | None:
+    """One half of a block; None where the search left it out."""
+    found = block.get(part) if isinstance(block, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise config.refuse("block_configs", f"made of entries with {part!r}")
+    if found.get("replace_with_linear") or found.get("sparsify"):
+        raise config.refuse("block_configs", "free of 'replace_with_linear' and 'sparsify', which are not understood")
+    return None if found.get("no_op") else found
+
+
+def _nas_attention(config: Config, block: Any) -> int:
+    """KV heads; 0 where there is no attention."""
+    part = _nas_part(config, block, "attention")
+    if part is None:
+        return 0
+    group = part.get("n_heads_in_group")
+    heads = config.size("num_attention_heads")
+    if not isinstance(group, int) or group < 1 or heads % group:
+        raise config.refuse("block_configs", "with n_heads_in_group that divides the heads")
+    return heads // group
+
+
+def _nas_mlp(config: Config, block: Any) -> int:
+    """Intermediate size: two thirds of the multiple of the hidden size, rounded up to a multiple of 256; 0 for none."""
+    part = _nas_part(config, block, "ffn")
+    if part is None:
+        return 0
+    multiple = part.get("ffn_mult")
+    if not isinstance(multiple, int | float) or not 0 < multiple < 100:
+        raise config.refuse("block_configs", "with a positive ffn_mult")
+    size = int(2 * multiple * config.hidden_size / 3)
+    return -(-size // 256) * 256
+
+
+def _nas_layer(config: Config, kv_heads: int, mlp_size: int) -> Layer:
+    hidden = config.hidden_size
+    weights: tuple[Weight, ...] = ()
+    attention = read_attention(config, kv_heads=kv_heads) if kv_heads else None
+    if attention:
+        weights += attention_weights(attention, hidden) + norms(hidden, "input_layernorm")
+    if mlp_size:
+        weights += mlp(hidden, mlp_size) + norms(hidden, "post_attention_layernorm")
+    return Layer(weights, attention)

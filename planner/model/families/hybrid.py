@@ -1,10 +1,12 @@
-"""Models with state-space or linear-attention layers: Mamba, Jamba, Nemotron-H, Granite 4, MiniMax-M1.
+"""Models with state-space or linear-attention layers: Mamba, Jamba, Nemotron-H, Granite 4, MiniMax-M1, Qwen, Kimi.
 
-A state-space layer keeps, per sequence, the last ``kernel - 1`` inputs of a short convolution and a recurrent
-state; neither grows with the context. Shapes are those of vLLM's ``MambaStateShapeCalculator``::
+Such a layer keeps, per sequence, the last ``kernel - 1`` inputs of a short convolution and a recurrent state; neither
+grows with the context. Shapes are those of vLLM's ``MambaStateShapeCalculator``, for k key heads, v value heads::
 
     mamba    conv (inner, kernel - 1)                        state (inner, d_state)
     mamba2   conv (inner + 2 groups d_state, kernel - 1)     state (heads, head_dim, d_state)
+    gdn      conv (2 k key_dim + v value_dim, kernel - 1)    state (v, value_dim, key_dim): gated delta network
+    kda      conv (3 heads head_dim, kernel - 1)             state (heads, head_dim, head_dim), fp32
 """
 
 from __future__ import annotations
@@ -12,22 +14,27 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from planner.model.architecture import Attention, Component, Layer, Moe, Shard, StateMixer, Weight
+from planner.model.architecture import Attention, Component, LatentAttention, Layer, Moe, Shard, StateMixer, Weight
 from planner.model.blocks import (
     PLAIN,
     PRE_NORMS,
     W1_W3_W2,
     OuterNames,
     attention_weights,
+    decoder,
+    layers_by_kind,
     linear,
     mlp,
     moe_mlp,
+    mtp_module,
     norms,
+    read_attention,
+    read_moe,
     shared_expert,
     vector,
 )
 from planner.model.config import Config, ModelParts, family
-from planner.model.reading import decoder, layers_by_kind, mtp_module, read_attention, read_moe
+from planner.model.families.moe import latent_weights, read_latent
 
 STATE, ROUTED, SHARED = Component.STATE, Component.ROUTED_EXPERT, Component.SHARED_EXPERT
 BACKBONE_NAMES = OuterNames("backbone.embeddings", "backbone.norm_f", layers="backbone.layers.")
@@ -334,3 +341,185 @@ def minimax_m1(config: Config) -> ModelParts:
     if config.size("shared_intermediate_size", default=0):
         raise config.refuse("shared_intermediate_size", "0: shared experts of MiniMax-Text-01 are not understood")
     return decoder(config, layers_by_kind(kinds, make))
+
+
+# --- Qwen3-Next and Qwen3.5 --------------------------------------------------------------------------------------
+
+
+@family("Qwen3NextForCausalLM")
+def qwen3_next(config: Config) -> ModelParts:
+    """Qwen3-Next: three gated delta layers, then one of gated attention; MoE with one gated shared expert."""
+    # the checkpoint carries a multi-token-prediction module that config.json does not mention
+    return _qwen_decoder(config, fused=True, has_mtp=True)
+
+
+def qwen3_5_text(config: Config) -> ModelParts:
+    """Qwen3.5 and 3.6: the decoder of Qwen3-Next, dense or MoE."""
+    return _qwen_decoder(config, fused=False, has_mtp=config.size("mtp_num_hidden_layers", default=0) > 0)
+
+
+def _qwen_decoder(config: Config, *, fused: bool, has_mtp: bool) -> ModelParts:
+    full = _full_layer(config)
+    layers = layers_by_kind(
+        _kinds(config), lambda kind: full if kind == "full_attention" else _delta_layer(config, fused=fused)
+    )
+    return decoder(config, layers, mtp=_qwen_mtp(config, full) if has_mtp else ())
+
+
+def _kinds(config: Config) -> list[str]:
+    """``linear_attention`` or ``full_attention``, layer by layer."""
+    count = config.num_layers
+    every = config.size("full_attention_interval", default=4)
+    default = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)]
+    return config.names("layer_types", count=count) or default
+
+
+def _full_layer(config: Config) -> Layer:
+    """Attention whose q projection also yields the gate of its output."""
+    hidden, attention = config.hidden_size, read_attention(config)
+    q, *others = attention_weights(attention, hidden, qk_norm="head")
+    if config.flag("attn_output_gate", default=True):
+        q = replace(q, shape=(2 * q.shape[0], hidden))
+    ffn, moe = _qwen_ffn(config)
+    return Layer((q, *others, *ffn, *norms(hidden, *PRE_NORMS)), attention, moe)
+
+
+def _delta_layer(config: Config, *, fused: bool) -> Layer:
+    """A gated delta layer; ``fused``: Qwen3-Next stores the input projections as two matrices, Qwen3.5 as four."""
+    hidden = config.hidden_size
+    key_heads, value_heads = config.size("linear_num_key_heads"), config.size("linear_num_value_heads")
+    key_dim, value_dim = config.size("linear_key_head_dim"), config.size("linear_value_head_dim")
+    kernel = config.size("linear_conv_kernel_dim", default=4)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": value_heads, "in_proj_a": value_heads}
+    if fused:
+        sizes = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * value_heads}
+    weights = [
+        w for name, size in sizes.items() for w in linear(f"linear_attn.{name}", size, hidden, STATE, Shard.COLUMN)
+    ]
+    ffn, moe = _qwen_ffn(config)
+    mixer = StateMixer(
+        "gdn",
+        conv_elements=(2 * keys + values) * (kernel - 1),
+        recurrent_elements=value_heads * value_dim * key_dim,
+        num_heads=value_heads,
+        recurrent_dtype=state_dtype(config, "mamba_ssm_dtype"),
+    )
+    return Layer(
+        (
+            *weights,
+            *convolution("linear_attn.", 2 * keys + values, kernel, bias=False),
+            column("linear_attn.dt_bias", value_heads),
+            column("linear_attn.A_log", value_heads),
+            *vector("linear_attn.norm", value_dim),
+            *linear("linear_attn.out_proj", hidden, values, STATE, Shard.ROW),
+            *ffn,
+            *norms(hidden, *PRE_NORMS),
+        ),
+        mixer,
+        moe,
+    )
+
+
+def _qwen_ffn(config: Config) -> tuple[tuple[Weight, ...], Moe | None]:
+    hidden = config.hidden_size
+    if not config.has("num_experts"):
+        return mlp(hidden, config.size("intermediate_size")), None
+    if config.sizes("mlp_only_layers") or config.size("decoder_sparse_step", default=1) != 1:
+        raise config.refuse("mlp_only_layers", "empty, with decoder_sparse_step 1")
+    moe = read_moe(config, shared=1)
+    return (
+        *moe_mlp(hidden, moe),
+        *shared_expert(hidden, config.size("shared_expert_intermediate_size"), prefix="mlp.shared_expert."),
+        *linear("mlp.shared_expert_gate", 1, hidden, Component.ROUTER),
+    ), moe
+
+
+def _qwen_mtp(config: Config, full: Layer) -> tuple[Weight, ...]:
+    """One more layer of full attention; embedding and lm_head are the main model's."""
+    layer = Layer(tuple(replace(w, name=f"layers.0.{w.name}") for w in full.weights))
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return mtp_module(layer, config.hidden_size, "mtp.", projection="fc", norm_names=names)
+
+
+# --- Kimi Linear and Kimi K3 -------------------------------------------------------------------------------------
+
+
+def kimi_linear_text(config: Config) -> ModelParts:
+    """Kimi Linear and Kimi K3: Kimi delta attention in three of four layers, MLA without positions in the fourth.
+
+    K3 adds experts in a narrower latent space and residual mixing over blocks of layers. Written after vLLM's
+    ``models/kimi_k3``.
+    """
+    hidden = config.hidden_size
+    linear_config = config.nested("linear_attn_config")
+    delta = {i - 1 for i in linear_config.sizes("kda_layers")}  # counted from 1
+    dense = config.size("first_k_dense_replace", default=0)
+    kinds = [(i in delta, i >= dense) for i in range(config.num_layers)]
+    residual = config.has("attn_res_block_size")
+
+    def make(kind: tuple[bool, bool]) -> Layer:
+        is_delta, is_moe = kind
+        mixer, mixing = _kimi_delta(linear_config, hidden) if is_delta else _kimi_latent(config)
+        ffn, moe = _kimi_moe(config) if is_moe else (mlp(hidden, config.size("intermediate_size")), None)
+        weights = (*mixing, *ffn, *norms(hidden, *PRE_NORMS))
+        if residual:
+            weights += norms(hidden, "self_attention_res_norm", "mlp_res_norm")
+            weights += norms(hidden, "self_attention_res_proj", "mlp_res_proj")
+        return Layer(weights, mixer, moe)
+
+    mixing_norms = ("model.output_attn_res_norm", "model.output_attn_res_proj") if residual else ()
+    return decoder(config, layers_by_kind(kinds, make), extra=norms(hidden, *mixing_norms))
+
+
+def _kimi_delta(config: Config, hidden: int) -> Mixing:
+    heads, head_dim = config.size("num_heads"), config.size("head_dim")
+    kernel = config.size("short_conv_kernel_size", default=4)
+    inner = heads * head_dim
+    names = ["q_proj", "k_proj", "v_proj"]
+    gate: tuple[Weight, ...] = ()
+    if config.flag("use_full_rank_gate", default=False):
+        names.append("g_proj")
+    else:
+        gate = linear("self_attn.g_a_proj", head_dim, hidden, STATE) + linear(
+            "self_attn.g_b_proj", inner, head_dim, STATE, Shard.COLUMN
+        )
+    weights = (
+        *(w for name in names for w in linear(f"self_attn.{name}", inner, hidden, STATE, Shard.COLUMN)),
+        *gate,
+        *linear("self_attn.f_a_proj", head_dim, hidden, STATE),
+        *linear("self_attn.f_b_proj", inner, head_dim, STATE, Shard.COLUMN),
+        *linear("self_attn.b_proj", heads, hidden, STATE, Shard.COLUMN),
+        *(column(f"self_attn.{name}_conv1d", inner, 1, kernel) for name in "qkv"),
+        column("self_attn.dt_bias", inner),
+        column("self_attn.A_log", heads),
+        *vector("self_attn.o_norm", head_dim),
+        *linear("self_attn.o_proj", hidden, inner, STATE, Shard.ROW),
+    )
+    return StateMixer("kda", 3 * inner * (kernel - 1), inner * head_dim, heads, "fp32"), weights
+
+
+def _kimi_latent(config: Config) -> tuple[LatentAttention, tuple[Weight, ...]]:
+    hidden, mixer = config.hidden_size, read_latent(config)
+    weights = latent_weights(mixer, hidden)
+    if config.flag("mla_use_output_gate", default=False):
+        values = mixer.num_heads * mixer.v_head_dim
+        weights += linear("self_attn.g_proj", values, hidden, Component.ATTENTION, Shard.COLUMN)
+    return mixer, weights
+
+
+def _kimi_moe(config: Config) -> tuple[tuple[Weight, ...], Moe]:
+    hidden, prefix = config.hidden_size, "block_sparse_moe."
+    latent = config.size("routed_expert_hidden_size", default=0)
+    moe = read_moe(config, shared=config.size("num_shared_experts", default=0))
+    shared = moe.num_shared_experts * moe.intermediate_size
+    weights = (
+        *moe_mlp(hidden, moe, prefix=prefix, names=W1_W3_W2, latent=latent),
+        *shared_expert(hidden, shared, prefix=f"{prefix}shared_experts."),
+    )
+    if latent:
+        weights += linear(f"{prefix}routed_expert_down_proj", latent, hidden, Component.MLP)
+        weights += linear(f"{prefix}routed_expert_up_proj", hidden, latent, Component.MLP)
+    if latent and config.flag("latent_moe_use_norm", default=False):
+        weights += vector(f"{prefix}routed_expert_norm", latent)
+    return weights, moe

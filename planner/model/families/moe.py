@@ -1,10 +1,20 @@
-"""Mixture-of-experts decoders with ordinary attention."""
+"""Mixture-of-experts decoders, with ordinary attention, with latent attention (MLA), and with forms of their own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
+from planner.model.architecture import (
+    Attention,
+    Component,
+    CompressedAttention,
+    LatentAttention,
+    Layer,
+    Moe,
+    Shard,
+    SparseIndexer,
+    Weight,
+)
 from planner.model.blocks import (
     FUSED_GATE_UP,
     PRE_NORMS,
@@ -12,25 +22,26 @@ from planner.model.blocks import (
     OuterNames,
     QkNorm,
     attention_weights,
+    decoder,
     fused,
+    layers_by_kind,
     linear,
     mlp,
     moe_mlp,
-    norms,
-    shared_expert,
-    vector,
-)
-from planner.model.config import Config, ModelParts, family
-from planner.model.reading import (
-    decoder,
-    layers_by_kind,
     mtp_layers,
+    mtp_module,
+    norms,
     read_attention,
     read_moe,
+    shared_expert,
     sparse_layers,
     uniform,
+    vector,
     windows,
 )
+from planner.model.config import Config, ModelParts, family
+
+ATTENTION = Component.ATTENTION
 
 
 @family("MixtralForCausalLM", "MiniMaxM2ForCausalLM")
@@ -273,4 +284,343 @@ def _laguna_layer(config: Config, window: int | None, sparse: bool, heads: int) 
     shared = config.size("shared_expert_intermediate_size", default=0)
     moe = read_moe(config, shared=1 if shared else 0)
     weights += moe_mlp(hidden, moe) + shared_expert(hidden, shared, prefix="mlp.shared_expert.")
+    return Layer(weights, attention, moe)
+
+
+# --- multi-head latent attention: DeepSeek V2 to V3.2, Kimi K2, GLM-5, MiniCPM3 -----------------------------------
+
+
+def read_latent(config: Config, indexer: SparseIndexer | None = None) -> LatentAttention:
+    """Shape of MLA; ``q_lora_rank`` null means that queries are not compressed."""
+    return LatentAttention(
+        num_heads=config.size("num_attention_heads"),
+        kv_lora_rank=config.size("kv_lora_rank"),
+        qk_nope_head_dim=config.size("qk_nope_head_dim"),
+        qk_rope_head_dim=config.size("qk_rope_head_dim"),
+        v_head_dim=config.size("v_head_dim"),
+        q_lora_rank=config.size("q_lora_rank", default=0) or None,
+        indexer=indexer,
+    )
+
+
+def latent_weights(mla: LatentAttention, hidden: int, *, bias: bool = False) -> tuple[Weight, ...]:
+    """Projections of MLA: down to the latents on every rank, up from them split by heads."""
+    part, stem = Component.ATTENTION, "self_attn."
+    heads, q_rank, kv_rank = mla.num_heads, mla.q_lora_rank, mla.kv_lora_rank
+    q_size = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    if q_rank:
+        queries = (
+            *linear(f"{stem}q_a_proj", q_rank, hidden, part, bias=bias),
+            *vector(f"{stem}q_a_layernorm", q_rank),
+            *linear(f"{stem}q_b_proj", q_size, q_rank, part, Shard.COLUMN),
+        )
+    else:
+        queries = linear(f"{stem}q_proj", q_size, hidden, part, Shard.COLUMN)
+    return (
+        *queries,
+        *linear(f"{stem}kv_a_proj_with_mqa", kv_rank + mla.qk_rope_head_dim, hidden, part, bias=bias),
+        *vector(f"{stem}kv_a_layernorm", kv_rank),
+        *linear(f"{stem}kv_b_proj", heads * (mla.qk_nope_head_dim + mla.v_head_dim), kv_rank, part, Shard.COLUMN),
+        *linear(f"{stem}o_proj", hidden, heads * mla.v_head_dim, part, Shard.ROW, bias=bias),
+    )
+
+
+def indexer_weights(indexer: SparseIndexer, hidden: int, q_rank: int) -> tuple[Weight, ...]:
+    """The scorer of DeepSeek sparse attention, held whole by every rank."""
+    part, stem = Component.ATTENTION, "self_attn.indexer."
+    return (
+        *linear(f"{stem}wq_b", indexer.num_heads * indexer.head_dim, q_rank, part),
+        *linear(f"{stem}wk", indexer.head_dim, hidden, part),
+        *norms(indexer.head_dim, f"{stem}k_norm", bias=True),
+        *linear(f"{stem}weights_proj", indexer.num_heads, hidden, part),
+    )
+
+
+def read_indexers(config: Config) -> list[SparseIndexer | None]:
+    """The indexer of each layer: none before V3.2; GLM-5.2 reuses that of an earlier layer in three of four."""
+    count = config.num_layers
+    if not config.has("index_topk"):
+        return [None] * count
+    top_k = config.size("index_topk")
+    own = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), top_k)
+    reused = SparseIndexer(0, 0, top_k)
+    types = config.names("indexer_types", count=count) or ["full"] * count
+    return [reused if kind == "shared" else own for kind in types]
+
+
+@family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM",
+        "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "Mistral4ForCausalLM")  # fmt: skip
+def deepseek(config: Config) -> ModelParts:
+    """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5: MLA, the first layers dense, shared experts in the others."""
+    hidden = config.hidden_size
+    bias = config.flag("attention_bias", default=False)
+    moe = read_moe(config, shared=config.size("n_shared_experts", default=0))
+
+    def make(kind: tuple[SparseIndexer | None, bool]) -> Layer:
+        indexer, sparse = kind
+        mla = read_latent(config, indexer)
+        weights = latent_weights(mla, hidden, bias=bias) + norms(hidden, *PRE_NORMS)
+        if indexer and indexer.num_heads:
+            weights += indexer_weights(indexer, hidden, config.size("q_lora_rank"))
+        if not sparse:
+            return Layer(weights + mlp(hidden, config.size("intermediate_size")), mla)
+        shared = moe.num_shared_experts * moe.intermediate_size
+        weights += moe_mlp(hidden, moe) + shared_expert(hidden, shared, prefix="mlp.shared_experts.")
+        return Layer(weights, mla, moe)
+
+    indexers = read_indexers(config)
+    layers = layers_by_kind(list(zip(indexers, sparse_layers(config), strict=True)), make)
+    mtp = mtp_layers(config, make((indexers[0], True)), tables=config.architecture.startswith("Deepseek"))
+    kimi = config.text("model_type", default="") == "kimi_k2"  # its tokenizer is its own
+    return decoder(config, layers, mtp=mtp, remote_code=kimi)
+
+
+@family("MiniCPM3ForCausalLM")
+def minicpm3(config: Config) -> ModelParts:
+    """MiniCPM3: MLA with ordinary MLPs; tied."""
+    hidden, mla = config.hidden_size, read_latent(config)
+    weights = (
+        *latent_weights(mla, hidden, bias=config.flag("attention_bias", default=False)),
+        *mlp(hidden, config.size("intermediate_size")),
+        *norms(hidden, *PRE_NORMS),
+    )
+    return decoder(config, (Layer(weights, mla),) * config.num_layers, tied=True)
+
+
+# --- DeepSeek-V4 -------------------------------------------------------------------------------------------------
+
+
+@family("DeepseekV4ForCausalLM")
+def deepseek_v4(config: Config) -> ModelParts:
+    """DeepSeek-V4: one shared KV row per token, compressed beyond a window, and hyper-connections around each block.
+
+    Names are those of DeepSeek's own checkpoints (``layers.0.attn.wq_a``).
+    """
+    hidden, count = config.hidden_size, config.num_layers
+    ratios = config.sizes("compress_ratios")
+    if len(ratios) < count or not set(ratios) <= {0, 4, 128}:
+        raise config.refuse("compress_ratios", f"0, 4 or 128 for each of {count} layers")
+    mtp: tuple[Weight, ...] = ()
+    for i, ratio in enumerate(ratios[count : count + config.size("num_nextn_predict_layers", default=0)]):
+        mtp += _v4_mtp(config, ratio, f"mtp.{i}.")
+    return decoder(
+        config,
+        layers_by_kind(ratios[:count], lambda ratio: _v4_layer(config, ratio)),
+        OuterNames("embed", "norm", "head", "layers."),
+        extra=_head_mixing(hidden, config.size("hc_mult", default=4)),
+        mtp=mtp,
+    )
+
+
+def _v4_layer(config: Config, ratio: int) -> Layer:
+    hidden, streams = config.hidden_size, config.size("hc_mult", default=4)
+    moe = read_moe(config, shared=config.size("n_shared_experts"))
+    shared = moe.num_shared_experts * moe.intermediate_size
+    weights = (
+        *_v4_attention(config, ratio),
+        *moe_mlp(hidden, moe, prefix="ffn.", names=W1_W3_W2),
+        *shared_expert(hidden, shared, prefix="ffn.shared_experts.", names=W1_W3_W2),
+        *norms(hidden, "attn_norm", "ffn_norm"),
+        *_stream_mixing("hc_attn", hidden, streams),
+        *_stream_mixing("hc_ffn", hidden, streams),
+    )
+    indexer = None
+    if ratio == 4:  # only the fine compression is picked from; the coarse one is read whole
+        indexer = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), config.size("index_topk"))
+    mixer = CompressedAttention(
+        config.size("num_attention_heads"), config.size("head_dim"), config.size("sliding_window"), ratio, indexer
+    )
+    return Layer(weights, mixer, moe)
+
+
+def _v4_attention(config: Config, ratio: int) -> tuple[Weight, ...]:
+    hidden, heads, head_dim = config.hidden_size, config.size("num_attention_heads"), config.size("head_dim")
+    q_rank, o_rank, groups = config.size("q_lora_rank"), config.size("o_lora_rank"), config.size("o_groups")
+    weights = (
+        *linear("attn.wq_a", q_rank, hidden, ATTENTION),
+        *vector("attn.q_norm", q_rank),
+        *linear("attn.wq_b", heads * head_dim, q_rank, ATTENTION, Shard.COLUMN),
+        *linear("attn.wkv", head_dim, hidden, ATTENTION),
+        *vector("attn.kv_norm", head_dim),
+        *linear("attn.wo_a", groups * o_rank, heads * head_dim // groups, ATTENTION, Shard.COLUMN),
+        *linear("attn.wo_b", hidden, groups * o_rank, ATTENTION, Shard.ROW),
+        Weight("attn.attn_sink", ATTENTION, (heads,), shard=Shard.COLUMN),
+    )
+    if ratio:
+        weights += _compressor("attn.compressor.", hidden, head_dim, ratio)
+    if ratio == 4:
+        index_heads, index_dim = config.size("index_n_heads"), config.size("index_head_dim")
+        weights += (
+            *linear("attn.indexer.wq_b", index_heads * index_dim, q_rank, ATTENTION),
+            *linear("attn.indexer.weights_proj", index_heads, hidden, ATTENTION),
+            *_compressor("attn.indexer.compressor.", hidden, index_dim, ratio),
+        )
+    return weights
+
+
+def _compressor(prefix: str, hidden: int, head_dim: int, ratio: int) -> tuple[Weight, ...]:
+    """Gated pooling of ``ratio`` tokens into one row; windows of the fine compression overlap, so it has two halves."""
+    width = head_dim * (2 if ratio == 4 else 1)
+    return (
+        *linear(f"{prefix}wkv", width, hidden, ATTENTION),
+        *linear(f"{prefix}wgate", width, hidden, ATTENTION),
+        *vector(f"{prefix}norm", head_dim),
+        Weight(f"{prefix}ape", ATTENTION, (ratio, width)),
+    )
+
+
+def _stream_mixing(name: str, hidden: int, streams: int) -> tuple[Weight, ...]:
+    """Hyper-connections: how ``streams`` residual streams are read, written and mixed around one block."""
+    mixes = streams * (streams + 2)
+    return (
+        Weight(f"{name}_fn", Component.NORM, (mixes, streams * hidden)),
+        *vector(f"{name}_base", mixes),
+        *vector(f"{name}_scale", 3),
+    )
+
+
+def _head_mixing(hidden: int, streams: int) -> tuple[Weight, ...]:
+    """How the residual streams become one hidden vector in front of the lm_head."""
+    return (
+        Weight("hc_head_fn", Component.NORM, (streams, streams * hidden)),
+        *vector("hc_head_base", streams),
+        *vector("hc_head_scale", 1),
+    )
+
+
+def _v4_mtp(config: Config, ratio: int, prefix: str) -> tuple[Weight, ...]:
+    """One more layer; embedding and hidden state have a projection each, laid side by side here."""
+    hidden = config.hidden_size
+    layer = Layer(_v4_layer(config, ratio).weights + _head_mixing(hidden, config.size("hc_mult", default=4)))
+    return mtp_module(layer, hidden, prefix, projection="e_h_proj", norm_names=("enorm", "hnorm", "norm"))
+
+
+# --- MiMo-V2-Flash -----------------------------------------------------------------------------------------------
+
+
+@family("MiMoV2FlashForCausalLM")
+def mimo_v2(config: Config) -> ModelParts:
+    """MiMo-V2-Flash: keys wider than values, and sliding layers with heads of their own and a sink per head."""
+    hidden, count = config.hidden_size, config.num_layers
+    sliding = config.sizes("hybrid_layer_pattern", count=count)
+    routed = config.sizes("moe_layer_freq", count=count)
+
+    def make(kind: tuple[int, int]) -> Layer:
+        is_sliding, is_moe = kind
+        attention = _mimo_attention(config, sliding=bool(is_sliding))
+        weights = attention_weights(attention, hidden) + norms(hidden, *PRE_NORMS)
+        sinks = "add_swa_attention_sink_bias" if is_sliding else "add_full_attention_sink_bias"
+        if config.flag(sinks, default=False):
+            weights += (Weight("self_attn.attention_sink_bias", ATTENTION, (attention.num_heads,), shard=Shard.COLUMN),)
+        if not is_moe:
+            return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
+        if config.size("n_shared_experts", default=0):
+            raise config.refuse("n_shared_experts", "0 or null")
+        moe = read_moe(config)
+        return Layer(weights + moe_mlp(hidden, moe), attention, moe)
+
+    return decoder(config, layers_by_kind(list(zip(sliding, routed, strict=True)), make))
+
+
+def _mimo_attention(config: Config, *, sliding: bool) -> Attention:
+    own = "swa_" if sliding else ""
+    return Attention(
+        config.size(f"{own}num_attention_heads"),
+        config.size(f"{own}num_key_value_heads"),
+        config.size(f"{own}head_dim"),
+        config.size(f"{own}v_head_dim"),
+        window=config.size("sliding_window") if sliding else None,
+    )
+
+
+# --- Step-3.7-Flash ----------------------------------------------------------------------------------------------
+
+
+def step3p7_text(config: Config) -> ModelParts:
+    """Step-3.7-Flash: sliding layers with more heads than the full ones, a gate per head, MoE with one shared expert.
+
+    Sliding layers have half as many heads again (96 beside 64): the published total, 201,365,316,160, needs them,
+    and some copies of config.json leave ``attention_other_setting`` out.
+    """
+    first_moe = config.size("first_k_dense_replace", default=3)
+    kinds = [(window, i >= first_moe) for i, window in enumerate(windows(config))]
+    note = "the vision tower is that of the published checkpoint; config.json does not describe it"
+    layers = layers_by_kind(kinds, lambda kind: _step_layer(config, *kind))
+    return decoder(config, layers, mtp=_step_mtp(config), notes=(note,))
+
+
+def _step_layer(config: Config, window: int | None, is_moe: bool) -> Layer:
+    hidden = config.hidden_size
+    attention = _step_attention(config, window)
+    weights = (
+        *attention_weights(attention, hidden, qk_norm="head"),
+        *linear("self_attn.g_proj", attention.num_heads, hidden, ATTENTION, Shard.COLUMN),
+        *norms(hidden, *PRE_NORMS),
+    )
+    if not is_moe:
+        return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
+    moe = read_moe(config, shared=1)
+    weights += (
+        *moe_mlp(hidden, moe, prefix="moe."),
+        *shared_expert(hidden, config.size("share_expert_dim"), prefix="share_expert."),
+    )
+    return Layer(weights, attention, moe)
+
+
+def _step_attention(config: Config, window: int | None) -> Attention:
+    heads, kv_heads = config.size("num_attention_heads"), config.size("num_key_value_heads", "num_attention_groups")
+    head_dim = config.size("head_dim")
+    if window:
+        other = config.nested("attention_other_setting")
+        own = heads * 3 // 2 if other is config else other.size("num_attention_heads")
+        return Attention(own, kv_heads, head_dim, head_dim, window)
+    return Attention(heads, kv_heads, head_dim, head_dim)
+
+
+def _step_mtp(config: Config) -> tuple[Weight, ...]:
+    """Each prediction layer is a dense sliding layer with an lm_head of its own."""
+    hidden, vocab = config.hidden_size, config.size("vocab_size")
+    weights: tuple[Weight, ...] = ()
+    for i in range(config.size("num_nextn_predict_layers", default=0)):
+        head = Weight("shared_head.output", Component.MTP, (vocab, hidden), shard=Shard.VOCAB)
+        layer = Layer((*_step_layer(config, config.size("sliding_window"), is_moe=False).weights, head))
+        weights += mtp_module(layer, hidden, f"model.layers.{config.num_layers + i}.")
+    return weights
+
+
+# --- MiniMax-M3 --------------------------------------------------------------------------------------------------
+
+
+def minimax_m3_text(config: Config) -> ModelParts:
+    """MiniMax-M3: GQA that reads the 16 blocks of 128 tokens that a light indexer picks; MoE with one shared expert."""
+    count = config.num_layers
+    sparse = config.nested("sparse_attention_config")
+    picked = sparse.sizes("sparse_attention_freq", count=count) if sparse is not config else [0] * count
+    routed = config.sizes("moe_layer_freq", count=count)
+    kinds = list(zip(picked, routed, strict=True))
+    layers = layers_by_kind(kinds, lambda kind: _m3_layer(config, sparse if kind[0] else None, bool(kind[1])))
+    return decoder(config, layers)
+
+
+def _m3_layer(config: Config, sparse: Config | None, is_moe: bool) -> Layer:
+    hidden, attention = config.hidden_size, read_attention(config)
+    qk_norm: QkNorm = "head" if config.flag("use_qk_norm", default=True) else None
+    weights = attention_weights(attention, hidden, qk_norm=qk_norm) + norms(hidden, *PRE_NORMS)
+    if sparse:
+        heads, head_dim = sparse.size("sparse_num_index_heads"), sparse.size("sparse_index_dim")
+        tokens = sparse.size("sparse_topk_blocks") * sparse.size("sparse_block_size")
+        attention = replace(attention, indexer=SparseIndexer(heads, head_dim, top_k=tokens))
+        weights += (
+            *linear("self_attn.index_q_proj", heads * head_dim, hidden, ATTENTION),
+            *linear("self_attn.index_k_proj", head_dim, hidden, ATTENTION),
+            *vector("self_attn.index_q_norm", head_dim),
+            *vector("self_attn.index_k_norm", head_dim),
+        )
+    if not is_moe:
+        return Layer(weights + mlp(hidden, config.size("dense_intermediate_size")), attention)
+    moe = read_moe(config, size="intermediate_size", shared=config.size("n_shared_experts", default=0))
+    weights += moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
+    if moe.num_shared_experts:
+        size = moe.num_shared_experts * config.size("shared_intermediate_size")
+        weights += shared_expert(hidden, size, prefix="block_sparse_moe.shared_experts.")
     return Layer(weights, attention, moe)
