@@ -16,13 +16,13 @@ from .commands.fit import sweep_fit as sweep_fit
 from .commands.fleet import size_fleet as size_fleet
 from .commands.measured import calibrate_from as calibrate_from
 from .commands.measured import evaluate_runs as evaluate_runs
-from .commands.measured import validate_plan as validate_plan
+from .commands.folders import validate_plan as validate_plan
 from .commands.predict import predict_latency as predict_latency
 from .commands.predict import predict_serve as predict_serve
 from .commands.predict import predict_throughput as predict_throughput
 from .commands.recommend import recommend_plans as recommend_plans
 from .commands.recommend import write_scripts as write_scripts
-from .commands.tune import tune_plan as tune_plan
+from .commands.folders import tune_plan as tune_plan
 
 # What they take
 from .hardware import GpuProfile as GpuProfile

@@ -50,7 +50,7 @@ OWNERS = {
     "plotext": {"output"},
     "scipy": {"planning", "evidence"},
     "huggingface_hub": {"model"},
-    "pydantic": {"hardware", "timing", "planning", "evidence"},
+    "pydantic": {"hardware", "timing", "planning", "evidence", "commands"},
     "platformdirs": {"model", "resources"},
 }
 

@@ -1,24 +1,27 @@
-"""From a declared function to a command: parse the words, call the function, print what it answers."""
+"""From a declared command to a command line: parse the words, call the function, print what it answers."""
 
 from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from planner.commands.declare import Argument, Command, Parameter
-from planner.commands.options import FORMAT
+from planner.commands.declare import REQUIRED, Argument, Command, Option, Parameter
 from planner.commands.planner_toml import FILE, FROM_FILE, TYPED, UNSAID, source_of
 from planner.errors import InputError
 from planner.secrets import masked
 
 if TYPE_CHECKING:
     from planner.output import Answer
+
+FORMAT = Parameter(
+    "format", Literal["table", "json", "csv", "markdown"], "table", Option(help="Form of the data on stdout.")
+)
 
 
 @dataclass
@@ -48,59 +51,44 @@ class GroupedHelp(TyperCommand):
 
 
 def add_command(app: typer.Typer, name: str, declared: Command) -> None:
-    """Add the command to ``app`` under ``name``."""
-    parameters = list(_parameters(declared))
+    """Add the command to ``app`` under ``name``; with ``--format`` where the function prints nothing itself."""
+    parameters = dict(declared.parameters)
+    parameters.setdefault("format", FORMAT)
 
     def answer(context: typer.Context, **typed: Any) -> int:
         return _answer(context, declared, parameters, typed)
 
     signature = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    signature += [_as_typer(parameter) for parameter in parameters]
+    signature += [_as_typer(parameter) for parameter in parameters.values()]
     vars(answer)["__signature__"] = inspect.Signature(signature, return_annotation=int)
     answer.__annotations__ = {one.name: one.annotation for one in signature}
-    settings = declared.settings and {"context_settings": dict(declared.settings)}
-    app.command(name, help=declared.help, cls=GroupedHelp, **settings or {})(answer)
-
-
-def _parameters(declared: Command) -> Iterator[Parameter]:
-    """The function's own parameters, the engine settings, and ``--format`` where the function prints nothing."""
-    own = list(declared.parameters())
-    yield from own
-    if declared.engine:
-        from planner.commands.engine_options import engine_parameter
-    for name in declared.engine:
-        yield engine_parameter(name, searched=name in declared.searched)
-    if "format" not in {parameter.name for parameter in own}:
-        yield FORMAT
+    settings: dict[str, Any] = {"context_settings": dict(declared.settings)} if declared.settings else {}
+    app.command(name, help=declared.help, cls=GroupedHelp, **settings)(answer)
 
 
 def _as_typer(parameter: Parameter) -> inspect.Parameter:
-    option = parameter.option
-    kind = parameter.type if option.kind is None else option.kind
-    default = parameter.default
-    if default is not inspect.Parameter.empty:
-        plain = isinstance(default, bool | int | float | str)
-        default = default if plain else option.default
+    option, kind, default = parameter.option, parameter.kind, parameter.default
+    if default is not REQUIRED:
+        default = default if isinstance(default, bool | int | float | str) else option.default
         if default is None:
             kind = kind | None
         elif option.kind is str:
             default = str(default)
+    info: Any
     if isinstance(option, Argument):
         info = typer.Argument(**option.settings)
     else:
-        names = option.names or (_flag(parameter.name, kind),)
-        info = typer.Option(*names, rich_help_panel=option.panel or None, **option.settings)
-    return inspect.Parameter(
-        parameter.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
+        flag = parameter.flag
+        names = option.names or (f"{flag}/--no-{flag[2:]}" if kind == bool | None else flag,)
+        limits = parameter.limits if option.kind is None else {}
+        info = typer.Option(*names, rich_help_panel=option.panel or None, **(option.settings | limits))
+    annotation: Any = Annotated[kind, info]
+    return inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _flag(name: str, kind: Any) -> str:
-    flag = "--" + name.replace("_", "-")
-    return f"{flag}/--no-{flag[2:]}" if kind == bool | None else flag
-
-
-def _answer(context: typer.Context, declared: Command, parameters: list[Parameter], typed: Mapping[str, Any]) -> int:
+def _answer(
+    context: typer.Context, declared: Command, parameters: Mapping[str, Parameter], typed: Mapping[str, Any]
+) -> int:
     """Call the function with what was said, and print its answer. Gives the exit status: 0 yes, 1 no."""
     sources = _sources(context, declared, typed)
     stated = {name: value for name, value in typed.items() if sources[name] != UNSAID}
@@ -121,7 +109,7 @@ def _answer(context: typer.Context, declared: Command, parameters: list[Paramete
 
 
 def _sources(context: typer.Context, declared: Command, typed: Mapping[str, Any]) -> dict[str, str]:
-    """Where each value is from. What planner.toml says gives way to what the command line says about the same."""
+    """The source of each value. planner.toml gives way to what the command line says about the same."""
     sources = {name: source_of(context, name) for name in typed}
     for named, others in declared.rivals:
         if any(sources.get(name) == TYPED for name in named):
@@ -129,21 +117,21 @@ def _sources(context: typer.Context, declared: Command, typed: Mapping[str, Any]
     return sources
 
 
-def _call(context: typer.Context, declared: Command, parameters: list[Parameter], stated: Mapping[str, Any]) -> Any:
+def _call(
+    context: typer.Context, declared: Command, parameters: Mapping[str, Parameter], stated: Mapping[str, Any]
+) -> Any:
     words: list[Any] = []
     options: dict[str, Any] = {}
-    for parameter in parameters:
-        name = parameter.name
-        if name not in stated or parameter is FORMAT:
-            continue
-        value = stated[name] if parameter.option.read is None else parameter.option.read(stated[name])
+    for name, value in stated.items():
+        parameter = parameters[name]
+        value = value if parameter.option.read is None else parameter.option.read(value)
         if parameter.positional:
             words += value
-        else:
+        elif parameter is not FORMAT:
             options[name] = value
     if "command_line" in inspect.signature(declared.function).parameters:
         options["command_line"] = masked(shlex.join(["planner", *(context.obj.words if context.obj else ())]))
-    return declared.function(*words, **options)
+    return declared.function(*words, **declared.check(options))
 
 
 def show(answer: Answer, form: str) -> int:

@@ -1,38 +1,38 @@
 """Look at the facts: ``planner hardware`` and ``planner models``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
-from planner.commands.completion import gpus, models
-from planner.commands.declare import Argument, command
-from planner.commands.options import Format, Refresh, Revision, Timeout
+from planner.commands.declare import Argument, Option, command
+from planner.commands.options import Format, HubOptions, complete_gpu, complete_model
 
 GpuArgument = Annotated[
-    str, Argument(metavar="GPU", autocompletion=gpus, help="Profile id, alias or file; or 'local'.")
+    str, Argument(metavar="GPU", autocompletion=complete_gpu, help="Profile id, alias or file; or 'local'.")
 ]
 Models = Annotated[
     list[str],
     Argument(
-        metavar="MODEL...", autocompletion=models, help="Hub ids, folders with a config.json, or config.json files."
+        metavar="MODEL...",
+        autocompletion=complete_model,
+        help="Hub ids, folders with a config.json, or config.json files.",
     ),
 ]
+All = Annotated[bool, Option("--all", help="Also partitions and MIG profiles.")]
 
 
-@command("hardware list", help="Every profile with its aliases.")
-def print_gpus(format: Format = "table") -> None:
+@command("hardware list", help="GPU profiles with their aliases.")
+def print_gpus(*, every: All = False, format: Format = "table") -> None:
     """Print the GPU profiles."""
     from planner.hardware import load_all
     from planner.output import print_hardware
 
-    print_hardware(load_all(partitions=True), format)
+    print_hardware(load_all(partitions=every), format)
 
 
 @command("hardware show", help="One profile: every figure with its source.")
-def print_gpu(gpu: GpuArgument, format: Format = "table") -> None:
+def print_gpu(gpu: GpuArgument, *, format: Format = "table") -> None:
     """Print one GPU profile."""
-    from planner.commands.inputs import find_gpu
     from planner.output import print_notes, print_profile
+    from planner.planning import find_gpu
 
     profile, remarks = find_gpu(gpu)
     print_notes(remarks)
@@ -40,7 +40,7 @@ def print_gpu(gpu: GpuArgument, format: Format = "table") -> None:
 
 
 @command("models list", help="The bundled catalog.")
-def print_models_of_catalog(format: Format = "table") -> None:
+def print_models_of_catalog(*, format: Format = "table") -> None:
     """Print the bundled catalog."""
     from planner.model import catalog_ids, find_entry
     from planner.output import print_catalog
@@ -48,32 +48,26 @@ def print_models_of_catalog(format: Format = "table") -> None:
     print_catalog([entry for entry in map(find_entry, catalog_ids()) if entry], format)
 
 
-@command("models show", help="Architecture, parameters and bytes of models.")
-def print_model_facts(
-    model: Models,
-    format: Format = "table",
-    revision: Revision = None,
-    refresh: Refresh = False,
-    timeout: Timeout | None = None,
-) -> int:
+@command("models show", help="Architecture, parameters and bytes of models.", groups=(HubOptions,))
+def print_model_facts(model: Models, *, format: Format = "table", **hub: Any) -> int:
     """Print models. Exit status 2 or 3 if one of them cannot be shown; the others are shown all the same."""
     from planner.commands.streams import complain
     from planner.errors import PlannerError
     from planner.memory import model_facts
-    from planner.model import resolve_model
     from planner.output import print_models
+    from planner.planning import load_model
 
     rows: list[dict[str, Any]] = []
-    errors: dict[str, PlannerError] = {}
+    errors: list[PlannerError] = []
     for name in model:
         try:
-            rows.append(model_facts(resolve_model(name, revision=revision, refresh=refresh, timeout_s=timeout)))
+            rows.append(model_facts(load_model(name, **hub)))
         except PlannerError as error:
             rows.append({"requested": name, "error": error.cause, "hint": error.hint})
-            errors[name] = error
+            errors.append(error)
     print_models(rows, format)
     if not errors:
         return 0
-    causes = dict.fromkeys(error.cause for error in errors.values())
-    hints = dict.fromkeys(error.hint for error in errors.values())
-    return complain("; ".join(causes), max(e.exit_status for e in errors.values()), hint="; or ".join(hints))
+    causes = dict.fromkeys(error.cause for error in errors)
+    hints = dict.fromkeys(error.hint for error in errors)
+    return complain("; ".join(causes), max(e.exit_status for e in errors), hint="; or ".join(hints))

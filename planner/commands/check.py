@@ -10,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
-from planner.commands.completion import gpus, models
 from planner.commands.declare import Argument, Option, command
 from planner.commands.inputs import (
     check_count,
@@ -32,6 +31,8 @@ from planner.commands.options import (
     Refresh,
     Revision,
     Timeout,
+    complete_gpu,
+    complete_model,
 )
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
@@ -76,12 +77,12 @@ OneGpu = Annotated[
     Option(
         kind=str,
         metavar="GPU",
-        autocompletion=gpus,
+        autocompletion=complete_gpu,
         help="Profile id, alias or file; or 'local'. Default: the plan's.",
     ),
 ]
 AsModel = Annotated[
-    str, Option(metavar="MODEL", autocompletion=models, help="Model that a path in the line stands for.")
+    str, Option(metavar="MODEL", autocompletion=complete_model, help="Model that a path in the line stands for.")
 ]
 InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight. Default: as many as run at once.")]
 NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests. Default: 5 x the concurrency.")]

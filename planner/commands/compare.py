@@ -7,7 +7,6 @@ from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from planner.commands.declare import Option, command, keywords
-from planner.commands.engine_options import TIME, engine_args
 from planner.commands.inputs import (
     asked_version,
     assignments,
@@ -21,6 +20,7 @@ from planner.commands.inputs import (
 from planner.commands.load import check_context, checked_workload, fields_of, load_of, refuse_contradictions, rivals
 from planner.commands.options import (
     LOAD,
+    TIME,
     Burstiness,
     Calibration,
     EngineVersion,
@@ -39,7 +39,7 @@ from planner.commands.options import (
 )
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.planning import defaults, engine_args
 
 if TYPE_CHECKING:
     from planner.output import ComparisonAnswer

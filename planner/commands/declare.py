@@ -1,15 +1,18 @@
-"""How a function says what its command looks like.
+"""Declarations of commands: their options with types, bounds and help, and the check of values.
 
 ::
 
-    Verbose = Annotated[bool, Option(help="Say more.")]
+    Count = Annotated[int, Field(ge=1), Option(help="Number of runs.")]
 
-    @command("fit", help="Does it fit?", engine=("max_model_len",))
-    def check_fit(model: Model, *, verbose: Verbose = False, **engine: Any) -> FitAnswer: ...
+    class Common:
+        verbose: Annotated[bool, Option(help="More details.")] = False
 
-The annotation of a parameter is the name of an alias that says how it is typed, or ``ALIAS | None``. The decorator
-returns the function as it is: the library offers it, and ``adapter`` makes the command of it. Nothing here imports
-typer, so that a program that uses the library does not wait for it.
+    @command("fit", help="Does it fit?", groups=(Common,), engine=("max_model_len",))
+    def fit(model: Model, *, count: Count = 1, **options: Any) -> FitAnswer: ...
+
+The annotation of a parameter is the name of an alias, or ``ALIAS | None``. ``Field`` bounds the value, ``Option`` says
+how it is typed. The decorated function checks its keywords, whoever calls it; ``adapter`` makes a command line of it.
+Nothing here imports typer, so that a program that uses the library does not wait for it.
 """
 
 from __future__ import annotations
@@ -17,20 +20,30 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from functools import cached_property, wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from planner.errors import UnknownNameError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: What gives way in planner.toml where the command line says something else about the same.
+#: Options of planner.toml that give way where the command line says something else about the same.
 Rivals = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+ENGINE = "Engine (flags of vllm serve)"
+SCALARS = (int, float, str, bool)
+REQUIRED = inspect.Parameter.empty
 
 
 class Option:
-    """How a parameter is typed: ``Annotated[int, Option(help="...")]``.
+    """The spelling of a parameter: ``Annotated[int, Option(help="...")]``.
 
     ``names`` are the flags, by default the parameter's name with dashes. ``kind`` is the type of the words that are
-    typed, where it is not the parameter's, and ``read`` turns such a value into the parameter's. ``default`` is what
-    the help shows where the parameter's own default is None. The settings are those of ``typer.Option``.
+    typed, where it is not the parameter's, and ``read`` turns such a value into the parameter's. ``default`` is shown
+    in the help where the parameter's own default is None. The settings are those of ``typer.Option``.
     """
 
     def __init__(
@@ -50,7 +63,7 @@ class Option:
 
 
 class Argument(Option):
-    """As ``Option``, without a flag."""
+    """An ``Option`` without a flag."""
 
 
 @dataclass(frozen=True)
@@ -59,38 +72,86 @@ class Parameter:
 
     name: str
     type: Any
-    default: Any  #: ``inspect.Parameter.empty`` where a value is required
+    default: Any  #: ``REQUIRED`` where there is none
     option: Option
-    positional: bool = False  #: of ``*names``
+    bounds: tuple[FieldInfo, ...] = ()
+    positional: bool = False  #: one of ``*names``
+
+    @property
+    def kind(self) -> Any:
+        """The type of the words that are typed."""
+        return self.type if self.option.kind is None else self.option.kind
+
+    @property
+    def flag(self) -> str:
+        """Its first spelling."""
+        return (self.option.names or (f"--{self.name.replace('_', '-')}",))[0]
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The bounds that include their value, as ``min`` and ``max``."""
+        rules = [rule for field in self.bounds for rule in field.metadata]
+        pairs = [(word, getattr(rule, key, None)) for rule in rules for word, key in (("min", "ge"), ("max", "le"))]
+        own = {word: self.option.settings.get(word) for word in ("min", "max")}
+        return {word: value for word, value in (*own.items(), *pairs) if value is not None}
+
+    def check(self, value: Any) -> Any:
+        """The value as a plain one of its type; numbers of numpy and the like are taken.
+
+        Raises InputError, naming the flag, for a value of another type or out of bounds.
+        """
+        kinds = [kind for kind in _kinds(self.type) if kind is not NoneType]
+        if value is None or not kinds or not all(kind in SCALARS or get_origin(kind) is Literal for kind in kinds):
+            return value
+        if get_origin(kinds[0]) is Literal and isinstance(value, str) and value not in get_args(kinds[0]):
+            raise UnknownNameError(self.name, value[:80], get_args(kinds[0]), see=f"{self.flag} in --help")
+        from planner.planning import typed
+
+        wanted: Any = Annotated[self.type, *self.bounds] if self.bounds else self.type
+        return typed(self.name, value, wanted, flag=self.flag)
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a function declares.
+    """A declared command.
 
-    ``words`` is what is typed, ``engine`` names the engine settings that the command takes, of which those in
-    ``searched`` are found where they are not given. ``extends`` is a function whose parameters the command has too, and
-    gets as ``**options``. ``settings`` go to typer.
+    ``words`` is what is typed. ``groups`` are classes whose annotated names are options too, given as keywords.
+    ``engine`` names the engine settings that the command takes, of which those in ``searched`` are found where they are
+    not given. ``settings`` go to typer.
     """
 
     words: str
     function: Callable[..., Any]
-    help: str
+    help: str = ""
+    groups: tuple[type, ...] = ()
+    extends: Callable[..., Any] | None = None
     engine: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
-    extends: Callable[..., Any] | None = None
     rivals: Rivals = ()
     settings: Mapping[str, Any] | None = None
 
-    def parameters(self) -> Iterator[Parameter]:
-        """The parameters in their order, without the engine settings."""
-        own = inspect.signature(self.function).parameters
-        for parameter in own.values():
-            yield from _declared(self.function, parameter)
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The parameters in their order: the function's own, those of the groups, the engine settings."""
+        every = [*_of_function(self.function)]
         if self.extends is not None:
-            for name, parameter in inspect.signature(self.extends).parameters.items():
-                if name not in own:
-                    yield from _declared(self.extends, parameter)
+            every += [one for one in _of_function(self.extends) if one.name not in {own.name for own in every}]
+        for group in self.groups:
+            for name, alias in group.__annotations__.items():
+                every += _declared(name, alias, getattr(group, name, REQUIRED))
+        every += [_of_engine(name, searched=name in self.searched) for name in self.engine]
+        return {one.name: one for one in every}
+
+    def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords with plain values. Raises UnknownNameError for another keyword than the command has."""
+        from planner.engine import SETTINGS
+
+        known = {**inspect.signature(self.function).parameters, **self.parameters, **SETTINGS}
+        for name in given:
+            if name not in known:
+                raise UnknownNameError("keyword", name, known, see="docs/library.md")
+        own = self.parameters.keys() - SETTINGS.keys()  # engine settings check themselves
+        return {name: self.parameters[name].check(value) if name in own else value for name, value in given.items()}
 
 
 #: Every command that is declared by a module that was imported.
@@ -98,13 +159,25 @@ COMMANDS: dict[str, Command] = {}
 
 
 def command(words: str, **declared: Any) -> Callable[[Function], Function]:
-    """Declare the command that a function answers. The keywords are the fields of ``Command``."""
+    """Declare the command that a function answers, and check its keywords. The keywords are fields of ``Command``."""
 
     def remember(function: Function) -> Function:
-        COMMANDS[words] = Command(words, function, **declared)
-        return function
+        made = Command(words, function, **declared)
+        COMMANDS[words] = made
+        return checked(made, function)
 
     return remember
+
+
+def checked(declared: Command, function: Function) -> Function:
+    """``function`` with its keywords checked."""
+
+    @wraps(function)
+    def asked(*words: Any, **given: Any) -> Any:
+        return function(*words, **declared.check(given))
+
+    vars(asked)["declared"] = declared
+    return asked  # type: ignore[return-value]
 
 
 def keywords(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -112,11 +185,40 @@ def keywords(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-def _declared(function: Callable[..., Any], parameter: inspect.Parameter) -> Iterator[Parameter]:
-    """The parameter, where its annotation names an alias that says how it is typed."""
-    alias = function.__globals__.get(parameter.annotation.removesuffix(" | None"))
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) is UnionType else (kind,)
+
+
+def _of_function(function: Callable[..., Any]) -> Iterator[Parameter]:
+    for parameter in inspect.signature(function).parameters.values():
+        alias, positional = parameter.annotation, parameter.kind is parameter.VAR_POSITIONAL
+        if isinstance(alias, str):
+            alias = function.__globals__.get(alias.removesuffix(" | None"))
+        elif get_origin(alias) is not Annotated:
+            alias = next((one for one in get_args(alias) if get_origin(one) is Annotated), None)
+        yield from _declared(parameter.name, alias, None if positional else parameter.default, positional)
+
+
+def _declared(name: str, alias: Any, default: Any, positional: bool = False) -> Iterator[Parameter]:
+    """The parameter, where its alias says how it is typed."""
     kind, *metadata = get_args(alias) or (None,)
-    for option in metadata:
-        if isinstance(option, Option):
-            positional = parameter.kind is parameter.VAR_POSITIONAL
-            yield Parameter(parameter.name, kind, None if positional else parameter.default, option, positional)
+    bounds = tuple(rule for rule in metadata if isinstance(rule, FieldInfo))
+    yield from (Parameter(name, kind, default, one, bounds, positional) for one in metadata if isinstance(one, Option))
+
+
+def _of_engine(name: str, *, searched: bool) -> Parameter:
+    """The option of one setting. Bounds of counts are in the help; the setting checks the others."""
+    from planner.engine import SETTINGS
+
+    row = SETTINGS[name]
+    counts = row.kind in (int, int | None)
+    option = Option(
+        *row.flags,
+        kind={"speculative_config": str | None, "env": list[str]}.get(name),
+        panel=ENGINE,
+        help=f"{row.help} Default: searched." if searched else row.help,
+        metavar=row.metavar or None,
+        min=row.least if counts else None,
+        max=row.most if counts else None,
+    )
+    return Parameter(name, row.kind, None if searched else row.default, option)

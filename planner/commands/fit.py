@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from planner.commands.declare import Option, command
-from planner.commands.engine_options import MEMORY
-from planner.commands.inputs import find_gpus
-from planner.commands.options import (
-    Calibration,
-    EngineVersion,
-    Explain,
-    Gpu,
-    Gpus,
-    Model,
-    NetworkGbPerS,
-    PathName,
-    Refresh,
-    Revision,
-    Timeout,
-    WeightDtype,
-)
+from planner.commands.options import MEMORY, Explain, Gpus, Model, Partitions, PathName, ServingOptions
 from planner.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from planner.output import FitAnswer, FitTable, GpuFit
+    from planner.planning import GpuName, ModelName, Serving
 
 StartupLog = Annotated[
     PathName | None,
@@ -39,70 +26,72 @@ StartupLog = Annotated[
 Sweep = Annotated[bool, Option(help="Table over TP x precision x KV cache dtype.")]
 
 
-def check_fit(
-    model: Model,
-    gpu: Gpu,
-    *,
-    network_gb_per_s: NetworkGbPerS = None,
-    weight_dtype: WeightDtype = None,
-    engine_version: EngineVersion = None,
-    startup_log: StartupLog = None,
-    calibration: Calibration = None,
-    explain: Explain = False,
-    revision: Revision = None,
-    refresh: Refresh = False,
-    timeout: Timeout | None = None,
-    **engine: Any,
-) -> FitAnswer:
-    """Whether vLLM starts with ``model`` on ``gpu``, and how many tokens its KV cache holds.
-
-    ``engine`` are flags of ``vllm serve`` (``tensor_parallel_size=8``, ``max_model_len=32768``, ...; tokens, GiB, or
-    shares of the memory, as vLLM has them). ``engine_version`` is a version of vLLM or the date of a build; by default
-    the newest with an image for the GPU. ``startup_log`` is a file with vLLM's own start-up messages: it is compared,
-    and the overheads that it shows count and are kept for this user. ``calibration`` is a file of
-    ``calibrate_from``, ``"none"`` for the fits as shipped, by default the user's own.
-
-    In the answer, bytes are per GPU, tokens and concurrency per engine; ``answer.fits`` is the best estimate,
-    ``answer.record`` has every figure. Raises IllegalPlanError for settings that vLLM refuses whatever the memory,
-    and what ``load_model`` and ``load_gpu`` raise.
-    """
-    from planner.output import FitAnswer
-    from planner.planning import Serving
-
-    if startup_log is not None:
-        calibration = calibration or "none"
-    serving = Serving(
-        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
-        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
-    )  # fmt: skip
-    return FitAnswer(serving.fit(startup_log=startup_log), serving.resolved, explain, serving.remarks)
-
-
-def list_fits(
+@command(
+    "fit", help="Does it fit, and how many tokens does its KV cache hold?", groups=(ServingOptions,), engine=MEMORY
+)
+def fit(
     model: Model,
     gpu: Gpus,
     *,
-    network_gb_per_s: NetworkGbPerS = None,
-    weight_dtype: WeightDtype = None,
-    engine_version: EngineVersion = None,
-    calibration: Calibration = None,
+    partitions: Partitions = False,
+    sweep: Sweep = False,
+    startup_log: StartupLog = None,
     explain: Explain = False,
-    revision: Revision = None,
-    refresh: Refresh = False,
-    timeout: Timeout | None = None,
-    **engine: Any,
-) -> FitTable:
-    """``check_fit`` for several GPUs, or for ``"all"``: a row for each.
+    **options: Any,
+) -> FitAnswer | FitTable:
+    """Check one GPU, several GPUs (a row for each) or, with ``sweep``, many settings.
 
-    A GPU on which vLLM does not run the settings is an answer too. Raises IllegalPlanError where that is so on all.
+    ``options`` are those of ``planner.Serving``. Combinations that vLLM refuses are left out of a sweep; among several
+    GPUs one that does not run the settings has a row too. Raises IllegalPlanError where that is so on all, and what
+    ``Serving`` raises.
     """
-    from planner.output import FitTable, RefusedFit
+    from planner.output import FitTable
+    from planner.planning import Serving, find_gpus, sweep_settings
+
+    if startup_log is not None and (sweep or len(find_gpus(gpu)[0]) > 1):
+        raise InputError("--startup-log is of one start on one GPU", hint="leave out --sweep, and name one --gpu")
+    if startup_log is not None:
+        options.setdefault("calibration", "none")
+    servings = Serving.on_each(model, gpu, partitions=partitions, **options)
+    if sweep:
+        swept = tuple(result for serving in servings for result in sweep_settings(serving))
+        first = servings[0]
+        return FitTable(swept, first.resolved, sweep=True, explain=explain, remarks=first.remarks)
+    return _one(servings[0], startup_log, explain) if len(servings) == 1 else _several(servings, explain)
+
+
+def check_fit(
+    model: ModelName, gpu: GpuName, *, startup_log: PathName | None = None, explain: bool = False, **options: Any
+) -> FitAnswer:
+    """``Serving(model, gpu, **options).fit()`` as an answer to print."""
     from planner.planning import Serving
 
-    servings = Serving.on_each(
-        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
-        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
-    )  # fmt: skip
+    if startup_log is not None:
+        options.setdefault("calibration", "none")
+    return _one(Serving(model, gpu, **options), startup_log, explain)
+
+
+def list_fits(model: ModelName, gpu: GpuName | Iterable[GpuName], *, explain: bool = False, **options: Any) -> FitTable:
+    """``check_fit`` for several GPUs, a row for each."""
+    from planner.planning import Serving
+
+    return _several(Serving.on_each(model, gpu, **options), explain)
+
+
+def sweep_fit(model: ModelName, gpu: GpuName | Iterable[GpuName], **options: Any) -> FitTable:
+    """``planner fit --sweep``: a table over TP x precision x KV cache dtype."""
+    return cast("FitTable", fit(model, gpu, sweep=True, **options))
+
+
+def _one(serving: Serving, startup_log: PathName | None, explain: bool) -> FitAnswer:
+    from planner.output import FitAnswer
+
+    return FitAnswer(serving.fit(startup_log=startup_log), serving.resolved, explain, serving.remarks)
+
+
+def _several(servings: Sequence[Serving], explain: bool) -> FitTable:
+    from planner.output import FitTable, RefusedFit
+
     answers: list[GpuFit] = []
     for serving in servings:
         try:
@@ -113,48 +102,3 @@ def list_fits(
     if len(refused) == len(answers):
         raise refused[0].error
     return FitTable(tuple(answers), servings[0].resolved, explain=explain, remarks=servings[0].remarks)
-
-
-def sweep_fit(
-    model: Model,
-    gpu: Gpus,
-    *,
-    network_gb_per_s: NetworkGbPerS = None,
-    weight_dtype: WeightDtype = None,
-    engine_version: EngineVersion = None,
-    calibration: Calibration = None,
-    explain: Explain = False,
-    revision: Revision = None,
-    refresh: Refresh = False,
-    timeout: Timeout | None = None,
-    **engine: Any,
-) -> FitTable:
-    """A table over TP x precision x KV cache dtype; combinations that vLLM refuses are left out.
-
-    A 16-bit model is taken in the usual published precisions too; a quantised one is what it is.
-    """
-    from planner.output import FitTable
-    from planner.planning import Serving, sweep_settings
-
-    servings = Serving.on_each(
-        model, gpu, network_gb_per_s=network_gb_per_s, weight_dtype=weight_dtype, engine_version=engine_version,
-        calibration=calibration, revision=revision, refresh=refresh, timeout=timeout, **engine,
-    )  # fmt: skip
-    answers = [answer for serving in servings for answer in sweep_settings(serving)]
-    return FitTable(tuple(answers), servings[0].resolved, sweep=True, explain=explain, remarks=servings[0].remarks)
-
-
-@command("fit", help="Does it fit, and how many tokens does its KV cache hold?", extends=check_fit, engine=MEMORY)
-def fit(gpu: Gpus, *, sweep: Sweep = False, startup_log: StartupLog = None, **options: Any) -> FitAnswer | FitTable:
-    """The answer for one GPU, a row for each of several, or the sweep."""
-    profiles, remarks = find_gpus(gpu)
-    answer: FitAnswer | FitTable
-    if startup_log and (sweep or len(profiles) > 1):
-        raise InputError("--startup-log is of one start on one GPU", hint="leave out --sweep, and name one --gpu")
-    if sweep:
-        answer = sweep_fit(gpu=profiles, **options)
-    elif len(profiles) == 1:
-        answer = check_fit(gpu=profiles[0], startup_log=startup_log, **options)
-    else:
-        answer = list_fits(gpu=profiles, **options)
-    return replace(answer, remarks=(*remarks, *answer.remarks))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from planner.commands.declare import Option, command, keywords
-from planner.commands.engine_options import engine_args
 from planner.commands.inputs import (
     asked_version,
     assignments,
@@ -58,7 +57,7 @@ from planner.commands.options import (
 )
 from planner.engine import flag_of, tagged
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.planning import defaults, engine_args
 from planner.units import whole_number
 
 if TYPE_CHECKING:

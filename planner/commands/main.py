@@ -41,8 +41,8 @@ PROGRAMS = ("planner", "llm-serving-planner")
 #: Command, in the order of the help -> the module that declares it.
 COMMANDS = {
     "fit": "fit", "predict": "predict", "recommend": "recommend", "compare": "compare", "fleet": "fleet",
-    "check": "check", "tune": "tune", "validate": "measured", "calibrate": "measured", "report": "report",
-    "evaluate": "measured", "workflow": "workflow", "deploy": "deploy", "ui": "ui",
+    "check": "check", "tune": "folders", "validate": "folders", "calibrate": "measured", "report": "folders",
+    "evaluate": "measured", "workflow": "workflow", "deploy": "folders", "ui": "ui",
     "hardware": "catalog", "models": "catalog",
 }  # fmt: skip
 #: Groups of commands, with their help.

@@ -1,24 +1,22 @@
-"""Predictions beside measurements: ``planner evaluate``, ``calibrate`` and ``validate``."""
-
-from __future__ import annotations
+"""Predictions beside measurements: ``planner evaluate`` and ``calibrate``."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from planner.commands.completion import gpus, models
-from planner.commands.declare import Argument, Option, command, keywords
-from planner.commands.engine_options import engine_args
-from planner.commands.inputs import fits_for
-from planner.commands.options import LOAD, Calibration, PathName
+from pydantic import Field
+
+from planner.commands.declare import Argument, Option, command
+from planner.commands.options import LOAD, Calibration, PathName, complete_model, gpu_option
 from planner.engine import tagged
+from planner.planning import engine_args, fits_for
 from planner.resources import alone_in
 
 if TYPE_CHECKING:
-    from planner.output import CalibrationAnswer, Evaluation, OfflineValidation, ValidationAnswer
+    from planner.evidence import Stated
+    from planner.output import CalibrationAnswer, Evaluation
 
 RESULTS = "Results without a plan.json"
-
 TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
 
 Runs = Annotated[
@@ -38,146 +36,96 @@ Output = Annotated[
     PathName, Option("-o", "--output", kind=Path, metavar="FILE", help="Default: this user's own calibration.")
 ]
 Fresh = Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")]
-ResultGpu = Annotated[
-    str, Option("--gpu", metavar="GPU", autocompletion=gpus, panel=RESULTS, help="Profile id or alias.")
-]
-ResultModel = Annotated[
-    str, Option("--model", metavar="MODEL", autocompletion=models, panel=RESULTS, help="Default: the result's.")
-]
-ResultVersion = Annotated[
-    str, Option("--engine-version", metavar="VERSION", panel=RESULTS, help="Version of vLLM that ran.")
-]
-ResultDtype = Annotated[
-    str, Option("--weight-dtype", panel=RESULTS, help="Precision of the weights. Default: the checkpoint's.")
-]
-ResultInputLen = Annotated[
-    int, Option("--input-len", min=1, panel=LOAD, help="Prompt tokens of a latency or throughput result.")
-]
-ResultOutputLen = Annotated[
-    int, Option("--output-len", min=1, panel=LOAD, help="Output tokens of a latency or throughput result.")
-]
-ResultBatchSize = Annotated[int, Option("--batch-size", min=1, panel=LOAD, help="Prompts of a latency result.")]
-PlanDir = Annotated[
-    PathName, Argument(kind=Path, metavar="DIR", help="Folder of a plan, after ./benchmark.sh ran in it.")
-]
-ResultFile = Annotated[
-    PathName, Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own.")
-]
-#: Settings of the engine that a result without a plan.json does not say.
-ENGINE_OF_RESULTS = tagged("result")
+Count = Annotated[int | None, Field(ge=1)]
 
 
-def evaluate_runs(
-    runs: Runs,
-    *,
-    gpu: ResultGpu | None = None,
-    model: ResultModel | None = None,
-    engine_version: ResultVersion | None = None,
-    weight_dtype: ResultDtype | None = None,
-    input_len: ResultInputLen | None = None,
-    output_len: ResultOutputLen | None = None,
-    batch_size: ResultBatchSize | None = None,
-    calibration: Calibration = None,
-    **engine: Any,
-) -> Evaluation:
-    """Predict every measured run of a table (CSV) or of a result file, and say how far off the predictions are.
+class ResultOptions:
+    """Facts that a result without a plan.json does not hold."""
 
-    The keywords but ``calibration`` say of a result what its file does not.
+    gpu: Annotated[str | None, gpu_option("Profile id or alias.", panel=RESULTS)] = None
+    model: Annotated[
+        str | None,
+        Option(metavar="MODEL", autocompletion=complete_model, panel=RESULTS, help="Default: the result's."),
+    ] = None
+    engine_version: Annotated[
+        str | None, Option(metavar="VERSION", panel=RESULTS, help="Version of vLLM that ran.")
+    ] = None
+    weight_dtype: Annotated[
+        str | None, Option(panel=RESULTS, help="Precision of the weights. Default: the checkpoint's.")
+    ] = None
+    input_len: Annotated[Count, Option(panel=LOAD, help="Prompt tokens of a latency or throughput result.")] = None
+    output_len: Annotated[Count, Option(panel=LOAD, help="Output tokens of a latency or throughput result.")] = None
+    batch_size: Annotated[Count, Option(panel=LOAD, help="Prompts of a latency result.")] = None
 
-    ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
-    A run that cannot be predicted is counted and named, one whose figures contradict each other is named in
-    ``answer.notes``. ``calibration`` as in ``check_fit``. Raises InputError, naming
-    line and column, for a file that is no table of runs.
-    """
-    from planner.evidence import Stated, evaluate, notes_on_runs, read_measurements
-    from planner.output import Evaluation
 
-    local = fits_for(calibration)
-    args = engine_args(engine, own=keywords(evaluate_runs))
-    stated = Stated(gpu, model, engine_version, weight_dtype, input_len, output_len, batch_size, args)
-    table = read_measurements(Path(runs), stated)
-    return Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
+def _stated(facts: dict[str, Any]) -> "Stated":
+    from planner.evidence import Stated
+
+    known = {name: facts.pop(name) for name in ResultOptions.__annotations__ if name in facts}
+    return Stated(**known, args=engine_args(facts))
 
 
 @command(
     "evaluate",
     help="Predicted beside measured, run by run, and a summary.",
-    engine=ENGINE_OF_RESULTS,
-    extends=evaluate_runs,
+    groups=(ResultOptions,),
+    engine=tagged("result"),
 )
-def evaluate(*, chart: Chart | None = None, **options: Any) -> Evaluation:
-    """The evaluation, and its chart where a file is named."""
-    from planner.output import chart_writer
+def evaluate(runs: Runs, *, calibration: Calibration = None, chart: Chart | None = None, **facts: Any) -> "Evaluation":
+    """Predict every measured run of a table (CSV) or of a result file, and say how far off the predictions are.
+
+    ``facts`` are those that a result does not hold: ``gpu``, ``model``, ``input_len``, settings of the engine, ...
+
+    ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
+    A run that cannot be predicted is counted and named, one whose figures contradict each other is named in
+    ``answer.notes``. ``calibration`` as of ``Serving``. Raises InputError, naming line and column, for a file that is
+    no table of runs.
+    """
+    from planner.evidence import evaluate, notes_on_runs, read_measurements
+    from planner.output import Evaluation, chart_writer
 
     draw = chart_writer(chart) if chart else None
-    answer = evaluate_runs(**options)
+    local = fits_for(calibration)
+    table = read_measurements(Path(runs), _stated(facts))
+    answer = Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
     if draw:
         draw(answer.evaluated)
     return answer
 
 
+def evaluate_runs(runs: PathName, **options: Any) -> "Evaluation":
+    """``planner evaluate``: predict every measured run of a table or of a result file."""
+    return evaluate(runs, **options)
+
+
 @command(
     "calibrate",
-    help="Learn from your own runs: later predictions for this user rest on them.",
-    engine=ENGINE_OF_RESULTS,
+    help="Calibrate the model with your own benchmark results.",
+    groups=(ResultOptions,),
+    engine=tagged("result"),
 )
 def calibrate_from(
-    *sources: Sources,
-    output: Output | None = None,
-    fresh: Fresh = False,
-    gpu: ResultGpu | None = None,
-    model: ResultModel | None = None,
-    engine_version: ResultVersion | None = None,
-    weight_dtype: ResultDtype | None = None,
-    input_len: ResultInputLen | None = None,
-    output_len: ResultOutputLen | None = None,
-    batch_size: ResultBatchSize | None = None,
-    **engine: Any,
-) -> CalibrationAnswer:
-    """Learn from a user's own runs, and keep what was learned if it is better: later predictions use it.
+    *sources: Sources, output: Output | None = None, fresh: Fresh = False, **facts: Any
+) -> "CalibrationAnswer":
+    """Calibrate with a user's own runs; later predictions use it if it is better.
 
     ``sources`` are tables of runs (CSV), results of ``vllm bench`` (JSON) or folders of plans; none: the runs that are
     kept, once more. ``output`` is the file that it is kept in (default: the user's own), ``fresh`` leaves out the runs
-    of earlier calibrations. The other keywords say of a result what its file does not.
+    of earlier calibrations. ``facts`` are those that a result does not hold, as of ``evaluate_runs``.
 
     ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where there is no run,
     where none can be replayed, and where the file cannot be written.
     """
-    from planner.evidence import Stated, calibrate, read_sources
+    from planner.evidence import calibrate, read_sources
     from planner.output import CalibrationAnswer
     from planner.planning import local_path
 
-    args = engine_args(engine, own=keywords(calibrate_from))
-    stated = Stated(gpu, model, engine_version, weight_dtype, input_len, output_len, batch_size, args)
     path = Path(output) if output is not None else local_path()
-    read = read_sources([Path(source) for source in sources], stated)
-    with suppress(OSError):  # told when the file is written
+    read = read_sources([Path(source) for source in sources], _stated(facts))
+    with suppress(OSError):  # reported when the file is written
         path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path.parent):  # from reading the runs that are kept to writing them again
         answer = calibrate(read, path, fresh=fresh)
         if answer.kept:
             answer.save()
     return CalibrationAnswer(answer)
-
-
-@command(
-    "validate",
-    help="What the scripts of a plan measured beside its prediction, and why they differ. Exit status 1 if a figure is "
-    "outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
-)
-def validate_plan(directory: PlanDir, *, result: ResultFile | None = None) -> ValidationAnswer | OfflineValidation:
-    """What the scripts of a plan measured beside its prediction, and the likeliest causes where they differ.
-
-    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran, or ``result`` is a file in which another tool
-    says what it measured of it. ``answer.ok`` is whether every measurement
-    lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
-    (``answer.record.inside`` and ``answer.record.as_planned``). Where the folder is that of a workflow and only its
-    offline scripts ran, ``answer.lines`` has their measurements beside what is predicted and printed. Raises InputError
-    where there is no plan, or no result.
-    """
-    from planner.evidence import validate
-    from planner.output import ValidationAnswer, validate_offline
-
-    if result is None and (offline := validate_offline(Path(directory))):
-        return offline
-    return ValidationAnswer(validate(Path(directory), None if result is None else Path(result)))

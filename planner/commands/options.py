@@ -1,79 +1,87 @@
-"""How the parameters of the commands are typed. The load has the names of ``vllm bench``.
+"""Options that several commands share, each declared once. The load has the names of ``vllm bench``.
 
-An option that one command alone has stands beside that command.
+An option of one command alone stands beside that command.
 """
 
+from collections import Counter
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from planner.commands.completion import gpus, models
-from planner.commands.declare import Argument, Option, Parameter
+from pydantic import Field
+
+from planner.commands.declare import Argument, Option
+from planner.engine import SETTINGS
 from planner.planning import defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from planner.commands.inputs import GpuName, ModelName
+    from planner.planning import GpuName, ModelName
     from planner.workload import Load
 
 LOAD = "Load (flags of vllm bench)"
 TARGETS = "Targets"
-
-FormatName = Literal["table", "json", "csv", "markdown"]
-_FORMAT = Option(help="Form of the data on stdout.")
-Format = Annotated[FormatName, _FORMAT]
-FORMAT = Parameter("format", FormatName, "table", _FORMAT)
+#: Settings that change memory, and settings that change time.
+MEMORY = tuple(name for name, row in SETTINGS.items() if row.only != "time")
+TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
 #: A path, as text or as an object.
 PathName = str | PathLike[str]
+FormatName = Literal["table", "json", "csv", "markdown"]
 
-# --- What is planned for
+# --- Names. A shell completes them in any case, without asking the network: ``llama-3.3`` -> ``llama-3.3-70B-Instruct``
 
-Model = Annotated[
-    "ModelName",
-    Argument(
-        kind=str, metavar="MODEL", autocompletion=models, help="Hub id, folder with a config.json, or a config.json."
-    ),
-]
-ModelOrDefault = Annotated[
-    "ModelName",
-    Argument(
-        kind=str, metavar="[MODEL]", autocompletion=models, help="Hub id, folder with a config.json, or a config.json."
-    ),
-]
-Gpu = Annotated[
-    "GpuName",
-    Option(kind=str, metavar="GPU", autocompletion=gpus, help="Profile id, alias or file; or 'local'."),
-]
-Gpus = Annotated[
-    "GpuName | Iterable[GpuName]",
-    Option(
-        kind=list[str],
-        metavar="GPU",
-        autocompletion=gpus,
-        help="Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas.",
-    ),
-]
+
+def complete_model(incomplete: str) -> list[str]:
+    """Hub ids of the catalog that begin so; without their organisation where that is enough to name them."""
+    from planner.model import catalog_ids
+
+    ids = catalog_ids()
+    counted = Counter(name.partition("/")[2].lower() for name in ids)
+    short = (part for _, _, part in (name.partition("/") for name in ids) if counted[part.lower()] == 1)
+    return beginning(incomplete, ids) or beginning(incomplete, short)
+
+
+def complete_gpu(incomplete: str) -> list[str]:
+    """Ids of GPU profiles that begin so, or their aliases where no id does."""
+    from planner.hardware import aliases, profile_ids
+
+    return beginning(incomplete, (*profile_ids(), "all", "local")) or beginning(incomplete, sorted(aliases()))
+
+
+def beginning(typed: str, names: "Iterable[str]") -> list[str]:
+    """The names that begin so, as they go on from what was typed."""
+    return [typed + name[len(typed) :] for name in names if name.lower().startswith(typed.lower())]
+
+
+def model_argument(metavar: str = "MODEL", text: str = "Hub id, folder with a config.json, or a config.json.") -> Any:
+    """MODEL, or with brackets one that may be left out."""
+    return Argument(kind=str, metavar=metavar, autocompletion=complete_model, help=text)
+
+
+def gpu_option(text: str, **settings: Any) -> Any:
+    """An option that names GPUs."""
+    return Option(**{"kind": str, "metavar": "GPU", "autocompletion": complete_gpu, "help": text, **settings})
+
+
+_GPUS = "Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas."
+Model = Annotated["ModelName", model_argument()]
+ModelOrDefault = Annotated["ModelName", model_argument("[MODEL]")]
+Gpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'.")]
+Gpus = Annotated["GpuName | Iterable[GpuName]", gpu_option(_GPUS, kind=list[str])]
 GpusOrDefault = Annotated[
-    "GpuName | Iterable[GpuName]",
-    Option(
-        kind=list[str],
-        metavar="GPU",
-        autocompletion=gpus,
-        help="Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas. "
-        f"Default: {' '.join(defaults.GPUS)}.",
-    ),
+    "GpuName | Iterable[GpuName]", gpu_option(f"{_GPUS} Default: {' '.join(defaults.GPUS)}.", kind=list[str])
 ]
+Partitions = Annotated[bool, Option("--partitions", help="With --gpu all, also partitions and MIG profiles.")]
 NetworkGbPerS = Annotated[
     float | None,
+    Field(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),
     Option(
-        "--network-gb-per-s",
         metavar="GB/S",
-        help="What one GPU has of the network between nodes: 50 for an adapter of 400 Gbit/s for each GPU. "
-        "Default: the profile's.",
+        help="Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's.",
     ),
 ]
 WeightDtype = Annotated[
-    str | None, Option(help="Plan the usual checkpoint of this precision: fp8, mxfp4, int4-awq, ...")
+    str | None, Option(help="Precision of the usual checkpoint to plan for: fp8, mxfp4, int4-awq, ...")
 ]
 EngineVersion = Annotated[
     str | None,
@@ -87,17 +95,39 @@ Calibration = Annotated[
         help="File of planner calibrate, or none for the fits as shipped. Default: your own fits, if there are any.",
     ),
 ]
+Explain = Annotated[bool, Option(help="Verbose output: all candidates, full tables and the calculation.")]
 Revision = Annotated[str | None, Option(help="Branch, tag or commit on the hub.")]
 Refresh = Annotated[bool, Option(help="Ask the hub even if the answer is known locally.")]
 Timeout = Annotated[
-    float, Option(min=0, metavar="S", help="Seconds for all that the hub is asked about a model. Default: 30.")
+    float | None, Field(ge=0), Option(metavar="S", help="Seconds for all hub requests about a model. Default: 30.")
 ]
-Explain = Annotated[bool, Option(help="Say everything: all reasons, the whole tables, the arithmetic.")]
+Force = Annotated[bool, Option(help="Write into a folder that exists.")]
+Format = Annotated[FormatName, Option(help="Form of the data on stdout.")]
 Price = Annotated[
     "Mapping[str, float] | Sequence[str]",
     Option(kind=list[str], metavar="GPU=USD", help="USD per GPU and hour, instead of the profile's. Repeatable."),
 ]
-Force = Annotated[bool, Option(help="Write into a folder that exists.")]
+
+
+class HubOptions:
+    """Options of every command that asks the hub for a model."""
+
+    revision: Revision = None
+    refresh: Refresh = False
+    timeout: Timeout = None
+
+
+class ServingOptions:
+    """Options of every question about a server, beside the engine's settings: keywords of ``planner.Serving``."""
+
+    network_gb_per_s: NetworkGbPerS = None
+    weight_dtype: WeightDtype = None
+    engine_version: EngineVersion = None
+    calibration: Calibration = None
+    revision: Revision = None
+    refresh: Refresh = False
+    timeout: Timeout = None
+
 
 # --- The load
 
@@ -113,7 +143,7 @@ RandomOutputLen = Annotated[int, _tokens("Output", "--random-output-len", "--out
 RangeRatio = Annotated[
     float, Option(panel=LOAD, default=0.0, help="Lengths vary by this share in both directions, such as 0.2.")
 ]
-PrefixLen = Annotated[int, Option(min=0, panel=LOAD, help="Tokens that all prompts begin with.")]
+PrefixLen = Annotated[int, Field(ge=0), Option(panel=LOAD, help="Tokens that all prompts begin with.")]
 PrefixCacheHitRate = Annotated[float, Option(panel=LOAD, help="Share of each prompt that is in the prefix cache.")]
 WorkloadName = Annotated[
     str | None,
@@ -127,9 +157,9 @@ RouterName = Annotated[
     Literal["round-robin", "least-loaded", "prefix-aware"] | None,
     Option(panel=LOAD, help="Which server gets which request. Default: round-robin."),
 ]
-NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests.")]
-BatchSize = Annotated[int, Option(min=1, panel=LOAD, help="Prompts of the one batch.")]
-MaxConcurrency = Annotated[int | None, Option(min=1, panel=LOAD, help="Most requests in flight.")]
+NumPrompts = Annotated[int, Field(ge=1), Option(panel=LOAD, help="Requests.")]
+BatchSize = Annotated[int, Field(ge=1), Option(panel=LOAD, help="Prompts of the one batch.")]
+MaxConcurrency = Annotated[int | None, Field(ge=1), Option(panel=LOAD, help="Maximum concurrent requests.")]
 RequestRate = Annotated[float, Option(panel=LOAD, help="Requests per second.")]
 TotalRate = Annotated[float | None, Option(panel=LOAD, help="Requests per second, of all servers together.")]
 
@@ -152,7 +182,9 @@ Classes = Annotated[
     ),
 ]
 Burstiness = Annotated[float, Option(panel=LOAD, default=1.0, help="Of the arrivals: 1 is Poisson, less is burstier.")]
-Seed = Annotated[int, Option(min=0, max=2**32 - 1, panel=LOAD, default=0, help="Of random lengths and arrivals.")]
+Seed = Annotated[
+    int, Field(ge=0, le=2**32 - 1), Option(panel=LOAD, default=0, help="Seed of random lengths and arrivals.")
+]
 
 # --- Latency targets
 
@@ -167,14 +199,15 @@ Itl = Annotated[float | None, _target("gap between two tokens")]
 E2el = Annotated[float | None, _target("end-to-end latency")]
 Percentile = Annotated[
     float | str,
-    Option(kind=str, metavar="P", panel=TARGETS, default="99", help="Percentile that keeps the targets, or mean."),
+    Option(kind=str, metavar="P", panel=TARGETS, default="99", help="Percentile that meets the targets, or mean."),
 ]
 Confidence = Annotated[
     float | None,
+    Field(ge=0.05, le=0.99),  # beyond, no run shows the errors of predictions
     Option(
         panel=TARGETS,
         metavar="P",
         default=f"{defaults.CONFIDENCE:g}",
-        help="Probability with which the targets are kept, from 0.05 to 0.99.",
+        help="Probability of meeting the targets, from 0.05 to 0.99.",
     ),
 ]

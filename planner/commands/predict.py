@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.commands.declare import Option, command, keywords
-from planner.commands.engine_options import TIME
 from planner.commands.load import (
     check_context,
     check_load,
@@ -20,6 +19,7 @@ from planner.commands.load import (
 )
 from planner.commands.options import (
     LOAD,
+    TIME,
     BatchSize,
     Burstiness,
     Calibration,

@@ -9,9 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from planner.commands.completion import models
 from planner.commands.declare import Argument, Option, command, keywords
-from planner.commands.engine_options import engine_args
 from planner.commands.inputs import asked_version, assignments, basis_for, find_gpus, fits_for, load_model, typed
 from planner.commands.load import (
     check_burstiness,
@@ -54,10 +52,11 @@ from planner.commands.options import (
     Tpot,
     Ttft,
     WorkloadName,
+    complete_model,
 )
 from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.planning import defaults, engine_args
 from planner.units import MOST_FIGURE
 from planner.workload import LATENCIES, benchmarks
 
@@ -73,7 +72,7 @@ GIVEN = tagged("recommend")
 
 Served = Annotated[
     "ModelName",
-    Argument(kind=str, metavar="[MODEL]", autocompletion=models, help=f"Default: {defaults.MODEL}."),
+    Argument(kind=str, metavar="[MODEL]", autocompletion=complete_model, help=f"Default: {defaults.MODEL}."),
 ]
 Goal = Annotated[defaults.Goal, Option(default=defaults.GOAL, help="What the best plan is best at.")]
 GpusPerNode = Annotated[int, Option("--gpus", min=1, default=defaults.GPUS_PER_NODE, help="GPUs of one node.")]

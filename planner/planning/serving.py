@@ -9,7 +9,9 @@ from inspect import signature
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from planner.engine import (
     SETTINGS,
@@ -25,6 +27,7 @@ from planner.errors import InputError, UnknownNameError
 from planner.hardware import GpuProfile, load_all, load_profile, local_profile
 from planner.memory import Basis
 from planner.model import Model, ResolvedModel, as_quantized, resolve_model
+from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local, local_for
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit import Fit, fit_of
@@ -38,9 +41,6 @@ ModelName = str | PathLike[str] | ResolvedModel
 #: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
 GpuName = str | PathLike[str] | GpuProfile
 Bench = Literal["serve", "throughput", "latency"]
-
-#: Plausible link speeds: 1 KB/s to 1 PB/s.
-LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6
 
 
 @dataclass(frozen=True, init=False)
@@ -89,11 +89,20 @@ class Serving:
 
     @classmethod
     def on_each(
-        cls, model: ModelName, gpu: GpuName | Iterable[GpuName], *, network_gb_per_s: float | None = None, **given: Any
+        cls,
+        model: ModelName,
+        gpu: GpuName | Iterable[GpuName],
+        *,
+        partitions: bool = False,
+        network_gb_per_s: float | None = None,
+        **given: Any,
     ) -> tuple[Self, ...]:
-        """One for each of several GPUs, or for ``"all"``, of the same model; keywords as of ``Serving``."""
+        """One for each of several GPUs of the same model; keywords as of ``Serving``.
+
+        ``"all"`` is every whole GPU, with ``partitions`` also partitions and MIG profiles.
+        """
         engine_args({name: value for name, value in given.items() if name not in signature(cls).parameters})
-        profiles, remarks = find_gpus(gpu, network_gb_per_s)
+        profiles, remarks = find_gpus(gpu, network_gb_per_s, partitions=partitions)
         first = cls(model, profiles[0], **given)
         return tuple(first.changed(profile=profile, remarks=remarks) for profile in profiles)
 
@@ -255,13 +264,16 @@ def find_gpu(gpu: GpuName, network_gb_per_s: float | None = None) -> tuple[GpuPr
 
 
 def find_gpus(
-    gpus: GpuName | Iterable[GpuName], network_gb_per_s: float | None = None
+    gpus: GpuName | Iterable[GpuName], network_gb_per_s: float | None = None, *, partitions: bool = False
 ) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
-    """The profiles in their order, each once, with the network that is stated, and remarks; ``all`` is every one."""
+    """The profiles in their order, each once, with the network that is stated, and remarks.
+
+    ``all`` is every whole GPU, with ``partitions`` also partitions and MIG profiles.
+    """
     given: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
     names = [name for several in given for name in _split_names(several)]
     if any(isinstance(name, str) and name.lower() == "all" for name in names):
-        names = list(load_all(partitions=True))
+        names = list(load_all(partitions=partitions))
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:
@@ -344,24 +356,21 @@ def checked_rate(name: str, gb_per_s: float | None) -> float | None:
     if gb_per_s is None:
         return None
     rate: float = typed(name, gb_per_s, float)
-    if not LEAST_GB_PER_S <= rate <= MOST_GB_PER_S:
+    if not defaults.LEAST_GB_PER_S <= rate <= defaults.MOST_GB_PER_S:
         raise InputError(f"{flag_of(name)} {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
     return rate
 
 
-def typed(name: str, value: Any, hint: Any) -> Any:
-    """``value`` as a plain one of the types in ``hint``; numbers of numpy and the like are taken.
+def typed(name: str, value: Any, kind: Any, *, flag: str = "") -> Any:
+    """``value`` as a plain one of ``kind``, bounds included; numbers of numpy and the like are taken.
 
-    Raises InputError, naming the flag, for a value of another type.
+    Raises InputError, naming the flag, for any other value.
     """
-    kinds = get_args(hint) or (hint,)
-    if not isinstance(value, Real) or isinstance(value, bool):
-        if type(value) in kinds:
-            return value
-    elif isinstance(value, Integral) and int in kinds:
-        return int(value)
-    elif float in kinds:
-        return float(value)
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
-    wanted = " or ".join(words[kind] for kind in kinds if kind in words)
-    raise InputError(f"{flag_of(name)} {repr(value)[:80]} is not {wanted}", hint=f"give {name} as {wanted}")
+    if isinstance(value, Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, Integral) else float(value)
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
+        cause = f"{flag or flag_of(name)} must be {wanted}, got {repr(value)[:80]}"
+        raise InputError(cause, hint=f"give {name} as {wanted}") from error

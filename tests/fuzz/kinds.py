@@ -522,16 +522,15 @@ def _nearly_sound(random: Random, work: Path) -> Case:
 
 
 def _spellings(name: str) -> list[tuple[str, Any]]:
-    from planner.commands.adapter import _flag, _parameters
     from planner.commands.declare import COMMANDS, Argument
 
     found: list[tuple[str, Any]] = []
-    for parameter in _parameters(COMMANDS[name]):
+    for parameter in COMMANDS[name].parameters.values():
         option = parameter.option
         if isinstance(option, Argument) or parameter.name == "output":
             continue
-        kind = parameter.type if option.kind is None else option.kind
-        for spelling in option.names or (_flag(parameter.name, kind),):
+        kind = parameter.kind
+        for spelling in option.names or (parameter.flag,):
             plain = kind in (bool, bool | None)
             found += [(one, bool if plain else kind) for one in spelling.split("/") if one.startswith("--")]
     return found or [("--format", str)]

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from script_plans import GOLDEN
 from workflow_cases import commands_in, files_of, in_container
 
-from planner.commands.engine_options import engine_args
 from planner.engine.flags import table_versions
 from planner.engine.found import Found
 from planner.engine.manifests import read_manifest
@@ -32,6 +31,7 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.output.scripts.emission import render_scripts
+from planner.planning import engine_args
 from planner.planning.plan import PlannedWorkload
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

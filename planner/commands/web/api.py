@@ -1,43 +1,44 @@
-"""The library's functions as an HTTP API: parameters, checks and documentation follow from the declarations.
+"""The commands as an HTTP API: parameters, checks and documentation follow from the declarations.
 
-``GET /api/fit?model=...&gpu=...`` calls ``check_fit`` with these keywords. A parameter that is a list is repeated. What
-names files (a trace, a calibration, a start-up log) or another server is not offered.
+``GET /api/fit?model=...&gpu=...`` calls the function of ``planner fit`` with these keywords. A parameter that is a list
+is repeated. Files (a trace, a calibration, a start-up log) and other servers cannot be named.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from importlib import import_module
 from os import PathLike
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from planner import __version__
-from planner.commands.declare import COMMANDS, Argument, Command, Parameter
-from planner.commands.engine_options import engine_parameter
+import planner
+from planner.commands.declare import COMMANDS, Argument, Command, Option, Parameter
 from planner.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from planner.output import Answer
 
-#: Path below /api -> the words of the command, the module of the function that answers, its name.
+#: Path below /api -> the words of the command, and the function of the library that answers.
 ANSWERED = {
-    "fit": ("fit", "fit", "check_fit"),
-    "fits": ("fit", "fit", "list_fits"),
-    "predict/latency": ("predict latency", "predict", "predict_latency"),
-    "predict/throughput": ("predict throughput", "predict", "predict_throughput"),
-    "predict/serve": ("predict serve", "predict", "predict_serve"),
-    "recommend": ("recommend", "recommend", "recommend_plans"),
-    "compare": ("compare", "compare", "compare_gpus"),
-    "fleet": ("fleet", "fleet", "size_fleet"),
-    "check": ("check", "check", "check_command"),
+    "fit": ("fit", "check_fit"),
+    "fits": ("fit", "list_fits"),
+    "predict/latency": ("predict latency", "predict_latency"),
+    "predict/throughput": ("predict throughput", "predict_throughput"),
+    "predict/serve": ("predict serve", "predict_serve"),
+    "recommend": ("recommend", "recommend_plans"),
+    "compare": ("compare", "compare_gpus"),
+    "fleet": ("fleet", "size_fleet"),
+    "check": ("check", "check_command"),
 }
-#: Another server, variables of a shell, a second model, what is kept of the hub: none of them over HTTP.
-CLOSED = ("refresh", "url", "url_seconds", "variables", "speculative_config", "speculative_acceptance_rate")
+#: Closed over HTTP: another server, variables of a shell, a second model, the cache of the hub, what is written.
+CLOSED = frozenset((
+    "refresh", "url", "url_seconds", "variables", "speculative_config", "speculative_acceptance_rate", "output",
+    "force", "sweep",
+))  # fmt: skip
 LINE = "line"  #: of check: text only, never the name of a file
 
 
@@ -52,9 +53,11 @@ class Operation:
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
         """The keywords that are offered, by name."""
-        own = Command(self.command.words, self.function, self.command.help).parameters()
-        engine = (engine_parameter(name, searched=name in self.command.searched) for name in self.command.engine)
-        return {one.name: one for one in (*own, *engine) if one.name not in CLOSED and not _names_a_file(one)}
+        every = dict(self.command.parameters)
+        if self.path == "fit":  # one GPU; the path fits is for several
+            every["gpu"] = replace(every["gpu"], option=Option(kind=str, help="Profile id, alias or file; or 'local'."))
+            del every["partitions"]
+        return {name: one for name, one in every.items() if name not in CLOSED and not _names_a_file(one)}
 
     def answer(self, query: Iterable[tuple[str, str]]) -> Answer:
         """Call the function. Raises what it raises, and InputError for a parameter that it does not have."""
@@ -72,8 +75,8 @@ class Operation:
 def operations() -> dict[str, Operation]:
     """Every path below /api."""
     found = {}
-    for path, (words, module, name) in ANSWERED.items():
-        function = getattr(import_module(f"planner.commands.{module}"), name)
+    for path, (words, name) in ANSWERED.items():
+        function = getattr(planner, name)
         found[path] = Operation(path, COMMANDS[words], function)
     return found
 
@@ -83,7 +86,7 @@ def operations() -> dict[str, Operation]:
 
 def _kind(parameter: Parameter) -> Any:
     """The type of the words that are typed, without None and without annotations."""
-    kind = parameter.type if parameter.option.kind is None else parameter.option.kind
+    kind = parameter.kind
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) in (Union, UnionType):
@@ -132,7 +135,7 @@ def _one(parameter: Parameter, kind: Any, text: str) -> Any:
 
 def _within(parameter: Parameter, value: Any) -> Any:
     """The value. Raises InputError where the declaration has bounds and it lies outside."""
-    low, high = parameter.option.settings.get("min"), parameter.option.settings.get("max")
+    low, high = parameter.limits.get("min"), parameter.limits.get("max")
     if isinstance(value, int | float) and not (value >= (value if low is None else low)):
         raise InputError(f"{parameter.name} must be at least {low}, got {value}", hint="give a larger one")
     if isinstance(value, int | float) and high is not None and value > high:
@@ -159,7 +162,7 @@ def openapi(found: Mapping[str, Operation]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "planner",
-            "version": __version__,
+            "version": planner.__version__,
             "description": "The questions of the command line. An answer is what --format json prints; the header"
             " Planner-Exit-Status is 0 for yes and 1 where the honest answer is no.",
         },
@@ -209,5 +212,4 @@ def _schema(parameter: Parameter, kind: Any) -> dict[str, Any]:
     words = {int: "integer", float: "number", bool: "boolean"}
     schema: dict[str, Any] = {"type": words.get(kind, "string")}
     bounds = {"min": "minimum", "max": "maximum"}
-    settings = parameter.option.settings
-    return schema | {word: settings[key] for key, word in bounds.items() if settings.get(key) is not None}
+    return schema | {bounds[key]: value for key, value in parameter.limits.items()}

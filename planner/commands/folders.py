@@ -1,0 +1,301 @@
+"""What is done with a plan's folder: ``planner report``, ``deploy``, ``validate`` and ``tune``."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from planner import progress
+from planner.commands.declare import Argument, Option, command
+from planner.commands.measured import TOOLS
+from planner.commands.options import Calibration, Force, PathName
+from planner.commands.streams import write
+from planner.errors import InputError
+from planner.planning import fits_for
+
+if TYPE_CHECKING:
+    from planner.evidence import PlanFolders
+    from planner.output import Emission, OfflineValidation, TuningAnswer, ValidationAnswer
+    from planner.planning import Local
+
+
+def _folder(text: str) -> Any:
+    return Argument(kind=Path, metavar="DIR", help=text)
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+ChartName = Literal["memory", "pareto", "latency", "operators"]
+PlansDir = Annotated[Path, _folder("Folder that planner recommend -o wrote.")]
+ReportFile = Annotated[
+    Path, Option("-o", "--output", metavar="FILE", help="Default: report.html in DIR; of a chart, its name there.")
+]
+ReportFormat = Annotated[
+    Literal["html", "svg", "term"], Option(help="HTML page, one chart as SVG, or charts of characters on stdout.")
+]
+Chart = Annotated[ChartName, Option(help="One chart. Without it, term prints all.")]
+Width = Annotated[int, Field(ge=240, le=2000), Option(help="Width of an SVG chart in pixels. Default: 720.")]
+
+
+@command("report", help="One page on the plans of a folder: charts, reasons, scripts.")
+def report(
+    directory: PlansDir,
+    *,
+    output: ReportFile | None = None,
+    format: ReportFormat = "html",
+    chart: Chart | None = None,
+    width: Width | None = None,
+    calibration: Calibration = None,
+) -> None:
+    """Write the page or the chart, or print charts. Only the loads around each plan's own are computed again."""
+    from planner.evidence import read_plan_folders
+    from planner.output import note, print_notes, write_file
+
+    if format == "svg" and chart is None:
+        raise InputError("--format svg makes one chart", hint="name it: --chart pareto")
+    if format == "html" and chart is not None:
+        raise InputError("--chart: the page has all charts", hint="add --format svg or term for one of them")
+    if width is not None and format != "svg":
+        raise InputError("--width is of svg charts", hint="leave it out: pages and terminals have their own")
+    if output is not None and format == "term":
+        raise InputError("-o: charts of characters go to stdout", hint="leave -o out, and redirect what is printed")
+    folders = read_plan_folders(directory)
+    local = fits_for(calibration)
+    print_notes(local.notes)
+    if format == "term":
+        _print_charts(folders, local, chart)
+        return
+    path = output or directory / (f"{chart}.{format}" if chart else "report.html")
+    write_file(path, _content(folders, local, chart, width))
+    note(f"wrote {path}")
+
+
+def _content(folders: "PlanFolders", local: "Local", chart: ChartName | None, width: int | None) -> bytes:
+    from planner.output import charts_of, page, svg
+
+    if chart is None:
+        return page(folders, local).encode()
+    drawn = charts_of(folders, local, chart)
+    if not drawn:
+        raise InputError(f"--chart {chart}: {_why_none(folders, local)}", hint="planner report DIR shows the rest")
+    if len(drawn) > 1:
+        below = ", ".join(entry.directory.name for entry in folders.entries)
+        raise InputError(
+            f"--chart {chart} is of one plan, and {folders.directory} holds {len(drawn)}",
+            hint=f"give one of the folders in it: {below}",
+        )
+    return svg(drawn[0], width).encode()
+
+
+def _why_none(folders: "PlanFolders", local: "Local") -> str:
+    from planner.planning import sweep_loads
+
+    return sweep_loads(folders.entries[0].plan, local).missing or "there is nothing to show"
+
+
+def _print_charts(folders: "PlanFolders", local: "Local", chart: ChartName | None) -> None:
+    from planner.output import charts_of, note, term, terminal_width
+
+    drawn = charts_of(folders, local, chart)
+    for one in drawn:
+        print(term(one, terminal_width()))
+    if not drawn:
+        note(_why_none(folders, local))
+
+
+# --- deploy -----------------------------------------------------------------------------------------------------------
+
+
+class Target(StrEnum):
+    """The platforms. The parser takes a list of an enumeration, and none of a ``Literal``."""
+
+    compose = "compose"
+    kubernetes = "kubernetes"
+    lws = "lws"
+    kserve = "kserve"
+    llm_d = "llm-d"
+    slurm = "slurm"
+    ray = "ray"
+
+
+def _site(text: str, *names: str, **settings: Any) -> Any:
+    return Option(*names, panel="Where it runs", help=text, **settings)
+
+
+DeployedDir = Annotated[Path, _folder("Folder of a plan, as recommend -o wrote it.")]
+Targets = Annotated[list[Target], Option("--target", help="Platform. Repeatable.")]
+DeployDir = Annotated[
+    Path, Option("-o", "--output", metavar="OUT", help="Write into this folder. Default: print a single file.")
+]
+_TOLERATION = "KEY[=VALUE][:EFFECT]"
+_TIMEOUT = "Seconds until the server answers. Default: by the size of the weights."
+
+
+class SiteOptions:
+    """Options of the place where servers run: fields of ``Site``."""
+
+    replicas: Annotated[int, _site("Servers like the planned one.")] = 1
+    nodes: Annotated[int | None, _site("Nodes that one server spans.")] = None
+    name: Annotated[str, _site("Name of what is made. Default: planner-DIGEST.")] = ""
+    namespace: Annotated[str, _site("Namespace of Kubernetes.")] = ""
+    host: Annotated[str, _site("Address at which the server is reached.")] = "127.0.0.1"
+    port: Annotated[int, _site("Port at which the server is reached.")] = 8000
+    hf_secret: Annotated[str, _site("Name of the Secret with the key HF_TOKEN.")] = "hf-token"  # noqa: S105
+    cache: Annotated[str, _site("Where models are kept: emptydir, pvc or claim/NAME.")] = "emptydir"
+    gpu_resource: Annotated[str, _site("Name of the GPUs in the device plugin.")] = ""
+    tolerations: Annotated[
+        list[str], _site("Taint that the server tolerates. Repeatable.", "--toleration", metavar=_TOLERATION)
+    ] = []  # noqa: RUF012
+    node_selector: Annotated[list[str], _site("Label of the nodes to run on. Repeatable.", metavar="KEY=VALUE")] = []  # noqa: RUF012
+    start_timeout_s: Annotated[int | None, Field(ge=1), _site(_TIMEOUT, "--start-timeout")] = None
+    container: Annotated[Literal["pyxis", "apptainer"], _site("What runs containers under Slurm.")] = "pyxis"
+
+
+@command("deploy", help="A plan as docker compose, Kubernetes, Slurm and the like run it.", groups=(SiteOptions,))
+def deploy(
+    directory: DeployedDir,
+    *,
+    target: Targets,
+    output: DeployDir | None = None,
+    force: Force = False,
+    command_line: str,
+    **site: Any,
+) -> None:
+    """Print the file that deploys a plan, or write the files. A plan that cannot be deployed is refused first."""
+    from planner.output import FILES, Site, note, write_folder
+    from planner.output import render_deployable as rendered
+
+    lists: dict[str, Any] = {name: tuple(value) for name, value in site.items() if isinstance(value, list)}
+    where = Site(**(site | lists))
+    emission = _emission(directory)
+    targets = list(dict.fromkeys(one.value for one in target))
+    made = {name: rendered(emission, name, where, command=command_line) for name in targets}
+    files = made[targets[0]]
+    if len(targets) > 1:
+        files = {f"{name}/{file}": content for name in targets for file, content in made[name].items()}
+    if output is None:
+        if len(files) > 1:
+            raise InputError(
+                f"these are {len(files)} files: {', '.join(files)}", hint="say where to write them with -o OUT"
+            )
+        print(*files.values(), end="")
+        return
+    if (output / "plan.json").exists():
+        raise InputError(
+            f"-o {output} is the folder of a plan, whose scripts have the same names",
+            hint=f"name another one, such as {output / 'deploy'}",
+        )
+    write_folder(output, files, force=force, replaces=FILES)
+    note(f"wrote {', '.join(files)} into {output}")
+
+
+def _emission(directory: Path) -> "Emission":
+    """The plan of a folder and its predicted lines."""
+    from planner.hardware import load_profile
+    from planner.output import Emission, predicted_lines
+    from planner.planning import read_plan
+
+    file = read_plan(directory)
+    plan = file.plan
+    try:
+        lines, checkpoint_bytes = tuple(predicted_lines(plan)), int(plan.memory["checkpoint_bytes"])
+    except (KeyError, TypeError, ValueError) as error:
+        wrong = f"does not say {error.args[0]}" if isinstance(error, KeyError) else "has figures that are no numbers"
+        raise InputError(
+            f"{directory / 'plan.json'} {wrong}", hint="write the plan again with planner recommend"
+        ) from error
+    return Emission(file, load_profile(plan.gpu), checkpoint_bytes, lines)
+
+
+# --- validate ---------------------------------------------------------------------------------------------------------
+
+MeasuredDir = Annotated[PathName, _folder("Folder of a plan, after ./benchmark.sh ran in it.")]
+ResultFile = Annotated[
+    PathName, Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own.")
+]
+
+
+@command(
+    "validate",
+    help="What the scripts of a plan measured beside its prediction, and why they differ. Exit status 1 if a figure is "
+    "outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
+)
+def validate_plan(
+    directory: MeasuredDir, *, result: ResultFile | None = None
+) -> "ValidationAnswer | OfflineValidation":
+    """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
+
+    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran, or ``result`` is a file in which another tool
+    says what it measured of it. ``answer.ok`` is true if every measurement
+    lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
+    (``answer.record.inside`` and ``answer.record.as_planned``). Where the folder is that of a workflow and only its
+    offline scripts ran, ``answer.lines`` has their measurements beside what is predicted and printed. Raises InputError
+    where there is no plan, or no result.
+    """
+    from planner.evidence import validate
+    from planner.output import ValidationAnswer, validate_offline
+
+    if result is None and (offline := validate_offline(Path(directory))):
+        return offline
+    return ValidationAnswer(validate(Path(directory), None if result is None else Path(result)))
+
+
+# --- tune -------------------------------------------------------------------------------------------------------------
+
+TunedDir = Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")]
+Runs = Annotated[
+    int, Field(ge=1), Option(help="Runs after which no other begins, earlier ones counted. Default: no limit.")
+]
+Minutes = Annotated[
+    float, Field(gt=0), Option(help="Minutes of all runs after which no other begins. Default: no limit.")
+]
+Retry = Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")]
+
+
+@command(
+    "tune",
+    help="Measure the plan and what may be better on this machine, until the best settings are known. Exit status 1 "
+    "where the budget ends first.",
+)
+def tune(
+    directory: TunedDir,
+    *,
+    runs: Runs | None = None,
+    minutes: Minutes | None = None,
+    retry: Retry = False,
+    calibration: Calibration = None,
+    command_line: str = "",
+) -> "TuningAnswer":
+    """Measure the plan of ``directory`` and what may be better, until the best settings are known.
+
+    Each run launches a server with the emitted scripts, measures and stops it. Next comes what gains most by what the
+    runs so far say; the end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or
+    ``minutes``. Of a plan with targets one server gets its share of the load, and a setting that misses a target as
+    measured is not the best. All is kept below ``directory/tune``: the same call goes on after a break, and measures
+    nothing twice. ``retry`` tries settings again that did not start. ``calibration`` as of ``Serving``; it counts
+    when a tuning begins.
+
+    ``answer.best`` is the folder of the best measured plan, ``answer.ok`` is true if it is known to be the best. Raises
+    InputError where there is no plan, or one of a recorded load, where the machine does not pass ``preflight.sh``,
+    where several settings fail and none was measured, and where the state is damaged.
+    """
+    from planner.output import Tuner, TuningAnswer
+
+    # on the command line each step is reported on stderr as it happens: a run takes minutes
+    tuner = Tuner(Path(directory), _report if command_line else progress.say)
+    tuner.run(fits_for(calibration), runs=runs, minutes=minutes, retry=retry)
+    try:
+        return TuningAnswer(tuner, tuner.learn())
+    except InputError as error:
+        return TuningAnswer(tuner, remarks=(f"no calibration: {error.cause}",))
+
+
+def _report(line: str) -> None:
+    write(f"{line}\n", sys.__stderr__)
+
+
+def tune_plan(directory: PathName, **options: Any) -> "TuningAnswer":
+    """``planner tune``: measure the plan of ``directory`` and what may be better."""
+    return tune(directory, **options)
