@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import kernel_surfaces as surfaces
 import numpy as np
-from kernel_surfaces import Block
 
+import kernel_surfaces as surfaces
+from kernel_surfaces import Block
 from planner.engine import EngineArgs, Layout, held_heads
 from planner.engine.version import parse_version
 from planner.errors import PlannerError
-from planner.evidence.observe import Observed, observe
+from planner.evidence.observations import Observed, observe
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.hardware import GpuProfile, load_profile
 from planner.model import Attention, Component, Precision
@@ -177,7 +177,7 @@ def today(blocks: dict[str, list[Block]]) -> str:
             medians = [np.median(ratios), np.median(by_surface[rows] / block.us[rows])] if ratios else []
             cells.append("; ".join(f"{ratio:.2f}" for ratio in medians))
         lines.append(f"| {one.kind} {one.precision}, {one.gpu} | " + " | ".join(cells) + " |")
-    return "\n".join(["Today's time over the table; the surface's over the table. Medians by tokens (decode attention: by "
+    return "\n".join(["Today's time over the table; the surface's over the table. Medians by tokens (decode: by "
                       "sequences).", "", *lines])  # fmt: skip
 
 
