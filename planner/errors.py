@@ -14,7 +14,7 @@ Anything else that escapes is a bug (exit status 70).
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class PlannerError(Exception):
@@ -72,17 +72,30 @@ _KINDS = {
 _BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "le": "{:g} or less", "lt": "less than {:g}"}
 
 
-def fault_in(error: Any) -> tuple[str, str]:
-    """Return the field of the first fault in a pydantic ``ValidationError``, dotted, and the fault in words."""
+class Fault(NamedTuple):
+    """The first fault that pydantic finds: the field, dotted, and the fault in words."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        """``max_num_seqs: 'x' is not a whole number``, ``model is missing``."""
+        if not self.where:
+            return self.what
+        return f"{self.where} {self.what}" if self.what.startswith("is ") else f"{self.where}: {self.what}"
+
+
+def fault_in(error: Any) -> Fault:
+    """Return the first fault of a pydantic ``ValidationError``."""
     first = error.errors(include_url=False)[0]
     where, kind, limits = ".".join(map(str, first["loc"])), first["type"], first.get("ctx", {})
     if kind == "missing":
-        return where, "is missing"
+        return Fault(where, "is missing")
     if kind == "extra_forbidden":
-        return where, "is not a known field"
+        return Fault(where, "is not a known field")
     if kind == "value_error":
-        return where, str(limits["error"])
+        return Fault(where, str(limits["error"]))
     bounds = (words.format(limits[name]) for name, words in _BOUNDS.items() if name in limits)
     wanted = next(bounds, None) or _KINDS.get(kind.split("_")[0]) or limits.get("expected") or "of the expected form"
     text = repr(first["input"])
-    return where, f"{text if len(text) <= 40 else text[:37] + '...'} is not {wanted}"
+    return Fault(where, f"{text if len(text) <= 40 else text[:37] + '...'} is not {wanted}")

@@ -25,10 +25,10 @@ from .compared import ComparedLine as ComparedLine
 from .compared import compare_plan as compare_plan
 from .folder import PlanFolder as PlanFolder
 from .folder import PlanFolders as PlanFolders
+from .folder import PlannedPoint as PlannedPoint
 from .folder import read_measured as read_measured
+from .folder import read_offline as read_offline
 from .folder import read_plan_folders as read_plan_folders
-from .offline import PlannedPoint as PlannedPoint
-from .offline import read_offline as read_offline
 from .validation import Validation as Validation
 from .validation import validate as validate
 

@@ -2,7 +2,8 @@
 
 ``planner recommend -o DIR`` writes one folder, or one for each GPU below ``DIR``, and ``recommendation.json``, which
 lists what was considered. The scripts add ``results/`` and ``logs/server.log``. A result counts when it is of this very
-plan: the digest in its name, the number of requests and their lengths must agree.
+plan: the digest in its name, the number of requests and their lengths must agree. A workflow's folder has
+``points.json`` and the result of each of its points.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from planner.errors import InputError
-from planner.evidence.results import AGAIN, check_complete, read_number, read_result_file, read_text
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from planner.errors import InputError, fault_in
+from planner.evidence.results import AGAIN, parse_result, read_number, read_result_file, read_text
 from planner.evidence.server_log import ServerLog, read_server_log
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, PlannedWorkload, read_plan
@@ -27,8 +30,6 @@ PROMPT_SLACK_TOK = 8
 #: And the share of a long prompt.
 PROMPT_SLACK = 0.02
 RECOMMENDATION = "recommendation.json"
-LISTS = ("pareto", "rejected")  #: that the planner reads in it
-FIGURES = ("output_throughput_per_", "mean_")  #: how the names of figures in them begin
 #: Files of a plan that are shown whole, in the order in which they are run.
 SCRIPTS = (
     "partition.sh", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "instances.sh",
@@ -36,6 +37,8 @@ SCRIPTS = (
 )  # fmt: skip
 LARGEST_FILE = 10 * 2**20  #: bytes; nothing that the planner writes comes near
 _WRITE_AGAIN = "write the folder again with planner recommend -o"
+
+Figure = Annotated[float, Field(strict=True, ge=0, le=MOST_FIGURE)]  # nor NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class MeasuredPlan:
     log: ServerLog | None = None
     accuracy: tuple[Accuracy, ...] = ()
     notes: tuple[str, ...] = ()
-    of_classes: tuple[Mapping[str, Any], ...] = ()  #: the same of each class, where the plan has several
+    of_classes: tuple[Mapping[str, Any], ...] = ()  #: results of each class, where the plan has several
 
     @property
     def plan(self) -> Plan:
@@ -84,6 +87,32 @@ class PlanFolder:
         return self.file.plan
 
 
+class Considered(BaseModel):
+    """Settings in ``recommendation.json``: a GPU, and figures where ``recommend`` writes them."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Figure | bool | str | None]
+
+    gpu: str
+
+    @model_validator(mode="after")
+    def _figures_are_numbers(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if name.startswith(("output_throughput_per_", "mean_")) and isinstance(value, str | bool):
+                raise ValueError(f"{name} is {value!r:.40}, not a number")
+        return self
+
+
+class Recommendation(BaseModel):
+    """``recommendation.json``, as far as it is read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    plans: list[Any] = []
+    pareto: list[Considered]
+    rejected: list[Considered]
+
+
 @dataclass(frozen=True)
 class PlanFolders:
     """The plans of a folder, and what was considered besides them."""
@@ -100,11 +129,11 @@ class PlanFolders:
 
     @property
     def rejected(self) -> tuple[Mapping[str, Any], ...]:
-        """What was rejected, with the reason."""
+        """Rejected settings, each with the reason."""
         return tuple((self.recommendation or {}).get("rejected", ()))
 
 
-# --- what was measured ---------------------------------------------------------------------------------------------
+# --- measurements of a plan ----------------------------------------------------------------------------------------
 
 
 def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredPlan:
@@ -130,26 +159,25 @@ def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredP
         _planned_result(path.with_name(name), plan, one.workload, one.predicted)
         for one, name in zip(plan.classes, plan.result_names, strict=True)
     )
-    return MeasuredPlan(
-        directory, file, path.name, _together(of_classes), startup, log, accuracy, notes, of_classes
-    )  # fmt: skip
+    joined = _joined(of_classes)
+    return MeasuredPlan(directory, file, path.name, joined, startup, log, accuracy, notes, of_classes)
 
 
-def _together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What clients side by side measured, as one: totals, rates over the longest duration, means of all requests."""
-    found: dict[str, Any] = {
+def _joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Clients side by side as one: totals, rates over the longest duration, means of all requests."""
+    totals: dict[str, Any] = {
         name: sum(result[name] for result in results)
         for name in ("num_prompts", "completed", "total_input_tokens", "total_output_tokens")
     }
     duration_s = max(result["duration"] for result in results)
     means = {f"mean_{name}_ms" for name in OF_A_REQUEST}.intersection(*results)
     return {
-        **found,
+        **totals,
         "duration": duration_s,
-        "request_throughput": found["completed"] / duration_s,
-        "output_throughput": found["total_output_tokens"] / duration_s,
-        "total_token_throughput": (found["total_input_tokens"] + found["total_output_tokens"]) / duration_s,
-        **{key: sum(one[key] * one["completed"] for one in results) / found["completed"] for key in means},
+        "request_throughput": totals["completed"] / duration_s,
+        "output_throughput": totals["total_output_tokens"] / duration_s,
+        "total_token_throughput": (totals["total_input_tokens"] + totals["total_output_tokens"]) / duration_s,
+        **{key: sum(one[key] * one["completed"] for one in results) / totals["completed"] for key in means},
     }
 
 
@@ -171,22 +199,19 @@ def read_result(path: Path, plan: Plan) -> dict[str, Any]:
     result = dict(read_result_file(path).result)
     if result.get("model_id", plan.model) != plan.model:
         raise InputError(f"{path} is of {result['model_id']}, its plan is of {plan.model}", hint=AGAIN)
-    read_number(path, result, "num_prompts")
-    check_complete(path, result)
+    for name in ("num_prompts", "completed"):
+        read_number(path, result, name)
     return result
 
 
-def _planned_result(
-    path: Path, plan: Plan, load: PlannedWorkload, predicted: Mapping[str, Any]
-) -> dict[str, Any]:  # fmt: skip
+def _planned_result(path: Path, plan: Plan, load: PlannedWorkload, predicted: Mapping[str, Any]) -> dict[str, Any]:
     """The result, if it is of this load of the plan."""
     result = read_result(path, plan)
     count = load.num_prompts
     if plan.classes:  # their results are joined
         for name in ("duration", *result.keys() & {f"mean_{metric}_ms" for metric in OF_A_REQUEST}):
             read_number(path, result, name, positive=True)
-    sent = {"num_prompts": count, "max_concurrency": load.max_concurrency}
-    for name, planned in sent.items():
+    for name, planned in (("num_prompts", count), ("max_concurrency", load.max_concurrency)):
         if planned and (measured := read_number(path, result, name)) != planned:
             raise InputError(
                 f"{path}: {name} is {measured:g}, but the plan sends {planned:g}: another load was measured", hint=AGAIN
@@ -221,31 +246,27 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
     files = sorted((directory / "results" / f"accuracy-{plan.digest}").rglob("results*.json"), key=lambda p: p.name)
     if not files:
         return []
+    path, hint = files[-1], "run ./accuracy.sh again with FORCE=1"
     try:
-        tasks = json.loads(read_text(files[-1]))["results"]
-        return [
-            Accuracy(task, metric, _figure(metric, value), _stderr(figures, metric))
-            for task, figures in tasks.items()
-            for metric, value in figures.items()
-            if isinstance(value, int | float) and "_stderr" not in metric
-        ]
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"{files[-1]} is not a result of lm_eval: {reason}", hint="run ./accuracy.sh again with FORCE=1"
-        ) from error
+        tasks = _TASKS.validate_python(json.loads(read_text(path))["results"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is not a result of lm_eval", hint=hint) from error
+    accuracy = []
+    for task, figures in tasks.items():
+        for metric, value in figures.items():
+            if not isinstance(value, int | float) or "_stderr" in metric:
+                continue
+            if not abs(value) <= MOST_FIGURE:  # nor NaN
+                raise InputError(f"{path}: {metric} is {value!r:.40}", hint=hint)
+            name, comma, how = metric.partition(",")
+            stderr = figures.get(f"{name}_stderr{comma}{how}")
+            if not isinstance(stderr, int | float) or not abs(stderr) <= MOST_FIGURE:
+                stderr = None  # lm_eval writes N/A
+            accuracy.append(Accuracy(task, metric, value, stderr))
+    return accuracy
 
 
-def _figure(metric: str, value: float) -> float:
-    if not abs(value) <= MOST_FIGURE:  # nor NaN
-        raise ValueError(f"{metric} is {value!r:.40}")
-    return float(value)
-
-
-def _stderr(figures: Mapping[str, Any], metric: str) -> float | None:
-    name, comma, how = metric.partition(",")
-    value = figures.get(f"{name}_stderr{comma}{how}")
-    return float(value) if isinstance(value, int | float) and abs(value) <= MOST_FIGURE else None
+_TASKS = TypeAdapter(dict[str, dict[str, Any]])
 
 
 # --- all plans of a folder -----------------------------------------------------------------------------------------
@@ -253,15 +274,15 @@ def _stderr(figures: Mapping[str, Any], metric: str) -> float | None:
 
 def read_plan_folders(directory: Path) -> PlanFolders:
     """Read every plan of a folder. Raises InputError where there is none, and for a plan that is broken or changed."""
-    folders = _plan_directories(directory)
-    entries = tuple(_read_plan_folder(folder) for folder in folders)
-    found = next((path for path in (directory, directory.parent) if (path / RECOMMENDATION).is_file()), None)
-    if found is None or (found != directory and not (directory / "plan.json").is_file()):
+    entries = tuple(_read_plan_folder(folder) for folder in _plan_directories(directory))
+    home = next((path for path in (directory, directory.parent) if (path / RECOMMENDATION).is_file()), None)
+    if home is None or (home != directory and not (directory / "plan.json").is_file()):
         return PlanFolders(directory, entries, None, (f"{RECOMMENDATION} does not exist: {_WRITE_AGAIN}",))
-    recommendation = _read_recommendation(found / RECOMMENDATION)
+    recommendation = _read_recommendation(home / RECOMMENDATION)
     gpus = {entry.plan.gpu for entry in entries}
-    if found != directory:  # the folder of one GPU among several
-        recommendation |= {key: [row for row in recommendation[key] if row["gpu"] in gpus] for key in LISTS}
+    if home != directory:  # the folder of one GPU among several
+        lists = ("pareto", "rejected")
+        recommendation |= {key: [row for row in recommendation[key] if row["gpu"] in gpus] for key in lists}
     return PlanFolders(directory, entries, recommendation)
 
 
@@ -289,34 +310,15 @@ def _read_plan_folder(directory: Path) -> PlanFolder:
 
 def _read_recommendation(path: Path) -> dict[str, Any]:
     """Raises InputError where it is not what ``recommend`` wrote."""
+    hint = f"{_WRITE_AGAIN}, or remove the file"
     try:
-        found = json.loads(_shown_text(path))
+        content = json.loads(_shown_text(path))
+        Recommendation.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{path} is broken: {fault_in(error)}", hint=hint) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is broken: {error}", hint=f"{_WRITE_AGAIN}, or remove the file") from error
-    whole = (
-        isinstance(found, dict)
-        and isinstance(found.get("plans", []), list)
-        and all(isinstance(found.get(key), list) and all(map(_is_setting, found[key])) for key in LISTS)
-    )
-    if not whole:
-        raise InputError(
-            f"{path} has no lists {' and '.join(LISTS)} of settings", hint=f"{_WRITE_AGAIN}, or remove the file"
-        )
-    return dict(found)
-
-
-def _is_setting(row: Any) -> bool:
-    """Whether a row of ``LISTS`` has a GPU, and figures where ``recommend`` writes them."""
-    return (
-        isinstance(row, dict)
-        and isinstance(row.get("gpu"), str)
-        and all(
-            value is None
-            or (type(value) in (int, float) and 0 <= value <= MOST_FIGURE)  # not NaN
-            or (isinstance(value, str | bool) and not name.startswith(FIGURES))
-            for name, value in row.items()
-        )
-    )
+        raise InputError(f"{path} is broken: {error}", hint=hint) from error
+    return dict(content)
 
 
 def _shown_text(path: Path) -> str:
@@ -326,3 +328,38 @@ def _shown_text(path: Path) -> str:
         return read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="make it readable") from error
+
+
+# --- offline measurements of a workflow's folder -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPoint:
+    """One measurement that the scripts make, with what is predicted and published of it, as in the result file."""
+
+    name: str
+    key: str  #: of the result file: ``avg_latency`` in seconds, else tokens per second
+    predicted: Figure | None
+    lo: Figure | None
+    hi: Figure | None
+    published: Figure | None
+
+
+class _Points(BaseModel):
+    digest: str
+    points: list[PlannedPoint]
+
+
+def read_offline(directory: Path) -> list[tuple[PlannedPoint, float]]:
+    """Return the points that were measured, each with its figure. Raises InputError for a file that is broken."""
+    table = directory / "points.json"
+    try:
+        known = _Points.model_validate(parse_result(table, read_text(table)))
+    except ValidationError as error:
+        raise InputError(f"{table} is broken: {fault_in(error)}", hint="write the folder again") from error
+    measured = []
+    for point in known.points:
+        path = directory / "results" / f"{point.name}-{known.digest}.json"
+        if path.is_file():
+            measured.append((point, read_number(path, parse_result(path, read_text(path)), point.key, positive=True)))
+    return measured
