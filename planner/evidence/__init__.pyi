@@ -21,8 +21,8 @@ from .calibration import mean_width as mean_width
 from .fitting import MEANINGS as MEANINGS
 
 # the plans of a folder, what was measured of them, and why it missed
-from .compared import ComparedLine as ComparedLine
-from .compared import compare_plan as compare_plan
+from .validation import ComparedLine as ComparedLine
+from .validation import compare_plan as compare_plan
 from .folder import PlanFolder as PlanFolder
 from .folder import PlanFolders as PlanFolders
 from .folder import PlannedPoint as PlannedPoint

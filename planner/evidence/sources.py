@@ -16,7 +16,6 @@ from typing import Any
 
 from planner.engine import EngineArgs
 from planner.errors import InputError
-from planner.evidence.causes import find_causes
 from planner.evidence.folder import MeasuredPlan, read_measured
 from planner.evidence.results import (
     ReadResult,
@@ -29,7 +28,7 @@ from planner.evidence.results import (
 )
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, check_run, read_runs
 from planner.evidence.server_log import read_server_log
-from planner.evidence.validation import find_sweep_results
+from planner.evidence.validation import find_causes, find_sweep_results
 from planner.planning import Plan, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
 

@@ -1,29 +1,423 @@
-"""What a plan's folder measured beside its prediction: the plan's own load, and other loads that ``sweep.sh`` sent.
+"""Measurements of a plan beside its prediction, and why they missed.
 
-``plan.json`` predicts one load. For each further load the planned engine is replayed again, with the fits that the plan
-names. A note says where this replay no longer gives what the plan says for its own load.
+``plan.json`` predicts one load. For each further load, which ``sweep.sh`` sent, the planned engine is replayed again
+with the fits that the plan names; a note says where this replay no longer gives what the plan says for its own load.
+Bounds are the prediction's own interval (``KEY_lo``, ``KEY_hi``) where the plan has one, else a share of the predicted
+value. Each line says which.
+
+Causes are found by rules: first what the log says, then the pattern of the misses. They are in order of weight: another
+engine or another GPU explains all misses, a slower prefill explains only the TTFT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
+from functools import cached_property
+from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from planner.engine import SHORT_NAMES, parse_version
 from planner.errors import InputError, PlannerError
-from planner.evidence.causes import Finding, find_causes
-from planner.evidence.compared import ComparedLine, compare_plan, compare_results
 from planner.evidence.folder import MeasuredPlan, read_measured, read_result
 from planner.evidence.results import read_number
+from planner.evidence.server_log import Setting
+from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, local_for, redeploy, simulate_serve
-from planner.workload import Load
+from planner.units import GIB, LEAST_FIGURE, MOST_FIGURE
+from planner.workload import METRICS, Load
 
+Verdict = Literal["inside", "above", "below"]
+
+#: Shares by which a prediction without an interval may miss. Two runs of one load on one server differ by 2 to 6 % in
+#: the mean (TTFT once by 27 %); the rest is for the model of a step.
+TOLERANCES = {"throughput": 0.15, "tpot": 0.20, "itl": 0.20, "e2el": 0.20, "ttft": 0.35}
+TAIL = 1.5  #: times as much for the 90th and 99th percentile
+MEMORY_TOLERANCES = {
+    "memory_bytes": 0.02,  # GPUs of one name report totals that differ by a few tenths of a per cent
+    "weights_bytes": 0.02,
+    "kv_cache_bytes": 0.05,
+    "kv_cache_tokens": 0.05,
+}
 #: Metrics that are compared at other loads than the plan's own.
 SWEEP_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-SAME = 0.005  #: share by which the replay of the plan's own load may differ from the plan
+#: Share by which the replay of the plan's own load, or a setting in a log, may differ from the plan's.
+SAME = 0.005
 _LINE_KEYS = ("metric", "unit", "predicted", "lo", "hi", "basis", "measured", "error", "verdict")
+
+
+# --- predicted beside measured -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLine:
+    """One metric, predicted and measured, in ``unit``: tokens/s, requests/s, ms, GiB or tokens."""
+
+    metric: str  #: key of the result file, or of the plan's memory
+    unit: str
+    predicted: float
+    lo: float
+    hi: float
+    measured: float
+    basis: str  #: where the bounds come from: ``interval``, ``± 20 %``
+
+    @property
+    def verdict(self) -> Verdict:
+        """Where the measurement lies."""
+        if self.measured > self.hi:
+            return "above"
+        return "below" if self.measured < self.lo else "inside"
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measurement lies within the bounds."""
+        return self.verdict == "inside"
+
+    @property
+    def error(self) -> float:
+        """Measured / predicted - 1."""
+        return self.measured / self.predicted - 1 if self.predicted else 0.0
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether a larger value is worse."""
+        return self.unit == "ms"
+
+
+def compare_plan(measured: MeasuredPlan) -> tuple[ComparedLine, ...]:
+    """Compare every metric that was both predicted and measured: rates, latencies, memory."""
+    lines = compare_results(measured.plan.predicted, measured.result)
+    if measured.startup:
+        planned = dict(measured.plan.memory)
+        if measured.plan.platform == "cpu":  # one profile stands for machines of any memory
+            planned.pop("memory_bytes", None)
+        lines += _memory(planned, measured.startup, measured.plan.block_size)
+    return tuple(lines)
+
+
+def compare_results(predicted: Mapping[str, Any], result: Mapping[str, Any]) -> list[ComparedLine]:
+    """Compare every rate and latency that is in both results of ``vllm bench serve``."""
+    lines: list[ComparedLine] = []
+    for key, metric in METRICS.items():
+        if metric.of in TOLERANCES:
+            share = TOLERANCES[metric.of] * (TAIL if key.startswith("p") else 1)
+            lines += _line(key, metric.unit, share, predicted, result)
+    return lines
+
+
+def _line(
+    key: str, unit: str, share: float, predicted: Mapping[str, Any], result: Mapping[str, Any], scale: float = 1
+) -> Iterator[ComparedLine]:
+    value, measured = predicted.get(key), result.get(key)
+    if not isinstance(value, int | float) or measured is None or value < LEAST_FIGURE:
+        return
+    if not isinstance(measured, int | float) or not abs(measured) <= MOST_FIGURE:  # nor NaN
+        raise InputError(
+            f"the result is broken: {key} is {measured!r:.40}", hint="measure again (FORCE=1 ./benchmark.sh)"
+        )
+    lo, hi, basis = predicted.get(f"{key}_lo"), predicted.get(f"{key}_hi"), "interval"
+    if not isinstance(lo, int | float) or not isinstance(hi, int | float):
+        lo, hi, basis = value * (1 - share), value * (1 + share), f"± {share:.0%}"
+    yield ComparedLine(key, unit, value / scale, lo / scale, hi / scale, measured / scale, basis)
+
+
+def _memory(planned: Mapping[str, Any], startup: StartupLog, block_size: int) -> Iterator[ComparedLine]:
+    """The plan beside what the start-up printed: GiB on each GPU, tokens of one engine."""
+    tokens = startup.kv_cache_tokens
+    if tokens is None and startup.num_gpu_blocks is not None:  # V0 prints no more
+        tokens = startup.num_gpu_blocks * block_size
+    logged = {name: getattr(startup, name) for name in MEMORY_TOLERANCES} | {"kv_cache_tokens": tokens}
+    planned = _with_token_bounds(planned)
+    for key, share in MEMORY_TOLERANCES.items():
+        in_tokens = key == "kv_cache_tokens"
+        yield from _line(key, "tokens" if in_tokens else "GiB", share, planned, logged, 1 if in_tokens else GIB)
+
+
+def _with_token_bounds(planned: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Tokens, and so their bounds, are proportional to the bytes of the cache."""
+    names = ("kv_cache_bytes", "kv_cache_bytes_lo", "kv_cache_bytes_hi", "kv_cache_tokens")
+    if "kv_cache_tokens_lo" in planned or not all(planned.get(name, 0) >= LEAST_FIGURE for name in names):
+        return planned
+    tokens, size = planned["kv_cache_tokens"], planned["kv_cache_bytes"]  # in this order a given cache stays exact
+    bounds = {f"kv_cache_tokens_{end}": tokens * (planned[f"kv_cache_bytes_{end}"] / size) for end in ("lo", "hi")}
+    return {**planned, **bounds}
+
+
+# --- causes --------------------------------------------------------------------------------------------------------
+
+#: Prefix-cache hits below this share do not change the TTFT noticeably.
+NOTICEABLE_HITS = 0.02
+#: The version that builds without a release number print.
+UNTAGGED = "0.1.dev"
+#: Share of blocks in use from which the cache is full and requests wait.
+FULL_CACHE = 0.98
+#: Decode steps shorter than this are about as long as the host's work between them.
+HOST_BOUND_MS = 12.0
+#: TTFT and TPOT are slower by one factor where their ratios to the prediction differ by less than this factor.
+ALIKE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause, the evidence for it, and what to do next."""
+
+    cause: str
+    evidence: str
+    next_step: str
+    not_the_plan: bool = False  #: another version or other settings ran: the figures say nothing about the plan
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What the rules look at."""
+
+    measured: MeasuredPlan
+    lines: Sequence[ComparedLine]
+
+    @cached_property
+    def by_metric(self) -> Mapping[str, ComparedLine]:
+        return {line.metric: line for line in self.lines}
+
+    def missed(self, metric: str) -> ComparedLine | None:
+        """The line of ``metric`` where it is outside its bounds."""
+        line = self.by_metric.get(metric)
+        return line if line and not line.is_inside else None
+
+    def ratio(self, metric: str) -> float | None:
+        """Measured / predicted; None where it was not compared."""
+        line = self.by_metric.get(metric)
+        return line.measured / line.predicted if line else None
+
+    def times(self, metric: str) -> str:
+        ratio = self.ratio(metric)
+        return "not compared with" if ratio is None else f"{ratio:.2f} times"
+
+    def slower(self, *metrics: str) -> bool:
+        """Whether one of ``metrics`` is out of its bounds on the slow side."""
+        return any((line.verdict == "above") is line.is_latency for line in filter(None, map(self.missed, metrics)))
+
+    def faster(self, *metrics: str) -> bool:
+        """Whether one of ``metrics`` is out of its bounds on the fast side."""
+        return any((line.verdict == "below") is line.is_latency for line in filter(None, map(self.missed, metrics)))
+
+    @property
+    def wrong_gpu_or_weights(self) -> bool:
+        """Whether total memory or weights are off: the size of the cache follows from them."""
+        return self.missed("memory_bytes") is not None or self.missed("weights_bytes") is not None
+
+    @property
+    def needed_tok(self) -> int:
+        """Most tokens that the load holds at once in one engine."""
+        plan, load = self.measured.plan, self.measured.plan.workload.sent
+        in_flight = load.max_concurrency or load.num_prompts
+        requests = min(ceil(in_flight / plan.data_parallel_size), plan.max_num_seqs)
+        shared = load.prefix_len if plan.enable_prefix_caching else 0  # kept once
+        return requests * (load.max_total_len - shared) + shared
+
+    @property
+    def small_cache(self) -> ComparedLine | None:
+        """A cache that is smaller than predicted and too small for the load."""
+        line = self.missed("kv_cache_tokens")
+        too_small = line and line.verdict == "below" and line.measured < self.needed_tok
+        return line if too_small and not self.wrong_gpu_or_weights else None
+
+    def cache(self, line: ComparedLine) -> str:
+        """How large the cache is, and what the log says of the rest."""
+        startup = self.measured.startup
+        parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
+        logged = ", ".join(f"{name} {value / GIB:.2f} GiB" for name, value in parts.items() if value is not None)
+        digits = 0 if line.unit == "tokens" else 2
+        size = f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}"
+        return f"{size}; the log also has {logged}" if logged else size
+
+
+def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[Finding, ...]:
+    """Causes with evidence, likeliest first. A log that contradicts the plan counts even without a miss."""
+    case = _Evidence(measured, lines)
+    causes = tuple(_from_the_log(case))
+    missed = [line.metric for line in lines if not line.is_inside]
+    if not missed:
+        return causes
+    unexplained = Finding(
+        "no single cause stands out",
+        f"out of bounds: {', '.join(missed)}",
+        "measure again with FORCE=1 to see the spread, and with more --num-prompts",
+    )
+    return (*causes, *_from_the_pattern(case)) or (unexplained,)
+
+
+def _from_the_log(case: _Evidence) -> Iterator[Finding]:
+    """What in the log contradicts the plan."""
+    measured, plan = case.measured, case.measured.plan
+    if measured.startup and measured.startup.refusal:
+        yield Finding(
+            "the server failed to start once: out of memory",
+            measured.startup.refusal,
+            "start it with ./launch.sh and measure when it is ready",
+        )
+    version = measured.log and measured.log.version
+    if version and not version.startswith(UNTAGGED) and _release(version) != _release(plan.engine_version):
+        yield Finding(
+            "another version of vLLM was measured than planned",
+            f"the log is of vLLM {version}, the plan is for {plan.engine_version}",
+            f"run the plan's own image ({plan.image or 'none: vLLM as installed'}), or plan again with "
+            f"--engine-version {version}",
+            not_the_plan=True,
+        )
+    if line := case.missed("memory_bytes"):
+        yield Finding(
+            "the server did not run on the planned GPU",
+            f"the driver reports {line.measured:.2f} GiB, {plan.gpu} has {line.predicted:.2f}",
+            "run ./preflight.sh and planner hardware list, then plan for the GPU or partition that is there",
+        )
+    if line := case.missed("weights_bytes"):
+        yield Finding(
+            "other weights were loaded than planned",
+            f"{line.measured:.2f} GiB on each GPU instead of {line.predicted:.2f} for {plan.weight_dtype} at "
+            f"tensor-parallel size {plan.tensor_parallel_size}",
+            f"check that the log loads {plan.model} with the planned quantisation; if it does, report the difference",
+        )
+    if differing := list(_other_settings(measured)):
+        yield Finding(
+            "the server ran with other settings than the plan",
+            f"the log says {', '.join(differing)}",
+            "start it with ./launch.sh, which passes the plan's settings and nothing else",
+            not_the_plan=True,
+        )
+    if measured.log and measured.log.preemptions:
+        yield Finding(
+            "requests were preempted: the KV cache was too small for the load",
+            f"the log counts {measured.log.preemptions} preemptions",
+            "plan with a smaller --max-num-seqs or an fp8 KV cache, or give the cache more memory",
+        )
+    if line := case.small_cache:
+        yield Finding(
+            "the KV cache holds fewer blocks than predicted, too few for the load: requests wait",
+            f"{case.cache(line)}; the load holds up to {case.needed_tok:,} tokens at once",
+            "stop other work on the GPU (./preflight.sh shows it), or plan with a lower concurrency",
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return parse_version(version).release
+
+
+def _other_settings(measured: MeasuredPlan) -> Iterator[str]:
+    """Batch limits, parallelism, dtypes and the like that differ from the plan."""
+    for name, value in measured.log.settings.items() if measured.log else ():
+        planned = _planned(measured.plan, name, value)
+        if planned is not None and not _same(value, planned):
+            yield f"{name} {value} instead of {planned}"
+
+
+def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
+    """What the plan sets; None where it leaves the choice to vLLM. A logged ``auto`` says what was asked for."""
+    if name == "dtype" or logged == "auto":
+        flag = f"--{name.replace('_', '-')}"
+        asked = plan.serve_argv[plan.serve_argv.index(flag) + 1] if flag in plan.serve_argv else "auto"
+        return None if asked == "auto" else asked
+    planned: Setting = getattr(plan, name)
+    return planned
+
+
+def _same(logged: Setting, planned: Setting) -> bool:
+    if isinstance(logged, str) or isinstance(planned, str):
+        return _type_of(str(logged)) == _type_of(str(planned))
+    return abs(logged - planned) <= SAME * max(abs(logged), abs(planned))
+
+
+def _type_of(name: str) -> str:
+    """fp8 is e4m3, also in the layouts of some kernels (``fp8_ds_mla``)."""
+    short = SHORT_NAMES.get(name, name)
+    return "fp8" if short.startswith("fp8") and short != "fp8_e5m2" else short
+
+
+def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
+    """What the misses have in common, with what the log says of the load."""
+    log = case.measured.log
+    slow_prefill = case.slower("mean_ttft_ms", "median_ttft_ms")
+    slow_decode = case.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
+    if log and not log.preemptions and (log.peak_cache_usage or 0) >= FULL_CACHE and log.peak_waiting:
+        yield Finding(
+            "requests waited for the KV cache",
+            f"the cache was {log.peak_cache_usage:.0%} full while {log.peak_waiting} requests waited",
+            "lower the concurrency, or plan with an fp8 KV cache",
+        )
+    hits = log and log.prefix_hit_rate
+    if hits and hits > NOTICEABLE_HITS and case.faster("mean_ttft_ms", "median_ttft_ms", "output_throughput"):
+        yield Finding(
+            "prompts were found in the prefix cache",
+            f"up to {hits:.0%} of the prompt tokens were hits; random prompts of one seed repeat in a second run",
+            "restart the server (./launch.sh) and measure with FORCE=1",
+        )
+    if slow_prefill and slow_decode:
+        yield from _all_slow(case)
+    elif slow_prefill:
+        yield Finding(
+            "prefill, or the queue before it, is slower than predicted; decoding is not",
+            f"TTFT {case.times('mean_ttft_ms')} the prediction, TPOT {case.times('mean_tpot_ms')}",
+            "measure with --max-concurrency 1: if TTFT is still high, prefill kernels are slow (see attention backend "
+            "and fp8 GEMMs at the top of logs/server.log); if not, the queue is long: try a larger "
+            "--max-num-batched-tokens",
+        )
+    elif slow_decode:
+        yield _slow_decode(case)
+    median, tail = case.ratio("median_itl_ms"), case.ratio("p99_itl_ms")
+    if median and tail and case.slower("p99_itl_ms") and not case.slower("median_itl_ms"):
+        yield Finding(
+            "some gaps between tokens are longer than predicted: prefills of other requests, or pauses of the host",
+            f"ITL median {case.times('median_itl_ms')} the prediction, 99th percentile {case.times('p99_itl_ms')}",
+            "try a smaller --max-num-batched-tokens; if that does not help, look for other work on the host's CPU",
+        )
+    if case.faster("output_throughput", "mean_e2el_ms") and not slow_prefill and not slow_decode:
+        yield Finding(
+            "the machine is faster than predicted",
+            f"output throughput {case.times('output_throughput')} the prediction",
+            "run planner calibrate on this result, then plan again",
+        )
+    line = case.missed("kv_cache_tokens") or case.missed("kv_cache_bytes")
+    if line and not case.wrong_gpu_or_weights and not case.small_cache:  # it is large enough for this load
+        below = line.verdict == "below"
+        yield Finding(
+            f"the KV cache holds {'fewer' if below else 'more'} blocks than predicted",
+            case.cache(line),
+            "this load fits; before a larger one, check with ./preflight.sh what else uses the GPU"
+            if below
+            else "plan again with a larger --max-num-seqs to use it",
+        )
+
+
+def _all_slow(case: _Evidence) -> Iterator[Finding]:
+    first, tokens = case.ratio("mean_ttft_ms"), case.ratio("mean_tpot_ms")
+    if first and tokens:
+        alike = max(first, tokens) / min(first, tokens) < ALIKE
+        yield Finding(
+            "everything is slower by one factor" if alike else "prefill and decoding are slower, by different factors",
+            f"TTFT {first:.2f} and TPOT {tokens:.2f} times the prediction",
+            "while ./benchmark.sh runs, look for low clocks, a power cap, or other work on GPU or host; if the machine "
+            "is simply slower, planner calibrate learns that from this result",
+        )
+
+
+def _slow_decode(case: _Evidence) -> Finding:
+    tokens = case.by_metric.get("median_itl_ms") or case.by_metric.get("median_tpot_ms")
+    if tokens and tokens.predicted < HOST_BOUND_MS:
+        return Finding(
+            "the host does not keep up: steps are short, and each takes longer by about the same time",
+            f"{tokens.metric} {tokens.measured:.2f} instead of {tokens.predicted:.2f} ms",
+            "set the CPU governor to performance, pin the server to the NUMA node of its GPU, check that CUDA or HIP "
+            "graphs are captured (no --enforce-eager) and that asynchronous scheduling is on",
+        )
+    return Finding(
+        "decoding is slower than predicted; prefill is not",
+        f"TPOT {case.times('mean_tpot_ms')} the prediction, TTFT {case.times('mean_ttft_ms')}",
+        "check in logs/server.log that graphs are captured, and which attention backend and quantisation kernels "
+        "run; planner calibrate then learns the rest from this result",
+    )
+
+
+# --- a plan's folder -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +508,6 @@ def _compare_classes(measured: MeasuredPlan) -> Iterator[FurtherLoad]:
     plan = measured.plan
     for one, name, result in zip(plan.classes, plan.result_names, measured.of_classes, strict=False):
         yield FurtherLoad(one.name, name, tuple(compare_results(one.predicted, result)))
-
-
-# --- other loads ---------------------------------------------------------------------------------------------------
 
 
 def find_sweep_results(directory: Path, plan: Plan) -> list[Path]:

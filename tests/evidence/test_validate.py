@@ -142,7 +142,7 @@ def test_one_line_outside_makes_the_answer_no(folder: Folder) -> None:
 
 @given(measured=st.floats(1.0, 1e6), factor=st.floats(1.0, 3.0))
 def test_a_wider_interval_never_excludes_more(measured: float, factor: float) -> None:
-    from planner.evidence.compared import ComparedLine
+    from planner.evidence.validation import ComparedLine
 
     narrow = ComparedLine("mean_ttft_ms", "ms", 500, 400, 600, measured, "interval")
     wide = ComparedLine("mean_ttft_ms", "ms", 500, 500 - 100 * factor, 500 + 100 * factor, measured, "interval")
