@@ -622,21 +622,6 @@ def write(folder: Path, kinds: list[str]) -> None:
     COEFFICIENTS.write_text(f'{text},"surfaces":[\n{lines}\n]}}\n')
     for kind, section in sections.items():
         replace_section(kind, section)
-    replace_section("summary", summary(surfaces))
-
-
-def summary(written: list[dict[str, object]]) -> str:
-    """One line for each kind: measured kernels and tuned ones apart."""
-    lines = ["| kind | surfaces | rows | median error | worst | over 10 % |", "|" + " --- |" * 6]
-    for kind in FORMS:
-        for bound in (False, True):
-            ours = [one for one in written if one["kind"] == kind and bool(one.get("bound")) == bound]
-            if ours:
-                errors, rows = 100 * np.array([one["error"] for one in ours]), sum(one["rows"] for one in ours)
-                words = [kind + " (tuned)" * bound, str(len(ours)), f"{rows:,}", f"{np.median(errors):.1f} %",
-                         f"{errors.max():.1f} %", str(np.sum(errors > 10))]  # fmt: skip
-                lines.append("| " + " | ".join(words) + " |")
-    return "\n".join(lines)
 
 
 def replace_section(name: str, text: str) -> None:

@@ -191,7 +191,7 @@ def size_fleet(
     )
     fleets = plan_fleets(asked)
     divided = _divided(fleets, transfer_bytes_per_s) if disaggregated else ()
-    return FleetAnswer(fleets, divided, (*remarks, *local.notes), (*notes, *resolved.notes), explain)
+    return FleetAnswer.of(fleets, divided, (*remarks, *local.notes), (*notes, *resolved.notes), explain)
 
 
 @command(

@@ -24,10 +24,9 @@ import typer
 from planner import __version__
 from planner.commands import INTERRUPTED
 from planner.commands.adapter import Typed, add_command
-from planner.commands.colour import NO, YES
 from planner.commands.declare import COMMANDS as DECLARED
 from planner.commands.planner_toml import FILE, FROM_FILE, read_defaults, source_of
-from planner.commands.streams import complain, progress_on, write
+from planner.commands.streams import NO, YES, complain, progress_on, write
 from planner.errors import PlannerError
 
 BUG = 70

@@ -224,7 +224,7 @@ def recommend_plans(
     taken = _defaults_taken(stated, targets)
     command = shlex.join(_words(resolved, model is None, profiles, gpu is None, {**given, **engine}))
     remarks = (*remarks, *local.notes, *load.notes)
-    return Recommendation(
+    return Recommendation.of(
         request, rankings, plans, pick, taken, command,
         remarks=remarks, explain=explain, disaggregated=disaggregated,
     )  # fmt: skip

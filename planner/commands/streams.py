@@ -1,4 +1,8 @@
-"""Writing to stdout and stderr, whatever they are: a terminal, a closed pipe, a full disk, a locale without Unicode."""
+"""Writing to stdout and stderr, whatever they are: a terminal, a closed pipe, a full disk, a locale without Unicode.
+
+Colours have a meaning: green is a yes, red a no and what lost, yellow a warning, cyan a command to type next; dim text
+may be skipped. The text is the same without them: in pipes, with ``NO_COLOR``, and on terminals without colours.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,6 @@ from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, TextIO
 
 from planner import progress
-from planner.commands.colour import coloured, has_colours
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +25,16 @@ if TYPE_CHECKING:
 FIRST_WORD_S = 1.0  #: what is done sooner needs no word
 SHOWN_PER_S = 5  #: times that the bar is drawn anew
 LONGEST = 60  #: characters of what is being done
+YES, NO = "bold green", "bold red"
+#: Style -> patterns in the lines of an answer, of its notes and of an error.
+MEANINGS = {
+    "dim": (r"^-+(  -+)*$", r"^note: (.*\n      )*.*$", r"\([\d.,]+(-| to )[\d.,]+\)"),
+    "cyan": (r"^  \$ (.*\\\n)*.*$", r"^hint: .*$"),
+    "red": (r"^  x (.*\n    )*.*$", r"\b(does not fit|refused)\b"),
+    "yellow": (r"^  ! (.*\n    )*.*$", r"\btoo close to call\b"),
+    "bold red": (r"^error: ",),
+    "bold": (r"^.*(?=\n-+(  -+)*$)", r"bottleneck:"),
+}
 
 
 def write(text: str, stream: TextIO | None, *, verdict: str = "") -> None:
@@ -47,6 +60,32 @@ def write(text: str, stream: TextIO | None, *, verdict: str = "") -> None:
             ) from error
 
 
+def has_colours(stream: TextIO | None) -> bool:
+    """True if ``stream`` is a terminal that shows colours, and ``NO_COLOR`` is not set."""
+    if stream is None or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return False
+    return stream.isatty()
+
+
+def coloured(text: str, *, verdict: str = "") -> str:
+    """``text`` with the escapes of its colours; its first paragraph in the style of ``verdict``."""
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = Text(text)
+    for style, patterns in MEANINGS.items():
+        for pattern in patterns:
+            shown.highlight_regex(f"(?m){pattern}", style)
+    if verdict:
+        lines = text.splitlines(keepends=True)
+        end = next((n for n, line in enumerate(lines) if not line.strip() or line.startswith("  ")), len(lines))
+        shown.stylize(verdict, 0, len("".join(lines[:end])))
+    console = Console(force_terminal=True, color_system="standard", no_color=False, width=10_000)
+    with console.capture() as captured:
+        console.print(shown, end="", soft_wrap=True)
+    return captured.get()
+
+
 @contextmanager
 def progress_on(stream: TextIO | None) -> Iterator[None]:
     """Show on a terminal what takes long, in a bar that goes when it is done; nothing where there is no terminal."""
@@ -66,9 +105,9 @@ def progress_on(stream: TextIO | None) -> Iterator[None]:
 
 
 class _Bar:
-    """What is being done and how far it is, drawn once something that takes long has been said.
+    """A progress bar that appears once a computation takes long.
 
-    Long computations may say nothing for a while, so it is drawn by a thread of its own.
+    Long computations may report nothing for a while, so it is drawn by a thread of its own.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -80,7 +119,7 @@ class _Bar:
         self.task: Any = None
 
     def heard(self, text: str, share: float | None) -> None:
-        """Take what is said."""
+        """Update the bar, or begin to draw it."""
         self.text, self.share = _printable(text)[:LONGEST], self.share if share is None else share
         if self.drawn is not None:
             self._tell(self.drawn)
@@ -104,7 +143,7 @@ class _Bar:
                 *columns, console=console, transient=True, refresh_per_second=SHOWN_PER_S,
                 redirect_stdout=False, redirect_stderr=False,
             )  # fmt: skip
-            self.task = drawn.add_task(self.text, total=None)  # nobody knows how much there is, until somebody says
+            self.task = drawn.add_task(self.text, total=None)  # unknown until a share is reported
             self._tell(drawn)
             drawn.start()
             self.drawn = drawn

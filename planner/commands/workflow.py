@@ -107,7 +107,7 @@ def workflow(
     print_notes((*remarks, *local.notes))
     choice = Choice(gpu=profile, local=local, timeout_s=choices.pop("timeout", None), **choices)
     if show:
-        print_answer(WorkflowAnswer(*show_workflow(chosen, choice)), format)
+        print_answer(WorkflowAnswer.of(*show_workflow(chosen, choice)), format)
         return
     files = plan_workflow(chosen, choice, command=command_line)
     if output:

@@ -46,7 +46,7 @@ class Answer(ABC):
         return json.loads(self.to_json())  # tuples become lists, and keys strings
 
     def to_json(self) -> str:
-        """The text of ``--format json``."""
+        """JSON text, as ``--format json`` prints it."""
         return json_text(self._object())
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -80,15 +80,7 @@ class Answer(ABC):
 
     def sentences(self) -> Iterable[str]:
         """The text for a terminal, the verdict first."""
-        return self._lines() if self.explain else self._brief_lines()
-
-    def _lines(self) -> Iterable[str]:
-        """The whole text; an entry may have several lines."""
         yield table_text(self._records(), self._columns())
-
-    def _brief_lines(self) -> Iterable[str]:
-        """The part of the text that fits one screen."""
-        return self._lines()
 
     @abstractmethod
     def _object(self) -> Row | Sequence[Row]:
@@ -110,7 +102,7 @@ class Answer(ABC):
         return self._records(), self._columns()
 
     def _notes(self) -> Iterable[str]:
-        """Notes on the answer itself."""
+        """Notes on the answer itself, in their order."""
         return ()
 
     def _brief_notes(self) -> Iterable[str]:
@@ -126,7 +118,7 @@ class MetricAnswer(Answer):
     @property
     @abstractmethod
     def result(self) -> Mapping[str, Any]:
-        """Key to figure."""
+        """The figures by their keys in the result file."""
 
     def _records(self) -> Iterator[tuple[str, Any]]:
         """One figure each: ``percentiles.99`` for a number inside an object, ``latencies.0`` for one in a list."""

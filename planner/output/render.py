@@ -49,7 +49,7 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The heading in tables."""
+        """The heading in tables and Markdown."""
         return self.heading or self.key
 
     def value(self, record: Any) -> Any:
@@ -85,7 +85,7 @@ def at(record: Any, path: str) -> Any:
 
 
 def rows_of(records: Iterable[Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """A row for each record."""
+    """A row for each record: key to value, by the columns."""
     return [{column.key: column.value(record) for column in columns} for record in records]
 
 

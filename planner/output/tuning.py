@@ -20,7 +20,7 @@ from planner.evidence import CalibrationOutcome, Stated, calibrate, read_measure
 from planner.hardware import load_profile
 from planner.memory import read_startup_log
 from planner.output.scripts.folder import run_script, wait_for, write_folder
-from planner.output.tables.recommendation import layout_in_words
+from planner.output.tables.shared import layout_in_words
 from planner.output.workflows.render import plan_files
 from planner.planning import (
     Local,

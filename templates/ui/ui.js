@@ -55,7 +55,7 @@ async function search() {
 }
 
 async function ladder() {
-  const place = answer.querySelector("#ladder");
+  const place = answer.querySelector("#levels");
   if (!place) return;
   const said = await fetch(place.dataset.src, { signal: searching ? searching.signal : null }).catch(() => null);
   if (said && said.status === 200 && answer.contains(place)) place.innerHTML = await said.text();

@@ -156,12 +156,12 @@ def test_a_slider_changes_the_answer_while_it_moves(browser: Browser, address: s
 def test_targets_move_too(browser: Browser, address: str) -> None:
     page = opened(browser, f"{address}?{STATE}", viewport=DESKTOP).page
     page.fill("#tpot", "1")
-    page.wait_for_selector(".targets .broken, #live :text('No plan')")
+    page.wait_for_selector(".targets .missed, #live :text('No plan')")
     until(page, "document.getElementById('verdict').textContent.startsWith('No plan')")
     page.fill("#tpot", "100")
     until(page, "document.getElementById('verdict').textContent.startsWith('Serve')")
-    page.wait_for_selector(".targets li.kept")
-    until(page, "document.querySelectorAll('#ladder tbody tr').length === 3")  # 50, 80 and 95 % confidence
+    page.wait_for_selector(".targets li.met")
+    until(page, "document.querySelectorAll('#levels tbody tr').length === 3")  # 50, 80 and 95 % confidence
 
 
 def test_the_keyboard_alone_is_enough(browser: Browser, address: str) -> None:

@@ -207,12 +207,12 @@ def test_another_question_needs_a_search(server: Server) -> None:
     assert server.get("/live", {**PLAN, "flight": "many", "of": key}).status == 404
 
 
-def test_targets_are_told_kept_or_broken_in_words(server: Server) -> None:
+def test_targets_are_met_or_missed_in_words(server: Server) -> None:
     key = key_of(server.get("/answer", PLAN).text)
-    kept = server.get("/live", {**PLAN, "ttft": 60000, "of": key}).text
-    broken = server.get("/live", {**PLAN, "tpot": 1, "of": key}).text
-    assert "✓ kept" in kept and "✗ broken" in broken
-    assert ">target</text>" in broken and ">target</text>" not in server.get("/live", {**PLAN, "of": key}).text
+    met = server.get("/live", {**PLAN, "ttft": 60000, "of": key}).text
+    missed = server.get("/live", {**PLAN, "tpot": 1, "of": key}).text
+    assert "✓ met" in met and "✗ missed" in missed
+    assert ">target</text>" in missed and ">target</text>" not in server.get("/live", {**PLAN, "of": key}).text
 
 
 def test_more_confidence_never_costs_less(server: Server) -> None:
@@ -229,16 +229,16 @@ def test_more_confidence_never_costs_less(server: Server) -> None:
     assert cells[2][4] == ("-" if not plans else str(plans[0]["service"]["total_gpus"]))
 
 
-def test_a_target_is_kept_with_a_probability(server: Server) -> None:
+def test_a_target_is_met_with_a_probability(server: Server) -> None:
     """It falls as the target does, and what is asked for decides the word."""
     key = key_of(server.get("/answer", PLAN).text)
     chances = []
     for tpot in (200, 14, 9, 6, 4, 1):
         text = server.get("/live", {**PLAN, "tpot": tpot, "of": key}).text
-        found = re.search(r'<li class="(\w+)">.*kept with (\d+)% probability \(80%', text)
+        found = re.search(r'<li class="(\w+)">.*met with (\d+)% probability \(target 80%', text)
         assert found
         chances.append(int(found[2]))
-        assert found[1] == ("kept" if chances[-1] >= 80 else "open" if chances[-1] >= 50 else "broken")
+        assert found[1] == ("met" if chances[-1] >= 80 else "open" if chances[-1] >= 50 else "missed")
     assert chances == sorted(chances, reverse=True) and chances[0] > 99 and chances[-1] < 1
 
 

@@ -14,6 +14,7 @@ import pytest
 from command_line import error_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from script_plans import GOLDEN
 
 from planner.evidence.folder import read_plan_folders
 from planner.output.report.page import command_text, page
@@ -21,7 +22,6 @@ from planner.planning.plan import PlanFile, PlannedWorkload
 from planner.planning.sweep import sweep_loads
 from planner.workload.load import Load
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 MEMORY = ("--format", "svg", "--chart", "memory")
 FIGURES = ("output_throughput_per_gpu", "output_throughput_per_user", "mean_ttft_ms", "mean_tpot_ms")
@@ -83,6 +83,14 @@ def pages(made: Path) -> dict[str, str]:
         for name in ("one", "two"):
             assert run("report", str(made / name), "-o", str(made / f"{name}.html")).err.startswith("wrote ")
     return {name: (made / f"{name}.html").read_text() for name in ("one", "two")}
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan written by hand, with hardly a figure in it."""
+    folder = tmp_path_factory.mktemp("by_hand")
+    (folder / "plan.json").write_text(GOLDEN["mi355x"].file.to_json())
+    return folder
 
 
 @pytest.fixture
@@ -212,7 +220,7 @@ def test_the_page_says_what_it_does_not_know(one: Path, undrawn: None) -> None:
     text = Page(page(read_plan_folders(one))).text
     assert "recommendation.json does not exist: write the folder again with planner recommend -o" in text
     assert "Each point is the planned server at another load" in text
-    assert "It is not known what was rejected." in text
+    assert "Rejected settings are unknown." in text
 
 
 def test_a_server_that_cannot_be_replayed_here_has_a_page_without_curves(one: Path, undrawn: None) -> None:
@@ -227,17 +235,16 @@ def test_a_server_that_cannot_be_replayed_here_has_a_page_without_curves(one: Pa
     assert cause.startswith("--chart latency: unknown GPU 'h1000'")
 
 
-def test_plans_without_predictions_have_a_page_too() -> None:
-    """Written by hand, with hardly a figure in them."""
-    Page(page(read_plan_folders(GOLDEN / "mi355x")))
+def test_plans_without_predictions_have_a_page_too(by_hand: Path) -> None:
+    Page(page(read_plan_folders(by_hand)))
 
 
 @given(st.text(min_size=1, max_size=30).filter(lambda text: text.strip()), st.text(max_size=30))
 @settings(max_examples=5, deadline=None)
-def test_names_cannot_break_out_of_the_page(name: str, reason: str) -> None:
+def test_names_cannot_break_out_of_the_page(by_hand: Path, name: str, reason: str) -> None:
     """Whatever stands in a plan is text: the page has the same elements as with a harmless plan."""
     hostile = f"{name}</pre></svg><script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
-    dossier = read_plan_folders(GOLDEN / "mi355x")
+    dossier = read_plan_folders(by_hand)
     entry = dossier.entries[0]
     plan = entry.plan.model_copy(
         update={"requested_model": hostile, "model": hostile, "gpu": hostile, "why": (reason, hostile)}

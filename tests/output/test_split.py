@@ -105,7 +105,7 @@ def test_values_of_llm_d_route_by_nixl(gpu: str, tmp_path: Path) -> None:
 def test_the_answer_says_what_either_takes() -> None:
     said = run("fleet", *LOAD, "--gpu", "h100").out
     plan = answered("h100")
-    assert f"would need {plan['least_gpus']} GPUs against {plan['aggregated_gpus']}" in " ".join(said.split())
+    assert f"{plan['least_gpus']} GPUs vs {plan['aggregated_gpus']} aggregated" in " ".join(said.split())
 
 
 def test_a_folder_without_a_division_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_the_division_is_the_plan_where_it_takes_fewer_gpus(gpu: str, tmp_path: 
     out = tmp_path / "out"
     told = run(*APART, "--gpu", gpu, "--disaggregated", "-o", str(out))
     assert told.status == 0
-    assert f"on {division['least_gpus']} x {gpu.upper()}, prefill and decode apart" in " ".join(told.out.split())
+    assert f"on {division['least_gpus']} x {gpu.upper()}, disaggregated: " in " ".join(told.out.split())
     assert len(told.out.splitlines()) <= 40
     assert told.out.count("  $ vllm serve") == 2
     unscaled = any("without measured scales" in warning for warning in plan["warnings"])
@@ -185,7 +185,7 @@ def test_of_gpus_that_cost_nothing_the_fewest_are_taken() -> None:
 def test_without_the_option_the_line_names_it() -> None:
     answer = run(*APART, "--gpu", "h100")
     assert "--disaggregated makes that the plan" in " ".join(answer.out.split())
-    assert "prefill and decode apart" not in answer.out.splitlines()[0]
+    assert "disaggregated: " not in answer.out.splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -143,10 +143,10 @@ def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -
     assert apart["decode_servers"] * apart["decode_load"] >= 60 * (1 - 1e-9)
     split, both = apart["disaggregated_rate"], apart["aggregated_rate"]
     said = " ".join(run(*CHAT, "--gpu", "h100", "--request-rate", "60").out.split())
-    better = {"disaggregated": f"split is better by {split / both - 1:.0%}: ", None: "equal: "}.get(
-        apart["wins"], f"together is better by {both / split - 1:.0%}: "
+    better = {"disaggregated": f"disaggregated {split / both - 1:.0%} better: ", None: "equal: "}.get(
+        apart["wins"], f"aggregated {both / split - 1:.0%} better: "
     )
-    assert f"would need {apart['least_gpus']} GPUs against {service['total_gpus']} at the same confidence" in said
+    assert f"{apart['least_gpus']} GPUs vs {service['total_gpus']} aggregated at the same confidence" in said
     assert better in said
 
 
@@ -164,7 +164,7 @@ def test_what_leaves_a_node_needs_its_network() -> None:
     (refused,) = answered(*load)["disaggregated"]
     assert "nobody stated the bandwidth of the network" in refused["refused"]
     said = " ".join(run(*load).out.split())
-    assert "prefill and decode apart are not compared: " in said and "add --network-gb-per-s" in said
+    assert "disaggregated serving is not compared: " in said and "add --network-gb-per-s" in said
     (apart,) = answered(*load, "--network-gb-per-s", "12.5")["disaggregated"]
     assert (apart["kv_transfer_over"], apart["kv_transfer_bytes_per_s"]) == ("network", 12.5e9)
 

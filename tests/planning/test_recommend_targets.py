@@ -562,7 +562,7 @@ def test_of_many_gpus_the_best_is_explained_and_those_without_a_plan_are_named()
 def test_no_plan_is_an_honest_no(tmp_path: Path) -> None:
     outcome = run("recommend", SMALL, "--gpu", "h100", "--ttft", "1")
     assert outcome.status == 1
-    assert outcome.out.startswith("No plan keeps p99 TTFT of 1 ms") and "break p99 TTFT of 1 ms" in outcome.out
+    assert outcome.out.startswith("No plan meets p99 TTFT of 1 ms") and "misses p99 TTFT of 1 ms" in outcome.out
     data = json.loads(run("recommend", SMALL, "--gpu", "h100", "--ttft", "1", "--format", "json").out)
     assert data["plans"] == [] and data["closest"][0]["targets"][0]["met"] is False
     keys = {frozenset(rejected) for rejected in data["rejected"]}

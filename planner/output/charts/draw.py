@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil, floor, isfinite, log10
 from typing import Any, Literal
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
@@ -68,7 +69,7 @@ def svg(chart: Chart, width: int | None = None, *, part_of: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values ``low`` to ``high`` to pixels ``start`` to ``end``."""
+    """A map of values from ``low`` to ``high`` to pixels from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -105,7 +106,7 @@ class Scale:
 def _limits(
     values: Sequence[float], *, log: bool, from_zero: bool = False, margin: float = 0.04
 ) -> tuple[float, float]:
-    """The ends of an axis, with some room beyond the values."""
+    """The ends of an axis, a little beyond the values."""
     shown = [value for value in values if isfinite(value) and (value >= LEAST_FIGURE or not log)] or [1.0]
     low, high = min(shown), max(shown)
     if log:
@@ -125,7 +126,7 @@ def _number(value: float) -> str:
 
 
 class _Drawing:
-    """Elements below one root."""
+    """Draws the elements of a chart below one root."""
 
     def __init__(self, root: Element, key: str) -> None:
         self.root, self.key, self.clips = root, key, 0
@@ -215,7 +216,6 @@ class _Drawing:
     # --- panels of lines
 
     def lines(self, panel: LinePanel, left: float, top: float, width: float, height: float) -> None:
-        """Series over their axes."""
         x_scale, y_scale = _scales(panel, left, top, width, height)
         self.dress(panel, x_scale, y_scale, left, top)
         (x0, x1), (y1, y0) = (x_scale.start, x_scale.end), (y_scale.start, y_scale.end)
@@ -226,7 +226,7 @@ class _Drawing:
             self.mark(inside, mark, x_scale, y_scale)
 
     def dress(self, panel: LinePanel, x_scale: Scale, y_scale: Scale, left: float, top: float) -> None:
-        """Thin level lines, quiet numbers, and what the axes are."""
+        """Draw thin level lines, quiet numbers, and the labels of the axes."""
         (x0, x1), (y1, y0) = (x_scale.start, x_scale.end), (y_scale.start, y_scale.end)
         if panel.title:
             self.text(x0, top + 16, panel.title, size=11.5, ink="ink", bold=True)
@@ -242,7 +242,7 @@ class _Drawing:
         self.text(left + 11, (y0 + y1) / 2, panel.y_label, size=10.5, anchor="middle", upright=True)
 
     def series(self, inside: Element, one: Series, x_scale: Scale, y_scale: Scale) -> None:
-        """The band or the crosses, the line, the points."""
+        """Draw the band or the crosses, the line, the points."""
         hue, points = _hue(one.color), one.style == "points"
         places = [(x_scale.at(x), y_scale.at(y)) for x, y in zip(one.x, one.y, strict=True)]
         if one.lo and not points:
@@ -267,7 +267,6 @@ class _Drawing:
             self.path(_marker(one.marker, x, y, 5 if one.strong else 2.3), inside, **looks)
 
     def mark(self, inside: Element, mark: Mark, x_scale: Scale, y_scale: Scale) -> None:
-        """A line across the panel."""
         (x0, x1), (y1, y0) = (x_scale.start, x_scale.end), (y_scale.start, y_scale.end)
         thin: dict[str, Any] = {"fill": "none", "stroke": "var(--muted)", "stroke_width": 1, "stroke_dasharray": THIN}
         if mark.diagonal:
@@ -290,16 +289,14 @@ class _Drawing:
     # --- panels of bars
 
     def bars(self, panel: BarPanel, left: float, top: float, width: float, _: float) -> None:
-        """Bars one above the other."""
         above = panel.labels_above
         if panel.title:
             self.text(left + 2, top + 16, panel.title, size=11.5, ink="ink", bold=True)
             top += TITLE_HEIGHT + 16 * panel.title.count("\n")
         largest = max((bar.total for bar in panel.bars), default=1.0) or 1.0
-        names = (
-            0.0 if above else min(max((len(bar.label) for bar in panel.bars), default=0) * 11 * LETTER + 8, width / 2)
-        )
-        notes = 0.0 if above else max((len(bar.note) for bar in panel.bars), default=0) * 10 * LETTER + 8
+        label = max((len(bar.label) for bar in panel.bars), default=0)
+        note = max((len(bar.note) for bar in panel.bars), default=0)
+        names, notes = (0.0, 0.0) if above else (min(label * 11 * LETTER + 8, width / 2), note * 10 * LETTER + 8)
         x_scale = Scale(0, largest, left + names + 4, max(left + width - notes - 4, left + names + 30))
         size = BAR_ABOVE if above else BAR
         for place, bar in enumerate(panel.bars):
@@ -313,9 +310,8 @@ class _Drawing:
                 self.text(x_scale.at(bar.total) + 5, y + 15, bar.note, size=10)
         bottom = top + len(panel.bars) * size + 4
         if above:  # elsewhere the words say how long each bar is
-            self.path(
-                f"M {x_scale.start:g} {bottom:g} L {x_scale.end:g} {bottom:g}", stroke="var(--muted)", stroke_width=0.8
-            )
+            line = f"M {x_scale.start:g} {bottom:g} L {x_scale.end:g} {bottom:g}"
+            self.path(line, stroke="var(--muted)", stroke_width=0.8)
             for value in x_scale.ticks(6):
                 self.text(x_scale.at(value), bottom + 15, _number(value), size=10.5, anchor="middle")
         self.text((x_scale.start + x_scale.end) / 2, bottom + 32, panel.x_label, size=10.5, anchor="middle")
@@ -333,7 +329,7 @@ class _Drawing:
 
 
 def _scales(panel: LinePanel, left: float, top: float, width: float, height: float) -> tuple[Scale, Scale]:
-    """The axes: room for the numbers at the left, the title above, and the label below."""
+    """The axes, inside of the numbers at the left, the title above, and the label below."""
     xs = [value for one in panel.series for value in (*one.x, *one.x_lo, *one.x_hi)]
     ys = [value for one in panel.series for value in (*one.y, *one.lo, *one.hi)]
     x_ends = _limits([*xs, *(mark.x for mark in panel.marks if mark.x is not None)], log=panel.x_log)
@@ -375,21 +371,9 @@ def _marker(kind: str, x: float, y: float, r: float) -> str:
         "D": ((0, -d), (d, 0), (0, d), (-d, 0)),
         "^": ((0, -d), (d, r), (-d, r)),
         "v": ((0, d), (d, -r), (-d, -r)),
-        "P": (
-            (-t, -d),
-            (t, -d),
-            (t, -t),
-            (d, -t),
-            (d, t),
-            (t, t),
-            (t, d),
-            (-t, d),
-            (-t, t),
-            (-d, t),
-            (-d, -t),
-            (-t, -t),
-        ),
-    }[kind]
+        "P": ((-t, -d), (t, -d), (t, -t), (d, -t), (d, t), (t, t),
+              (t, d), (-t, d), (-t, t), (-d, t), (-d, -t), (-t, -t)),
+    }[kind]  # fmt: skip
     return f"{_line([(round(x + dx, 2), round(y + dy, 2)) for dx, dy in corners])} Z"
 
 
@@ -406,12 +390,11 @@ def _paint(segment: Segment) -> dict[str, Any]:
 
 
 def _legend_entries(chart: Chart) -> dict[str, Series | Segment | Mark]:
-    """Name to what stands before it, each name once."""
-    found: dict[str, Series | Segment | Mark] = {}
-    for panel in chart.panels:
-        for what in _named(panel):
-            found.setdefault(what.label if isinstance(what, Mark) else what.name, what)
-    return found
+    """Each name of a chart once, with the first that has it."""
+    entries: dict[str, Series | Segment | Mark] = {}
+    for what in chain.from_iterable(map(_named, chart.panels)):
+        entries.setdefault(what.label if isinstance(what, Mark) else what.name, what)
+    return entries
 
 
 def _named(panel: LinePanel | BarPanel) -> Iterator[Series | Segment | Mark]:

@@ -1,4 +1,4 @@
-"""A chart as data: what is drawn, its units, and the same as a table for readers who do not see it.
+"""A chart as data: series or bars, their units, and a table of the same figures for readers who do not see it.
 
 A colour is a place in ``SERIES``. No chart relies on colour alone: series also differ in marker and dash, and bars have
 text.
@@ -43,7 +43,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class LinePanel:
-    """Series over common axes."""
+    """Series over common axes, each linear or logarithmic."""
 
     x_label: str
     y_label: str
@@ -57,12 +57,12 @@ class LinePanel:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a bar."""
+    """A part of a bar: its length, colour and words."""
 
     value: float
     color: int | None  #: None: unused
     name: str = ""  #: in the legend; empty where the text is enough
-    text: str = ""  #: inside the piece, where there is room
+    text: str = ""  #: inside the piece, if it is wide enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Bar:
 
     @property
     def total(self) -> float:
-        """Sum of the pieces."""
+        """The length of all pieces together."""
         return sum(segment.value for segment in self.segments)
 
 
@@ -91,7 +91,7 @@ class BarPanel:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The same figures as text. The first column names the row."""
+    """The figures as text. The first column names the row."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -99,7 +99,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One picture."""
+    """A picture of one or several panels, with its words."""
 
     name: str
     title: str
@@ -109,7 +109,7 @@ class Chart:
 
 
 def printable(value: Any) -> Any:
-    """A chart, or a part of one, without characters that cannot be drawn: control characters, half surrogate pairs."""
+    """Replace what cannot be drawn in a chart, or in a part of one: control characters, half surrogate pairs."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() or letter in "\n\u00a0" else "\ufffd" for letter in value)
     if isinstance(value, tuple):
@@ -153,19 +153,10 @@ def color(name: str, theme: Theme = "light") -> str:
     return COLORS[name][0 if theme == "light" else 1]
 
 
-def series(place: int) -> str:
-    """The light colour of a series; they repeat after ``SERIES``."""
-    return color(SERIES[place % len(SERIES)])
-
-
-def variables(theme: Theme) -> str:
-    """Declarations of a style sheet: ``--ink: #1c2128; ...``."""
-    return " ".join(f"--{name}: {color(name, theme)};" for name in COLORS)
-
-
 def style_sheet(selector: str = ":root") -> str:
-    """The variables for both themes, as the reader's system prefers."""
+    """The colours as variables (``--ink: #1c2128; ...``), of the theme that the reader's system prefers."""
+    light, dark = (" ".join(f"--{name}: {both[at]};" for name, both in COLORS.items()) for at in (0, 1))
     return (
-        f"{selector} {{ color-scheme: light dark; {variables('light')} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ {selector} {{ {variables('dark')} }} }}\n"
+        f"{selector} {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ {selector} {{ {dark} }} }}\n"
     )

@@ -57,7 +57,7 @@ def _lines(panel: LinePanel, width: int) -> list[str]:
 
 
 def _fits(value: float, log: bool) -> bool:
-    """Whether a value has a place on an axis: what no plan says may be infinite."""
+    """True if a value has a place on an axis: a figure may be infinite."""
     return isfinite(value) and (value > 0 or not log)
 
 

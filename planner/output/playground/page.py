@@ -26,7 +26,8 @@ from planner.output.report.page import (
     rejected_cells,
     table_of,
 )
-from planner.output.tables.recommendation import Recommendation, layout_in_words
+from planner.output.tables.recommendation import Recommendation
+from planner.output.tables.shared import layout_in_words
 from planner.planning import LoadPoint, Plan, PlanFile, Sweep, defaults
 
 PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
@@ -35,7 +36,7 @@ NOWHERE = Path()  #: plans of the page lie in no folder
 
 @dataclass(frozen=True)
 class Asked:
-    """What the page asks; each field is a parameter of its address."""
+    """The question of the page; each field is a parameter of its address."""
 
     model: str
     gpu: tuple[str, ...]
@@ -50,7 +51,7 @@ class Asked:
     tpot: float | None = None
     e2el: float | None = None
     percentile: str = "99"
-    confidence: float = defaults.CONFIDENCE  #: with which the targets are kept
+    confidence: float = defaults.CONFIDENCE  #: with which the targets are met
 
     @property
     def targets(self) -> dict[str, float]:
@@ -63,7 +64,7 @@ class Probed:
     """One replay of a plan's server."""
 
     point: LoadPoint
-    chances: Mapping[str, float]  #: of each target that is set: the probability that it is kept
+    chances: Mapping[str, float]  #: of each target that is set: the probability that it is met
 
 
 @dataclass(frozen=True)
@@ -81,43 +82,38 @@ class Played:
 
 def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequence[tuple[str, str]]) -> str:
     """The whole page; ``gpus`` are ids with their full names."""
-    context = {
-        "asked": asked,
-        "answer": answer,
-        "models": models,
-        "gpus": gpus,
-        "planner_version": __version__,
-    }
-    return environment("ui").get_template("page.html.j2").render(context)
+    context = {"asked": asked, "answer": answer, "models": models, "gpus": gpus, "planner_version": __version__}
+    return _render("page.html.j2", context)
 
 
 def style() -> str:
     """The style sheet: the report's, with the page's own rules."""
-    own = environment("ui").get_template("ui.css").render()
-    return style_sheet() + environment("report").get_template("report.css").render() + own
+    return style_sheet() + environment("report").get_template("report.css").render() + _render("ui.css", {})
 
 
 def script() -> str:
-    """The page's own JavaScript."""
-    return environment("ui").get_template("ui.js").render()
+    return _render("ui.js", {})
 
 
 def refused(cause: str, hint: str) -> str:
-    """An answer where there is none."""
-    return environment("ui").get_template("refused.html.j2").render({"cause": cause, "hint": hint})
+    """An error in place of the answer."""
+    return _render("refused.html.j2", {"cause": cause, "hint": hint})
 
 
-def ladder(found: Sequence[Played]) -> str:
-    """What each confidence takes, from the least to the most."""
-    headings = ("confidence", "GPU", "setting", "servers", "GPUs", "USD/h")
-    rows = [(f"{one.asked.confidence:.0%}", *_rung(one.plan)) for one in found]
-    context = {"ladder": table_of(headings, rows)}
-    return environment("ui").get_template("ladder.html.j2").render(context)
+def _render(name: str, context: Mapping[str, Any]) -> str:
+    return environment("ui").get_template(name).render(context)
+
+
+def ladder(searches: Sequence[Played]) -> str:
+    """The plan by confidence level, from the least to the most."""
+    headings = "confidence", "GPU", "setting", "servers", "GPUs", "USD/h"
+    rows = [(f"{one.asked.confidence:.0%}", *_rung(one.plan)) for one in searches]
+    return _render("ladder.html.j2", {"levels": table_of(headings, rows)})
 
 
 def _rung(plan: Plan | None) -> tuple[str, ...]:
     if plan is None:
-        return "no plan keeps the targets so surely", "-", "-", "-", "-"
+        return "no plan meets the targets with this confidence", "-", "-", "-", "-"
     service = plan.service
     servers, gpus = (service.replicas, service.total_gpus) if service else (1, plan.num_gpus)
     usd = service.usd_per_hour if service else None
@@ -127,25 +123,27 @@ def _rung(plan: Plan | None) -> tuple[str, ...]:
 
 def whole_answer(played: Played, query: str) -> str:
     """The answer of a search; ``query`` is the address that asks it."""
-    found, plan = played.found.to_dict(), played.plan
+    answer, plan = played.found.to_dict(), played.plan
     folders = _folders(played)
     context = {
         "key": played.key,
         "seconds": f"{played.seconds:.1f}",
         "live": live_answer(played, None) if plan else "",
         "plan": plan,
-        "closest": [line for one in found.get("closest", ()) for line in _closest(one)],
+        "closest": [line for one in answer.get("closest", ()) for line in _closest(one)],
         "pareto": picture(pareto_chart(folders, [played.sweep])) if plan else None,
         "memory": picture(memory_chart([plan])) if plan else None,
-        "ladder": f"/ladder?{query}" if plan and played.asked.targets else "",
-        "rejected": table_of(("GPU", "model", "setting", "reason"), [rejected_cells(row) for row in found["rejected"]]),
+        "levels": f"/ladder?{query}" if plan and played.asked.targets else "",
+        "rejected": table_of(
+            ("GPU", "model", "setting", "reason"), [rejected_cells(row) for row in answer["rejected"]]
+        ),
         "plans": _plans(played),
         "command": command_text(plan) if plan else "",
         "typed": played.found.command,
         "notes": [*played.found.notes, *played.sweep.notes],
         "scripts": f"/scripts.zip?{query}",
     }
-    return environment("ui").get_template("answer.html.j2").render(context)
+    return _render("answer.html.j2", context)
 
 
 def live_answer(played: Played, moved: Probed | None) -> str:
@@ -163,17 +161,16 @@ def live_answer(played: Played, moved: Probed | None) -> str:
     context = {
         "headline": _headline(plan, figures, played.asked),
         "figures": [figure_of(figures, *names) for names in FIGURES],
-        "kept": list(_kept(figures, played.asked, probed.chances if probed else {})),
+        "targets": list(_targets(figures, played.asked, probed.chances if probed else {})),
         "why": plan.why[:3] if point is None else (),
         "latency": picture(latency_chart(entry, sweep, played.asked.targets)),
         "missing": sweep.missing,
         "moved": point is not None,
     }
-    return environment("ui").get_template("live.html.j2").render(context)
+    return _render("live.html.j2", context)
 
 
 def _headline(plan: Plan, figures: Mapping[str, Any], asked: Asked) -> str:
-    """The verdict in a sentence."""
     servers = plan.service.replicas if plan.service else 1
     many = f"{servers} servers of " if servers > 1 else ""
     load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} in flight"
@@ -186,18 +183,18 @@ def _headline(plan: Plan, figures: Mapping[str, Any], asked: Asked) -> str:
     )
 
 
-def _kept(figures: Mapping[str, Any], asked: Asked, chances: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
-    """Each target: what it is, what is expected, and whether it is kept; in words, never by colour alone."""
+def _targets(figures: Mapping[str, Any], asked: Asked, chances: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
+    """Each target with its prediction and a word: met, open or missed; never by colour alone."""
     statistic = "mean" if asked.percentile == "mean" else f"p{asked.percentile}"
     for name, chance in chances.items():
         what = f"{statistic} {name.upper()} at most {asked.targets[name]:,.4g} ms"
-        expected = f"{number(figures.get(f'{statistic}_{name}_ms'))} ms predicted, kept with {chance:.0%} probability"
-        word = "kept" if chance >= asked.confidence else "open" if chance >= 0.5 else "broken"
-        yield what, f"{expected} ({asked.confidence:.0%} is asked for)", word
+        expected = f"{number(figures.get(f'{statistic}_{name}_ms'))} ms predicted, met with {chance:.0%} probability"
+        word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
+        yield what, f"{expected} (target {asked.confidence:.0%})", word
 
 
 def _closest(point: Mapping[str, Any]) -> Iterator[str]:
-    """What comes nearest to targets that nothing meets."""
+    """The setting nearest to targets that no setting meets."""
     setting = ", ".join(f"{key} {value}" for key, value in point.items() if isinstance(value, int | float | str))
     yield f"nearest: {setting}"
 

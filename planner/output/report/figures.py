@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from planner import progress
 from planner.evidence import PlanFolder, PlanFolders
-from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, Segment, Series, Table
+from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, Segment, Series, Style, Table
 from planner.planning import LoadPoint, Local, Plan, Sweep, sweep_loads
 from planner.timing import OperatorTime, StepBreakdown
 from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US
@@ -62,21 +62,18 @@ def memory_chart(plans: Sequence[Plan]) -> Chart:
     return Chart(
         "memory",
         "Memory of each GPU",
-        "What one GPU holds while the server runs. The KV cache gets what the other parts leave of vLLM's budget; the "
-        "tokens that fit there are the most that a server holds at once.",
+        "Memory of one GPU while the server runs. The KV cache gets the rest of vLLM's budget; the tokens that fit "
+        "there are the most that a server holds at once.",
         (BarPanel("GiB", bars, labels_above=True),),
         Table(headings, rows),
     )
 
 
-def _pieces(plan: Plan) -> Iterator[tuple[str, int | None, float]]:
+def _pieces(plan: Plan) -> list[tuple[str, int | None, float]]:
     """Name, colour and bytes of each part, unused memory last."""
-    left = float(plan.memory.get("memory_bytes", 0))
-    for key, name, hue in PIECES:
-        held = float(plan.memory.get(key, 0))
-        left -= held
-        yield name, hue, held
-    yield FREE, None, max(left, 0.0)
+    held = [(name, hue, float(plan.memory.get(key, 0))) for key, name, hue in PIECES]
+    left = float(plan.memory.get("memory_bytes", 0)) - sum(num_bytes for _, _, num_bytes in held)
+    return [*held, (FREE, None, max(left, 0.0))]
 
 
 def _memory_bar(plan: Plan) -> Bar:
@@ -96,7 +93,7 @@ def _memory_row(plan: Plan) -> tuple[str, ...]:
 
 
 def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
-    """Tokens/s per GPU against tokens/s per user. None where there is neither a search nor a replay."""
+    """Tokens/s per GPU against tokens/s per user. None without a search and a replay."""
     searched = True
     series: list[Series] = []
     rows: list[tuple[str, ...]] = []
@@ -130,10 +127,10 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
 
 
 def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
-    found = [row for row in folder.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
+    rows = [row for row in folder.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
     return [
         (f"TP {row.get('tensor_parallel_size')}, batch {row.get('max_num_seqs')}, {row.get('weight_dtype')}", row)
-        for row in sorted(found, key=lambda row: float(row[USER_RATE]))
+        for row in sorted(rows, key=lambda row: float(row[USER_RATE]))
     ]
 
 
@@ -142,9 +139,8 @@ def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]
     if entry.plan.predicted.get(GPU_RATE) and entry.plan.predicted.get(USER_RATE):
         yield "plan", "o", entry.plan.predicted
     if entry.measured:
-        total, rate, e2el_ms = (
-            _positive(entry.measured.result, key) for key in ("output_throughput", "request_throughput", "mean_e2el_ms")
-        )
+        keys = "output_throughput", "request_throughput", "mean_e2el_ms"
+        total, rate, e2el_ms = (_positive(entry.measured.result, key) for key in keys)
         # Little's law where the load is a rate
         users = entry.plan.workload.max_concurrency or rate * e2el_ms * MS
         if total and users:
@@ -175,11 +171,8 @@ def _rates(name: str, place: int, figures: Sequence[Mapping[str, Any]], **looks:
 
 
 def _rate_row(gpu: str, words: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
-    return (gpu, words, *_with_interval(figures, USER_RATE), *_with_interval(figures, GPU_RATE))
-
-
-def _with_interval(figures: Mapping[str, Any], key: str) -> tuple[str, str]:
-    return number(figures.get(key)), interval_of(figures, key)
+    rates = (cell for key in (USER_RATE, GPU_RATE) for cell in (number(figures.get(key)), interval_of(figures, key)))
+    return gpu, words, *rates
 
 
 def interval_of(figures: Mapping[str, Any], key: str) -> str:
@@ -246,37 +239,25 @@ def _latency_panel(
             lines.append(Series(f"measured {statistic}", (planned,), (value,), line.color, "points", "D", strong=True))
     marks = [Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
     marks += [Mark("target", y=limit_ms)] if limit_ms is not None else []
-    return LinePanel(
-        axis, "ms", tuple(lines), metric.upper(), x_log=swept.by != "rate", y_log=_all_positive(lines),
-        marks=tuple(marks),
-    )  # fmt: skip
-
-
-def _all_positive(lines: Sequence[Series]) -> bool:
-    return all(value > 0 for line in lines for value in line.y)
+    positive = all(value > 0 for line in lines for value in line.y)
+    logs = {"x_log": swept.by != "rate", "y_log": positive}
+    return LinePanel(axis, "ms", tuple(lines), metric.upper(), marks=tuple(marks), **logs)
 
 
 def _latency_line(metric: str, statistic: str, swept: Sweep) -> Series:
     key = f"{statistic}_{metric}_ms"
     figures = [point.figures for point in swept.points]
-    bounded = all(f"{key}_lo" in one for one in figures)
-    return Series(
-        statistic,
-        tuple(point.load for point in swept.points),
-        tuple(float(one[key]) for one in figures),
-        0 if statistic == "median" else 1,
-        "solid" if statistic == "median" else "dashed",
-        "o" if statistic == "median" else "s",
-        lo=tuple(float(one[f"{key}_lo"]) for one in figures) if bounded else (),
-        hi=tuple(float(one[f"{key}_hi"]) for one in figures) if bounded else (),
-    )
+    y, lo, hi = (tuple(float(one[name]) for one in figures if name in one) for name in (key, f"{key}_lo", f"{key}_hi"))
+    lo, hi = (lo, hi) if len(lo) == len(y) else ((), ())
+    looks: tuple[int, Style, str] = (0, "solid", "o") if statistic == "median" else (1, "dashed", "s")
+    return Series(statistic, tuple(point.load for point in swept.points), y, *looks, lo=lo, hi=hi)
 
 
 # --- operators of a step -----------------------------------------------------------------------------------------
 
 
 def operators_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
-    """Where the time of an average step goes; None without a replay."""
+    """The time of an average step by operator; None without a replay."""
     if not swept.steps:
         return None
     rows = tuple(_operator_row(name, part) for name, step in swept.steps.items() for part in step.parts)
@@ -284,8 +265,8 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
         "operators",
         f"Where a step spends its time: {layout_of(entry.plan)}",
         "The average decode step and the average step with prompt tokens, at the load of the plan. Each bar gives "
-        "microseconds and what bounds the operator. With asynchronous scheduling the host works while the GPU does, so "
-        "the parts add up to more than the whole.",
+        "microseconds and the bottleneck of the operator. With asynchronous scheduling the host works while the GPU "
+        "does, so the parts add up to more than the whole.",
         tuple(_step_panel(name, step) for name, step in swept.steps.items()),
         Table(("step", "operator", "kernels", "time, us", "GFLOP", "MB", "bound by"), rows),
     )

@@ -47,6 +47,10 @@ FIGURES = (
     ("mean_tpot_ms", "TPOT", "ms, mean"),
     ("mean_e2el_ms", "E2EL", "s, mean"),
 )
+SIZES = (
+    ("tensor_parallel_size", "TP"), ("pipeline_parallel_size", "PP"), ("data_parallel_size", "DP"),
+    ("max_num_seqs", "batch"),
+)  # fmt: skip
 _NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
 MEASURED = ("metric", "unit", "predicted", "bounds", "measured", "difference", "verdict")
 
@@ -60,7 +64,7 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
     sweeps = [sweep_loads(entry.plan, local) if entry in whole else Sweep() for entry in listed]
     plans = [entry.plan for entry in entries]
     context = {
-        "title": f"{plans[0].requested_model} on {_listed([plan.gpu for plan in plans])}",
+        "title": f"{plans[0].requested_model} on {', '.join(plan.gpu for plan in plans)}",
         "model": plans[0].requested_model,
         "goal": entries[0].file.goal,
         "load": _load(plans[0]),
@@ -100,14 +104,9 @@ def _best_first(folder: PlanFolders) -> tuple[PlanFolder, ...]:
     return tuple(sorted(folder.entries, key=lambda e: order.index(e.plan.gpu) if e.plan.gpu in order else len(order)))
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
 def _load(plan: Plan) -> str:
-    if plan.classes:
-        return "; ".join(f"{one.name}: {_lengths(one.workload)}" for one in plan.classes)
-    return _lengths(plan.workload)
+    classes = "; ".join(f"{one.name}: {_lengths(one.workload)}" for one in plan.classes)
+    return classes or _lengths(plan.workload)
 
 
 def _lengths(sent: PlannedWorkload) -> str:
@@ -209,11 +208,7 @@ def _sources(entry: PlanFolder, swept: Sweep) -> Iterator[tuple[str, str]]:
 
 
 def rejected_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    names = (
-        ("tensor_parallel_size", "TP"), ("pipeline_parallel_size", "PP"), ("data_parallel_size", "DP"),
-        ("max_num_seqs", "batch"),
-    )  # fmt: skip
-    sizes = [f"{name} {row[key]}" for key, name in names if row.get(key) and (row[key] != 1 or name == "TP")]
+    sizes = [f"{name} {row[key]}" for key, name in SIZES if row.get(key) and (row[key] != 1 or name == "TP")]
     cache = row.get("kv_cache_dtype")
     sizes += [f"{cache} KV cache"] if cache and cache != "auto" else []
     return str(row["gpu"]), str(row.get("model", "")), ", ".join(sizes) or "-", str(row.get("reason", ""))

@@ -238,7 +238,7 @@ def _span_words(span: Span, unit: str) -> str:
 
 
 def _first_of_each_load(points: Sequence[ComparedPoint], loads: Sequence[Load]) -> list[ComparedPoint]:
-    """As many rows as fit one screen, of each load the fastest; in their own order."""
+    """The fastest points of each load, as many as fit one screen, in their own order."""
     chosen: set[int] = set()
     for load in loads[:BRIEF_ROWS]:
         of_load = sorted((p for p in points if p.workload == load), key=lambda point: -point.tok_per_s_per_gpu.mid)

@@ -69,7 +69,6 @@ class Evaluation(Answer):
                 yield {**run, "metric": name, **figures, "calibration": one.calibration}
 
     def sentences(self) -> Iterator[str]:
-        """The summary."""
         yield table_text(self.summary(), SUMMARY)
 
     def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:

@@ -207,7 +207,6 @@ def _object(answer: GpuFit, resolved: ResolvedModel, *, arithmetic: bool) -> dic
 
 
 def _record(answer: GpuFit) -> Fit | dict[str, Any]:
-    """The record of a row."""
     if isinstance(answer, Fit):
         return answer
     return {"gpu_id": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}

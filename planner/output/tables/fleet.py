@@ -1,28 +1,28 @@
-"""``planner fleet`` in words and rows: a line for each fleet, best first, then those that split prefill and decode."""
+"""``planner fleet``: a line for each fleet, best first, then those with prefill and decode on servers of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from planner.output.answer import Answer
+from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import SPACE, Column, command_lines, known_table, table_text, wrapped
-from planner.output.tables.disaggregated import divided_object, equal_words, needs_words
+from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
 from planner.output.tables.shared import (
     MORE,
     asked_load,
     calibration_note,
     card,
-    doubt_object,
+    counted,
     engine_note,
     figure_between,
+    from_host,
     items,
+    layout_in_words,
     listed,
-    load_of_run,
-    minutes,
+    measure_next,
     no_price,
     price_notes,
     price_rows,
@@ -43,32 +43,39 @@ from planner.planning import (
 from planner.units import GB, MB, MS, figure
 from planner.workload import DEFAULT_PERCENTILE, targets_in_words
 
-COLUMNS = (
-    Column("gpu"),
-    Column("servers", wraps=True),
+USD_PER_1M = "usd_per_million_output_tokens"
+START = (
+    Column("gpu", of=lambda fleet: " + ".join(rented.profile.id for rented in fleet.rented)),
+    Column("servers", wraps=True, of=lambda fleet: _servers_words(fleet)),
     Column("gpus", "GPUs", ","),
     Column("nodes", form=","),
-    Column("usd_per_hour", "USD/h", ",.2f"),
-    Column("usd_per_million_output_tokens", "USD/1M"),
-    Column("kw", "kW", ",.1f"),
-    Column("utilisation", "used"),
-    Column("bound_by", "limited by", wraps=True),
+    Column("usd_per_hour", "USD/h", ",.2f", of="usd_per_h.mid"),
 )
-DISAGGREGATED = (
-    Column("gpu"),
-    Column("prefill"),
-    Column("decode"),
-    Column("num_gpus", "GPUs", ","),
-    Column("transfer", wraps=True),
-    Column("ttft_ms", "TTFT ms", ",.0f"),
-    Column("tpot_ms", "TPOT ms", ",.1f"),
-    Column("verdict", "on equal GPUs", wraps=True),
+END = (
+    Column("utilisation", "used", ".0%", of=lambda fleet: fleet.utilisation(fleet.busiest.demand)),
+    Column("bound_by", "limited by", wraps=True, of=lambda fleet: _limit(fleet.busiest)),
+)
+COLUMNS = (
+    *START,
+    Column(USD_PER_1M, "USD/1M", of=lambda fleet: with_interval(fleet.usd_per_million_tok, ",.2f")),
+    Column("kw", "kW", ",.1f", of="power_w", unit=1000),
+    *END,
 )
 BRIEF = (
-    *COLUMNS[:5],
-    Column("usd_per_million_output_tokens", "USD/1M", ",.2f", spare=True),
-    Column("kw", "kW", ",.1f", spare=True),
-    *COLUMNS[7:],
+    *START,
+    Column(USD_PER_1M, "USD/1M", ",.2f", of="usd_per_million_tok.mid", spare=True),
+    Column("kw", "kW", ",.1f", of="power_w", unit=1000, spare=True),
+    *END,
+)
+DISAGGREGATED = (
+    Column("gpu", of="profile.id"),
+    Column("prefill", of=lambda plan: _side_words(plan, 0)),
+    Column("decode", of=lambda plan: _side_words(plan, 1)),
+    Column("num_gpus", "GPUs", ","),
+    Column("transfer", wraps=True, of=lambda plan: _transfer_words(plan)),
+    Column("ttft_ms", "TTFT ms", ",.0f"),
+    Column("tpot_ms", "TPOT ms", ",.1f"),
+    Column("verdict", "on equal GPUs", wraps=True, of=equal_words),
 )
 BRIEF_FLEETS = 8
 BRIEF_REFUSED = 3
@@ -81,110 +88,91 @@ class FleetAnswer(Answer):
 
     verdict_first = True
     record: Fleets
+    doubts: tuple[Doubt, ...]  #: figures of a suspicious size in the best fleet
     divided: tuple[Disaggregated | NotDivided, ...] = ()  #: fleets with prefill and decode on servers of their own
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
     explain: bool = False
 
+    @classmethod
+    def of(cls, record: Fleets, *more: Any) -> FleetAnswer:
+        """The answer, with everything computed that it shows; ``more`` are the other fields."""
+        doubts = tuple(doubts_about_fleets(record))
+        if best := record.best:
+            _ = best.carries, best.reuse, best.offloading, best.measure_next, record.shapes  # cached: they replay
+            _ = best.ladder if record.asked.slos else ()
+        return cls(record, doubts, *more)
+
     @property
     def ok(self) -> bool:
-        """Whether there is a fleet, and the central prediction does not refute it."""
+        """True if there is a fleet, and the expected value does not refute it."""
         return self.record.best is not None and not any(doubt.refutes for doubt in self.doubts)
-
-    @cached_property
-    def doubts(self) -> tuple[Doubt, ...]:
-        """What is out of proportion in the best fleet."""
-        return tuple(doubts_about_fleets(self.record))
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
-        """All fleets, the best first."""
+        """The fleets of every GPU and of their mix, the best first."""
         return self.record.fleets
 
     def _object(self) -> dict[str, Any]:
-        fleets, asked = self.record, self.record.asked
+        fleets, asked, best = self.record, self.record.asked, self.record.best
         return {
             "model": asked.model.resolved,
-            "classes": [
-                {
-                    "name": demand.name,
-                    "request_rate": demand.request_rate,
-                    "input_len": demand.input_len,
-                    "output_len": demand.output_len,
-                }
-                for demand in asked.demands
-            ],
+            "classes": [fields_of(one, "name", "request_rate", "input_len", "output_len") for one in asked.demands],
             "targets": [
                 {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
                 for slo in asked.slos
             ],
-            "confidence": asked.confidence,
-            "ladder": [_rung(rung) for rung in fleets.best.ladder] if fleets.best and asked.slos else [],
-            "measure_next": _measure_next(fleets.best) if fleets.best else None,
-            "doubts": [doubt_object(doubt) for doubt in self.doubts],
-            "headroom": asked.headroom,
-            "n_plus": asked.n_plus,
+            **fields_of(asked, "confidence", "headroom", "n_plus", "rented_by"),
+            "ladder": list(map(_rung, best.ladder)) if best and asked.slos else [],
+            "measure_next": _measure_next(best) if best else None,
+            "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
             "minimised": fleets.objective,
-            "rented_by": asked.rented_by,
-            "carries": span_figures("request_rate", fleets.best.carries if fleets.best else None),
-            "prefix_cache_share": fleets.best.reuse if fleets.best else {},
-            "kv_offloading": asdict(found) if fleets.best and (found := fleets.best.offloading) else None,
-            "fleets": [_row(fleet) for fleet in fleets.fleets],
-            "disaggregated": [divided_object(plan) for plan in self.divided],
+            "carries": span_figures("request_rate", best.carries if best else None),
+            "prefix_cache_share": best.reuse if best else {},
+            "kv_offloading": to_plain(best.offloading) if best else None,
+            "fleets": list(map(_row, fleets.fleets)),
+            "disaggregated": list(map(divided_object, self.divided)),
             "prices": price_rows(asked.gpus, asked.prices),
             "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
         }
 
     def _records(self) -> list[dict[str, Any]]:
-        return [_row(fleet) for fleet in self.fleets]
+        return list(map(_row, self.fleets))
 
     def _columns(self) -> Sequence[Column]:
-        rows = self._records()
-        return [Column(key) for key in (rows[0] if rows else ("gpu",)) if key != "pools"]
+        return [Column(key) for key in next(iter(self._records()), ("gpu",)) if key != "pools"]
 
-    def _brief_lines(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
+        """The verdict, a table of fleets, and the reasons for the best."""
         fleets, best = self.record, self.record.best
         yield wrapped(_verdict_of(fleets))
-        yield from items("!", map(str, self.doubts[:BRIEF_DOUBTS]))
+        yield from items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
+        if self.explain:
+            yield from self._whole()
+            return
         for refused in fleets.refused[: BRIEF_REFUSED if best is None else 0]:
             yield from items("x", [f"{refused.profile.id}: {refused.reason}"])
         if best is None:
             return
-        yield "\n" + known_table([_brief_row(fleet) for fleet in self.fleets[:BRIEF_FLEETS]], BRIEF)
+        yield "\n" + known_table(self.fleets[:BRIEF_FLEETS], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
         yield from items("-", [*_reasons(fleets, best), *_certainty(best)])
-        split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
-        yield from items("-", map(needs_words, split[:2]))
+        yield from items("-", map(needs_words, self._split[:2]))
         yield from command_lines({}, _next_command(best))
 
-    def _brief_notes(self) -> Iterator[str]:
-        pools = [pool for fleet in self.fleets for pool in fleet.pools]
-        refused = [one.profile.id for one in self.record.refused]
-        if refused and pools:
-            yield f"left out: {listed(refused, BRIEF_REFUSED)}"
-        taking_part = {pool.kind.profile.id: pool.kind.profile for pool in pools}
-        unpriced = [
-            row["gpu"] for row in price_rows(taking_part.values(), self.record.asked.prices) if not row["origin"]
-        ]
-        if unpriced:
-            yield no_price(unpriced)
-        fits = calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
-        versions = engine_note(str(pool.kind.deployment.config.version) for pool in pools)
-        yield "; ".join([*versions, *fits, MORE])
-
-    def _lines(self) -> Iterator[str]:
-        yield wrapped(_verdict_of(self.record))
-        yield from items("!", map(str, self.doubts))
+    def _whole(self) -> Iterator[str]:
         yield wrapped(_question(self.record)) + "\n"
-        rows = [_table_row(fleet) for fleet in self.fleets]
-        yield table_text(rows, COLUMNS) if rows else "no fleet: no GPU carries this load"
+        yield table_text(self.fleets, COLUMNS) if self.fleets else "no fleet: no GPU carries this load"
         if self.record.best:
             yield from items("-", _reasons(self.record, self.record.best))
-        plans = [_divided_row(plan) for plan in self.divided if isinstance(plan, Disaggregated)]
-        if plans:
+        if self._split:
             yield "\nprefill and decode on servers of their own:\n"
-            yield table_text(plans, DISAGGREGATED)
+            yield table_text(self._split, DISAGGREGATED)
+
+    @property
+    def _split(self) -> list[Disaggregated]:
+        return [plan for plan in self.divided if isinstance(plan, Disaggregated)]
 
     def split_files(self, command: str) -> dict[str, str]:
         """Scripts and values that launch both sides, of several GPUs in a folder for each; none where none is divided.
@@ -193,29 +181,56 @@ class FleetAnswer(Answer):
         """
         from planner.output.deploy.hosts import split_files  # slow to import, for the few that write scripts
 
-        split = [plan for plan in self.divided if isinstance(plan, Disaggregated)]
         return {
-            f"{plan.profile.id}/{name}" if len(split) > 1 else name: text
-            for plan in split
+            f"{plan.profile.id}/{name}" if len(self._split) > 1 else name: text
+            for plan in self._split
             for name, text in split_files(plan, command).items()
         }
 
     def _title(self) -> str:
         return _question(self.record)
 
-    def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
-        return [_table_row(fleet) for fleet in self.fleets], COLUMNS
+    def _html(self) -> tuple[Sequence[Fleet], Sequence[Column]]:
+        return self.fleets, COLUMNS
+
+    def _fits(self) -> Iterator[str]:
+        pools = [pool for fleet in self.fleets for pool in fleet.pools]
+        return calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
+
+    def _brief_notes(self) -> Iterator[str]:
+        kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
+        refused = [one.profile.id for one in self.record.refused]
+        if refused and kinds:
+            yield f"left out: {listed(refused, BRIEF_REFUSED)}"
+        taking_part = {kind.profile.id: kind.profile for kind in kinds}
+        prices = price_rows(taking_part.values(), self.record.asked.prices)
+        if unpriced := [row["gpu"] for row in prices if not row["origin"]]:
+            yield no_price(unpriced)
+        versions = engine_note(str(kind.deployment.config.version) for kind in kinds)
+        yield "; ".join([*versions, *self._fits(), MORE])
 
     def _notes(self) -> Iterator[str]:
-        pools = [pool for fleet in self.fleets for pool in fleet.pools]
-        yield from calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
-        yield from _remarks(self.record, self.divided)
+        fleets, asked, best = self.record, self.record.asked, self.record.best
+        yield from self._fits()
+        yield from (f"{refused.profile.id} is left out: {refused.reason}" for refused in fleets.refused)
+        missing = [plan for plan in self.divided if isinstance(plan, NotDivided)]
+        yield from (f"{plan.profile.id} is not split: {plan.reason}" for plan in missing)
+        taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
+        yield from price_notes([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
+        if best and fleets.objective != asked.objective:
+            yield "no price is known: fleets are ordered by their number of GPUs"
+        if best:
+            yield from _certainty(best)
+            yield "USD range from the lowest price to the highest; kW assume boards at their TDP"
+        if best and not best.proven:
+            yield "the search stopped early: a cheaper mix may exist"
+        if any(not plan.transfer.over.startswith("--") for plan in self._split):
+            yield "transfers run at line rate: they take at least this long"
         yield from self.said
 
 
 def _rung(rung: Rung) -> dict[str, Any]:
-    usd = rung.usd_per_h
-    return {"confidence": rung.confidence, "gpus": rung.gpus, "usd_per_hour": usd.mid if usd else None}
+    return fields_of(rung, "confidence", "gpus", "usd_per_hour=usd_per_h.mid")
 
 
 def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
@@ -225,12 +240,9 @@ def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
     sent = run.workload
     return {
         "gpu": fleet.pools[0].kind.profile.id,
-        "max_concurrency": sent.max_concurrency,
+        **fields_of(sent, "max_concurrency", "num_prompts"),
         "request_rate": sent.request_rate if isfinite(sent.request_rate) else None,
-        "num_prompts": sent.num_prompts,
-        "duration_s": run.duration_s,
-        "figure": run.figure,
-        "deviation_factor": run.factor,
+        **fields_of(run, "duration_s", "figure", "deviation_factor=factor"),
         "expected": _rung(then),
     }
 
@@ -240,8 +252,8 @@ def _question(fleets: Fleets) -> str:
     loads = ", ".join(
         f"{d.request_rate:,.4g} requests/s of {d.input_len:,} in / {d.output_len:,} out" for d in asked.demands
     )
-    kept = f", {targets_in_words(asked.slos)}" if asked.slos else ", no latency target"
-    return f"{loads}{kept}; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
+    targets = f", {targets_in_words(asked.slos)}" if asked.slos else ", no latency target"
+    return f"{loads}{targets}; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
 
 
 def _verdict_of(fleets: Fleets) -> str:
@@ -249,52 +261,45 @@ def _verdict_of(fleets: Fleets) -> str:
     asked, best = fleets.asked, fleets.best
     loads = asked_load(sum(demand.request_rate for demand in asked.demands))
     loads += f" in {len(asked.demands)} classes" if len(asked.demands) > 1 else ""
-    kept = targets_in_words(asked.slos) if asked.slos else "no latency target"
+    targets = targets_in_words(asked.slos) if asked.slos else "no latency target"
     if best is None:
         where = listed([card(profile.id) for profile in asked.gpus], BRIEF_REFUSED)
-        return f"No fleet carries {loads} of {asked.model.resolved} with {kept}: {where}"
+        return f"No fleet carries {loads} of {asked.model.resolved} with {targets}: {where}"
     models = listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
     gpus = " + ".join(f"{rented.gpus:,} x {card(rented.profile.id)}" for rented in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
-    return f"Serve {models} on {gpus}: {loads} with {kept}{_room(best)}{price}"
-
-
-def _room(best: Fleet) -> str:
-    """What the servers without the spares carry, with its interval; empty for several pools."""
-    most = best.carries
-    return f"; room for {figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
+    most = best.carries  # without the spares
+    room = f"; room for {figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
+    return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
 
 
 def _reuse_words(fleet: Fleet) -> str:
-    """What the prefix caches spare, with the router that was planned for and with others."""
+    """The share of the prefix caches, with the router of the plan and with others."""
     asked = fleet.asked.router
     others = [f"{share:.1%} {router}" for router, share in fleet.reuse.items() if router != asked]
-    found = next((share for router, share in fleet.reuse.items() if router == asked), 0.0)
-    words = f"{found:.1%} of the prompt tokens come from the prefix cache, {asked}"
+    words = f"{fleet.reuse.get(asked, 0.0):.1%} of the prompt tokens come from the prefix cache, {asked}"
     return f"{words}; {', '.join(others)}" if others else words
 
 
-def _host_words(fleet: Fleet, found: Offloading) -> str:
-    """What KV blocks in host memory are worth."""
-    if found.without_gpus is None:
-        taken = "no number of such servers keeps the targets"
-    else:
-        gpus = f"{found.without_gpus:,} GPUs" if found.without_gpus != fleet.gpus else "as many GPUs"
-        taken = f"one such server carries {figure(found.without_rate)} requests/s, and the load takes {gpus}"
-    return (
-        f"{found.host_share:.1%} of the prompt tokens are loaded from host memory, {found.gpu_share:.1%} are found on "
-        f"the GPU; without --kv-offloading-size: {found.without_gpu_share:.1%} on the GPU, {taken}"
-    )
+def _without_host(fleet: Fleet, offloading: Offloading) -> str:
+    if offloading.without_gpus is None:
+        return "any number of such servers misses the targets"
+    gpus = f"{offloading.without_gpus:,} GPUs" if offloading.without_gpus != fleet.gpus else "as many GPUs"
+    return f"one such server carries {figure(offloading.without_rate)} requests/s, and the load takes {gpus}"
+
+
+def _limit(pool: Pool) -> str:
+    return pool.load.bound_by or pool.load.binding
 
 
 def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
-    """Why this fleet, what binds, and what more certainty costs."""
+    """The number of servers, alternatives, and the bottleneck."""
     asked, pool = fleets.asked, best.busiest
     spare = sum(count for _, count in best.spares)
-    spares = f" and {spare} spare" if spare else ""
+    servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
     yield (
-        f"{best.servers - spare:,} server{'s' if best.servers - spare != 1 else ''}{spares}: one {_engine_words(pool)} "
-        f"carries {figure(pool.load.value)} requests/s; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
+        f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s; "
+        f"{asked.headroom:.0%} headroom, N+{asked.n_plus}"
     )
     if fleets.shapes:
         yield _shapes_words(*fleets.shapes)
@@ -302,9 +307,9 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ", whose price is not known"
         usd = "" if fleets.objective != "usd" and not others[0].usd_per_h else usd
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
-    yield f"what binds: {pool.load.bound_by or pool.load.binding}"
-    if best.offloading:
-        yield _host_words(best, best.offloading)
+    yield f"bottleneck: {_limit(pool)}"
+    if found := best.offloading:
+        yield from_host(found, found.without_gpu_share, _without_host(best, found))
     elif unused := pool.kind.deployment.unused_host_remark:
         yield unused
     if best.reuse:
@@ -312,24 +317,29 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
 
 
 def _shapes_words(apart: Fleet | None, together: Fleet | None) -> str:
-    """What a pool for each class takes, and one pool for all of them, at the same confidence."""
-    one = (
-        f"one pool for all classes takes {together.gpus:,} GPUs" if together else "one pool for all classes: no server"
-    )
-    each = f"a pool for each {apart.gpus:,}" if apart else "a pool for each: no servers"
-    return f"{one} that keeps the targets, {each}" if not (apart and together) else f"{one}, {each}, spares included"
+    """The GPUs of a pool for each class, and of one pool for all of them, at the same confidence."""
+    one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
+    each = f"takes {apart.gpus:,}" if apart else "misses them"
+    words = f"one pool for all classes {one}, a pool for each {each}"
+    return f"{words}, spares included" if apart and together else words
 
 
 def _certainty(best: Fleet) -> Iterator[str]:
-    """What other confidences take, and the measurement that is worth most."""
-    if best.asked.slos:
-        kept = f"targets are kept with {best.asked.confidence:.0%} confidence"
-        yield f"{kept}; the load takes {ladder_words(best)}"
-        yield from _measure_next_words(best)
+    """The cost of other confidences, and the measurement that is worth most."""
+    if not best.asked.slos:
+        return
+    rungs = [f"{rung.gpus or 'no number'} at {rung.confidence:.0%}" for rung in best.ladder]
+    first = "GPU" if best.ladder[0].gpus == 1 else "GPUs"
+    ladder = ", ".join(rungs).replace(" at", f" {first} at", 1)
+    yield f"targets are met with {best.asked.confidence:.0%} confidence; the load takes {ladder} confidence"
+    if best.measure_next:
+        run, then = best.measure_next
+        change = f"reduce the fleet from {best.gpus:,} to {then.gpus:,} GPUs"
+        yield measure_next("vllm bench serve on one of these servers", run, change)
 
 
 def _next_command(best: Fleet) -> list[str]:
-    """What plans one server of the busiest pool, and writes its scripts."""
+    """The command that plans one server of the busiest pool and writes its scripts."""
     asked, pool = best.asked, best.busiest
     demand, kind = pool.demand, pool.kind
     words = ["planner", "recommend", asked.model.requested, "--gpu", kind.profile.id]
@@ -353,50 +363,21 @@ def _next_command(best: Fleet) -> list[str]:
     return [*words, "-o", "plans"]
 
 
-def _brief_row(fleet: Fleet) -> dict[str, Any]:
-    dollars = fleet.usd_per_million_tok
-    return {**_table_row(fleet), "usd_per_million_output_tokens": dollars.mid if dollars else None}
-
-
-def _table_row(fleet: Fleet) -> dict[str, Any]:
-    row = _row(fleet)
-    dollars = fleet.usd_per_million_tok
-    busiest = fleet.busiest
-    return {
-        **row,
-        "servers": _servers_words(fleet),
-        "usd_per_million_output_tokens": with_interval(dollars, ",.2f") if dollars else None,
-        "kw": fleet.power_w / 1000 if fleet.power_w else None,
-        "utilisation": f"{fleet.utilisation(busiest.demand):.0%}",
-        "bound_by": busiest.load.bound_by or busiest.load.binding,
-    }
-
-
 def _servers_words(fleet: Fleet) -> str:
     """``2 + 1 x TP 8`` for one class and one kind of server, else each pool by name."""
     spare = {id(kind): count for kind, count in fleet.spares}
+    layouts = [layout_in_words(pool.kind.deployment.config) for pool in fleet.pools]
     if len(fleet.pools) == 1:
         pool = fleet.pools[0]
         extra = f" + {spare[id(pool.kind)]}" if id(pool.kind) in spare else ""
-        return f"{pool.servers}{extra} x {_engine_words(pool)}"
+        return f"{pool.servers}{extra} x {layouts[0]}"
     several = len(fleet.rented) > 1
     words = [
-        f"{pool.demand.name}: {pool.servers} x {pool.kind.profile.id + ' ' if several else ''}{_engine_words(pool)}"
-        for pool in fleet.pools
+        f"{pool.demand.name}: {pool.servers} x {f'{pool.kind.profile.id} ' if several else ''}{layout}"
+        for pool, layout in zip(fleet.pools, layouts, strict=True)
     ]
     spares = sum(count for _, count in fleet.spares)
     return ", ".join([*words, f"{spares} spare"] if spares else words)
-
-
-def _engine_words(pool: Pool) -> str:
-    config = pool.kind.deployment.config
-    axes = (
-        ("TP", config.tensor_parallel_size),
-        ("PP", config.pipeline_parallel_size),
-        ("DP", config.data_parallel_size),
-    )
-    words = [f"{name} {size}" for name, size in axes if size > 1 or name == "TP"]
-    return " ".join([*words, *["EP"] * config.enable_expert_parallel])
 
 
 def _row(fleet: Fleet) -> dict[str, Any]:
@@ -404,13 +385,10 @@ def _row(fleet: Fleet) -> dict[str, Any]:
         "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
         "servers": fleet.servers,
         "spare_servers": sum(count for _, count in fleet.spares),
-        "gpus": fleet.gpus,
-        "nodes": fleet.nodes,
+        **fields_of(fleet, "gpus", "nodes"),
         **span_figures("usd_per_hour", fleet.usd_per_h),
-        **span_figures("usd_per_million_output_tokens", fleet.usd_per_million_tok),
-        "power_w": fleet.power_w,
-        "output_tokens_per_joule": fleet.tok_per_joule,
-        "proven": fleet.proven,
+        **span_figures(USD_PER_1M, fleet.usd_per_million_tok),
+        **fields_of(fleet, "power_w", "output_tokens_per_joule=tok_per_joule", "proven"),
         "pools": [_pool_object(fleet, pool) for pool in fleet.pools],
     }
 
@@ -418,14 +396,10 @@ def _row(fleet: Fleet) -> dict[str, Any]:
 def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
     config = pool.kind.deployment.config
     return {
-        "class": pool.demand.name,
-        "gpu": pool.kind.profile.id,
-        "model": pool.kind.candidate.resolved.resolved,
-        "servers": pool.servers,
-        "num_gpus": pool.kind.num_gpus,
+        **fields_of(pool, "class=demand.name", "gpu=kind.profile.id", "model=kind.candidate.resolved.resolved"),
+        **fields_of(pool, "servers", "kind.num_gpus"),
         **config.layout,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
+        **fields_of(config, "max_num_seqs", "max_num_batched_tokens"),
         "engine_version": str(config.version),
         "calibration": pool.kind.deployment.calibrated_by,
         "largest_load": pool.load.value,
@@ -434,56 +408,13 @@ def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _divided_row(plan: Disaggregated) -> dict[str, Any]:
+def _side_words(plan: Disaggregated, side: int) -> str:
+    _, engine, servers = sides_of(plan)[side]
     extra = f" + {plan.spares}" if plan.spares else ""
-    prefill, decode = plan.prefill.deployment.config, plan.decode.deployment.config
+    return f"{servers}{extra} x TP {engine.deployment.config.tensor_parallel_size}"
+
+
+def _transfer_words(plan: Disaggregated) -> str:
     transfer = plan.transfer
-    return {
-        "gpu": plan.profile.id,
-        "prefill": f"{plan.prefill_servers}{extra} x TP {prefill.tensor_parallel_size}",
-        "decode": f"{plan.decode_servers}{extra} x TP {decode.tensor_parallel_size}",
-        "num_gpus": plan.num_gpus,
-        "transfer": f"{transfer.kv_bytes / MB:,.0f} MB in {transfer.time_s / MS:,.1f} ms, {transfer.over} at "
-        f"{transfer.bytes_per_s / GB:,.0f} GB/s",
-        "ttft_ms": plan.ttft_ms,
-        "tpot_ms": plan.tpot_ms,
-        "verdict": equal_words(plan),
-    }
-
-
-def ladder_words(fleet: Fleet) -> str:
-    """What more and less confidence take: ``6 GPUs at 50 %, 8 at 80 %, 12 at 95 %``."""
-    rungs = [f"{rung.gpus or 'no number'} at {rung.confidence:.0%}" for rung in fleet.ladder]
-    first = "GPU" if fleet.ladder[0].gpus == 1 else "GPUs"
-    return ", ".join(rungs).replace(" at", f" {first} at", 1) + " confidence"
-
-
-def _measure_next_words(fleet: Fleet) -> Iterator[str]:
-    if fleet.measure_next:
-        run, then = fleet.measure_next
-        load = load_of_run(run.workload.max_concurrency, run.workload.request_rate)
-        yield (
-            f"measure next: one run of vllm bench serve on one of these servers at {load} ({minutes(run.duration_s)}) "
-            f"is expected to take the fleet from {fleet.gpus:,} to {then.gpus:,} GPUs"
-        )
-
-
-def _remarks(fleets: Fleets, divided: Sequence[Disaggregated | NotDivided]) -> Iterator[str]:
-    asked = fleets.asked
-    for refused in fleets.refused:
-        yield f"{refused.profile.id} is left out: {refused.reason}"
-    for plan in divided:
-        if isinstance(plan, NotDivided):
-            yield f"{plan.profile.id} is not split: {plan.reason}"
-    taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
-    yield from price_notes([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
-    if fleets.best and fleets.objective != asked.objective:
-        yield "no price is known: fleets are ordered by their number of GPUs"
-    if fleets.best:
-        if asked.slos:
-            yield from _certainty(fleets.best)
-        yield "USD range from the lowest price to the highest; kW assume boards at their TDP"
-    if fleets.best and not fleets.best.proven:
-        yield "the search stopped early: a cheaper mix may exist"
-    if any(isinstance(plan, Disaggregated) and not plan.transfer.over.startswith("--") for plan in divided):
-        yield "transfers run at line rate: they take at least this long"
+    size = f"{transfer.kv_bytes / MB:,.0f} MB in {transfer.time_s / MS:,.1f} ms"
+    return f"{size}, {transfer.over} at {transfer.bytes_per_s / GB:,.0f} GB/s"

@@ -1,4 +1,4 @@
-"""What was measured beside what was predicted: ``planner calibrate``, ``validate`` and ``tune``."""
+"""Measurements beside predictions: ``planner calibrate``, ``validate`` and ``tune``."""
 
 from __future__ import annotations
 

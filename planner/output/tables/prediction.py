@@ -177,7 +177,6 @@ class PredictionRefused(MetricAnswer):
 
     @property
     def result(self) -> dict[str, Any]:
-        """The JSON object, without figures."""
         return self._object()
 
     @property
@@ -203,7 +202,6 @@ class PredictionRefused(MetricAnswer):
         }
 
     def sentences(self) -> Iterator[str]:
-        """The reason."""
         yield wrapped(self.reason)
 
     def _notes(self) -> Iterator[str]:

@@ -1,32 +1,33 @@
-"""``planner recommend`` in words and rows: a line for each GPU, then each plan with reasons and launch command."""
+"""``planner recommend``: a line for each GPU, then each plan with reasons and launch command."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.output.answer import Answer
-from planner.output.render import Column, command_lines, known_table, wrapped
+from planner.output.answer import Answer, fields_of, to_plain
+from planner.output.render import Column, command_lines, known_table, table_text, wrapped
 from planner.output.tables.disaggregated import apart_in_words, apart_lines, divided_object, needs_words
 from planner.output.tables.shared import (
     MORE,
     asked_load,
     calibration_note,
     card,
-    doubt_object,
+    counted,
     engine_note,
     figure_between,
+    from_host,
     items,
+    layout_in_words,
     listed,
-    load_of_run,
     local_argv,
+    measure_next,
     milliseconds,
-    minutes,
     no_price,
     seconds,
 )
@@ -65,72 +66,47 @@ from planner.planning import (
 )
 from planner.timing import SHIPPED
 from planner.units import GIB, MS, figure
-from planner.workload import Load, targets_in_words
+from planner.workload import targets_in_words
 
-
-def _predicted(key: str) -> Callable[[Plan], Any]:
-    return lambda plan: plan.predicted[key]
-
-
-def _service(key: str) -> Callable[[Plan], Any]:
-    return lambda plan: getattr(plan.service, key)
-
-
-_LATENCIES = (
-    Column("mean_ttft_ms", "TTFT ms", ",.0f", of=_predicted("mean_ttft_ms")),
-    Column("mean_tpot_ms", "TPOT ms", ",.1f", of=_predicted("mean_tpot_ms")),
-    Column("mean_e2el_ms", "E2EL ms", ",.0f", of=_predicted("mean_e2el_ms")),
-    Column("engine_version", "vllm"),
-    Column("calibration", aside=True),
+GPU = Column("gpu")
+LAYOUT = Column("layout", of=layout_in_words)
+WEIGHTS, CACHE = Column("weight_dtype", "weights"), Column("kv_cache_dtype", "kv cache")
+BATCH = Column("max_num_seqs", "batch", ",")
+TTFT = Column("mean_ttft_ms", "TTFT ms", ",.0f", of="predicted.mean_ttft_ms")
+TPOT = Column("mean_tpot_ms", "TPOT ms", ",.1f", of="predicted.mean_tpot_ms")
+E2EL = Column("mean_e2el_ms", "E2EL ms", ",.0f", of="predicted.mean_e2el_ms")
+PER_GPU = Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of="predicted.output_throughput_per_gpu")
+PER_USER = Column("output_throughput_per_user", "tok/s/user", ",.1f", of="predicted.output_throughput_per_user")
+COST = (
+    Column("total_gpus", "gpus", of="service.total_gpus"),
+    Column("usd_per_hour", "USD/h", ",.2f", of="service.usd_per_hour"),
+    Column("replicas", "servers", of="service.replicas"),
 )
+FITS = Column("engine_version", "vllm"), Column("calibration", aside=True)
 COLUMNS = (
-    Column("gpu"),
+    GPU,
     Column("num_gpus", "gpus"),
     Column("model", aside=True),
     Column("tensor_parallel_size", "tp"),
-    Column("weight_dtype", "weights"),
-    Column("kv_cache_dtype", "kv cache"),
-    Column("max_num_seqs", "batch", ","),
-    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of=_predicted("output_throughput_per_gpu")),
-    Column("output_throughput_per_user", "tok/s/user", ",.1f", of=_predicted("output_throughput_per_user")),
-    *_LATENCIES,
+    *(WEIGHTS, CACHE, BATCH, PER_GPU, PER_USER, TTFT, TPOT, E2EL, *FITS),
 )
-#: With targets: what all servers cost and carry, then what one server does.
+#: With targets: the cost and load of all servers, then the figures of one.
 TARGET_COLUMNS = (
-    Column("gpu"),
-    Column("total_gpus", "gpus", of=_service("total_gpus")),
-    Column("usd_per_hour", "USD/h", ",.2f", of=_service("usd_per_hour")),
-    Column("replicas", "servers", of=_service("replicas")),
+    GPU,
+    *COST,
     Column("model", aside=True),
-    Column("layout", of=lambda plan: layout_in_words(plan)),
-    Column("weight_dtype", "weights"),
-    Column("kv_cache_dtype", "kv cache"),
-    Column("max_num_seqs", "batch", ","),
+    *(LAYOUT, WEIGHTS, CACHE, BATCH),
     Column("max_num_batched_tokens", "tokens", ","),
-    Column("load", "load", figure, of=_service("load")),
-    Column("largest_load", "largest", figure, of=_service("largest_load")),
-    Column("goodput", "goodput", figure, aside=True, of=_service("goodput")),
-    *_LATENCIES,
+    Column("load", "load", figure, of="service.load"),
+    Column("largest_load", "largest", figure, of="service.largest_load"),
+    Column("goodput", "goodput", figure, aside=True, of="service.goodput"),
+    *(TTFT, TPOT, E2EL, *FITS),
 )
 #: On one screen: the best plan of each GPU.
-BRIEF_COLUMNS = (
-    Column("gpu"),
-    Column("num_gpus", "gpus"),
-    Column("layout", of=lambda plan: layout_in_words(plan)),
-    Column("weight_dtype", "weights"),
-    Column("kv_cache_dtype", "kv cache", spare=True),
-    Column("max_num_seqs", "batch", ",", spare=True),
-    *COLUMNS[7:9],
-    *_LATENCIES[:2],
-    Column("mean_e2el_ms", "E2EL ms", ",.0f", spare=True, of=_predicted("mean_e2el_ms")),
-)
-BRIEF_TARGET_COLUMNS = (
-    Column("gpu"),
-    *TARGET_COLUMNS[1:4],
-    *BRIEF_COLUMNS[2:6],
-    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of=_service("output_throughput_per_gpu")),
-)
-#: What one server gets of each class, under the table.
+SETTINGS = LAYOUT, WEIGHTS, replace(CACHE, spare=True), replace(BATCH, spare=True)
+BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TPOT, replace(E2EL, spare=True))
+BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.output_throughput_per_gpu"))
+#: One server's figures for each class, under the table.
 CLASS_COLUMNS = (
     Column("class"),
     Column("figure"),
@@ -139,9 +115,8 @@ CLASS_COLUMNS = (
     Column("target", form=",.10g"),
 )
 BRIEF_GPUS = 8  #: rows of the brief table
-BRIEF_REASONS = 3
 BRIEF_WARNINGS = 2
-BRIEF_REFUSED = 3  #: GPUs without a plan whose reasons are told
+BRIEF_REFUSED = 3  #: GPUs without a plan that are listed with the reason
 LISTED = 3  #: plans of each GPU in the JSON
 SHOWN_GPUS = 8  #: with more GPUs only the best plan is explained
 SHOWN_REJECTED = 3  #: models for each GPU in the text; JSON has all
@@ -153,55 +128,76 @@ class Recommendation(Answer):
 
     verdict_first = True
     request: Request
-    rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and what was rejected
+    rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and rejected settings
     plans: tuple[Plan | None, ...]  #: the picked plan of each GPU; None where there is none
     pick: int  #: place of the picked plan; 1 is the best
     defaults_taken: Mapping[str, Any]
     command: str  #: the equivalent command line
+    doubts: tuple[Doubt, ...] = ()  #: figures of a suspicious size, of the best plan or of each refusal
+    divisions: Mapping[str, Disaggregated | NotDivided] = field(default_factory=dict)  #: disaggregated, by GPU
+    apart: Mapping[str, Apart] = field(default_factory=dict)  #: by GPU, where asked for and cheaper than its plan
+    bottleneck: str = ""  #: of the best plan
     wrote: bool = False  #: whether the scripts are written already
     remarks: tuple[str, ...] = ()
     explain: bool = False
-    disaggregated: bool = False  #: whether prefill and decode apart may be the answer
+    disaggregated: bool = False  #: whether disaggregated serving may be the answer
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        rankings: tuple[Ranking, ...],
+        plans: tuple[Plan | None, ...],
+        pick: int,
+        defaults_taken: Mapping[str, Any],
+        command: str,
+        **more: Any,
+    ) -> Recommendation:
+        """The answer, with everything computed that its text shows; ``more`` are the other fields."""
+        answer = cls(request, rankings, plans, pick, defaults_taken, command, **more)
+        answer = replace(answer, divisions=answer._divisions())
+        divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, Disaggregated)}
+        if answer.disaggregated:
+            found = (apart_from(request, plan, divided[plan.gpu]) for plan in answer._made if plan.gpu in divided)
+            answer = replace(answer, apart={one.plan.gpu: one for one in found if one})
+        best = answer.best
+        bottleneck = what_binds(request, answer._candidates[id(best)]) if best else ""
+        return replace(answer, doubts=tuple(answer._doubts()), bottleneck=bottleneck)
 
     @property
     def ok(self) -> bool:
-        """Whether there is a plan for at least one GPU, and the central prediction does not refute the best."""
+        """True if any GPU has a plan, and the expected value does not refute the best."""
         return bool(self._made) and not any(doubt.refutes for doubt in self.doubts)
 
-    @cached_property
-    def doubts(self) -> tuple[Doubt, ...]:
-        """What is out of proportion in the best plan, or in the refusal of each GPU."""
+    def _doubts(self) -> Iterable[Doubt]:
         best, targets = self.best, self.request.targets
         if self.answer_apart:
             return ()
         if best:
-            return tuple(doubts_about_plan(self.request, self._candidates[id(best)], best))
-        if targets is None:
-            return ()
-        found = (doubt_about_refusal(ranking, targets.confidence) for ranking in self.rankings)
-        return tuple(doubt for doubt in found if doubt)
+            return doubts_about_plan(self.request, self._candidates[id(best)], best)
+        refused = (doubt_about_refusal(one, targets.confidence) for one in self.rankings) if targets else ()
+        return filter(None, refused)
 
     @property
     def best(self) -> Plan | None:
         """The best of all plans; None where there is none."""
         return next(iter(self._best_first(self._made)), None)
 
-    @cached_property
-    def divisions(self) -> Mapping[str, Disaggregated | NotDivided]:
-        """Prefill and decode apart by GPU: beside the best plan, and where they may be the answer beside each."""
+    def _divisions(self) -> dict[str, Disaggregated | NotDivided]:
+        """Disaggregated serving beside the best plan, or beside each where that may be the answer."""
         plans = self._best_first(self._made)
-        found = ((plan.gpu, self._beside(plan)) for plan in (plans if self.disaggregated else plans[:1]))
-        return {gpu: division for gpu, division in found if division}
+        pairs = ((plan.gpu, self._beside(plan)) for plan in (plans if self.disaggregated else plans[:1]))
+        return {gpu: division for gpu, division in pairs if division}
 
     @property
     def divided(self) -> Disaggregated | NotDivided | None:
-        """Prefill and decode apart beside the best plan."""
+        """Disaggregated serving beside the best plan."""
         return self.divisions.get(self.best.gpu) if self.best else None
 
     def _beside(self, plan: Plan) -> Disaggregated | NotDivided | None:
-        """None where one server takes all and nobody asked, or many types are named.
+        """Disaggregated serving on the GPUs of a plan of several servers, or of the nodes that were given.
 
-        The GPUs are those of a plan of several servers, or of the nodes that somebody named.
+        None if one server takes the load and it was not asked for, or if many GPU types are compared.
         """
         request = self.request
         if plan.service is None or request.coarse or plan.platform == "cpu":
@@ -212,22 +208,13 @@ class Recommendation(Answer):
             return None
         return beside(request, self._candidates[id(plan)], plan.service.largest_load, gpus)
 
-    @cached_property
-    def apart(self) -> Mapping[str, Apart]:
-        """By GPU, prefill and decode apart where that is asked for, and cheaper than its plan."""
-        if not self.disaggregated:
-            return {}
-        divided = {gpu: plan for gpu, plan in self.divisions.items() if isinstance(plan, Disaggregated)}
-        found = (apart_from(self.request, plan, divided[plan.gpu]) for plan in self._made if plan.gpu in divided)
-        return {one.plan.gpu: one for one in found if one}
-
     @property
     def answer_apart(self) -> Apart | None:
-        """Prefill and decode apart where that is the answer: cheaper than all plans."""
+        """Disaggregated serving where that is cheaper than all plans."""
         return cheapest_apart(self._made, self.apart.values())
 
     def to_svg(self) -> str:
-        """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError where there is no plan."""
+        """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError without a plan."""
         from planner.output.charts import draw
         from planner.output.report.figures import memory_chart
 
@@ -239,18 +226,14 @@ class Recommendation(Answer):
     def _made(self) -> list[Plan]:
         return [plan for plan in self.plans if plan is not None]
 
-    @property
-    def _are_many(self) -> bool:
-        return len(self.rankings) > SHOWN_GPUS
-
     @cached_property
     def _candidates(self) -> dict[int, Candidate]:
-        """Of each picked plan, by ``id``."""
+        """The candidate of each picked plan, by the plan's ``id``."""
         picked = zip(self.plans, self.rankings, strict=True)
         return {id(plan): ranking.candidates[self.pick - 1] for plan, ranking in picked if plan}
 
     def _others(self) -> Iterator[tuple[Plan, Candidate]]:
-        """The plans that could be picked instead."""
+        """The plans that could be picked instead; only JSON has them, and they take a fifth of the search."""
         for ranking in self.rankings:
             for place, candidate in enumerate(ranking.candidates[:LISTED], 1):
                 if place != self.pick:
@@ -266,7 +249,7 @@ class Recommendation(Answer):
     def _behind(self, plans: Sequence[Plan], more: Iterable[tuple[Plan, Candidate]] = ()) -> list[float | None]:
         """Probability that the first of ``plans``, picked ones or of ``more``, serves the goal better than each.
 
-        None for itself, and with targets, where GPUs are counted.
+        None for the first plan, and for all plans when targets are given.
         """
         if self.request.targets or not plans:
             return [None for _ in plans]
@@ -285,23 +268,23 @@ class Recommendation(Answer):
             "targets": _targets(request),
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
             "order": order_words(self._made, request.goal) if self._made else None,
-            "doubts": [doubt_object(doubt) for doubt in self.doubts],
+            "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
             "plans": [plan.model_dump(mode="json") for plan in plans],
             "probability_behind": self._behind(plans, others),
             "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
-            "disaggregated": [divided_object(plan) for plan in self.divisions.values()],
+            "disaggregated": list(map(divided_object, self.divisions.values())),
             "answer": self._answer(),
             "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
-            "rejected": [asdict(rejected) for ranking in rankings for rejected in ranking.rejected],
+            "rejected": to_plain([rejected for ranking in rankings for rejected in ranking.rejected]),
         }
 
     def _answer(self) -> dict[str, Any] | None:
-        """What to rent, and in which shape."""
+        """The shape, GPUs and price of the best plan."""
         apart, best = self.answer_apart, self.best
         if apart:
-            size, usd = apart.division.least_gpus, apart.usd_per_hour
-            return {"shape": "disaggregated", "gpu": apart.plan.gpu, "num_gpus": size, "usd_per_hour": usd}
+            return {"shape": "disaggregated", "gpu": apart.plan.gpu, "num_gpus": apart.division.least_gpus,
+                    "usd_per_hour": apart.usd_per_hour}  # fmt: skip
         if best is None:
             return None
         size, usd = (best.service.total_gpus, best.service.usd_per_hour) if best.service else (best.num_gpus, None)
@@ -313,8 +296,13 @@ class Recommendation(Answer):
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.request.targets else COLUMNS
 
+    def sentences(self) -> Iterator[str]:
+        """The verdict and a table; on one screen the best plan, with ``explain`` the plan of each GPU."""
+        yield wrapped(self._verdict())
+        yield from items("!", map(str, self.doubts))
+        yield from self._every_gpu() if self.explain else self._one_screen()
+
     def _verdict(self) -> str:
-        """The answer in a sentence."""
         best, targets, model = self.best, self.request.targets, self.request.model.resolved
         if apart := self.answer_apart:
             return apart_in_words(self.request, apart)
@@ -322,12 +310,10 @@ class Recommendation(Answer):
             return plan_in_words(best)
         where = listed([card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
-            return f"No plan keeps {targets_in_words(targets.slos)}: {model} on {where}"
-        return f"No setting of {model} fits on {where}, {self.request.gpus_per_node} GPUs to the node"
+            return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
+        return f"No setting of {model} fits on {where}, {self.request.gpus_per_node} GPUs per node"
 
-    def _brief_lines(self) -> Iterator[str]:
-        yield wrapped(self._verdict())
-        yield from items("!", map(str, self.doubts))
+    def _one_screen(self) -> Iterator[str]:
         best, pairs = self.best, self._in_order()
         if apart := self.answer_apart:
             yield ""
@@ -335,20 +321,34 @@ class Recommendation(Answer):
             return
         if best:
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
-            columns = _brief_target_columns(made[0]) if self.request.targets else BRIEF_COLUMNS
-            yield "\n" + known_table(made, columns)
-            yield from _class_lines(best)
+            yield "\n" + known_table(made, _brief_target_columns(made[0]) if self.request.targets else BRIEF)
+            if best.classes:
+                rows = [row for one in best.classes for row in _class_rows(best, one)]
+                yield "\n" + known_table(rows, CLASS_COLUMNS)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
-            ahead = self._odds_words() if len(made) > 1 else ""
-            candidate, divided = self._candidates[id(best)], list(self._divided_words())
-            yield from _brief_plan_lines(self.request, ranking, candidate, best, ahead, divided)
+            yield from self._reasons(ranking, best, self._odds_words() if len(made) > 1 else "")
         without = [ranking for ranking, plan in pairs if plan is None]
-        for ranking in without[: 1 if best else BRIEF_REFUSED]:
+        shown = 1 if best else BRIEF_REFUSED
+        for ranking in without[:shown]:
             yield from items("x", [f"no plan on {card(ranking.profile.id)}: {_why_none(ranking)}"])
-        if len(without) > (1 if best else BRIEF_REFUSED):
+        if len(without) > shown:
             yield from items("x", [f"{len(without)} GPUs in all have no plan"])
         if best:
             yield from command_lines(best.env, local_argv(best))
+
+    def _reasons(self, ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
+        """Three reasons, the bottleneck, the cost of more confidence, and warnings on accuracy."""
+        candidate, service = self._candidates[id(plan)], plan.service
+        yield from items("-", _brief_reasons(ranking, plan, ahead))
+        yield from items("-", [f"bottleneck: {_bottleneck(self.bottleneck, candidate, service)}"])
+        if service and service.prefix_cache_share is not None:
+            dealt = f", {service.router}" if service.replicas > 1 else ""
+            cached = f"{service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
+            yield from items("-", [*_host_lines(service)] or [cached + _replayed(self.request, candidate)])
+        if service:
+            yield from items("-", [*_ladder_lines(service), *self._divided_words()])
+        urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
+        yield from items("!", urgent[:BRIEF_WARNINGS])
 
     def _brief_notes(self) -> Iterator[str]:
         if taken := self._taken():
@@ -363,41 +363,50 @@ class Recommendation(Answer):
     def _taken(self) -> str:
         return ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
 
-    def _lines(self) -> Iterator[str]:
-        yield wrapped(self._verdict())
-        yield from items("!", map(str, self.doubts))
+    def _every_gpu(self) -> Iterator[str]:
         yield ""
         if apart := self.answer_apart:
-            yield from (*apart_lines(apart), "", "servers that do both:", "")
+            yield from (*apart_lines(apart), "", "aggregated servers:", "")
         if self._made:
-            yield from super()._lines()
+            yield table_text(self._records(), self._columns())
         yield from items("-", self._divided_words(why=True))
-        if self._are_many and self.best:
-            yield from _best_lines(self.rankings, self.plans, self.best, self.request.prices)
-        else:
-            yield from _each_lines(self._in_order(), self.request.prices)
+        pairs = self._in_order()
+        if len(self.rankings) > SHOWN_GPUS and self.best:  # a long table: the best plan alone
+            without = [ranking.profile.id for ranking, plan in pairs if plan is None]
+            yield from ("", *_plan_lines(pairs[0][0], self.best, self.request.prices))
+            if without:
+                yield ""
+                yield wrapped(f"no plan: {', '.join(without)}; --format json gives the reasons", rest="  ")
+            return
+        for place, (ranking, plan) in enumerate(pairs):
+            if place or self._made:
+                yield ""
+            if plan:
+                yield from _plan_lines(ranking, plan, self.request.prices)
+            else:
+                yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
+                yield from items("!", closest_lines(ranking.closest) if ranking.closest else ())
+                yield from _rejected_lines(ranking)
 
     def _in_order(self) -> list[tuple[Ranking, Plan | None]]:
         """In the order of the table; GPUs without a plan are last."""
-        pairs = list(zip(self.rankings, self.plans, strict=True))
         order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
+        pairs = zip(self.rankings, self.plans, strict=True)
         return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
 
     def _divided_words(self, *, why: bool = False) -> Iterator[str]:
-        """Which is better, together or apart; ``why`` not, too, where targets or load are not of the kind for it."""
+        """The better shape; ``why``: also the reason where targets or load do not allow the comparison."""
         targets, plans = self.request.targets, {plan.gpu: plan for plan in self._made}
         for gpu, division in self.divisions.items():
             if isinstance(division, Disaggregated):
                 cheaper = not self.disaggregated and apart_from(self.request, plans[gpu], division)
                 yield needs_words(division) + ("; --disaggregated makes that the plan" if cheaper else "")
             elif targets and (why or self.disaggregated or {slo.metric for slo in targets.slos} == {"ttft", "tpot"}):
-                yield (
-                    f"prefill and decode apart are not compared{f' on {gpu}' if len(plans) > 1 else ''}: "
-                    + division.reason
-                )
+                on = f" on {gpu}" if len(plans) > 1 else ""
+                yield f"disaggregated serving is not compared{on}: {division.reason}"
 
     def _odds_words(self) -> str:
-        """How sure the first place is, where a goal decides."""
+        """The probability of the first place, where a goal decides."""
         plans = self._best_first(self._made)
         behind = self._behind(plans)[1]
         return f"; {plans[0].gpu} is ahead of {plans[1].gpu} with {percent(behind)} probability" if behind else ""
@@ -417,70 +426,60 @@ class Recommendation(Answer):
 
 
 def _brief_target_columns(plan: Plan) -> Sequence[Column]:
-    """With what is predicted for each target of all requests; without such targets the mean latencies."""
-    kept = tuple(
-        Column(target.metric, f"{statistic} {name.upper()} ms", figure, of=_predicted_of_target(place))
+    """With the prediction for each target of all requests; without such targets the mean latencies."""
+    targets = [
+        Column(target.metric, f"{_named(target)} ms", figure, of=f"service.targets.{place}.predicted_ms")
         for place, target in enumerate(plan.targets)
         if not target.of_class
-        for statistic, name, _ in [target.metric.split("_")]
-    )
-    return (*BRIEF_TARGET_COLUMNS, *(kept or _LATENCIES[:2]))
+    ]
+    return (*BRIEF_TARGETS, *(targets or (TTFT, TPOT)))
 
 
-def _predicted_of_target(place: int) -> Callable[[Plan], Any]:
-    return lambda plan: plan.service.targets[place].predicted_ms if plan.service else None
+def _named(target: PlannedTarget) -> str:
+    """``p99 TTFT`` of ``p99_ttft_ms``."""
+    return f"{target.slo.statistic} {target.slo.metric.upper()}"
+
+
+def _latency(target: PlannedTarget) -> str:
+    return _latency_form(target.slo.metric)(target.predicted_ms)
+
+
+def _latency_form(metric: str) -> Callable[[float], str]:
+    return seconds if metric in ("ttft", "e2el") else milliseconds
 
 
 def plan_in_words(plan: Plan) -> str:
-    """The plan in a sentence: what to serve on what, and what that delivers."""
+    """The plan in a sentence: the settings, the GPUs, and the figures that they deliver."""
     service, figures = plan.service, plan.predicted
     layout = layout_in_words(plan)
     means = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
-        rate = figure_between(value, low, high, "requests/s")
-        size, delivers = plan.num_gpus, f"{rate}, {means}"
+        size, delivers = plan.num_gpus, f"{figure_between(value, low, high, 'requests/s')}, {means}"
     else:
-        size, most = service.total_gpus, _most_in_words(service)
+        ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
+        value, low, high = (end and end * service.replicas for end in ends)
+        most = figure_between(value, low, high, service.load_unit) if value else ""
+        size = service.total_gpus
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout}"
-        kept = [_target_in_words(target) for target in service.targets]
+        of_class = {id(target): f" for {target.of_class}" if target.of_class else "" for target in service.targets}
+        met = [f"{_named(target)} {_latency(target)}{of_class[id(target)]}" for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
         load = asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
-        delivers = ", ".join([load, *(kept or [means]), *price])
+        delivers = ", ".join([load, *(met or [means]), *price])
         delivers += f"; room for {most}" if most and service.load_asked else ""
     return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}, {layout}: {delivers}"
-
-
-def _most_in_words(service: Service) -> str:
-    """The largest load of all servers, with its interval; empty where it was not looked for."""
-    ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
-    most, low, high = (end and end * service.replicas for end in ends)
-    return figure_between(most, low, high, service.load_unit) if most else ""
-
-
-def _target_in_words(target: PlannedTarget) -> str:
-    """``p99 TTFT 0.65 s`` of ``p99_ttft_ms``, and of which class."""
-    statistic, name, _ = target.metric.split("_")
-    value = seconds(target.predicted_ms) if name in ("ttft", "e2el") else milliseconds(target.predicted_ms)
-    return f"{statistic} {name.upper()} {value}" + (f" for {target.of_class}" if target.of_class else "")
-
-
-def _class_lines(plan: Plan) -> Iterator[str]:
-    """What one server gets of each class, its targets, and how much of it keeps them."""
-    if plan.classes:
-        yield "\n" + known_table([row for one in plan.classes for row in _class_rows(plan, one)], CLASS_COLUMNS)
 
 
 def _class_rows(plan: Plan, one: PlannedClass) -> Iterator[dict[str, Any]]:
     sooner = f", priority {one.priority}" if one.priority else ""
     name, good = f"{one.name}, {figure(one.workload.request_rate or 0.0)} requests/s{sooner}", one.predicted
-    rows: list[dict[str, Any]] = []
-    for target in plan.targets:
-        if target.of_class == one.name:
-            statistic, metric, _ = target.metric.split("_")
-            row = {"figure": f"{statistic} {metric.upper()} ms", "value": target.predicted_ms}
-            rows.append({**row, "expected": target.expected_ms, "target": target.limit_ms})
+    rows: list[dict[str, Any]] = [
+        {"figure": f"{_named(target)} ms", **fields_of(target, "value=predicted_ms", "expected=expected_ms"),
+         "target": target.limit_ms}
+        for target in plan.targets if target.of_class == one.name
+    ]  # fmt: skip
     if "request_goodput" in good:
         rows.append({"figure": "good requests/s", "value": good["request_goodput"]})
     rows = rows or [{"figure": "mean E2EL ms", "value": good["mean_e2el_ms"]}]
@@ -489,89 +488,62 @@ def _class_rows(plan: Plan, one: PlannedClass) -> Iterator[dict[str, Any]]:
 
 
 def _why_none(ranking: Ranking) -> str:
-    """Why a GPU has no plan, and which targets its closest plan would keep."""
+    """Why a GPU has no plan, and the targets that its closest plan would meet."""
     closest = ranking.closest
     if closest is None or closest.load is None:
         return next((rejected.reason for rejected in _rejected_of_each(ranking)), "nothing fits")
-    broken = [
+    missed = [
         f"{reading.slo} ({figure(reading.predicted_ms, 4)} ms predicted, up to {figure(reading.expected_ms, 4)} ms)"
         for reading in closest.load.readings
         if not reading.met
     ]
-    count = closest.config.num_gpus
-    subject = f"{count} GPUs break" if count > 1 else "1 GPU breaks"
     return (
-        f"{subject} {' and '.join(broken)} even with {little_in_words(closest.load)}; "
-        f"{kept_limits(closest.load.readings)} would be kept"
+        f"even with {little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)} misses "
+        f"{' and '.join(missed)}; achievable: {kept_limits(closest.load.readings)}"
     )
-
-
-def _brief_plan_lines(
-    request: Request, ranking: Ranking, candidate: Candidate, plan: Plan, ahead: str, divided: Sequence[str]
-) -> Iterator[str]:
-    """Three reasons, what binds, what it costs to be surer, and the warnings that touch the answers of the model."""
-    yield from items("-", _brief_reasons(ranking, plan, ahead))
-    yield from items("-", [f"what binds: {_binding(request, candidate, plan.service)}"])
-    if plan.service and plan.service.prefix_cache_share is not None:
-        dealt = f", {plan.service.router}" if plan.service.replicas > 1 else ""
-        found = f"{plan.service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache"
-        replayed = f"{dealt}{_replayed(request, candidate)}"
-        yield from items("-", [*_host_lines(plan.service)] or [found + replayed])
-    if plan.service:
-        yield from items("-", [*_ladder_lines(plan.service), *divided])
-    general = candidate.resolved.notes
-    urgent = [warning for warning in plan.warnings if warning not in general]
-    yield from items("!", urgent[:BRIEF_WARNINGS])
 
 
 def _host_lines(service: Service) -> Iterator[str]:
-    """What KV blocks in host memory are worth: to the targets of as many servers, and in GPUs."""
-    found = service.kv_offloading
-    if found is None:
+    """The gain by KV blocks in host memory: for the targets of as many servers, and in GPUs."""
+    offloading = service.kv_offloading
+    if offloading is None:
         return
-    without, kept = found.without, {target.metric: target for target in service.targets}
+    without, targets = offloading.without, {target.metric: target for target in service.targets}
     figures = "".join(
-        f", {target.slo.statistic} {target.slo.metric.upper()} {milliseconds(target.predicted_ms)} instead of "
-        f"{milliseconds(kept[target.metric].predicted_ms)}"
+        f"{_named(target)} {milliseconds(target.predicted_ms)} instead of "
+        f"{milliseconds(targets[target.metric].predicted_ms)}, "
         for target in without.targets
     )
     if without.total_gpus == service.total_gpus:
-        taken = "and the targets are kept on as many GPUs"
+        then = "and the targets are met on as many GPUs"
     elif without.total_gpus:
-        taken = f"and the load takes {without.total_gpus:,} GPUs instead of {service.total_gpus:,}"
+        then = f"and the load takes {without.total_gpus:,} GPUs instead of {service.total_gpus:,}"
     else:
-        taken = "and four times as many GPUs would not keep the targets"
-    yield (
-        f"{found.host_share:.1%} of the prompt tokens are loaded from host memory, {found.gpu_share:.1%} are found on "
-        f"the GPU; without --kv-offloading-size: {without.gpu_share:.1%} on the GPU{figures}, {taken}"
-    )
+        then = "and four times as many GPUs would miss the targets"
+    yield from_host(offloading, without.gpu_share, figures + then)
 
 
 def _replayed(request: Request, candidate: Candidate) -> str:
-    """How much of a long load was replayed; empty where that was all of it."""
+    """The part of a long load that was replayed; empty where that was all of it."""
     if candidate.load is None or request.load.recorded is None:
         return ""
     sent, known = len(candidate.load.replay.sent_s) * candidate.servers, request.load.count
     return f"; the last {sent:,} of {known:,} requests are replayed" if sent < known else ""
 
 
-def _binding(request: Request, candidate: Candidate, service: Service | None) -> str:
-    """What keeps a server from serving more; of a target how near the prediction and its interval come to it."""
-    binds = what_binds(request, candidate)
+def _bottleneck(limit: str, candidate: Candidate, service: Service | None) -> str:
+    """The limit of a server. For a target: its predicted value and upper bound."""
     if service is None:
-        return binds
-    if not binds.startswith(service.bound_by):  # a larger load breaks something else first
-        binds = service.bound_by
-    slo, _, behind = binds.partition("; ")
+        return limit
+    if not limit.startswith(service.bound_by):  # a larger load misses something else first
+        limit = service.bound_by
+    slo, _, behind = limit.partition("; ")
     near = next((r for r in candidate.load.readings if str(r.slo) == slo), None) if candidate.load else None
     if near is None:
-        return binds
-    form = seconds if near.slo.metric in ("ttft", "e2el") else milliseconds
-    said = (
-        f"{slo}: {form(near.predicted_ms)} predicted, up to {form(near.expected_ms)} with "
-        f"{service.confidence:.0%} confidence"
-    )
-    return f"{said}; {behind}" if behind else said
+        return limit
+    form = _latency_form(near.slo.metric)
+    bound = f"up to {form(near.expected_ms)} with {service.confidence:.0%} confidence"
+    return f"{slo}: {form(near.predicted_ms)} predicted, {bound}{f'; {behind}' if behind else ''}"
 
 
 def _next_best(ranking: Ranking, plan: Plan) -> Iterator[str]:
@@ -589,55 +561,27 @@ def _next_best(ranking: Ranking, plan: Plan) -> Iterator[str]:
 
 
 def _next_under_targets(ranking: Ranking, service: Service) -> Rejected | None:
-    """The first candidate that is another engine than the best; where none was looked at, what lost to it."""
+    """The first candidate that is another engine than the best; else the first that missed a target."""
     best, *others = ranking.candidates
     other = next((candidate for candidate in others if candidate.engine != best.engine), None)
     if other is None or other.load is None:
         return next((one for one in ranking.rejected if one.reason.startswith("breaks ")), None)
     if not service.load_asked:
         return Rejected.of(other, f"{figure(other.load.value / other.config.num_gpus)} {service.load_unit} per GPU")
-    return Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else f"{other.num_gpus:,} GPUs")
+    return Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else counted(other.num_gpus))
 
 
 def _brief_reasons(ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
     if plan.service is None:
         yield plan.why[0] + ahead
-    elif carried := next(_carried_most(plan), None):
-        yield carried
+    else:
+        yield from _largest_load(plan)
     yield from _next_best(ranking, plan)
     memory = plan.memory
     yield (
         f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each GPU; "
         f"{memory['kv_cache_tokens']:,} KV tokens fit beside them"
     )
-
-
-def _best_lines(
-    rankings: Sequence[Ranking], plans: Sequence[Plan | None], best: Plan, prices: Mapping[str, float]
-) -> Iterator[str]:
-    """Below a long table: the best plan with its reasons, and the GPUs without a plan."""
-    yield ""
-    ranking = next(ranking for ranking, plan in zip(rankings, plans, strict=True) if plan is best)
-    yield from _plan_lines(ranking, best, prices)
-    without = [ranking.profile.id for ranking, plan in zip(rankings, plans, strict=True) if plan is None]
-    if without:
-        yield ""
-        yield wrapped(f"no plan: {', '.join(without)}; --format json gives the reasons", rest="  ")
-
-
-def _each_lines(pairs: Sequence[tuple[Ranking, Plan | None]], prices: Mapping[str, float]) -> Iterator[str]:
-    """Below the table: the plan of each GPU with its reasons, or why there is none."""
-    made = any(plan is not None for _, plan in pairs)
-    for index, (ranking, plan) in enumerate(pairs):
-        if index or made:
-            yield ""
-        if plan:
-            yield from _plan_lines(ranking, plan, prices)
-        else:
-            yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
-            if ranking.closest:
-                yield from items("!", closest_lines(ranking.closest))
-            yield from _rejected_lines(ranking)
 
 
 def predicted_lines(plan: Plan) -> Iterator[str]:
@@ -653,22 +597,18 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
         mean, p99 = (ranged(f"{statistic}_{name}_ms", ",.1f") for statistic in ("mean", "p99"))
         yield f"{name.upper():<5}              {mean} ms mean, {p99} ms p99"
     yield "in brackets        the 90 % interval"
-    if plan.service:
-        yield from _service_lines(plan.service)
+    if service := plan.service:
+        for target in service.targets:
+            name = f"{target.of_class} {target.metric}".lstrip()
+            yield (
+                f"target             {name} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
+                f"{target.expected_ms:,.4g} with {service.confidence:.0%} confidence"
+            )
+        servers = f"{service.replicas} such server{'s' if service.replicas > 1 else ''}"
+        yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
+        yield from _ladder_lines(service)
     if plan.calibration != SHIPPED:
         yield f"calibration        {plan.calibration}"
-
-
-def _service_lines(service: Service) -> Iterator[str]:
-    for target in service.targets:
-        name = f"{target.of_class} {target.metric}".lstrip()
-        yield (
-            f"target             {name} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
-            f"{target.expected_ms:,.4g} with {service.confidence:.0%} confidence"
-        )
-    servers = f"{service.replicas} such server{'s' if service.replicas > 1 else ''}"
-    yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
-    yield from _ladder_lines(service)
 
 
 def _workload(request: Request) -> dict[str, Any]:
@@ -677,25 +617,19 @@ def _workload(request: Request) -> dict[str, Any]:
     trace = PlannedTrace.of(load)
     rate = targets.value if targets and targets.by == "rate" else None
     flying = targets.value if targets and targets.by == "concurrency" else None
+    lengths = "input_len", "output_len", "range_ratio"
     return {
         "name": request.workload_name,
-        "input_len": load.input_len,
-        "output_len": load.output_len,
-        "range_ratio": load.range_ratio,
-        "burstiness": load.burstiness,
+        **fields_of(load, *lengths, "burstiness"),
         "max_concurrency": flying if targets else request.wanted_batch,
         "request_rate": rate,
         "num_prompts": request.num_prompts,
         "trace": trace.model_dump() if trace else None,
-        "classes": [_class(one) for one in load.classes],
+        "classes": [
+            {**fields_of(one, "name", "request_rate", *lengths, "priority"), "targets_ms": dict(one.limits_ms)}
+            for one in load.classes
+        ],
     }
-
-
-def _class(one: Load) -> dict[str, Any]:
-    """A class as it was asked for, with the rate of all servers together."""
-    lengths = {"input_len": one.input_len, "output_len": one.output_len, "range_ratio": one.range_ratio}
-    said = {"name": one.name, "request_rate": one.request_rate, **lengths}
-    return {**said, "priority": one.priority, "targets_ms": dict(one.limits_ms)}
 
 
 def _targets(request: Request) -> dict[str, Any] | None:
@@ -710,7 +644,6 @@ def _targets(request: Request) -> dict[str, Any] | None:
 
 
 def _point(request: Request, candidate: Candidate) -> dict[str, Any]:
-    config = candidate.config
     figures = {
         "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
         "output_throughput_per_user": candidate.tok_per_s_per_user,
@@ -719,28 +652,17 @@ def _point(request: Request, candidate: Candidate) -> dict[str, Any]:
     return {
         "gpu": candidate.deployment.profile.id,
         "model": candidate.resolved.resolved,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "weight_dtype": config.weight_dtype,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "max_num_seqs": config.max_num_seqs,
+        **fields_of(candidate.config, "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs"),
         **request.doubt_about(candidate).beside(figures),
     }
 
 
-def layout_in_words(plan: Plan) -> str:
-    """The parallel axes of one server, such as ``TP 4 + EP``."""
-    sizes = (
-        ("TP", plan.tensor_parallel_size),
-        ("PP", plan.pipeline_parallel_size),
-        ("DP", plan.data_parallel_size),
-    )
-    words = [f"{name} {size}" for name, size in sizes if size > 1] + ["EP"] * plan.enable_expert_parallel
-    return " + ".join(words) or "TP 1"
-
-
 def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> Iterator[str]:
-    yield f"{ranking.profile.name}: {_servers(plan)}, {plan.model}"
-    yield from items("-", [*plan.why, *_carried(plan, ranking.profile, prices)])
+    size = counted(plan.num_gpus)
+    several = plan.service is not None and plan.service.replicas > 1
+    servers = f"{plan.service.replicas} servers of {size}" if plan.service and several else size
+    yield f"{ranking.profile.name}: {servers}, {plan.model}"
+    yield from items("-", [*plan.why, *_load_lines(plan, ranking.profile, prices)])
     yield from items("!", plan.warnings)
     yield from items("i", _published(ranking))
     yield from _rejected_lines(ranking)
@@ -748,34 +670,25 @@ def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> It
 
 
 def _published(ranking: Ranking) -> tuple[str, ...]:
-    """What the documents print of the accuracy of the checkpoints that were compared."""
+    """Published accuracies of the checkpoints that were compared."""
     return tuple(said_of({candidate.resolved.resolved for candidate in ranking.candidates}, ranking.profile.id))
 
 
-def _servers(plan: Plan) -> str:
-    size = f"{plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}"
-    if plan.service is None or plan.service.replicas == 1:
-        return size
-    return f"{plan.service.replicas} servers of {size}"
-
-
-def _carried(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
-    """The load that one server and one node carry, and its price."""
+def _load_lines(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
+    """The load of one server and of one node, and its price."""
     service = plan.service
     if service is None:
         return
-    yield from _host_lines(service)
-    yield from _carried_most(plan)
-    yield from _ladder_lines(service)
+    yield from (*_host_lines(service), *_largest_load(plan), *_ladder_lines(service))
     price = price_of(profile, prices)
     if price and service.usd_per_hour is not None:
-        gpus = f"{service.total_gpus} GPU{'s' if service.total_gpus > 1 else ''}"
         each = price.usd_per_h.mid * profile.parts
-        yield f"{service.usd_per_hour:,.2f} USD/h for {gpus}: {each:,.2f} per whole GPU ({price.origin})"
+        total = f"{service.usd_per_hour:,.2f} USD/h for {counted(service.total_gpus)}"
+        yield f"{total}: {each:,.2f} per whole GPU ({price.origin})"
 
 
-def _carried_most(plan: Plan) -> Iterator[str]:
-    """The largest load of one server and of a node, where it was looked for."""
+def _largest_load(plan: Plan) -> Iterator[str]:
+    """The largest load of one server and of a node, where it was searched."""
     service = plan.service
     if service and service.largest_load is not None and service.node_load is not None:
         most = figure_between(service.largest_load, service.largest_load_lo, service.largest_load_hi, service.load_unit)
@@ -787,12 +700,16 @@ def _carried_most(plan: Plan) -> Iterator[str]:
 
 
 def _ladder_lines(service: Service) -> Iterator[str]:
-    """What other confidences take, and the measurement that is worth most."""
+    """The cost of other confidences, and the measurement that is worth most."""
+
+    def words(rung: PlannedRung, per_server: bool) -> str:
+        if per_server:
+            return f"{figure(rung.largest_load)} {service.load_unit}"
+        return counted(rung.total_gpus) if rung.total_gpus else "no number of GPUs"
+
     per_server = service.replicas == 1 and len({rung.total_gpus for rung in service.ladder}) == 1
     if service.ladder:
-        first, *others = (
-            f"{_rung_words(rung, service, per_server)} at {rung.confidence:.0%}" for rung in service.ladder
-        )
+        first, *others = (f"{words(rung, per_server)} at {rung.confidence:.0%}" for rung in service.ladder)
         rest = [re.sub(f" ({service.load_unit}|GPUs?) at ", " at ", words) for words in others]
         verb = "one server carries" if per_server else "the load takes"
         yield f"{verb} {', '.join([first, *rest])} confidence"
@@ -800,20 +717,10 @@ def _ladder_lines(service: Service) -> Iterator[str]:
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run is None or now is None:
         return
-    load = load_of_run(run.workload.max_concurrency, run.workload.request_rate)
     per_server = run.expected.total_gpus == now.total_gpus
-    before, after = (_rung_words(rung, service, per_server) for rung in (now, run.expected))
-    what = "raise what one server carries" if per_server else "take the plan"
-    yield (
-        f"measure next: one run of {run.script} at {load} ({minutes(run.duration_s)}) is expected to {what} from "
-        f"{before} to {after} at {service.confidence:.0%} confidence"
-    )
-
-
-def _rung_words(rung: PlannedRung, service: Service, per_server: bool) -> str:
-    if per_server:
-        return f"{figure(rung.largest_load)} {service.load_unit}"
-    return f"{rung.total_gpus:,} GPU{'s' if rung.total_gpus != 1 else ''}" if rung.total_gpus else "no number of GPUs"
+    what = "raise the load of one server" if per_server else "reduce the plan"
+    change = f"{what} from {words(now, per_server)} to {words(run.expected, per_server)}"
+    yield measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")
 
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:
@@ -821,10 +728,11 @@ def _rejected_lines(ranking: Ranking) -> Iterator[str]:
     best = _rejected_of_each(ranking)
     shown = best[:SHOWN_REJECTED]
     yield from items("x", map(_describe, shown))
-    if not shown and ranking.rejected:  # all of the winner's own checkpoint
-        yield from items("x", [f"{len(ranking.rejected)} other settings of this model; --format json lists them"])
-    elif len(ranking.rejected) > len(shown):
-        yield from items("x", [f"and {len(ranking.rejected) - len(shown)} more; --format json lists them"])
+    more = len(ranking.rejected) - len(shown)
+    if not shown and more:  # all of the winner's own checkpoint
+        yield from items("x", [f"{more} other settings of this model; --format json lists them"])
+    elif more:
+        yield from items("x", [f"and {more} more; --format json lists them"])
 
 
 def _rejected_of_each(ranking: Ranking) -> list[Rejected]:
@@ -845,13 +753,7 @@ def _rejected_of_each(ranking: Ranking) -> list[Rejected]:
 
 
 def _describe(rejected: Rejected) -> str:
-    axes = (
-        ("TP", rejected.tensor_parallel_size or 0),
-        ("PP", rejected.pipeline_parallel_size or 1),
-        ("DP", rejected.data_parallel_size or 1),
-    )
-    words = [f"{name} {size}" for name, size in axes if size > (name != "TP")]
-    layout = " + ".join([*words, *["EP"] * bool(rejected.enable_expert_parallel)])
+    layout = layout_in_words(rejected) if rejected.tensor_parallel_size else ""
     cache = f"{rejected.kv_cache_dtype} KV cache" if rejected.kv_cache_dtype not in (None, "auto") else ""
     return f"{rejected.model} {', '.join(filter(None, (layout, cache)))}".rstrip() + f": {rejected.reason}"
 

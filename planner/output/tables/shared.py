@@ -1,4 +1,4 @@
-"""What several answers say alike: launch commands, intervals, prices, and which fits predicted."""
+"""Words that several answers share: launch commands, loads, intervals, prices, and the fits behind a prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.planning import price_of, span_figures
 from planner.units import MS, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
-    from planner.planning import Doubt, Plan, Span
+    from planner.planning import Plan, Span
 
 
 def local_argv(plan: Plan) -> list[str]:
@@ -21,7 +21,7 @@ def local_argv(plan: Plan) -> list[str]:
 
 
 def on_loopback(serve_argv: Sequence[str]) -> list[str]:
-    """A server's command for the machine itself: only a server in a container binds to all addresses."""
+    """A server's command for the machine itself: only a server in a container listens on all addresses."""
     words = list(serve_argv)
     if "--host" in words[:-1]:
         words[words.index("--host") + 1] = LOOPBACK
@@ -32,7 +32,7 @@ MORE = "see --explain for details"
 
 
 def engine_note(versions: Iterable[str]) -> Iterator[str]:
-    """The vLLM that is planned for; nothing where there is no plan."""
+    """The versions of vLLM, in one line; nothing without a plan."""
     if known := list(dict.fromkeys(versions)):
         yield f"vLLM {', '.join(known)}"
 
@@ -48,7 +48,7 @@ def seconds(duration_ms: float) -> str:
 
 
 def milliseconds(duration_ms: float) -> str:
-    """A latency in milliseconds: ``28 ms``."""
+    """A latency in milliseconds, with two digits: ``28 ms``."""
     return f"{figure(duration_ms)}{SPACE}ms"
 
 
@@ -59,7 +59,7 @@ def figure_between(value: float, low: float | None, high: float | None, unit: st
 
 
 def asked_load(value: float, unit: str = "requests/s") -> str:
-    """A load that somebody asked for: ``1 request/s``, ``4.125 requests/s``; that of a trace has no end of digits."""
+    """A load as it was asked for: ``1 request/s``, ``4.125 requests/s``; that of a trace is rounded."""
     digits = 6 if value == round(value, 3) else 3
     return f"{value:,.{digits}g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
 
@@ -76,18 +76,13 @@ def items(mark: str, texts: Iterable[str]) -> Iterator[str]:
         yield wrapped(text, first=f"  {mark} ", rest="    ")
 
 
-def doubt_object(doubt: Doubt) -> dict[str, Any]:
-    """A doubt as JSON has it."""
-    return {"kind": doubt.kind, "gpu": doubt.gpu, "said": doubt.said, "change": doubt.change}
-
-
 def with_interval(span: Span | None, form: str) -> str | None:
-    """``12.30 (10.00-15.20)``; None without a figure."""
+    """A figure with its 90 % interval, such as ``12.30 (10.00-15.20)``; None without a figure."""
     return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})" if span else None
 
 
 def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Which fits predicted, in one line; by GPU where they differ."""
+    """The fits behind the predictions, in one line; by GPU where they differ."""
     by_origin: dict[str, dict[str, None]] = {}
     for gpu, origin in used:
         by_origin.setdefault(origin, {})[gpu] = None
@@ -98,7 +93,7 @@ def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def no_price(gpus: Sequence[str]) -> str:
-    """What to do where no price is known."""
+    """The note on GPUs without a price."""
     return f"no price is known for {listed(gpus, 3)}: give one with --price {gpus[0]}=USD"
 
 
@@ -134,12 +129,29 @@ def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> 
         yield f"{', '.join(free)}: with a price of zero there are no figures per dollar"
 
 
-def minutes(duration_s: float) -> str:
-    """``about 10 minutes``."""
-    whole = max(round(duration_s / 60), 1)
-    return f"about {whole:,} minute{'s' if whole > 1 else ''}"
+def layout_in_words(settings: Any) -> str:
+    """The parallel axes of one server, such as ``TP 4 + EP``, of a plan or of an engine's settings."""
+    sizes = {"TP": settings.tensor_parallel_size, "PP": settings.pipeline_parallel_size}
+    sizes["DP"] = settings.data_parallel_size
+    words = [f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1]
+    return " + ".join([*words, *["EP"] * bool(settings.enable_expert_parallel)]) or "TP 1"
 
 
-def load_of_run(max_concurrency: int | None, request_rate: float | None) -> str:
-    """``concurrency 64``, or ``3.5 requests/s``."""
-    return f"concurrency {max_concurrency:,}" if max_concurrency else f"{request_rate:,.3g} requests/s"
+def from_host(shares: Any, without_gpu_share: float, then: str) -> str:
+    """The gain by KV blocks in host memory; ``then``: what is so without them."""
+    return (
+        f"{shares.host_share:.1%} of the prompt tokens are loaded from host memory, {shares.gpu_share:.1%} are found "
+        f"on the GPU; without --kv-offloading-size: {without_gpu_share:.1%} on the GPU, {then}"
+    )
+
+
+def measure_next(script: str, run: Any, effect: str) -> str:
+    """The measurement that would narrow the interval most, and its likely effect on the plan."""
+    sent, whole = run.workload, max(round(run.duration_s / 60), 1)
+    load = f"concurrency {sent.max_concurrency:,}" if sent.max_concurrency else f"{sent.request_rate:,.3g} requests/s"
+    return f"running {script} at {load} (about {whole:,} min) would probably {effect}"
+
+
+def counted(number: int, noun: str = "GPU") -> str:
+    """A number with its noun: ``1 GPU``, ``8 GPUs``."""
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planner.output.answer import Answer
-from planner.output.render import Column, table_text, wrapped
+from planner.output.answer import Answer, fields_of
+from planner.output.render import Column, rows_of, table_text, wrapped
+from planner.output.tables.shared import items
 from planner.output.workflows.advised import AdvisedRow, advised_beside
-from planner.output.workflows.differences import Difference
 from planner.output.workflows.printed import PrintedFigure, caveats_of, figure_text, table_of
 from planner.output.workflows.subject import Subject
 
@@ -37,52 +37,44 @@ ADVICE = (
 
 @dataclass(frozen=True, repr=False)
 class WorkflowAnswer(Answer):
-    """What a document prints for a workflow beside what is predicted for the same run."""
+    """The figures of a document for a workflow beside the predictions for the same runs."""
 
+    columns = COLUMNS
     record: Subject
     figures: tuple[PrintedFigure, ...]
+    advice: tuple[AdvisedRow, ...]  #: the document's settings for each goal, and the recommended ones
+    caveats: tuple[str, ...]
     remarks: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, record: Subject, figures: tuple[PrintedFigure, ...]) -> WorkflowAnswer:
+        """The answer, with the settings of the document predicted."""
+        return cls(record, figures, advised_beside(record), caveats_of(record, figures))
+
     def _object(self) -> dict[str, Any]:
-        found = self.record
         return {
-            "workflow": found.workflow.name,
-            "documents": [document.title for document in found.workflow.documents],
-            "documented": found.documented,
-            "model": found.plan.model,
-            "gpu": found.plan.gpu,
-            "engine_version": found.plan.engine_version,
-            "image": found.plan.image,
-            "calibration": found.plan.calibration,
-            "figures": [_row(figure) for figure in self.figures],
-            "advice": [_advice(row) for row in self._advice],
-            "differences": [_difference(one) for one in table_of(found)],
-            "caveats": list(caveats_of(found, self.figures)),
-            "warnings": list(found.plan.warnings),
+            **fields_of(self.record, "workflow=workflow.name", "documented"),
+            "documents": [document.title for document in self.record.workflow.documents],
+            **fields_of(self.record.plan, "model", "gpu", "engine_version", "image", "calibration", "warnings"),
+            "figures": rows_of(self.figures, COLUMNS),
+            "advice": rows_of(self.advice, ADVICE),
+            "differences": [
+                fields_of(one, "script", "word", "printed", "here", "why") for one in table_of(self.record)
+            ],
+            "caveats": list(self.caveats),
         }
 
-    @property
-    def _advice(self) -> tuple[AdvisedRow, ...]:
-        return advised_beside(self.record)
+    def _records(self) -> tuple[PrintedFigure, ...]:
+        return self.figures
 
-    def _records(self) -> list[dict[str, Any]]:
-        return [_row(figure) for figure in self.figures]
-
-    def _columns(self) -> Sequence[Column]:
-        return COLUMNS
-
-    def _lines(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
+        """The figures, the advice, and caveats."""
         yield wrapped(self._title())
-        if self.figures:
-            yield ""
-            yield table_text(self._records(), COLUMNS)
-        else:
-            yield "the document prints no numbers for this"
-        if rows := self._advice:
+        yield f"\n{table_text(self.figures, COLUMNS)}" if self.figures else "the document prints no numbers for this"
+        if self.advice:
             yield "\nthe document's settings for each goal beside the recommended ones, as predicted:"
-            yield table_text([_advice(row) for row in rows], ADVICE)
-        for caveat in caveats_of(self.record, self.figures):
-            yield wrapped(caveat, first="  ! ", rest="    ")
+            yield table_text(self.advice, ADVICE)
+        yield from items("!", self.caveats)
 
     def _title(self) -> str:
         plan = self.record.plan
@@ -91,15 +83,3 @@ class WorkflowAnswer(Answer):
     def _notes(self) -> Iterable[str]:
         yield f"calibration: {self.record.plan.calibration}"
         yield from self.record.plan.warnings
-
-
-def _row(figure: PrintedFigure) -> dict[str, Any]:
-    return {column.key: getattr(figure, column.key) for column in COLUMNS}
-
-
-def _advice(row: AdvisedRow) -> dict[str, Any]:
-    return {column.key: getattr(row, column.key) for column in ADVICE}
-
-
-def _difference(one: Difference) -> dict[str, str]:
-    return {"script": one.script, "word": one.word, "printed": one.printed, "here": one.here, "why": one.why}

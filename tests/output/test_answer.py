@@ -1,0 +1,112 @@
+"""An answer renders what was computed before: rows by columns, JSON by fields, no replay while it is printed."""
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import planner.planning
+from planner import (
+    Answer,
+    Load,
+    check_command,
+    check_fit,
+    compare_gpus,
+    list_fits,
+    predict_serve,
+    recommend_plans,
+    size_fleet,
+)
+from planner.output.answer import fields_of
+from planner.output.render import Column, records_text, rows_of
+from planner.planning.deployment import Deployment
+
+LLAMA = "meta-llama/Llama-2-7b-hf"
+SHORT: dict[str, Any] = {"input_len": 64, "output_len": 16}
+TARGETS: dict[str, Any] = {**SHORT, "ttft": 2000, "tpot": 50}
+
+
+@dataclass
+class Inner:
+    seconds_s: float
+    name: str
+
+
+@dataclass
+class Outer:
+    inner: Inner | None
+    bytes: int
+    by_key: dict[str, float]
+
+
+RECORD = Outer(Inner(0.25, "one"), 3 * 2**30, {"p99": 7.0})
+COLUMNS = (
+    Column("name", "what", of="inner.name"),
+    Column("gib", "GiB", ",.1f", of="bytes", unit=2**30),
+    Column("p99", "p99 ms", ",.0f", of="by_key.p99"),
+    Column("double", of=lambda record: 2 * record.bytes, aside=True),
+)
+
+
+def test_fields_follow_paths_and_leave_in_edge_units() -> None:
+    fields = fields_of(RECORD, "inner.name", "delay_ms=inner.seconds_s", "by_key.p99", "inner")
+    assert fields == {"name": "one", "delay_ms": 250.0, "p99": 7.0, "inner": {"seconds_s": 0.25, "name": "one"}}
+    assert fields_of(Outer(None, 0, {}), "inner.name", "delay_ms=inner.seconds_s") == {"name": None, "delay_ms": None}
+
+
+def test_one_list_of_columns_makes_every_form() -> None:
+    records = [RECORD, Outer(None, 2**30, {})]
+    assert rows_of(records, COLUMNS)[0] == {"name": "one", "gib": 3.0, "p99": 7.0, "double": 6 * 2**30}
+    table = records_text(records, "table", COLUMNS).splitlines()
+    assert table == ["what  GiB  p99 ms", "----  ---  ------", "one   3.0       7", "-     1.0       -"]
+    markdown = records_text(records, "markdown", COLUMNS).splitlines()
+    assert markdown[:2] == ["| what | GiB | p99 ms | double |", "| --- | ---: | ---: | ---: |"]
+    assert list(csv.reader(StringIO(records_text(records, "csv", COLUMNS))))[2] == ["", "1.0", "", "2147483648"]
+    assert json.loads(records_text(records, "json", COLUMNS))[0]["gib"] == 3.0
+
+
+CLASSES = [Load.of_class("a", 4, 64, 16), Load.of_class("b", 1, 512, 16)]
+#: Each kind of answer, small.
+ANSWERS: dict[str, Callable[[], Answer]] = {
+    "fit": lambda: check_fit(LLAMA, "h100"),
+    "fits": lambda: list_fits(LLAMA, ["h100", "l4"]),
+    "predict": lambda: predict_serve(LLAMA, "h100", max_concurrency=4, num_prompts=16, **SHORT),
+    "compare": lambda: compare_gpus(LLAMA, ["h100", "l40s"], max_concurrency=[4, 8], **SHORT),
+    "check": lambda: check_command(f"vllm serve {LLAMA} --max-num-seqs 16", "h100", max_concurrency=4, **SHORT),
+    "recommend": lambda: recommend_plans(LLAMA, "h100", max_concurrency=4, **SHORT),
+    "targets": lambda: recommend_plans(LLAMA, "h100", gpus=4, request_rate=20, **TARGETS),
+    "refused": lambda: recommend_plans(LLAMA, "l4", request_rate=1, **{**TARGETS, "ttft": 1}),
+    "fleet": lambda: size_fleet(LLAMA, "h100", request_rate=20, disaggregated=True, **TARGETS),
+    "classes": lambda: size_fleet(
+        LLAMA, "h100", classes=[Load.of_class("a", 4, 64, 16), Load.of_class("b", 1, 512, 16)], ttft=2000
+    ),
+}
+
+
+def _replayed(*_: Any, **__: Any) -> NoReturn:
+    raise AssertionError("a replay while an answer is printed")
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+@pytest.mark.parametrize("explain", [False, True], ids=["", "explained"])
+def test_rendering_replays_nothing(kind: str, explain: bool, offline: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only JSON of recommend still makes the plans that could be picked instead."""
+    answer: Any = replace(ANSWERS[kind](), explain=explain)  # type: ignore[type-var]
+    monkeypatch.setattr(Deployment, "replay", _replayed)
+    for form in ("table", "csv", "markdown", *(() if kind in ("recommend", "targets") else ("json",))):
+        assert answer.to_text(form)
+    assert answer.to_rows() or not answer.ok
+    assert answer._repr_html_() and isinstance(answer.shown_notes, tuple)
+
+
+def test_every_replay_of_planning_goes_through_the_deployment() -> None:
+    """Else the test above would miss some."""
+    planning = Path(planner.planning.__file__ or "").parent
+    callers = {path.name for path in planning.rglob("*.py") if re.search(r"import .*\breplay\b", path.read_text())}
+    assert callers == {"deployment.py"}
