@@ -1,6 +1,11 @@
 """The tables of the source documents, line by line, as fits predict them that did not see their runs.
 
     python benchmarks/documents.py [--record FILE]
+    python benchmarks/documents.py --audit
+
+``--audit`` prints the workflows beside their documents instead: each changed word with its reason, the mean error of
+the printed figures, and the settings that a document advises beside the recommended ones. It fails if a word differs
+without a reason.
 
 Left out of the fit is the group that a line belongs to: its GPU, model, TP, weight dtype and engine version, whoever
 published it. Takes some five minutes on two cores.
@@ -9,14 +14,21 @@ published it. Takes some five minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from fit.leave_out import LeaveOut, held_out, leave_out_of
 from planner.evidence.evaluation import case_of, figures_in_columns, simulate
 from planner.evidence.runs import MeasuredRun, read_runs
+from planner.model import resolve_model
+from planner.output.workflows.differences import printed_beside, table_of
+from planner.output.workflows.documents import entries, list_workflows
+from planner.output.workflows.subject import Choice, Subject, subject
+from planner.planning import Deployment, Request, defaults, rank, simulate_serve
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration
+from planner.workload import Load
 
 DATA = Path(__file__).parent.parent / "docs" / "data"
 TABLES = {
@@ -29,7 +41,11 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, metavar="FILE")
-    record = parser.parse_args().record
+    parser.add_argument("--audit", action="store_true")
+    asked = parser.parse_args()
+    if asked.audit:
+        sys.exit(audit())
+    record = asked.record
     without, _ = leave_out_of(read_runs(data_dir("hardware") / "calibration" / "runs.csv"), processes=2)
     lines = ["# The documents' tables, predicted without them", ""]
     lines += [f"`benchmarks/documents.py`; a fit to {len(without.observed)} runs less those of the line's group."]
@@ -63,6 +79,66 @@ def unseen(without: LeaveOut, run: MeasuredRun) -> Calibration:
     """The fit that saw no run of the group of ``run``."""
     members = [number for number, one in enumerate(without.observed) if one.group == run.group]
     return held_out(without, members) if members else load_calibration()
+
+
+def audit() -> int:
+    """Print the workflows beside their documents; 1 if a word differs without a reason."""
+    silent = 0
+    for workflow in list_workflows().values():
+        if "compare.sh" in workflow.scripts:
+            continue
+        found = subject(workflow, Choice())
+        rows = table_of(found)
+        print(f"\n## {workflow.name}: {found.plan.model}, {found.plan.gpu}, vLLM {found.plan.engine_version}\n")
+        print("| script | printed | here | why |\n| --- | --- | --- | --- |")
+        for one in rows:
+            print(f"| {one.script} | {one.was} | {one.now} | {one.why or 'SILENT'} |")
+            silent += not one.why
+        errors = [figure.error for figure in printed_beside(found) if figure.error is not None]
+        if errors:
+            print(f"\n{len(errors)} printed figures beside predictions, mean error {sum(errors) / len(errors):+.1%}")
+        for line in advised(found):
+            print(line)
+    print(f"\n{silent} differences without a reason")
+    return int(silent > 0)
+
+
+def advised(found: Subject) -> Iterator[str]:
+    """Settings that the document advises for a goal, and the recommended ones, with predictions for both."""
+    ids = {document.id for document in found.workflow.documents}
+    for one in entries("advice"):
+        if found.printed is None or one["document"] not in ids or one["gpu"] != found.profile.id:
+            continue
+        for size in one["tensor_parallel_size"]:
+            args = found.args.changed(tensor_parallel_size=size, max_num_seqs=one["max_num_seqs"])
+            serving = found.choice.serving(found.resolved, found.profile, args, found.version)
+            if serving.fit(ways_out=False).fits:
+                yield advice(found, one["goal"], "document", serving.deployment, one["max_num_seqs"])
+        load = found.plan.workload
+        answer = rank(
+            Request(
+                resolve_model(found.plan.model),
+                (found.profile,),
+                one["goal"],
+                Load(load.input_len, load.output_len),
+                version=found.version,
+            )
+        )[0].best
+        if answer:
+            yield advice(found, one["goal"], "planner", answer.deployment, answer.estimate.concurrency)
+
+
+def advice(found: Subject, goal: str, source: str, deployment: Deployment, concurrency: int) -> str:
+    """A setting with its predicted throughput per GPU, TTFT and TPOT."""
+    like, config = found.plan.workload, deployment.config
+    prompts = defaults.PROMPTS_PER_SLOT * concurrency
+    load = Load(like.input_len, like.output_len, prompts, max_concurrency=concurrency)
+    figures = simulate_serve(deployment, load).figures
+    return (
+        f"- {goal}, {source}: TP {config.tensor_parallel_size}, batch {config.max_num_seqs}, {config.weight_dtype}: "
+        f"{figures['output_throughput'] / config.num_gpus:,.0f} tokens/s per GPU, "
+        f"TTFT {figures['mean_ttft_ms']:,.0f} ms, TPOT {figures['mean_tpot_ms']:,.1f} ms"
+    )
 
 
 if __name__ == "__main__":

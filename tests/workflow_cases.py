@@ -7,7 +7,7 @@ import shlex
 from functools import cache
 from typing import Any
 
-from planner.output.workflows.catalog import find_workflow, list_workflows
+from planner.output.workflows.documents import find_workflow, list_workflows
 from planner.output.workflows.render import plan_workflow
 from planner.output.workflows.subject import Choice
 

@@ -33,7 +33,7 @@ from script_plans import GOLDEN  # noqa: E402
 
 from planner.errors import PlannerError  # noqa: E402
 from planner.model import find_entry  # noqa: E402
-from planner.output.workflows.catalog import list_workflows  # noqa: E402
+from planner.output.workflows.documents import list_workflows  # noqa: E402
 from planner.output.workflows.offline import offline_points  # noqa: E402
 from planner.output.workflows.subject import Choice, subject  # noqa: E402
 from planner.planning.plan import Plan  # noqa: E402

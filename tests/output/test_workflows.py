@@ -22,7 +22,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.output.scripts.emission import Emission, render_scripts
 from planner.output.scripts.folder import ALL_FILES
-from planner.output.workflows.catalog import find_workflow
+from planner.output.workflows.documents import find_workflow
 from planner.output.workflows.render import needed_by, purpose_of
 from planner.planning.plan import PlanFile
 from planner.resources import data_dir

@@ -31,7 +31,7 @@ from planner.output.tables.shared import (
     no_price,
     seconds,
 )
-from planner.output.workflows.documents import said_of
+from planner.output.workflows.documents import published_accuracy
 from planner.planning import (
     Apart,
     Candidate,
@@ -671,7 +671,8 @@ def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> It
 
 def _published(ranking: Ranking) -> tuple[str, ...]:
     """Published accuracies of the checkpoints that were compared."""
-    return tuple(said_of({candidate.resolved.resolved for candidate in ranking.candidates}, ranking.profile.id))
+    compared = {candidate.resolved.resolved for candidate in ranking.candidates}
+    return tuple(published_accuracy(compared, ranking.profile.id))
 
 
 def _load_lines(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:

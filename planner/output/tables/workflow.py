@@ -9,8 +9,7 @@ from typing import Any
 from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, rows_of, table_text, wrapped
 from planner.output.tables.shared import items
-from planner.output.workflows.advised import AdvisedRow, advised_beside
-from planner.output.workflows.printed import PrintedFigure, caveats_of, figure_text, table_of
+from planner.output.workflows.differences import PrintedFigure, caveats_of, figure_text, table_of
 from planner.output.workflows.subject import Subject
 
 COLUMNS = (
@@ -23,16 +22,6 @@ COLUMNS = (
     Column("error", form="+.1%"),
     Column("unit"),
 )
-ADVICE = (
-    Column("goal"),
-    Column("whose"),
-    Column("tensor_parallel_size", "tp"),
-    Column("max_num_seqs", "batch", ","),
-    Column("weight_dtype", "weights"),
-    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
-    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
-    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,14 +31,13 @@ class WorkflowAnswer(Answer):
     columns = COLUMNS
     record: Subject
     figures: tuple[PrintedFigure, ...]
-    advice: tuple[AdvisedRow, ...]  #: the document's settings for each goal, and the recommended ones
     caveats: tuple[str, ...]
     remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: Subject, figures: tuple[PrintedFigure, ...]) -> WorkflowAnswer:
-        """The answer, with the settings of the document predicted."""
-        return cls(record, figures, advised_beside(record), caveats_of(record, figures))
+        """The answer, with the document's caveats on its figures."""
+        return cls(record, figures, caveats_of(record, figures))
 
     def _object(self) -> dict[str, Any]:
         return {
@@ -57,7 +45,6 @@ class WorkflowAnswer(Answer):
             "documents": [document.title for document in self.record.workflow.documents],
             **fields_of(self.record.plan, "model", "gpu", "engine_version", "image", "calibration", "warnings"),
             "figures": rows_of(self.figures, COLUMNS),
-            "advice": rows_of(self.advice, ADVICE),
             "differences": [
                 fields_of(one, "script", "word", "printed", "here", "why") for one in table_of(self.record)
             ],
@@ -68,12 +55,9 @@ class WorkflowAnswer(Answer):
         return self.figures
 
     def sentences(self) -> Iterator[str]:
-        """The figures, the advice, and caveats."""
+        """The figures and the document's caveats."""
         yield wrapped(self._title())
         yield f"\n{table_text(self.figures, COLUMNS)}" if self.figures else "the document prints no numbers for this"
-        if self.advice:
-            yield "\nthe document's settings for each goal beside the recommended ones, as predicted:"
-            yield table_text(self.advice, ADVICE)
         yield from items("!", self.caveats)
 
     def _title(self) -> str:

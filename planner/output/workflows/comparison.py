@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from planner.engine import EngineArgs, EngineVersion, default_version, parse_version
+from planner.engine import EngineArgs, default_version, parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.memory import Basis
-from planner.model import ResolvedModel, resolve_model
-from planner.output.workflows.catalog import Workflow
+from planner.model import ResolvedModel
+from planner.output.workflows.documents import Workflow
 from planner.output.workflows.subject import Choice, chosen_load, profile_of
 from planner.planning import (
     Candidate,
@@ -33,29 +32,18 @@ REMARKS = (
 )
 
 
-@dataclass(frozen=True)
-class PartitionComparison:
-    """The plans of all layouts, each in its folder, and what the templates name."""
+def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[str, Plan, GpuProfile]], dict[str, Any]]:
+    """Folder, plan and GPU of every layout, and the names of the templates.
 
-    plans: tuple[tuple[str, Plan, GpuProfile], ...]
-    names: dict[str, Any]
-
-
-def partition_workflow(workflow: Workflow, choice: Choice) -> PartitionComparison:
-    """Whole GPUs against partitions for a model. Raises IllegalPlanError where there is nothing to compare."""
+    Raises IllegalPlanError for a GPU without partitions, and for a model that fits none of them.
+    """
     whole = profile_of(workflow, choice)
     if whole.partition or whole.platform not in workflow.platforms:
         raise IllegalPlanError(
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
         )
     version = parse_version(choice.engine_version) if choice.engine_version else default_version(whole)
-    resolved = resolve_model(
-        choice.model or workflow.model,
-        revision=choice.revision,
-        refresh=choice.refresh,
-        timeout_s=choice.timeout_s,
-    )
-    load, fits = chosen_load(workflow, choice), choice.local
+    resolved, load, fits = choice.resolve(choice.model or workflow.model), chosen_load(workflow, choice), choice.local
     question = Question(
         resolved.model, EngineArgs(), version=version, basis=Basis(fits.constants), calibration=fits.calibration
     )
@@ -66,37 +54,35 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> PartitionCompariso
             f"{resolved.resolved} fits neither {whole.name} nor its partitions: {'; '.join(rejected)}",
             hint="choose a smaller model",
         )
-    plans = tuple((_folder(point), _plan(point, resolved, version), point.setup.profile) for point in points)
+    # partition.sh of any partition leads back to whole GPUs
     cut = next((point.gpu for point in points if point.setup.profile.partition), None)
-    rows = [_row(point, plan, cut) for point, (_, plan, _) in zip(points, plans, strict=True)]
+    back = (f"{cut}/partition.sh", "--leave") if cut else ("compare.sh.nothing",)
+    plans = [_plan(point, resolved) for point in points]
+    rows = [_row(point, plan, back) for point, plan in zip(points, plans, strict=True)]
     names = {
         "model": resolved.resolved,
         "gpu_name": whole.name,
         "engine_version": str(version),
         "load": f"{load.max_concurrency} requests in flight on the node, {load.input_len} input and "
         f"{load.output_len} output tokens each",
-        "calibration": ", ".join(dict.fromkeys(plan.calibration for _, plan, _ in plans)),
+        "calibration": ", ".join(dict.fromkeys(plan.calibration for plan in plans)),
         "layouts": rows,
         "steps": sorted(rows, key=lambda row: (row["is_partition"], row["folder"])),  # few changes of the mode
         "rejected": rejected,
         "remarks": REMARKS,
     }
-    return PartitionComparison(plans, names)
+    profiles = (point.setup.profile for point in points)
+    return [(row["folder"], plan, gpu) for row, plan, gpu in zip(rows, plans, profiles, strict=True)], names
 
 
-def _folder(point: ComparedPoint) -> str:
-    size = point.setup.deployment.config.tensor_parallel_size
-    return point.gpu if point.setup.profile.partition else f"{point.gpu}-tp{size}"
-
-
-def _row(point: ComparedPoint, plan: Plan, cut: str | None) -> dict[str, Any]:
-    """What COMPARISON.md and compare.sh name of a layout."""
+def _row(point: ComparedPoint, plan: Plan, back: tuple[str, ...]) -> dict[str, Any]:
+    """A layout as COMPARISON.md and compare.sh show it."""
     deployment, partition = point.setup.deployment, point.setup.profile.partition
     size = deployment.config.tensor_parallel_size
     tokens = deployment.budget.logged_tokens(deployment.budget.num_blocks.mid)
     mode = f"{partition.compute_mode}/{partition.memory_mode}" if partition else f"SPX/NPS1, tensor parallel {size}"
     return {
-        "folder": _folder(point),
+        "folder": point.gpu if partition else f"{point.gpu}-tp{size}",
         "title": mode,
         "servers": f"{point.setup.servers}",
         "gpus": f"{deployment.config.num_gpus}",
@@ -107,25 +93,17 @@ def _row(point: ComparedPoint, plan: Plan, cut: str | None) -> dict[str, Any]:
         "predicted": f"{point.tok_per_s.mid:.1f}",
         "is_partition": partition is not None,
         "result": f"results/node-{plan.digest}.json",
-        "partition": _partition_argv(point, cut),
+        "partition": (f"{point.gpu}/partition.sh",) if partition else back,
     }
 
 
-def _plan(point: ComparedPoint, resolved: ResolvedModel, version: EngineVersion) -> Plan:
+def _plan(point: ComparedPoint, resolved: ResolvedModel) -> Plan:
     """The plan of one of the servers."""
     deployment, load = point.setup.deployment, point.shares[0].workload
-    concurrency = load.max_concurrency or 1
+    profile, version, concurrency = deployment.profile, deployment.config.version, load.max_concurrency or 1
     candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, concurrency))
     request = Request(
-        resolved, (deployment.profile,), "balanced", Load(load.input_len, load.output_len), concurrency,
-        load.num_prompts,
+        resolved, (profile,), "balanced", Load(load.input_len, load.output_len), concurrency, load.num_prompts,
         version=version, basis=deployment.basis, calibration=deployment.calibration,
     )  # fmt: skip
-    return assemble(request, Ranking(deployment.profile, version, (candidate,), ()), candidate)
-
-
-def _partition_argv(point: ComparedPoint, cut: str | None) -> tuple[str, ...]:
-    """How the node gets into the mode of a layout; ``cut`` is a folder whose partition.sh leads back to whole GPUs."""
-    if point.setup.profile.partition:
-        return (f"{point.gpu}/partition.sh",)
-    return (f"{cut}/partition.sh", "--leave") if cut else ("compare.sh.nothing",)
+    return assemble(request, Ranking(profile, version, (candidate,), ()), candidate)

@@ -1,19 +1,118 @@
-"""What a rendered command has otherwise than the document printed it, word by word, each with its reason."""
+"""A workflow beside its document: printed figures with predictions, and each changed word with its reason."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
-from planner.engine import EngineVersion, ServeLine, read_line
-from planner.output.workflows.documents import Command, reasons
+from planner.engine import ServeLine, read_line
+from planner.output.workflows.documents import Command, Document, entries, scores
+from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
+from planner.output.workflows.subject import Subject
 
 WRITTEN_OUT = "the default of this version, written out: what runs is what was predicted"
 CHOSEN = "as asked for"
+_UNITS = {"avg_latency": "s", "duration": "s", "request_throughput": "req/s"}
 #: One option under several names.
 _SAME = {"--random-input-len": "--input-len", "--random-output-len": "--output-len"}
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedFigure:
+    """One printed figure beside its prediction; None: not printed, or not predicted."""
+
+    run: str
+    metric: str
+    unit: str
+    published: float | None
+    predicted: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over printed, minus one; None if either is missing."""
+        return self.predicted / self.published - 1 if self.published and self.predicted is not None else None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The row of a table as text."""
+        own = {"run": self.run, "metric": self.metric, "unit": self.unit}
+        own |= {"printed": _text(self.published), "predicted": _text(self.predicted)}
+        known = self.lo is not None and self.hi is not None
+        error = f"{self.error:+.1%}" if self.error is not None else "–"
+        return {**own, "interval": f"{_text(self.lo)} to {_text(self.hi)}" if known else "–", "error": error}
+
+
+def figure_text(value: float) -> str:
+    """A figure as the documents print theirs: counts whole, scores and short times to four places, the rest to two."""
+    if value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if value >= 1 else f"{value:.4f}".rstrip("0")
+
+
+def _text(value: float | None) -> str:
+    return "–" if value is None else figure_text(value)
+
+
+def printed_beside(found: Subject) -> tuple[PrintedFigure, ...]:
+    """Every figure that the document prints for this model and GPU, beside the prediction of the same run."""
+    predicted: dict[str, Any] = found.plan.predicted
+    figures = [
+        PrintedFigure("benchmark.sh", key, _unit(key), value, *_interval(predicted, key))
+        for key, value in found.plan.published.items()
+    ]
+    for script, point in _points(found):
+        key = point.metric
+        interval = _interval(point.predicted, key)
+        figures.append(PrintedFigure(f"{script} {point.name}", key, _unit(key), point.published, *interval))
+    task = found.plan.accuracy_task
+    printed = {str(one): one for one in scores() if (one.model, one.task) == (found.plan.model, task)}
+    figures += [
+        PrintedFigure("accuracy.sh", f"{task}, {one.filter}", f"± {one.stderr}", one.value) for one in printed.values()
+    ]
+    return tuple(figures)
+
+
+def _interval(predicted: Mapping[str, Any], key: str) -> Iterator[float | None]:
+    return (predicted.get(name) for name in (key, f"{key}_lo", f"{key}_hi"))
+
+
+def _unit(key: str) -> str:
+    return _UNITS.get(key, "ms" if key.endswith("_ms") else "tokens/s" if "throughput" in key or "per_s" in key else "")
+
+
+def _points(found: Subject) -> Iterator[tuple[str, OfflinePoint]]:
+    for script in found.workflow.scripts:
+        if script in OFFLINE_SCRIPTS or script == "mad.sh":
+            bench = "" if script == "mad.sh" else "throughput" if script == "throughput.sh" else "latency"
+            yield from ((script, point) for point in offline_points(found, bench))
+
+
+def caveats_of(found: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:
+    """Caveats of the rendered documents on the numbers in ``figures``, or that they print none."""
+    measured = any(figure.published is not None and figure.predicted is not None for figure in figures)
+    texts = (caveat for document in _sources(found) if document.measures == measured for caveat in document.caveats)
+    return tuple(dict.fromkeys(texts))
+
+
+def _sources(found: Subject) -> tuple[Document, ...]:
+    """The documents whose commands are rendered; all of the workflow if it has no command."""
+    workflow = found.workflow
+    own = {c.document.id for c in (found.printed, found.client) if c}
+    if found.documented:
+        points = workflow.points(found.version, found.profile, found.resolved.resolved)
+        own |= {point.command.document.id for point in points}
+    if "mad" in own:  # the script that this document runs
+        own |= {document.id for document in workflow.documents}
+    return tuple(d for d in workflow.documents if not own or d.id in own)
+
+
+# --- words
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,60 +136,77 @@ class Difference:
         return _together(self.word, self.here)
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A command as a script has it."""
-
-    script: str
-    argv: Sequence[str]
-    env: Mapping[str, str]
-
-
-def differences(
-    printed: Command,
-    rendered: Rendered,
-    version: EngineVersion,
-    *,
-    platform: str,
-    workflow: str = "",
-    asked: Iterable[str] = (),
-) -> Iterator[Difference]:
-    """Words of ``printed`` that are missing or have another value, then words that it does not have.
-
-    ``asked`` are words that the caller chose.
-    """
-    then, now = printed.read(platform=platform), printed.read(version, platform)
-    here = read_line(rendered.argv, version, env=rendered.env, platform=platform)
-    problems = {problem.word.split(" ")[0].split("=")[0]: str(problem).partition(": ")[2] for problem in now.problems}
-    was, is_now = _said(then), _said(here)
-    for word, value in was.items():
-        other = is_now.get(word)
-        if other is None or not _equal(value, other):
-            why = (
-                CHOSEN
-                if word in asked
-                else _reason(word, value, printed, workflow, rendered.script) or problems.get(word, "")
-            )
-            yield Difference(rendered.script, word, value or word, (other or word) if other is not None else "", why)
-    for word, value in is_now.items():
-        if word not in was:
-            why = CHOSEN if word in asked else _reason(word, value, printed, workflow, rendered.script) or WRITTEN_OUT
-            yield Difference(rendered.script, word, "", value or word, why)
-
-
-def unexplained(found: Iterable[Difference]) -> list[Difference]:
-    """Differences without a reason: there are none."""
-    return [one for one in found if not one.why]
-
-
 def _together(word: str, value: str) -> str:
-    """A variable or an option with its value; of other words the value says it all."""
+    """``--flag value`` or ``NAME=value``; other words are their own value."""
     if value and value != word and re.fullmatch(r"[A-Z][A-Z0-9_]*|--?[a-z][\w-]*", word):
         return f"{word} {value}" if word.startswith("-") else f"{word}={value}"
     return value
 
 
-def _said(line: ServeLine) -> dict[str, str]:
+def table_of(found: Subject) -> tuple[Difference, ...]:
+    """Every difference of the workflow's scripts from the document, each word once for a script.
+
+    Added words of one script with the same reason share a row.
+    """
+    if not found.documented:
+        return ()
+    rows: dict[tuple[str, str, str], Difference] = {}
+    for one in (*_commands(found), *_other_words(found)):
+        rows.setdefault((one.script, one.word, one.why), one)
+    added: dict[tuple[str, str], list[str]] = {}
+    for one in rows.values():
+        if not one.printed:
+            added.setdefault((one.script, one.why), []).append(one.now)
+    together = [Difference(script, ", ".join(w), "", ", ".join(w), why) for (script, why), w in added.items()]
+    return (*(one for one in rows.values() if one.printed), *together)
+
+
+def _commands(found: Subject) -> Iterator[Difference]:
+    """Differences of the server, its client, and every offline measurement."""
+    plan = found.plan
+    if found.printed:
+        yield from _compare(found, found.printed, "launch.sh", plan.serve_argv, plan.env)
+    if found.client:
+        inherited = {name: value for name, value in plan.env.items() if name in found.client.env}  # by docker exec
+        yield from _compare(found, found.client, "benchmark.sh", plan.bench_argv, inherited)
+    for script, point in _points(found):
+        yield from _compare(found, point.printed, script, point.argv, point.env)
+
+
+def _compare(
+    found: Subject, command: Command, script: str, argv: Sequence[str], env: Mapping[str, str]
+) -> Iterator[Difference]:
+    """Words of a printed command that are missing or have another value here, then words that it does not have."""
+    workflow, asked, platform = found.workflow, found.choice.asked, found.profile.platform
+    changed = {flag for row in workflow.rows for flag in row} | set(workflow.changes)
+    if changed:  # by us: the document's own command is the one to compare with
+        printed = (*workflow.serve, *workflow.client, *workflow.offline)
+        command = next((one for one in printed if one.id == command.id), command)
+    problems = command.read(found.version, platform).problems
+    refused = {one.word.split(" ")[0].split("=")[0]: str(one).partition(": ")[2] for one in problems}
+    was = _words(command.read(platform=platform))
+    here = _words(read_line(argv, found.version, env=env, platform=platform))
+    for word in (*was, *(word for word in here if word not in was)):
+        value, other = was.get(word), here.get(word)
+        if value is not None and other is not None and _equal(value, other):
+            continue
+        why = _reason(word, other or "" if value is None else value, command, workflow.name, script)
+        if word in asked:
+            why = CHOSEN
+        if value is None:
+            yield Difference(script, word, "", other or word, why or WRITTEN_OUT)
+            continue
+        one = Difference(
+            script, word, value or word, "" if other is None else other or word, why or refused.get(word, "")
+        )
+        if not one.why and word in changed:
+            one = replace(one, why="the document leaves it open, or does not say it for this: chosen")
+        elif not one.why and word in ("--model", "model") and one.here in workflow.models:
+            one = replace(one, why="another model of the document, whose command names one")
+        yield one
+
+
+def _words(line: ServeLine) -> dict[str, str]:
     """Every word of a line with its value: variables, the model, options."""
     words = dict(line.env)
     if line.model and "--model" not in line.options:
@@ -107,18 +223,39 @@ def _equal(one: str, other: str) -> bool:
         return one.lower() == other.lower()
 
 
+@lru_cache
+def _reasons(word: str) -> tuple[dict[str, Any], ...]:
+    return tuple(entry for entry in entries("reason") if entry["word"] == word)
+
+
 def _reason(word: str, value: str, printed: Command, workflow: str, script: str) -> str:
-    """The reason of the table for a word; of several that hold the one that asks for most."""
-    held = [
-        reason
-        for reason in reasons()
-        if reason.word == word
-        and reason.value in ("", value)
-        and (not reason.documents or printed.document.id in reason.documents)
-        and reason.place in ("", printed.place)
-        and reason.model in " ".join(printed.argv)
-        and reason.workflow in ("", workflow)
-        and (not reason.scripts or script in reason.scripts)
+    """The most specific reason of the table that matches a word."""
+    matching = [
+        entry
+        for entry in _reasons(word)
+        if entry.get("value", value) == value
+        and printed.document.id in entry.get("documents", (printed.document.id,))
+        and entry.get("place", printed.place) == printed.place
+        and entry.get("model", "") in " ".join(printed.argv)
+        and entry.get("workflow", workflow) == workflow
+        and script in entry.get("scripts", (script,))
     ]
-    most = max(held, key=lambda r: sum(map(bool, (r.value, r.documents, r.place, r.model, r.workflow))), default=None)
-    return most.why if most else ""
+    narrow = ("value", "documents", "place", "model", "workflow")
+    most = max(matching, key=lambda entry: sum(name in entry for name in narrow), default=None)
+    return str(most["why"]) if most else ""
+
+
+def _other_words(found: Subject) -> Iterator[Difference]:
+    """Words of docker, git, lm_eval and other programs: one row for words with the same reason."""
+    scripts = {*found.workflow.scripts, "launch.sh"}
+    scripts |= {"accuracy.sh"} if found.workflow.accuracy else set()
+    scripts |= {"partition.sh"} if found.profile.partition else set()
+    scripts |= {"build_image.sh"} if found.build is not None and found.build.commit else set()
+    ids = {document.id for document in _sources(found)}
+    for entry in entries("words"):
+        if found.plan.image in entry["words"]:
+            continue  # chosen: the image is as printed
+        script = next((name for name in entry["scripts"] if name in scripts), None)
+        if script and ids & set(entry["documents"]):
+            words, here = ", ".join(entry["words"]), entry.get("here", "").replace("{image}", found.plan.image)
+            yield Difference(script, words, words, here, entry["why"])

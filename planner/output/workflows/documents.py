@@ -1,12 +1,13 @@
-"""What the published documents print, as ``documents.toml`` has it: records, and nothing decided."""
+"""The published documents and the workflows made from them, as ``documents.toml`` and ``workflows.toml`` have them."""
 
 from __future__ import annotations
 
 import shlex
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from planner.engine import (
@@ -19,29 +20,31 @@ from planner.engine import (
     read_line,
     split_command,
 )
+from planner.errors import UnknownNameError
+from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, without_option
 from planner.resources import package_dir
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One published document."""
+    """A published document and the vLLM version whose options its commands take."""
 
     id: str
     title: str
-    version: EngineVersion  #: of vLLM, whose options its commands take
-    caveats: tuple[str, ...] = ()  #: on the results that it prints; or that it prints none
+    version: EngineVersion
+    caveats: tuple[str, ...] = ()  #: on its printed results; or that it prints none
 
     @property
     def measures(self) -> bool:
-        """Whether it prints results of its benchmarks."""
+        """True if it prints results of its benchmarks."""
         runs = (*(row.command.id for row in printed_rows()), *(result.server for result in printed_results()))
         return any(run.startswith(f"{self.id}/") for run in runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a document."""
+    """A command line of a document, with the variables that are set for it."""
 
     id: str
     document: Document
@@ -61,14 +64,14 @@ class Command:
 
     @property
     def drafts(self) -> SpeculativeConfig | None:
-        """The draft that it names in the words of older versions; None: none."""
+        """The draft that it names in the words of older versions; None: it drafts nothing."""
         model, tokens = option(self.argv, "--speculative-model"), option(self.argv, "--num-speculative-tokens")
         if model is None or tokens is None:
             return None
         return read_drafts({"model": model, "num_speculative_tokens": int(tokens)})
 
     def with_options(self, changes: Mapping[str, str | None]) -> Command:
-        """The command with other values, or without an option: None; an empty value is that of a switch."""
+        """A copy with other values, or without an option: None. An empty value is that of a switch."""
         words = self.argv
         for flag, value in changes.items():
             if option(words, flag) is not None:
@@ -80,7 +83,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class PrintedRow:
-    """One row of a printed table: the command that measured it, and the number."""
+    """A row of a printed table: the command that measured it, and the number."""
 
     command: Command
     place: str
@@ -89,7 +92,7 @@ class PrintedRow:
 
     @property
     def model(self) -> str:
-        """The model that was measured."""
+        """The model of the command."""
         return option(self.command.argv, "--model") or ""
 
 
@@ -121,60 +124,156 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """Settings that a document recommends for a goal."""
+class Variant:
+    """Variables that every point of a workflow is measured with."""
 
-    document: str
-    place: str
-    gpu: str
-    goal: str
-    tensor_parallel_size: tuple[int, ...]
-    max_num_seqs: int
+    name: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a word is another one here, or left out, or added; empty fields hold for every value, document, ..."""
+class Point:
+    """One offline measurement: a command of the document, and the printed number if there is one."""
 
-    word: str
-    why: str
-    value: str = ""
-    documents: tuple[str, ...] = ()
-    place: str = ""
-    model: str = ""
-    workflow: str = ""
-    scripts: tuple[str, ...] = ()
+    command: Command
+    metric: str = ""
+    published: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """Words of other programs' commands, and what stands in their place."""
+class Workflow:
+    """One job of the published documents. Field names of ``settings`` are those of EngineArgs."""
 
-    documents: tuple[str, ...]
+    name: str
+    title: str
+    documents: tuple[Document, ...]
+    gpus: tuple[str, ...]  #: profiles that the document ran it on, the first is the default
+    model: str
     scripts: tuple[str, ...]
-    words: tuple[str, ...]
-    why: str
-    here: str = ""
+    platforms: tuple[str, ...] = ("rocm", "cuda")
+    also: tuple[str, ...] = ()  #: further models of the document
+    fp16: tuple[str, ...] = ()  #: models that it serves in FP16, with some options left out
+    engine_version: str | None = None
+    serve: tuple[Command, ...] = ()
+    client: tuple[Command, ...] = ()
+    offline: tuple[Command, ...] = ()
+    accuracy: Command | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)  #: options that the document leaves open, or cannot run
+    rows: tuple[Mapping[str, str], ...] = ()
+    variants: tuple[Variant, ...] = (Variant(),)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    load: Mapping[str, Any] = field(default_factory=dict)
+    build: str = ""
+    accuracy_task: str = ""
+    accuracy_max_model_len: int = 0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model of the document, the first is the default."""
+        return (self.model, *self.also, *self.fp16)
+
+    def summary(self) -> dict[str, Any]:
+        """The row of a list of workflows."""
+        own = {key: getattr(self, key) for key in ("name", "title", "model")}
+        return {
+            **own,
+            "gpu": self.gpus[0],
+            "engine_version": self.engine_version,
+            "scripts": list(self.scripts),
+            "sources": [document.title for document in self.documents],
+        }
+
+    def printed(
+        self, printed: Sequence[Command], version: EngineVersion, profile: GpuProfile, model: str
+    ) -> tuple[Command, ...]:
+        """Commands for this version, GPU and model: of the newest document that is not newer than the version.
+
+        Without the options that the document takes out for a model in FP16, and with values for what it leaves open.
+        """
+        capability = ".".join(map(str, profile.compute_capability or ()))
+        suited = [c for c in printed if c.capability in ("", capability)]
+        if not suited:
+            return ()
+        older = [c for c in suited if c.document.version.release <= version.release]
+        document = max(older or suited, key=lambda c: c.document.version.release if older else ()).document
+        own = [c for c in suited if c.document is document]
+        named = [c for c in own if c.argv[1:2] == ("serve",) and c.argv[2].rstrip("/") == model]
+        return tuple(self._adapted(c, model) for c in named or own)
+
+    def _adapted(self, command: Command, model: str) -> Command:
+        left_out: dict[str, str | None] = dict.fromkeys(command.fp16_without) if model in self.fp16 else {}
+        return command.with_options(left_out).with_options(_values(self.changes))
+
+    def points(self, version: EngineVersion, profile: GpuProfile, model: str) -> Iterator[Point]:
+        """Every offline measurement of the document for this version and model, in its order."""
+        for command in self.printed(self.offline, version, profile, model):
+            name = command.id.rpartition("/")[2]
+            if self.rows:
+                rows = (options for options in self.rows if options.get("bench", name) in name)
+                yield from (Point(command.with_options(values)) for one in rows for values in _spread(one))
+                continue
+            table = [row for row in printed_rows() if row.command.id == command.id]
+            own = [row for row in table if row.model == model]
+            for row in own or [row for row in table if row.model == table[0].model]:
+                yield Point(self._adapted(row.command, model), row.metric, row.value if own else None)
+            if not table:
+                yield Point(command)
+
+
+def _values(options: Mapping[str, str]) -> dict[str, str | None]:
+    """Options of the tables, in which ``-`` leaves one out."""
+    return {flag: None if value == "-" else value for flag, value in options.items()}
+
+
+def _spread(row: Mapping[str, str]) -> Iterator[dict[str, str | None]]:
+    """Every combination of the values of a row, which are separated by spaces."""
+    flags = [flag for flag in row if flag.startswith("--")]
+    for values in product(*(row[flag].split(" ") for flag in flags)):
+        yield _values(dict(zip(flags, values, strict=True)))
+
+
+@lru_cache(maxsize=1)
+def list_workflows() -> dict[str, Workflow]:
+    """Every workflow by its name, in the order of the file."""
+    workflows = {}
+    for entry in _table("workflows")["workflow"]:
+        own = _frozen(entry)
+        own["documents"] = tuple(documents()[name] for name in entry["documents"])
+        own |= {kind: tuple(commands()[one] for one in entry.get(kind, ())) for kind in ("serve", "client", "offline")}
+        own["accuracy"] = commands()[entry["accuracy"]] if "accuracy" in entry else None
+        if "variants" in entry:
+            own["variants"] = tuple(Variant(**variant) for variant in entry["variants"])
+        workflows[entry["name"]] = Workflow(**own)
+    return workflows
+
+
+def find_workflow(name: str) -> Workflow:
+    """The workflow of that name. Raises UnknownNameError for any other name."""
+    known = list_workflows()
+    if name not in known:
+        raise UnknownNameError("workflow", name, known, see="`planner workflow list`")
+    return known[name]
 
 
 @lru_cache(maxsize=1)
 def documents() -> dict[str, Document]:
-    """Every document by its id."""
+    """Every published document, by its id."""
     return {
         name: Document(name, entry["title"], parse_version(entry["version"]), tuple(entry["caveats"]))
-        for name, entry in _data()["document"].items()
+        for name, entry in _table("documents")["document"].items()
     }
 
 
 @lru_cache(maxsize=1)
 def commands() -> dict[str, Command]:
     """Every printed command by its id."""
-    found = {}
-    for entry in _data()["command"]:
-        fields = _frozen({**entry, "document": documents()[entry["id"].split("/")[0]]})
-        fields["argv"] = tuple(shlex.split(fields.pop("line")))
-        found[entry["id"]] = Command(**fields)
-    return found
+    printed = {}
+    for entry in _table("documents")["command"]:
+        own = _frozen({**entry, "document": documents()[entry["id"].split("/")[0]]})
+        own["argv"] = tuple(shlex.split(own.pop("line")))
+        printed[entry["id"]] = Command(**own)
+    return printed
 
 
 @lru_cache(maxsize=1)
@@ -187,7 +286,7 @@ def printed_rows() -> tuple[PrintedRow, ...]:
             table["metric"],
             float(row[-1]),
         )
-        for table in _data()["table"]
+        for table in _table("documents")["table"]
         for row in table["rows"]
     )
 
@@ -195,45 +294,27 @@ def printed_rows() -> tuple[PrintedRow, ...]:
 @lru_cache(maxsize=1)
 def printed_results() -> tuple[PrintedResult, ...]:
     """Every printed result of a client."""
-    return tuple(PrintedResult(**entry) for entry in _data()["result"])
+    return tuple(PrintedResult(**entry) for entry in _table("documents")["result"])
 
 
 @lru_cache(maxsize=1)
 def scores() -> tuple[Score, ...]:
-    """Every printed score."""
-    return tuple(Score(**entry) for entry in _data()["score"])
-
-
-@lru_cache(maxsize=1)
-def advice() -> tuple[Advice, ...]:
-    """Every recommendation of settings."""
-    return tuple(Advice(**_frozen(entry)) for entry in _data()["advice"])
-
-
-@lru_cache(maxsize=1)
-def reasons() -> tuple[Reason, ...]:
-    """Why words differ."""
-    return tuple(Reason(**_frozen(entry)) for entry in _data()["reason"])
-
-
-@lru_cache(maxsize=1)
-def other_words() -> tuple[Words, ...]:
-    """Words of other programs that differ."""
-    return tuple(Words(**_frozen(entry)) for entry in _data()["words"])
+    """Every printed score of an evaluation."""
+    return tuple(Score(**entry) for entry in _table("documents")["score"])
 
 
 def published_scores(model: str, task: str) -> tuple[str, ...]:
-    """The scores that a document prints for a checkpoint in an evaluation; none where it prints none."""
+    """The scores that the documents print for a checkpoint in an evaluation."""
     return tuple(dict.fromkeys(str(score) for score in scores() if (score.model, score.task) == (model, task)))
 
 
-def said_of(models: Collection[str], gpu: str) -> Iterator[str]:
-    """What the documents say of checkpoints that stand against each other on a GPU: their scores, and words."""
+def published_accuracy(models: Collection[str], gpu: str) -> Iterator[str]:
+    """Scores and verdicts of the documents on checkpoints that are compared on a GPU."""
     for model in dict.fromkeys(score.model for score in scores()):
         own = [f"{s.filter} {s.value:.4f} ± {s.stderr:.4f}" for s in scores() if (s.model, s.task) == (model, "gsm8k")]
         if model in models and own:
             yield f"published gsm8k of {model}: {', '.join(own)}"
-    for entry in _data()["verdict"]:
+    for entry in _table("documents")["verdict"]:
         if entry["gpu"] == gpu and len(set(entry["models"]) & set(models)) > 1:
             yield entry["text"]
 
@@ -242,6 +323,12 @@ def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
-@lru_cache(maxsize=1)
-def _data() -> dict[str, Any]:
-    return tomllib.loads((package_dir("output") / "workflows" / "documents.toml").read_text(encoding="utf-8"))
+@lru_cache
+def entries(kind: str) -> tuple[dict[str, Any], ...]:
+    """The entries of one kind in ``documents.toml``: ``reason``, ``words``, ``advice``, ..."""
+    return tuple(map(_frozen, _table("documents")[kind]))
+
+
+@lru_cache(maxsize=2)
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((package_dir("output") / "workflows" / f"{name}.toml").read_text(encoding="utf-8"))

@@ -1,16 +1,19 @@
-"""Offline measurements: each point is a command of its own, and what is printed and predicted for it."""
+"""Loads that a workflow measures, each with its prediction: offline points of the document, and loads of a sweep."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
 from planner.engine import (
+    EngineArgs,
     EngineVersion,
     ServeLine,
     bench_latency_argv,
+    bench_serve_argv,
     bench_throughput_argv,
     env_status,
     flag_status,
@@ -18,8 +21,8 @@ from planner.engine import (
     read_drafts,
 )
 from planner.errors import IllegalPlanError, InputError
-from planner.output.workflows.catalog import Point, Variant
-from planner.output.workflows.documents import Command
+from planner.output.scripts.emission import SEED_STEP, served_name
+from planner.output.workflows.documents import Command, Point, Variant
 from planner.output.workflows.subject import (
     Subject,
     check_fits,
@@ -27,9 +30,18 @@ from planner.output.workflows.subject import (
     engine_settings,
     other_options,
     with_steps,
+    workflow_points,
     written_out,
 )
-from planner.planning import Deployment, resolve_deployment, simulate_latency, simulate_throughput
+from planner.planning import (
+    Deployment,
+    Plan,
+    defaults,
+    recipe_of,
+    simulate_latency,
+    simulate_serve,
+    simulate_throughput,
+)
 from planner.workload import Load
 
 #: Titles of the scripts that are made from the template ``offline.sh.j2``.
@@ -41,13 +53,17 @@ OFFLINE_SCRIPTS = {
     "quick_reduce.sh": "Measure latency with quick reduce off, and in each of its number formats.",
     "aiter.sh": "Measure latency with and without AITER.",
 }
-#: What ``vllm bench latency`` takes where a command does not say how often.
+#: Defaults of ``vllm bench latency``.
 WARM_UP_ITERATIONS, ITERATIONS = 10, 30
+GUIDELLM_REQUIREMENT = "guidellm[recommended]==0.8.1"
+#: Shares of the predicted highest request rate, from idle to overload
+RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
+MOST_STEPS = 50  #: more doublings than ``max_num_seqs`` has
 
 
 @dataclass(frozen=True, slots=True)
 class OfflinePoint:
-    """One offline measurement: a command, and what is expected of it."""
+    """One offline measurement: its command, and its prediction."""
 
     name: str
     key: str  #: of the result file
@@ -55,44 +71,42 @@ class OfflinePoint:
     options: tuple[str, ...]  #: of docker run
     argv: tuple[str, ...]
     metric: str  #: ``avg_latency`` in seconds, ``output_throughput`` in tokens/s
-    predicted: Mapping[str, Any]  #: the keys of the result file with their intervals; empty where nothing is predicted
+    predicted: Mapping[str, Any]  #: the keys of the result file with their intervals; empty: no prediction
     published: float | None
     printed: Command
     published_key: float | None = None  #: ``published`` in the unit of ``key``
     env: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """What ``planner validate`` compares a result with."""
+        """The entry that ``planner validate`` compares a result with."""
         lo, hi = (self.predicted.get(f"{self.key}_{end}") for end in ("lo", "hi"))
         own = {"name": self.name, "key": self.key, "predicted": self.predicted.get(self.key)}
         return {**own, "lo": lo, "hi": hi, "published": self.published_key}
 
 
 def offline_names(found: Subject, script: str) -> dict[str, Any]:
-    """What the template of an offline script names."""
+    """The names of the template of an offline script."""
     points = offline_points(found, "throughput" if script == "throughput.sh" else "latency")
-    return {
-        "title": OFFLINE_SCRIPTS[script],
-        "job": script.removesuffix(".sh").replace("_", "-"),
-        "points": points,
-        "points_total": len(points),
-    }
+    job = script.removesuffix(".sh").replace("_", "-")
+    return {"title": OFFLINE_SCRIPTS[script], "job": job, "points": points, "points_total": len(points)}
 
 
 def offline_points(found: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
     """The measurements of a workflow that ``bench`` (latency, throughput; empty: both) makes, each in every variant.
 
-    Raises IllegalPlanError where the version does not have what is measured, or where one does not fit.
+    Raises IllegalPlanError if the version cannot measure one, or if one does not fit.
     """
-    workflow = found.workflow
-    points = [
-        point
-        for point in workflow.points(found.version, found.profile, found.resolved.resolved)
-        if bench in str(point.command.read().command)
-    ]
+    workflow, version, platform = found.workflow, found.version, found.profile.platform
+    points = [point for point in workflow_points(found) if bench in str(point.command.read().command)]
     if not points:
         raise InputError(f"{workflow.name} measures no {bench}", hint="planner workflow list shows those that do")
-    _check_variants(found)
+    varied = sorted({name for variant in workflow.variants for name in variant.env})
+    if varied and not any(env_status(version, name, platform=platform) for name in varied):
+        status = env_status(version, varied[0], platform=platform)
+        raise IllegalPlanError(
+            f"{workflow.name}: vLLM {version} does not read {varied[0]} ({status}): its points would be alike",
+            hint=status.hint or "choose another --engine-version",
+        )
     return tuple(
         _point(found, point, variant, predicted=index == 0)
         for point in points
@@ -100,109 +114,85 @@ def offline_points(found: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
     )
 
 
-def _check_variants(found: Subject) -> None:
-    """Raise IllegalPlanError where the version reads none of the variables that the variants differ in."""
-    names = {name for variant in found.workflow.variants for name in variant.env}
-    known = [name for name in names if env_status(found.version, name, platform=found.profile.platform)]
-    if names and not known:
-        (name, *_) = sorted(names)
-        status = env_status(found.version, name, platform=found.profile.platform)
-        raise IllegalPlanError(
-            f"{found.workflow.name}: vLLM {found.version} does not read {name} ({status}): its points would be alike",
-            hint=status.hint or "choose another --engine-version",
-        )
-
-
 def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -> OfflinePoint:
-    command = _with_draft(found, point.command)
+    command = point.command
+    if found.draft and "--speculative-model" in command.argv:
+        command = command.with_options({"--speculative-model": found.draft})
     deployment, line = _engine(found, command)
     drafts = deployment.config.speculative_config is not None
     load, latency = _load(found, command), "latency" in line.command
-    result = _predict(deployment, load, latency=latency) if predicted and not drafts else {}
+    result: Mapping[str, Any] = {}
+    if predicted and not drafts and deployment.requests_held(load.total_len) >= 1:
+        result = (simulate_latency if latency else simulate_throughput)(deployment, load).result
     metric = point.metric or ("avg_latency" if latency else "output_throughput")
-    published = point.published if _as_printed(found) and predicted else None
-    platform = found.profile.platform
-    env = {**engine_env(command.env, found.version, platform), **engine_env(variant.env, found.version, platform)}
+    # printed numbers are of this version and of these settings
+    asked = found.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
+    as_printed = found.documented and str(found.version) == found.workflow.engine_version and not asked
+    published = point.published if as_printed and predicted else None
+    version, platform = found.version, found.profile.platform
+    env = {**engine_env(command.env, version, platform), **engine_env(variant.env, version, platform)}
     env |= _same_engine(found)
     own = {name: value for name, value in env.items() if found.plan.env.get(name) != value}
-    said = ", ".join(_expected(result, metric, published, load)) or "nothing to compare with"
+    # the result's key counts input and output tokens
+    in_key = published and (published if metric == "avg_latency" else published * load.total_len / load.output_len)
+    expected = ", ".join(_expected(result, metric, published, in_key)) or "nothing to compare with"
     partition = found.profile.partition
     if result and partition and not partition.isolated_bandwidth:
-        said += "; as if every partition of the GPU were busy, alone it has more bandwidth"
+        expected += "; as if every partition of the GPU were busy, alone it has more bandwidth"
+    parts = ["latency" if latency else "throughput", f"in{load.input_len}", f"out{load.output_len}"]
+    parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
+    name = variant.name or (("with" if drafts else "without") if found.draft else "")
     return OfflinePoint(
-        name=_name(found, load, variant, latency=latency, drafts=drafts),
+        name="-".join([*parts, name] if name else parts),
         key="avg_latency" if latency else "tokens_per_second",
-        expected=said,
+        expected=expected,
         options=tuple(word for name, value in own.items() for word in ("--env", f"{name}={value}")),
         argv=_argv(found, deployment, line, load, latency=latency),
         metric=metric,
         predicted=result,
         published=published,
         printed=point.command,
-        published_key=_in_key(published, metric, load),
+        published_key=in_key,
         env={**found.plan.env, **own},
     )
 
 
-def _as_printed(found: Subject) -> bool:
-    """Whether the printed numbers are of this version and of these settings."""
-    asked = found.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
-    return found.documented and str(found.version) == found.workflow.engine_version and not asked
-
-
-def _with_draft(found: Subject, command: Command) -> Command:
-    return command.with_options({"--speculative-model": found.draft}) if found.draft and _drafts(command) else command
-
-
-def _drafts(command: Command) -> bool:
-    return "--speculative-model" in command.argv
-
-
 def _engine(found: Subject, command: Command) -> tuple[Deployment, ServeLine]:
-    """The engine of one measurement. Raises IllegalPlanError where it would not start."""
-    version, like = _base_version(found), found.deployment
+    """The engine of one measurement. Raises IllegalPlanError if it would not start."""
+    # both runs of a comparison with drafts get the same engine
+    version = replace(found.version, engine="V0" if _same_engine(found) else "")
     args, version, line = engine_settings(command, found.choice, found.profile, found.resolved, version)
     if "latency" in line.command and args.enable_prefix_caching is None:
         args = replace(args, enable_prefix_caching=False)  # latency.py sets it so from 0.9.1 on
-    if not found.documented:  # what was found for this model and GPU, with the document's way of measuring
-        args = replace(
-            found.args, max_model_len=None, enforce_eager=args.enforce_eager, max_num_seqs=args.max_num_seqs,
-            speculative_config=args.speculative_config, enable_prefix_caching=args.enable_prefix_caching,
-        )  # fmt: skip
-        args, version = _held(found, args, _load(found, command)), found.version
+    if not found.documented:  # recommended settings, with the document's way of measuring
+        args, version = _adapted(found, args, _load(found, command)), found.version
         line = replace(line, num_scheduler_steps=1)
     if args.speculative_config and found.draft:
-        drafts = args.speculative_config
-        given = {"model": found.draft, "num_speculative_tokens": drafts.num_speculative_tokens}
-        args = replace(args, speculative_config=read_drafts(given))
-    deployment = resolve_deployment(
-        found.resolved.model, found.profile, args, version, offline=True, basis=like.basis,
-        calibration=like.calibration,
-    )  # fmt: skip
-    deployment = with_steps(deployment, line)
-    check_fits(replace(deployment, config=replace(deployment.config, speculative_config=None)), found.resolved, args)
+        tokens = args.speculative_config.num_speculative_tokens
+        args = replace(args, speculative_config=read_drafts({"model": found.draft, "num_speculative_tokens": tokens}))
+    serving = found.choice.serving(found.resolved, found.profile, args, version)
+    deployment = with_steps(serving.offline, line)
+    check_fits(serving, replace(deployment, config=replace(deployment.config, speculative_config=None)))
     return deployment, line
 
 
-def _held(found: Subject, args: Any, load: Load) -> Any:
-    """A context that holds the request, where the plan's own is another one; the document's on its own models."""
-    tokens = args.max_num_batched_tokens
-    places = args.max_num_seqs or 0
-    return replace(
-        args,
-        max_model_len=max(load.max_total_len, found.config.max_model_len),
-        max_num_batched_tokens=max(tokens, places) if tokens else None,
-    )
-
-
-def _base_version(found: Subject) -> EngineVersion:
-    """The version with the engine that both runs of a comparison with drafts get."""
-    return replace(found.version, engine="V0") if _same_engine(found) else replace(found.version, engine="")
-
-
 def _same_engine(found: Subject) -> dict[str, str]:
-    """Without and with a draft the engine is the same one: from 0.8.0 to 0.9.2 only V0 drafts with a model."""
+    """From 0.8.0 to 0.9.2 only V0 drafts with a model: the run without a draft gets it, too."""
     return {"VLLM_USE_V1": "0"} if found.draft and (0, 8) <= found.version.release < (0, 10) else {}
+
+
+def _adapted(found: Subject, like: EngineArgs, load: Load) -> EngineArgs:
+    """The plan's settings with those that the document measures with, and a context that holds the request."""
+    places, tokens = like.max_num_seqs or 0, found.args.max_num_batched_tokens
+    return replace(
+        found.args,
+        max_model_len=max(load.max_total_len, found.deployment.config.max_model_len),
+        max_num_batched_tokens=max(tokens, places) if tokens else None,
+        enforce_eager=like.enforce_eager,
+        max_num_seqs=like.max_num_seqs,
+        speculative_config=like.speculative_config,
+        enable_prefix_caching=like.enable_prefix_caching,
+    )
 
 
 def _load(found: Subject, command: Command) -> Load:
@@ -217,8 +207,8 @@ def _argv(found: Subject, deployment: Deployment, line: ServeLine, load: Load, *
     model, platform, config = found.plan.model, found.profile.platform, deployment.config
     extra = other_options(line, found.version, model)
     if not found.documented:
-        extra = {**{k: v for k, v in found.recipe.flags.items() if k not in extra}, **extra}
-        extra.pop("num-scheduler-steps", None)  # it would bring the older engine, which is not what was found
+        extra = {**recipe_of(found.deployment).flags, **extra}
+        extra.pop("num-scheduler-steps", None)  # it would bring the older engine, which is not the recommended one
         extra = {k: v for k, v in extra.items() if _takes(found.version, k, line, value=v)}
     if not latency:
         words = bench_throughput_argv(config, load, model, platform=platform, extra=extra)
@@ -237,41 +227,88 @@ def _takes(version: EngineVersion, name: str, line: ServeLine, *, value: Any) ->
     return bool(flag_status(version, flag, program_argv(line.command, version, "rocm")[1]))
 
 
-def _predict(deployment: Deployment, load: Load, *, latency: bool) -> dict[str, Any]:
-    """The result as it is predicted; empty where not one request fits."""
-    if deployment.requests_held(load.total_len) < 1:
-        return {}
-    simulate = simulate_latency if latency else simulate_throughput
-    return simulate(deployment, load).result
-
-
-def _expected(result: Mapping[str, Any], metric: str, published: float | None, load: Load) -> Iterator[str]:
+def _expected(result: Mapping[str, Any], metric: str, published: float | None, in_key: float | None) -> Iterator[str]:
     """The prediction and the printed figure, in the unit of the result's key."""
-    if "avg_latency" in result:
-        yield f"predicted {result['avg_latency']:,.2f} s{_interval(result, 'avg_latency', ',.2f')}"
-    elif "tokens_per_second" in result:
-        interval = _interval(result, "tokens_per_second", ",.0f")
-        yield f"predicted {result['tokens_per_second']:,.1f} tokens/s{interval}"
+    for key, form, around, unit in (
+        ("avg_latency", ",.2f", ",.2f", "s"),
+        ("tokens_per_second", ",.1f", ",.0f", "tokens/s"),
+    ):
+        if key in result:
+            low, high = result.get(f"{key}_lo", nan), result.get(f"{key}_hi", nan)
+            interval = f" ({low:{around}} to {high:{around}})" if low == low else ""
+            yield f"predicted {result[key]:{form}} {unit}{interval}"
     if published and metric == "avg_latency":
         yield f"published {published:,.3f} s"
     elif published:
-        yield f"published {_in_key(published, metric, load):,.1f} tokens/s ({published:,.1f} of them output)"
+        yield f"published {in_key:,.1f} tokens/s ({published:,.1f} of them output)"
 
 
-def _in_key(published: float | None, metric: str, load: Load) -> float | None:
-    """A printed figure in the unit of the result's key, which counts input and output tokens."""
-    if published is None or metric == "avg_latency":
-        return published
-    return published * load.total_len / load.output_len
+# --- loads of a running server
 
 
-def _interval(result: Mapping[str, Any], key: str, form: str) -> str:
-    low, high = result.get(f"{key}_lo", nan), result.get(f"{key}_hi", nan)
-    return f" ({low:{form}} to {high:{form}})" if low == low else ""
+@dataclass(frozen=True, slots=True)
+class SweepLoad:
+    """One load of a sweep: its command, its number of requests, and the predicted output tokens/s."""
+
+    name: str
+    prompts: int
+    predicted: str
+    seed: int
+    argv: tuple[str, ...]
 
 
-def _name(found: Subject, load: Load, variant: Variant, *, latency: bool, drafts: bool) -> str:
-    parts = ["latency" if latency else "throughput", f"in{load.input_len}", f"out{load.output_len}"]
-    parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
-    name = variant.name or (("with" if drafts else "without") if found.draft else "")
-    return "-".join([*parts, name] if name else parts)
+def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
+    """The names of the template of sweep.sh: closed loops of 1, 2, 4, ... requests, and open loops."""
+    closed = _closed_loads(plan)
+    # shares of the rate with every place taken
+    highest = simulate_serve(deployment, _closed(plan, plan.max_num_seqs)).figures["request_throughput"]
+    rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
+    opened = [
+        replace(
+            _closed(plan, plan.max_num_seqs), max_concurrency=None, request_rate=rate,
+            seed=_seed(plan, MOST_STEPS + place),
+        )
+        for place, rate in enumerate(rates)
+    ]  # fmt: skip
+    return {
+        "concurrency_loads": [_swept(plan, deployment, f"concurrency-{one.max_concurrency}", one) for one in closed],
+        "concurrency_total": len(closed),
+        "rate_loads": [_swept(plan, deployment, f"rate-{one.request_rate:g}", one) for one in opened],
+        "rate_total": len(opened),
+    }
+
+
+def guidellm_names(plan: Plan) -> dict[str, Any]:
+    """The names of the template of guidellm.sh. JSON, because GuideLLM cuts its other form at every comma."""
+    loads, sent = _closed_loads(plan), plan.workload
+    lengths = {"prompt_tokens": sent.input_len, "output_tokens": sent.output_len}
+    return {
+        "guidellm_requirement": GUIDELLM_REQUIREMENT,
+        "guidellm_backend": json.dumps({"kind": "openai_http", "model": served_name(plan)}),
+        "guidellm_tokenizer": json.dumps({"kind": "huggingface_auto", "model": plan.model}),
+        "guidellm_data": json.dumps({"kind": "synthetic_text", **lengths}),
+        "guidellm_total": len(loads),
+        "guidellm_loads": loads,
+    }
+
+
+def _closed_loads(plan: Plan) -> list[Load]:
+    most = plan.max_num_seqs
+    steps = sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
+    return [replace(_closed(plan, step), seed=_seed(plan, place)) for place, step in enumerate(steps)]
+
+
+def _seed(plan: Plan, place: int) -> int:
+    """The seed of a load: neither the benchmark's own nor that of its warm-up."""
+    return plan.workload.seed + SEED_STEP * (2 + place)
+
+
+def _closed(plan: Plan, concurrency: int) -> Load:
+    load, prompts = plan.workload, defaults.PROMPTS_PER_SLOT * concurrency
+    return Load(load.input_len, load.output_len, prompts, max_concurrency=concurrency, seed=load.seed)
+
+
+def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> SweepLoad:
+    throughput = simulate_serve(deployment, load).figures["output_throughput"]
+    argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
+    return SweepLoad(name, load.num_prompts, f"{throughput:.1f}", load.seed, tuple(argv))

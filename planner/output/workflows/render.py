@@ -1,32 +1,57 @@
-"""From a workflow to the text of its files."""
+"""The files of a workflow: those of its plan, its own scripts and ``WORKFLOW.md``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 from planner import __version__
-from planner.engine import builds
-from planner.errors import InputError
+from planner.engine import (
+    LOOPBACK,
+    ImageBuild,
+    bench_serve_argv,
+    builds,
+    image_for,
+    options_version,
+    parse_version,
+    value_status,
+)
+from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
 from planner.model import resolve_model
-from planner.output.scripts.emission import Emission, build_script, render_scripts, servers_per_node, template_names
+from planner.output.scripts.emission import (
+    PORT,
+    Emission,
+    build_script,
+    gpus_of_server,
+    render_scripts,
+    served_name,
+    servers_per_node,
+    template_names,
+    warm_up_argv,
+)
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
-from planner.output.workflows.catalog import Workflow
 from planner.output.workflows.comparison import partition_workflow
-from planner.output.workflows.documents import published_scores
-from planner.output.workflows.names import build_names, instance_names, workflow_names
-from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
-from planner.output.workflows.printed import PrintedFigure, caveats_of, printed_beside, table_of
+from planner.output.workflows.differences import PrintedFigure, caveats_of, printed_beside, table_of
+from planner.output.workflows.documents import Workflow, published_scores
+from planner.output.workflows.offline import (
+    OFFLINE_SCRIPTS,
+    guidellm_names,
+    offline_names,
+    offline_points,
+    sweep_names,
+)
 from planner.output.workflows.subject import Choice, Subject, subject
 from planner.planning import Plan, PlanFile
 from planner.units import GB
+from planner.workload import Load
 
-#: What the files of workflows are for, as WORKFLOW.md and ``planner workflow`` say it.
+#: Purposes of the files of workflows, for WORKFLOW.md and ``planner workflow``.
 PURPOSES = {
     "pull_image.sh": "pulls the image and writes its digest down",
     "build_image.sh": "builds the image at the document's commit",
@@ -51,22 +76,27 @@ PURPOSES = {
     "COMPARISON.md": "predicts whole GPUs against partitions",
     "WORKFLOW.md": "lists the files and says what differs from the document",
 }
+HUB_REQUIREMENT = "huggingface_hub==2.4.0"
+QUARK_REQUIREMENT = "amd-quark[cli]==0.13"
+FASTSAFETENSORS_REF = "v0.1.15-rocm7-preview"  #: the release that the MI355X recipe links
+#: A commit of ROCm/MAD with vllm_benchmark_report.sh
+MAD_COMMIT = "047bbf930397b21bb582443fb95bf8b9808914f3"
+#: MAD's script passes --num-scheduler-steps and calls benchmarks/benchmark_*.py
+MAD_NEWEST = (0, 10, 0)
+FIRST_PORT = PORT + 1  #: of the servers behind the balancer, which listens on the port of a single server
+ENGINE_JOBS = 32
 _SERVERS = ("instances.sh", "nginx.conf")
 
 
 def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[str, str]:
-    """Every file of a workflow: those of its plan, its own scripts and ``WORKFLOW.md``.
-
-    Raises PlannerError where the workflow is not possible with what is chosen.
-    """
-    make = _comparison if "compare.sh" in workflow.scripts else _single
-    files = make(workflow, choice, command)
+    """Every file of a workflow. Raises PlannerError if the workflow is impossible with the options."""
+    files = (_comparison if "compare.sh" in workflow.scripts else _single)(workflow, choice, command)
     refuse_tokens(files)
     return files
 
 
 def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[PrintedFigure, ...]]:
-    """What a workflow is about, and every printed figure beside its prediction. Raises as ``plan_workflow``."""
+    """The subject of a workflow, and every printed figure beside its prediction. Raises as ``plan_workflow``."""
     if "compare.sh" in workflow.scripts:
         raise InputError(f"{workflow.name} has no printed numbers", hint="its COMPARISON.md has the predictions")
     found = subject(workflow, choice)
@@ -74,7 +104,7 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
 
 
 def plan_files(file: PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
-    """What launches, benchmarks and validates a plan: name to content; ``tunable``: tune.sh too.
+    """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too.
 
     Raises as ``render_scripts``.
     """
@@ -85,23 +115,23 @@ def plan_files(file: PlanFile, profile: GpuProfile, *, tunable: bool = False) ->
 
 
 def needed_by(emission: Emission) -> dict[str, str]:
-    """What a plan needs beside its own scripts: several servers on a node, an image that no registry has."""
+    """Further files of a plan: for several servers on a node, and for an image that no registry has."""
     plan = emission.file.plan
     files = _servers(emission) if plan.image and servers_per_node(plan) > 1 else {}
     build = next((build for build in builds().values() if build.image == plan.image), None)
     if build and build_script(plan) == "build_image.sh":
-        files["build_image.sh"] = _render("build_image.sh", {**template_names(emission), **build_names(build)})
+        files["build_image.sh"] = _render("build_image.sh", {**template_names(emission), **_build_names(build)})
     refuse_tokens(files)
     return files
 
 
 def purpose_of(name: str) -> str:
-    """What a file of a workflow is for; empty for those of every plan."""
+    """The purpose of a file of a workflow; empty for those of every plan."""
     return PURPOSES.get(name.rsplit("/", 1)[-1], "")
 
 
 def calibration_of(files: Mapping[str, str]) -> str:
-    """Whose fits predicted the plans among the files of a workflow: ``shipped``, or the files of the user's own."""
+    """The fits that predicted the plans of a workflow: ``shipped``, or the files of the user's own."""
     plans = (PlanFile.from_json(text).plan for name, text in files.items() if name.endswith("plan.json"))
     return ", ".join(dict.fromkeys(plan.calibration for plan in plans))
 
@@ -112,81 +142,52 @@ def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     emission = _emission(found, command)
     base = template_names(emission)
     files = {**render_scripts(emission), **needed_by(emission)}
-    scripts = scripts_of(found)
+    built = found.build is not None and found.build.commit  # built instead of pulled
+    scripts = ["build_image.sh" if built and one == "pull_image.sh" else one for one in workflow.scripts]
     for script in scripts:
         if script in _SERVERS:
             files |= _servers(emission)
+        elif script in OFFLINE_SCRIPTS:
+            files[script] = _render("offline.sh", {**base, **offline_names(found, script)})
         else:
-            template = "offline.sh" if script in OFFLINE_SCRIPTS else script
-            files[script] = _render(template, {**base, **workflow_names(found, script)})
+            files[script] = _render(script, {**base, **_script_names(found, script)})
     if OFFLINE_SCRIPTS.keys() & set(scripts):
         points = [point.to_json() for point in offline_points(found)]
         files["points.json"] = json.dumps({"digest": found.plan.digest, "points": points}, indent=2) + "\n"
-    files["WORKFLOW.md"] = _about(workflow, command, found.plan.calibration, scripts, found)
+    corrections = found.build.corrections if found.build else ()
+    figures = printed_beside(found)
+    files["WORKFLOW.md"] = _about(
+        workflow, command, found.plan.calibration, scripts, corrections,
+        documented=found.documented,
+        differences=table_of(found),
+        caveats=caveats_of(found, figures),
+        printed=[figure.words for figure in figures],
+    )  # fmt: skip
     return files
-
-
-def scripts_of(found: Subject) -> tuple[str, ...]:
-    """The workflow's scripts: an image that no registry has is built, not pulled."""
-    scripts = found.workflow.scripts
-    built = found.build is not None and found.build.commit
-    return tuple("build_image.sh" if built and script == "pull_image.sh" else script for script in scripts)
 
 
 def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
-    """A folder for each layout, what compares them, and the prediction."""
-    found = partition_workflow(workflow, choice)
+    """A folder for each layout, the script that compares them, and the prediction."""
+    layouts, names = partition_workflow(workflow, choice)
     files: dict[str, str] = {}
-    for folder, plan, profile in found.plans:
+    for folder, plan, profile in layouts:
         emission = _plan_emission(plan, profile, command)
         inner = {**render_scripts(emission), **_servers(emission)}
         files |= {f"{folder}/{name}": content for name, content in inner.items()}
-    names = {**found.names, "command": command, "planner_version": __version__}
-    files |= {script: _render(script, names) for script in workflow.scripts}
-    files["WORKFLOW.md"] = _about(workflow, command, found.names["calibration"], workflow.scripts)
+    own = {**names, "command": command, "planner_version": __version__}
+    files |= {script: _render(script, own) for script in workflow.scripts}
+    files["WORKFLOW.md"] = _about(workflow, command, names["calibration"], workflow.scripts)
     return files
 
 
-def _emission(found: Subject, command: str) -> Emission:
-    """The plan's scripts, with the document's way to measure accuracy, and the disk that the workflow needs."""
-    workflow, plan = found.workflow, found.plan
-    emission = _plan_emission(plan, found.profile, command)
-    draft = stored_weight_bytes(resolve_model(found.draft).model) if found.draft else 0
-    own, needs = emission.checkpoint_bytes, []
-    if (
-        "quantize.sh" in workflow.scripts
-    ):  # the 16-bit checkpoint is downloaded, and the quantised one written beside it
-        stored = stored_weight_bytes(found.resolved.model)
-        needs.append(f"{ceil(own / GB)} GB for the quantised checkpoint")
-        own = stored + own
-    if draft:
-        needs.append(f"{ceil(draft / GB)} GB of {found.draft}")
-    return replace(
-        emission,
-        checkpoint_bytes=own + draft,
-        expected_accuracy=published_scores(plan.model, plan.accuracy_task) if found.documented else (),
-        accuracy=workflow.accuracy.argv if workflow.accuracy and found.documented else (),
-        accuracy_max_model_len=workflow.accuracy_max_model_len,
-        disk_includes=tuple(needs),
-    )
-
-
-def _plan_emission(plan: Plan, profile: GpuProfile, command: str) -> Emission:
-    file = PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
-    return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
-
-
-def _servers(emission: Emission) -> dict[str, str]:
-    """As ``needed_by``, for one server too: the same script starts and measures every layout."""
-    names = instance_names(emission)
-    return {name: _render(name, names) for name in _SERVERS}
-
-
 def _about(
-    workflow: Workflow, command: str, calibration: str, scripts: tuple[str, ...], found: Subject | None = None
+    workflow: Workflow,
+    command: str,
+    calibration: str,
+    scripts: tuple[str, ...] | list[str],
+    corrections: tuple[str, ...] = (),
+    **beside: Any,
 ) -> str:
-    remarks = (*workflow.remarks, *(found.build.corrections if found and found.build else ()))
-    figures = printed_beside(found) if found else ()
     names = {
         "calibration": calibration,
         "workflow": workflow,
@@ -194,14 +195,124 @@ def _about(
         "planner_version": __version__,
         "command": command,
         "purposes": [(script, PURPOSES[script]) for script in scripts],
-        "documented": found is None or found.documented,
-        "differences": table_of(found) if found else (),
-        "remarks": remarks,
-        "caveats": caveats_of(found, figures) if found else (),
-        "printed": [figure.words for figure in figures],
+        "remarks": (*workflow.remarks, *corrections),
+        **({"documented": True, "differences": (), "caveats": (), "printed": ()} | beside),
     }
     return _render("WORKFLOW.md", names)
 
 
 def _render(name: str, names: Mapping[str, object]) -> str:
     return render_template(f"{name}.j2", names, ("workflows", "vllm"))
+
+
+def _plan_emission(plan: Plan, profile: GpuProfile, command: str) -> Emission:
+    file = PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
+    return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
+
+
+def _emission(found: Subject, command: str) -> Emission:
+    """The plan's scripts, with the document's way to measure accuracy, and the disk that the workflow needs."""
+    workflow, plan = found.workflow, found.plan
+    emission = _plan_emission(plan, found.profile, command)
+    needed, parts = emission.checkpoint_bytes, []
+    if "quantize.sh" in workflow.scripts:  # the 16-bit checkpoint is downloaded, the quantised one written beside it
+        parts.append(f"{ceil(needed / GB)} GB for the quantised checkpoint")
+        needed += stored_weight_bytes(found.resolved.model)
+    if found.draft:
+        draft_bytes = stored_weight_bytes(resolve_model(found.draft).model)
+        parts.append(f"{ceil(draft_bytes / GB)} GB of {found.draft}")
+        needed += draft_bytes
+    return replace(
+        emission,
+        checkpoint_bytes=needed,
+        expected_accuracy=published_scores(plan.model, plan.accuracy_task) if found.documented else (),
+        accuracy=workflow.accuracy.argv if workflow.accuracy and found.documented else (),
+        accuracy_max_model_len=workflow.accuracy_max_model_len,
+        disk_includes=tuple(parts),
+    )
+
+
+def _script_names(found: Subject, script: str) -> dict[str, Any]:
+    """The names of one script. Raises IllegalPlanError if the version or the model cannot do it."""
+    plan, version = found.plan, found.version
+    body = {"model": served_name(plan), "prompt": "San Francisco is a", "max_tokens": 20, "temperature": 0}
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
+        "pull_image.sh": lambda: {"built": bool(found.build)},
+        "build_image.sh": lambda: _build_names(found.build),
+        "build_engine.sh": lambda: {
+            "base_image": image_for(found.profile, version).name,
+            "vllm_ref": f"v{version}",
+            "fastsafetensors_ref": FASTSAFETENSORS_REF,
+            "engine_jobs": ENGINE_JOBS,
+        },
+        "download.sh": lambda: {"hub_requirement": HUB_REQUIREMENT, "draft": found.draft},
+        "request.sh": lambda: {"request_body": json.dumps(body)},  # of the NVIDIA recipe
+        "quantize.sh": lambda: {
+            "job": "quantize",
+            "quark_requirement": QUARK_REQUIREMENT,
+            "quantize_remarks": [
+                f"The checkpoint is in Quark's own form (quant_method quark); vLLM {version}: "
+                f"{value_status(version, 'quantization', 'quark')}.",
+                "The document downloads a folder of examples; the command line of the package has the same options.",
+                "Quark needs Python 3.11 to 3.13 in the image. Calibration takes 128 samples of its default data set.",
+            ],
+        },
+        "sweep.sh": lambda: sweep_names(plan, found.deployment),
+        "guidellm.sh": lambda: guidellm_names(plan),
+        "mad.sh": lambda: _mad_names(found),
+    }
+    return makers.get(script, dict)()
+
+
+def _build_names(build: ImageBuild | None) -> dict[str, Any]:
+    if build is None:
+        raise IllegalPlanError("this image is pulled, not built", hint="leave out build_image.sh")
+    options = [word for name, value in build.args.items() for word in ("--build-arg", f"{name}={value}")]
+    options += ["--target", build.target] if build.target else []
+    return {"build": build, "build_options": tuple(options)}
+
+
+def _mad_names(found: Subject) -> dict[str, Any]:
+    if found.version.release > MAD_NEWEST:
+        raise IllegalPlanError(
+            f"vllm_benchmark_report.sh of ROCm/MAD does not run with vLLM {found.version}: it passes "
+            "--num-scheduler-steps, which is gone in 0.10.1",
+            hint="choose an --engine-version up to 0.10.0, or planner workflow latency and throughput",
+        )
+    dtype = "float8" if found.deployment.config.weight_dtype == "fp8" else "float16"
+    return {"job": "mad", "mad_commit": MAD_COMMIT, "mad_dtype": dtype, "points": offline_points(found)}
+
+
+def _servers(emission: Emission) -> dict[str, str]:
+    """Scripts for all servers of one node and the balancer in front of them."""
+    plan, base = emission.file.plan, template_names(emission)
+    servers, load = servers_per_node(plan), plan.workload
+    node_load = Load(
+        load.input_len,
+        load.output_len,
+        load.num_prompts * servers,
+        max_concurrency=load.max_concurrency * servers if load.max_concurrency else None,
+        request_rate=load.request_rate * servers if load.request_rate else float("inf"),
+        seed=load.seed,
+    )
+    version = options_version(parse_version(plan.engine_version), plan.platform, plan.image)
+    argv = tuple(bench_serve_argv(node_load, plan.model, version, port=PORT, platform=plan.platform))
+    result = f"node-{plan.digest}.json"
+    names = {
+        **base,
+        "copies": servers,
+        "first_port": FIRST_PORT,
+        "balancer_port": PORT,
+        "balanced_addresses": tuple(f"{LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
+        "balancer_address": f"{LOOPBACK}:{PORT}",
+        "balancer_of": "instances.sh",
+        "device_groups": "\n".join(gpus_of_server(plan, index) for index in range(servers)),
+        "client_docker_args": (*(("--gpus", "all") if base["nvidia"] else ()), *base["docker_args"]),
+        "node_bench_argv": argv,
+        "node_warm_up_argv": warm_up_argv(plan, argv, servers),
+        "node_seed": load.seed,
+        "node_prompts": node_load.num_prompts,
+        "node_result_name": result,
+        "node_partial_name": f".partial-{result}",
+    }
+    return {name: _render(name, names) for name in _SERVERS}

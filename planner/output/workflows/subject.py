@@ -1,7 +1,7 @@
-"""What a workflow is about: one deployment, and the plan that its scripts launch.
+"""The subject of a workflow: one serving engine, the load that is sent to it, and the plan that its scripts launch.
 
-The document's model on the document's GPU gets the document's command. Any other gets what ``planner recommend``
-finds. ``assemble`` makes the plan in both cases, as it makes every plan.
+The document's model on the document's GPU gets the document's command, any other the settings that ``planner
+recommend`` finds. ``assemble`` makes the plan in both cases, as it makes every plan.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from typing import Any
 from planner.engine import (
     EVERYWHERE,
     EngineArgs,
-    EngineConfig,
     EngineVersion,
     Image,
     ImageBuild,
-    Recipe,
     ServeLine,
     builds,
     default_version,
@@ -34,8 +32,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
-from planner.output.workflows.catalog import Workflow
-from planner.output.workflows.documents import Command, PrintedResult, printed_results
+from planner.output.workflows.documents import Command, Workflow, printed_results
 from planner.planning import (
     SHIPPED,
     Candidate,
@@ -52,23 +49,24 @@ from planner.planning import (
     percent,
     rank,
     recipe_of,
-    resolve_deployment,
 )
 from planner.workload import Load
 
-#: Options that the scripts decide for themselves; ``differences`` says why.
+#: Options that the scripts decide for themselves; ``documents.toml`` has the reasons.
 OURS = frozenset((
     "--trust-remote-code", "--host", "--port", "--disable-log-requests", "--enable-log-requests", "--model",
     "--no-enable-log-requests", "--output-json", "--num-iters", "--num-iters-warmup", "--dataset-name",
 ))  # fmt: skip
+#: Settings that the documents state although they are defaults.
+_STATED = frozenset(("--enable-chunked-prefill", "--pipeline-parallel-size", "--block-size", "--quantization"))
 LONG_TTFT_S = 60  #: more than this is waiting, not prefill
-#: The most of the memory that V1 of these releases finds free, and what the documents advise with graphs.
+#: The most of the memory that V1 of these releases finds free, and the documents' advice with graphs.
 MOST_UTILIZATION, ADVISED_UTILIZATION = 0.97, 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What somebody asks for beside the workflow itself. None: the document's."""
+    """Options of a caller beside the workflow itself. None: the document's."""
 
     model: str | None = None
     gpu: str | GpuProfile | None = None  #: a name, or a profile such as that of this machine's own GPUs
@@ -88,21 +86,29 @@ class Choice:
     timeout_s: float | None = None  #: None: as the hub has it
     local: Local = SHIPPED  #: the fits that predict
 
-    @property
-    def basis(self) -> Basis:
-        """Overheads of memory."""
-        return Basis(self.local.constants)
+    def resolve(self, model: str) -> ResolvedModel:
+        """A model by its name, as the options ask."""
+        return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
+
+    def serving(self, model: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Serving:
+        """An engine with the caller's fits; the memory of a draft is left out."""
+        return Serving.of(model, profile, args, version, local=self.local, basis=Basis(self.local.constants))
+
+    def settings(self, args: EngineArgs) -> EngineArgs:
+        """The settings with those of the caller."""
+        given = {"tensor_parallel_size": self.tensor_parallel_size, "kv_cache_dtype": self.kv_cache_dtype}
+        return args.changed(**{name: value for name, value in given.items() if value})
 
     @property
     def asked(self) -> frozenset[str]:
         """Words of command lines that are the caller's choice."""
+        checkpoint = self.model or self.weight_dtype
         names = {
             "--kv-cache-dtype": self.kv_cache_dtype, "--tensor-parallel-size": self.tensor_parallel_size,
             "--input-len": self.input_len, "--output-len": self.output_len, "--random-input-len": self.input_len,
             "--random-output-len": self.output_len, "--max-concurrency": self.max_concurrency,
             "--num-prompts": self.num_prompts or self.max_concurrency, "--request-rate": self.max_concurrency,
-            "--model": self.model or self.weight_dtype, "model": self.model or self.weight_dtype,
-            "--tokenizer": self.model or self.weight_dtype, "--quantization": self.weight_dtype,
+            "--model": checkpoint, "model": checkpoint, "--tokenizer": checkpoint, "--quantization": self.weight_dtype,
             "--speculative-model": self.draft, "--speculative-config": self.draft,
         }  # fmt: skip
         return frozenset(name for name, value in names.items() if value)
@@ -110,42 +116,28 @@ class Choice:
 
 @dataclass(frozen=True)
 class Subject:
-    """One deployment, its plan, and whether it is what the document ran."""
+    """One engine, its plan, and the document's commands if this is what the document ran."""
 
     workflow: Workflow
     choice: Choice
     resolved: ResolvedModel
+    profile: GpuProfile
+    version: EngineVersion
+    args: EngineArgs  #: settings that are stated; the rest is the version's default
     deployment: Deployment
-    args: EngineArgs  #: the settings that are said; the rest is the version's default
-    recipe: Recipe
     plan: Plan
     build: ImageBuild | None
     documented: bool
-    printed: Command | None = None  #: the document's server, where it has one
+    printed: Command | None = None  #: the document's server, if it has one
     client: Command | None = None
-    draft: str = ""  #: the model that drafts, where one does
-
-    @property
-    def profile(self) -> GpuProfile:
-        """The GPU."""
-        return self.deployment.profile
-
-    @property
-    def config(self) -> EngineConfig:
-        """The engine's settings."""
-        return self.deployment.config
-
-    @property
-    def version(self) -> EngineVersion:
-        """The vLLM version."""
-        return self.config.version
+    draft: str = ""  #: the model that drafts, if one does
 
 
 def subject(workflow: Workflow, choice: Choice) -> Subject:
-    """The deployment and the plan for a workflow.
+    """The engine and the plan of a workflow.
 
-    Raises IllegalPlanError where the GPU, or the version, is none for this workflow, or where it does not fit;
-    PlannerError for a model or GPU that is not known.
+    Raises IllegalPlanError if the workflow does not support the GPU or the version, or if the model does not fit;
+    PlannerError for an unknown model or GPU.
     """
     profile = profile_of(workflow, choice)
     if profile.platform not in workflow.platforms:
@@ -154,49 +146,77 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
             hint=f"it is for {' and '.join(workflow.platforms)}, such as --gpu {workflow.gpus[0]}",
         )
     resolved = _resolved(workflow, choice, profile)
-    version = _version(workflow, profile, choice)
-    build = _build(workflow, profile, version, choice)
-    if build and build.version:
-        version = _as_built(workflow, build, choice)
+    version, build = _version(workflow, profile, choice)
     documented = profile.id in workflow.gpus and resolved.resolved in workflow.models
-    client = next(iter(workflow.printed(workflow.client, version, profile, resolved.resolved)), None)
+    client, printed = (
+        next(iter(workflow.printed(commands, version, profile, resolved.resolved)), None)
+        for commands in (workflow.client, workflow.serve)
+    )
     load = _sendable(chosen_load(workflow, choice, client), version)
     asked = Request(
         resolved, (profile,), "balanced", Load(load.input_len, load.output_len), choice.max_concurrency,
         load.num_prompts if choice.max_concurrency else None, gpus_per_node=choice.gpus, version=version,
-        basis=choice.basis, calibration=choice.local.calibration,
+        basis=Basis(choice.local.constants), calibration=choice.local.calibration,
         args=EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto"),
     )  # fmt: skip
-    printed = next(iter(workflow.printed(workflow.serve, version, profile, resolved.resolved)), None)
     if documented:
-        request, ranking, args = _documented(workflow, asked, choice, version, load, printed)
+        serving, deployment = _documented(workflow, choice, resolved, profile, version, load, printed)
+        places = load.max_concurrency or deployment.config.max_num_seqs
+        candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, places))
+        ranking = Ranking(profile, serving.version, (candidate,), ())
+        asked = replace(asked, max_concurrency=places, num_prompts=load.num_prompts)
+        args = serving.args
     else:
-        request, ranking, args = _recommended(workflow, asked, choice)
-    candidate = ranking.candidates[0]
+        ranking = _recommended(workflow, asked, choice)
+        candidate = ranking.candidates[0]
+        args = _stated(candidate)
     own_load = load if documented or not load.max_concurrency else None
-    plan = assemble(request, ranking, candidate, image=_image(build, profile, version, choice), workload=own_load)
+    plan = assemble(asked, ranking, candidate, image=_image(build, profile, version, choice), workload=own_load)
     found = Subject(
-        workflow, choice, candidate.resolved, candidate.deployment, args, recipe_of(candidate.deployment), plan, build,
-        documented, printed if documented else None, client if documented else None,
+        workflow, choice, candidate.resolved, profile, candidate.config.version, args, candidate.deployment, plan,
+        build, documented, printed if documented else None, client if documented else None,
         _draft(workflow, choice, version, documented=documented),
     )  # fmt: skip
-    return replace(found, plan=_as_documented(found))
+    return replace(found, plan=_in_documents_words(found))
 
 
 def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
-    """The GPU that was asked for, else the document's. Raises UnknownNameError for a name that is none."""
+    """The GPU of the caller, else the document's. Raises UnknownNameError for an unknown name."""
     gpu = choice.gpu or workflow.gpus[0]
     return gpu if isinstance(gpu, GpuProfile) else load_profile(gpu)
 
 
+def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = None) -> Load:
+    """The document's load, with the caller's lengths and numbers."""
+    load = client.read().workload(client.document.version) if client else Load(**workflow.load)
+    asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
+    if choice.max_concurrency is not None:
+        prompts = defaults.PROMPTS_PER_SLOT * choice.max_concurrency
+        asked |= {"max_concurrency": choice.max_concurrency, "num_prompts": prompts, "request_rate": float("inf")}
+    if choice.num_prompts is not None:
+        asked["num_prompts"] = choice.num_prompts
+    return replace(load, **asked)
+
+
+def _sendable(load: Load, version: EngineVersion) -> Load:
+    """An open loop at one request per second, the document's, if the client has no ``--max-concurrency``."""
+    client = program_argv("bench serve", version, "rocm")[1]
+    if load.max_concurrency is None or flag_status(version, "--max-concurrency", client):
+        return load
+    return replace(load, max_concurrency=None, request_rate=1.0)
+
+
+# --- the document's words
+
+
 def engine_env(env: Mapping[str, str], version: EngineVersion, platform: str) -> dict[str, str]:
-    """Those of a document's variables that the version reads; what chooses GPUs is the script's business."""
+    """A document's variables that the version reads; the scripts choose the GPUs."""
     placed = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     return {k: v for k, v in env.items() if k not in placed and env_status(version, k, platform=platform)}
 
 
 def other_options(line: ServeLine, version: EngineVersion, model: str) -> dict[str, Any]:
-    """Options of a document's line that are no settings, in the words of the version."""
+    """Options of a document's line beside the engine's settings, in the words of the version."""
     others = {flag: value for flag, value in line.others.items() if flag not in OURS}
     if "--tokenizer" in others:
         others["--tokenizer"] = model
@@ -210,34 +230,25 @@ def written_out(words: list[str], line: ServeLine, version: EngineVersion) -> tu
     """A rendered command with those settings of the document's that a writer leaves out as defaults."""
     for flag, value in line.options.items():
         known = flag_status(version, flag, line.command) and flag not in OURS and flag not in line.others
-        if known and not any(word == flag or word.startswith(f"{flag}=") for word in words) and flag in _WRITTEN:
+        if known and not any(word == flag or word.startswith(f"{flag}=") for word in words) and flag in _STATED:
             words = [*words, flag, *([value] if value else [])]
     return tuple(words)
-
-
-#: Settings that the documents say although they are defaults.
-_WRITTEN = frozenset(("--enable-chunked-prefill", "--pipeline-parallel-size", "--block-size", "--quantization"))
 
 
 def engine_settings(
     command: Command, choice: Choice, profile: GpuProfile, resolved: ResolvedModel, version: EngineVersion
 ) -> tuple[EngineArgs, EngineVersion, ServeLine]:
-    """What a document's command asks of an engine: settings, the version with the engine that it brings, the line."""
+    """Settings of a document's command, the version with the engine that they bring, and the line."""
     line = command.read(version, profile.platform)
-    args = replace(line.args, speculative_config=command.drafts)
-    if choice.tensor_parallel_size:
-        args = replace(args, tensor_parallel_size=choice.tensor_parallel_size)
-    if choice.kv_cache_dtype:
-        args = replace(args, kv_cache_dtype=choice.kv_cache_dtype)
+    args = choice.settings(replace(line.args, speculative_config=command.drafts))
     if profile.partition and args.tensor_parallel_size > 1:
         args = replace(args, allow_unvalidated=True)
-    line = replace(line, args=args)
-    engine = asked_by(replace(line, args=replace(args, speculative_config=None)), resolved.model, profile, version)
-    own = replace(version, engine=engine)
-    free = args.gpu_memory_utilization
-    if free and free > MOST_UTILIZATION and version.release >= (0, 9, 1) and engine != "V0":
+    undrafted = replace(line, args=replace(args, speculative_config=None))
+    engine = asked_by(undrafted, resolved.model, profile, version)
+    share = args.gpu_memory_utilization
+    if share and share > MOST_UTILIZATION and version.release >= (0, 9, 1) and engine != "V0":
         args = replace(args, gpu_memory_utilization=ADVISED_UTILIZATION)
-    return args, own, replace(line, args=args)
+    return args, replace(version, engine=engine), replace(line, args=args)
 
 
 def with_steps(deployment: Deployment, line: ServeLine) -> Deployment:
@@ -247,25 +258,27 @@ def with_steps(deployment: Deployment, line: ServeLine) -> Deployment:
     return replace(deployment, config=replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps))
 
 
-def check_fits(deployment: Deployment, resolved: ResolvedModel, args: EngineArgs) -> None:
-    """Raise IllegalPlanError, with what would fit, where the engine would not start."""
+def check_fits(serving: Serving, deployment: Deployment) -> None:
+    """Raise IllegalPlanError, with changes that make it fit, if the engine would not start."""
     if deployment.checked.fits:
         return
-    profile, version = deployment.profile, deployment.config.version
-    found = Serving.of(resolved, profile, args, version).fit()
-    ways = [f"{' '.join(way.flags)} ({way.change})" for way in found.options]
+    fit = Serving.of(serving.resolved, serving.profile, serving.args, deployment.config.version).fit()
+    ways = [f"{' '.join(way.flags)} ({way.change})" for way in fit.options]
+    name, gpus = serving.resolved.resolved, f"{serving.args.tensor_parallel_size} x {serving.profile.name}"
     raise IllegalPlanError(
-        f"{resolved.resolved} on {args.tensor_parallel_size} x {profile.name} does not start: {found.reason}",
+        f"{name} on {gpus} does not start: {fit.reason}",
         hint=f"of the document's settings change one: {'; '.join(ways[:3])}" if ways else "choose a larger GPU",
     )
 
 
+# --- model, version, image
+
+
 def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> ResolvedModel:
-    """The model asked for, else the document's: of that precision, and for that GPU."""
+    """The caller's model, else the document's: in the caller's precision, and for that GPU."""
     capability = ".".join(map(str, profile.compute_capability or ()))
     names = [c.argv[2].rstrip("/") for c in workflow.serve if c.capability and c.capability == capability]
-    name = choice.model or next((name for name in names if name in workflow.models), workflow.model)
-    resolved = resolve_model(name, revision=choice.revision, refresh=choice.refresh, timeout_s=choice.timeout_s)
+    resolved = choice.resolve(choice.model or next((name for name in names if name in workflow.models), workflow.model))
     if choice.weight_dtype is None or _weights(resolved) == choice.weight_dtype:
         return resolved
     stem = resolved.resolved.split("/")[-1]
@@ -279,49 +292,54 @@ def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> Resolv
 
 
 def _weights(resolved: ResolvedModel) -> str:
-    """The precision as it is asked for; 16 bits are what the documents call FP16."""
+    """The precision in the caller's words; the documents call 16 bits FP16."""
     return resolved.model.quantization.weight_dtype if resolved.model.quantization.method else "fp16"
 
 
-def _version(workflow: Workflow, profile: GpuProfile, choice: Choice) -> EngineVersion:
-    """As asked for; the document's on the document's GPU; else the newest with an image."""
-    if choice.engine_version:
-        return parse_version(choice.engine_version)
-    if workflow.engine_version and profile.id in workflow.gpus:
-        return parse_version(workflow.engine_version)
-    return default_version(profile)
+def _version(workflow: Workflow, profile: GpuProfile, choice: Choice) -> tuple[EngineVersion, ImageBuild | None]:
+    """The caller's version, the document's on the document's GPU, else the newest; and how its image is built.
 
-
-def _build(workflow: Workflow, profile: GpuProfile, version: EngineVersion, choice: Choice) -> ImageBuild | None:
-    """How the image is made where it is not pulled: asked for by the workflow, or because no registry has one."""
+    An image is built if the workflow is about that, or if no registry has it. A commit takes the options of one
+    version: raises IllegalPlanError for another one if the workflow is that commit.
+    """
+    asked = parse_version(choice.engine_version) if choice.engine_version else None
+    if asked:
+        version = asked
+    elif workflow.engine_version and profile.id in workflow.gpus:
+        version = parse_version(workflow.engine_version)
+    else:
+        version = default_version(profile)
     if workflow.build == "engine":
         image = f"planner/vllm-{profile.architecture}:{version}"
-        return ImageBuild(workflow.build, "", "", "", image)
-    if workflow.build:
-        return builds()[workflow.build]
-    if choice.image:
-        return None
-    name = image_for(profile, version).name
-    return next((build for build in builds().values() if build.image == name), None)
-
-
-def _as_built(workflow: Workflow, build: ImageBuild, choice: Choice) -> EngineVersion:
-    """The version whose options the commit takes; where the workflow is that commit, no other can be asked for."""
-    asked = parse_version(choice.engine_version) if choice.engine_version else None
+        return version, ImageBuild(workflow.build, "", "", "", image)
+    name = None if choice.image or workflow.build else image_for(profile, version).name
+    named = (one for key, one in builds().items() if key == workflow.build or one.image == name)
+    build = next(named, None)
+    if build is None or not build.version:
+        return version, build
     own = {parse_version(text).release for text in (build.version, workflow.engine_version) if text}
     if workflow.build and asked and asked.release not in own:
         raise IllegalPlanError(
             f"{workflow.name} builds commit {build.commit[:12]}, which takes the options of vLLM {build.version}",
             hint="leave out --engine-version",
         )
-    return parse_version(build.version)
+    return parse_version(build.version), build
+
+
+def _image(build: ImageBuild | None, profile: GpuProfile, version: EngineVersion, choice: Choice) -> Image | None:
+    if choice.image:
+        source = f"as asked for with --image; the options are those of vLLM {version}"
+        return Image(choice.image, version, profile.platform, pinned=True, source=source, gpus=(profile.id,))
+    if build is None:
+        return None
+    return Image(build.image, version, profile.platform, pinned=True, source=build.source, gpus=(profile.id,))
 
 
 def _draft(workflow: Workflow, choice: Choice, version: EngineVersion, *, documented: bool) -> str:
-    """The document's draft drafts for the document's model only: the vocabularies have to be the same.
+    """The draft model. The document's drafts for the document's model only: the vocabularies have to be the same.
 
     V0 drafts with a model until 0.9.2, V1 from 0.15.0 on, and nothing between does (``spec_decode/`` and
-    ``v1/spec_decode/draft_model.py`` of the releases). Raises IllegalPlanError for what cannot.
+    ``v1/spec_decode/draft_model.py`` of the releases). Raises IllegalPlanError for a draft that cannot run.
     """
     own = next((c.drafts.model for c in workflow.offline if c.drafts and c.drafts.model), "")
     if not own:
@@ -339,31 +357,23 @@ def _draft(workflow: Workflow, choice: Choice, version: EngineVersion, *, docume
     return choice.draft or own
 
 
-def _image(build: ImageBuild | None, profile: GpuProfile, version: EngineVersion, choice: Choice) -> Image | None:
-    if choice.image:
-        source = f"as asked for with --image; the options are those of vLLM {version}"
-        return Image(choice.image, version, profile.platform, pinned=True, source=source, gpus=(profile.id,))
-    if build is None:
-        return None
-    return Image(build.image, version, profile.platform, pinned=True, source=build.source, gpus=(profile.id,))
+# --- the engine
 
 
 def _documented(
-    workflow: Workflow, asked: Request, choice: Choice, version: EngineVersion, load: Load, printed: Command | None
-) -> tuple[Request, Ranking, EngineArgs]:
-    """The document's settings, checked as any others."""
-    resolved, (profile,) = asked.model, asked.gpus
-    points = list(workflow.points(version, profile, resolved.resolved)) if printed is None else []
-    command = printed or (points[0].command if points else None)
+    workflow: Workflow,
+    choice: Choice,
+    resolved: ResolvedModel,
+    profile: GpuProfile,
+    version: EngineVersion,
+    load: Load,
+    printed: Command | None,
+) -> tuple[Serving, Deployment]:
+    """The document's engine. Raises IllegalPlanError if it does not start or does not hold one request."""
+    points = workflow.points(version, profile, resolved.resolved) if printed is None else ()
+    command = printed or next((point.command for point in points), None)
     if command is None:
-        args, line = EngineArgs(**workflow.settings), None
-        if choice.tensor_parallel_size or choice.kv_cache_dtype:
-            size, cache = choice.tensor_parallel_size, choice.kv_cache_dtype
-            args = replace(
-                args,
-                tensor_parallel_size=size or args.tensor_parallel_size,
-                kv_cache_dtype=cache or args.kv_cache_dtype,
-            )
+        args, line = choice.settings(EngineArgs(**workflow.settings)), None
     else:
         args, version, line = engine_settings(command, choice, profile, resolved, version)
     if args.async_scheduling and not flag_status(version, "--async-scheduling"):
@@ -374,11 +384,9 @@ def _documented(
             f"{workflow.name} takes {args.tensor_parallel_size} GPUs, the node has {node}",
             hint=f"--tensor-parallel-size {node}, or a node with more GPUs",
         )
-    deployment = resolve_deployment(
-        resolved.model, profile, args, version, basis=asked.basis, calibration=asked.calibration
-    )
-    deployment = with_steps(deployment, line) if line else deployment
-    check_fits(deployment, resolved, args)
+    serving = choice.serving(resolved, profile, args, version)
+    deployment = with_steps(serving.deployment, line) if line else serving.deployment
+    check_fits(serving, deployment)
     if load.max_total_len > deployment.config.max_model_len:
         raise IllegalPlanError(
             f"requests of {load.max_total_len} tokens are longer than the context of {deployment.config.max_model_len}",
@@ -390,116 +398,103 @@ def _documented(
             f"{load.total_len} tokens fits beside the weights",
             hint=f"planner fit {resolved.resolved} --gpu {profile.id} says what would fit",
         )
-    concurrency = load.max_concurrency or deployment.config.max_num_seqs
-    figures = estimate(deployment, load.input_len, load.output_len, concurrency)
-    ranking = Ranking(profile, version, (Candidate(resolved, deployment, figures),), ())
-    return replace(asked, max_concurrency=concurrency, num_prompts=load.num_prompts), ranking, args
+    return serving, deployment
 
 
-def _recommended(workflow: Workflow, asked: Request, choice: Choice) -> tuple[Request, Ranking, EngineArgs]:
-    """The best settings for a model or GPU that the document does not have, at any concurrency or the one asked for."""
+def _recommended(workflow: Workflow, asked: Request, choice: Choice) -> Ranking:
+    """The best settings for a model or GPU outside the document, at the caller's concurrency or at any."""
     (ranking,) = rank(asked)
     size, dtype = choice.tensor_parallel_size, choice.weight_dtype
-    fitting = (c for c in ranking.candidates if size in (None, c.config.tensor_parallel_size))
-    kept = tuple(c for c in fitting if dtype in (None, c.config.weight_dtype, _weights(c.resolved)))
-    if not kept:
-        reasons = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected))
-        name, profile = asked.model.resolved, ranking.profile
-        wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
-        why = reasons or "none of the plans has that"
-        raise IllegalPlanError(
-            f"no plan of {name} on {profile.name} for {workflow.name}{wanted}: {why}",
-            hint=f"planner fit {name} --gpu {profile.id} says what would make it fit",
-        )
-    ranking = replace(ranking, candidates=kept)
-    config = kept[0].config
-    args = EngineArgs(
+    suited = tuple(
+        candidate
+        for candidate in ranking.candidates
+        if size in (None, candidate.config.tensor_parallel_size)
+        and dtype in (None, candidate.config.weight_dtype, _weights(candidate.resolved))
+    )
+    if suited:
+        return replace(ranking, candidates=suited)
+    name, profile = asked.model.resolved, ranking.profile
+    wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
+    why = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected)) or "none of the plans has that"
+    raise IllegalPlanError(
+        f"no plan of {name} on {profile.name} for {workflow.name}{wanted}: {why}",
+        hint=f"planner fit {name} --gpu {profile.id} says what would make it fit",
+    )
+
+
+def _stated(candidate: Candidate) -> EngineArgs:
+    """The settings of a recommended plan that offline measurements share."""
+    config = candidate.config
+    return EngineArgs(
         tensor_parallel_size=config.tensor_parallel_size,
         kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
         gpu_memory_utilization=config.gpu_memory_utilization,
         # without chunks it follows the context, which is another one for each measurement
         max_num_batched_tokens=config.max_num_batched_tokens if config.enable_chunked_prefill else None,
     )
-    return asked, ranking, args
 
 
-def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = None) -> Load:
-    """The document's load, with what was asked for."""
-    load = client.read().workload(client.document.version) if client else Load(**workflow.load)
-    asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
-    if choice.max_concurrency is not None:
-        prompts = defaults.PROMPTS_PER_SLOT * choice.max_concurrency
-        asked |= {"max_concurrency": choice.max_concurrency, "num_prompts": prompts, "request_rate": float("inf")}
-    if choice.num_prompts is not None:
-        asked["num_prompts"] = choice.num_prompts
-    return replace(load, **asked)
+# --- the plan
 
 
-def _sendable(load: Load, version: EngineVersion) -> Load:
-    """An open loop at one request per second, the document's, where the client has no ``--max-concurrency``."""
-    client = program_argv("bench serve", version, "rocm")[1]
-    if load.max_concurrency is None or flag_status(version, "--max-concurrency", client):
-        return load
-    return replace(load, max_concurrency=None, request_rate=1.0)
-
-
-def _as_documented(found: Subject) -> Plan:
-    """The plan with the document's own line and variables, what is printed for it, and what it is for."""
+def _in_documents_words(found: Subject) -> Plan:
+    """The plan with the document's own line and variables, its printed results, and reasons."""
     workflow, plan = found.workflow, found.plan
-    launched = _launched(found) if found.documented else {}
+    launched = _launched(found)
+    published = _printed_result(found) if found.documented else None
     update: dict[str, Any] = {
         "accuracy_task": workflow.accuracy_task or plan.accuracy_task,
         "why": tuple(_why(found)),
         "warnings": tuple(dict.fromkeys((*plan.warnings, *_warnings(found, launched.get("env", {}))))),
         **launched,
     }
-    if found.documented:
-        update["published"] = dict(result.figures) if (result := _printed_result(found, plan)) else {}
-    else:
-        extra = found.recipe.flags
-        update["serve_argv"] = tuple(serve_argv(found.config, plan.model, host=EVERYWHERE, extra=extra))
-    return plan.model_copy(update=update)
+    return plan.model_copy(update=update | ({"published": published or {}} if found.documented else {}))
 
 
 def _launched(found: Subject) -> dict[str, Any]:
-    """The document's line and variables; those of the recipes where it has no command."""
-    plan, version, platform = found.plan, found.version, found.profile.platform
-    points = list(found.workflow.points(version, found.profile, found.resolved.resolved))
-    command = found.printed or (points[0].command if points else None)
-    remote = {"trust-remote-code": True} if found.recipe.flags.get("trust-remote-code") else {}
+    """The document's line and variables; those of the recipes for other models and GPUs, and without a command."""
+    plan, version, config, recipe = found.plan, found.version, found.deployment.config, recipe_of(found.deployment)
+    points = workflow_points(found) if found.documented and not found.printed else ()
+    command = found.printed or next((point.command for point in points), None)
     if command is None:
-        return {"serve_argv": tuple(serve_argv(found.config, plan.model, host=EVERYWHERE, extra=found.recipe.flags))}
-    line = command.read(version, platform)
+        return {"serve_argv": tuple(serve_argv(config, plan.model, host=EVERYWHERE, extra=recipe.flags))}
+    line = command.read(version, found.profile.platform)
+    remote = {"trust-remote-code": True} if recipe.flags.get("trust-remote-code") else {}
     extra = {**other_options(line, version, plan.model), **remote}
     extra = {name: value for name, value in extra.items() if flag_status(version, f"--{name}")}
-    words = serve_argv(found.config, plan.model, host=EVERYWHERE, extra=extra)
-    kept = {name: value for name, value in plan.env.items() if name not in found.recipe.env}
-    env = {**engine_env(command.env, version, platform), **kept}
+    words = serve_argv(config, plan.model, host=EVERYWHERE, extra=extra)
+    own_env = {name: value for name, value in plan.env.items() if name not in recipe.env}
+    env = {**engine_env(command.env, version, found.profile.platform), **own_env}
     return {"serve_argv": written_out(words, line, version) if found.printed else tuple(words), "env": env}
 
 
-def _printed_result(found: Subject, plan: Plan) -> PrintedResult | None:
-    """The printed result, where the same load is sent to the same settings."""
+def workflow_points(found: Subject) -> Iterator[Any]:
+    """The document's offline measurements for the subject's model."""
+    return found.workflow.points(found.version, found.profile, found.resolved.resolved)
+
+
+def _printed_result(found: Subject) -> dict[str, float] | None:
+    """The printed result, if the same load is sent to the same settings."""
     if found.printed is None or found.client is None or found.choice.asked - {"model", "--model", "--tokenizer"}:
         return None
     ids = found.printed.id, found.client.id
-    return next(
-        (one for one in printed_results() if (one.server, one.client) == ids and plan.gpu in found.workflow.gpus), None
-    )
+    results = (dict(one.figures) for one in printed_results() if (one.server, one.client) == ids)
+    return next(results, None) if found.plan.gpu in found.workflow.gpus else None
 
 
 def _why(found: Subject) -> Iterator[str]:
-    if found.documented:
-        yield f"the settings are those of: {'; '.join(document.title for document in found.workflow.documents)}"
-    else:
+    if not found.documented:
         yield f"no document describes {found.workflow.name} for this model and GPU: these are the recommended settings"
-    own = [reason for reason in found.plan.why if reason.startswith("weights take")]
-    yield from own if found.documented else found.plan.why
+        yield from found.plan.why
+        return
+    yield f"the settings are those of: {'; '.join(document.title for document in found.workflow.documents)}"
+    yield from (reason for reason in found.plan.why if reason.startswith("weights take"))
 
 
 def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
-    """What the document's settings run into."""
+    """Limits that the document's settings run into."""
     load, held = found.plan.workload, found.deployment.requests_held(found.plan.workload.sent.total_len)
+    config = found.deployment.config
     if load.max_concurrency and held < load.max_concurrency:
         yield (
             f"the cache holds {int(held)} of the {load.max_concurrency} requests in flight: the others wait, which the "
@@ -512,7 +507,6 @@ def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
     if checked.verdict == "too close to call":
         yield f"memory is too close to call: it starts with {percent(checked.probability_fits)} probability"
     compilation = found.printed.read().others.get("--compilation-config", "") if found.printed else ""
-    issues = known_issues(found.config, env, found.resolved.model, found.profile, compilation=compilation)
-    yield from map(str, issues)
-    if found.profile.partition and found.config.tensor_parallel_size > 1:
+    yield from map(str, known_issues(config, env, found.resolved.model, found.profile, compilation=compilation))
+    if found.profile.partition and config.tensor_parallel_size > 1:
         yield "tensor parallelism over partitions: one document prints it, another says that it is not supported"
