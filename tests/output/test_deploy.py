@@ -408,7 +408,7 @@ def test_every_file_says_what_it_is(case: str) -> None:
         (GOLDEN["mi355x"], "nomad", Site(), "unknown target"),
         (GOLDEN["mi355x"], "lws", Site(), "on one node"),
         (GOLDEN["mi355x"], "ray", Site(), "on one node"),
-        (GOLDEN["mi355x"], "compose", Site(replicas=9), "room for 8"),
+        (GOLDEN["mi355x"], "compose", Site(replicas=9), "holds 8"),
         (GOLDEN["mi355x"], "compose", Site(namespace="llm"), "--namespace has no effect"),
         (GOLDEN["mi355x"], "kserve", Site(host="0.0.0.0"), "--host has no effect"),
         (GOLDEN["mi355x"], "slurm", Site(nodes=3), "--nodes 3"),

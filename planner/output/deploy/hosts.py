@@ -13,7 +13,7 @@ from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for, parse_v
 from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.kubernetes import ROUTED_PORT, disaggregated_values, side_environment
 from planner.output.deploy.pods import Pods
-from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words
+from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts.emission import JOIN_PORTS, MODEL_CACHE, PORT, gpus_of_server, join_names, servers_per_node
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
@@ -26,9 +26,6 @@ _HEALTH = (
     "import urllib.request as r;r.build_opener(r.ProxyHandler({{}})).open('http://127.0.0.1:{port}/health', timeout=5)"
 )
 _MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}"  # as launch.sh has it
-_NGINX = "/tmp/nginx"  # in the balancer's own container
-#: Options of docker in compose's words, each with its value for one or for several of them.
-_LISTS = {"group_add": "--group-add", "security_opt": "--security-opt", "cap_add": "--cap-add"}
 #: Beside its share of the weights: what each GPU's process needs of the node. An allowance.
 MEMORY_GIB_PER_GPU = 32
 #: Tokenising and scheduling want several cores beside one for each GPU's process. An allowance.
@@ -61,7 +58,7 @@ def compose(pods: Pods) -> dict[str, str]:
     copies, most = pods.site.replicas, servers_per_node(pods.plan)
     if copies > most:
         raise InputError(
-            f"--replicas {copies}: a node with {pods.plan.gpus_per_node} GPUs has room for {most} such "
+            f"--replicas {copies}: a node with {pods.plan.gpus_per_node} GPUs holds {most} such "
             f"server{'s' if most != 1 else ''}",
             hint="ask for fewer, or deploy them on several nodes with --target kubernetes",
         )
@@ -70,7 +67,9 @@ def compose(pods: Pods) -> dict[str, str]:
     title = "Docker compose: the planned server."
     files = {}
     if copies > 1:
-        services["balancer"] = _balancer(pods, names)
+        healthy = {name: {"condition": "service_healthy", "restart": True} for name in names}
+        own = {"image": BALANCER_IMAGE, "ports": [_published(pods, PORT)], "servers": healthy}
+        services["balancer"] = fill("compose.yaml", "balancer", own)
         title = f"Docker compose: {copies} servers like the planned one, behind nginx."
         balanced = {
             "balancer_of": "compose.yaml",
@@ -91,40 +90,33 @@ def compose(pods: Pods) -> dict[str, str]:
 
 
 def _service(pods: Pods, index: int) -> Json:
-    plan, docker = pods.plan, pods.docker
+    plan, docker, copies = pods.plan, pods.docker, pods.site.replicas
     folder = escape_dollars(pods.model_folder)
-    volumes: list[Json] = [
-        {"type": "bind", "source": _MODELS, "target": MODEL_CACHE, "bind": {"create_host_path": True}},
-        *([{"type": "bind", "source": folder, "target": folder, "read_only": True}] if folder else ()),
-    ]
-    devices = escape_words([device if ":" in device else f"{device}:{device}" for device in docker["--device"]])
-    lists = {name: escape_words(docker[flag]) for name, flag in _LISTS.items()}
-    ipc, shm_size = (escape_dollars("".join(docker[flag][-1:])) for flag in ("--ipc", "--shm-size"))
-    privileges = {"devices": devices, **lists, "ipc": ipc, "privileged": pods.privileged, "shm_size": shm_size}
-    service: Json = {
+    models = {"type": "bind", "source": _MODELS, "target": MODEL_CACHE, "bind": {"create_host_path": True}}
+    model = [{"type": "bind", "source": folder, "target": folder, "read_only": True}] if folder else []
+    devices = [device if ":" in device else f"{device}:{device}" for device in docker["--device"]]
+    gpus = {"resources": {"reservations": {"devices": [_nvidia(pods, index)]}}}
+    names = {
         "image": plan.image,
         "entrypoint": escape_words(plan.serve_argv[:1]),
         "command": escape_words(plan.serve_argv[1:]),
         "environment": _environment(pods, index),
-        "volumes": volumes,
-        **{name: value for name, value in privileges.items() if value},
-        "healthcheck": {
-            "test": ["CMD", "python3", "-c", _HEALTH.format(port=pods.port)],
-            "interval": "15s",
-            "timeout": "10s",
-            "retries": 4,
-            "start_period": f"{pods.start_timeout_s}s",
-        },
-        "restart": "unless-stopped",
-        "stop_grace_period": "60s",
+        "volumes": [models, *model],
+        "devices": escape_words(devices) or None,
+        "groups": escape_words(docker["--group-add"]) or None,
+        "security": escape_words(docker["--security-opt"]) or None,
+        "capabilities": escape_words(docker["--cap-add"]) or None,
+        "ipc": escape_dollars("".join(docker["--ipc"][-1:])) or None,
+        "privileged": pods.privileged or None,
+        "shm_size": escape_dollars("".join(docker["--shm-size"][-1:])) or None,
+        "health": _HEALTH.format(port=pods.port),
+        "start_period": f"{pods.start_timeout_s}s",
+        "gpus": gpus if plan.platform == "cuda" else None,
+        "ports": [_published(pods, pods.port)] if copies == 1 else None,
+        # the first server downloads the model for all
+        "after": {"vllm-0": {"condition": "service_healthy"}} if copies > 1 and index else None,
     }
-    if plan.platform == "cuda":
-        service["deploy"] = {"resources": {"reservations": {"devices": [_nvidia(pods, index)]}}}
-    if pods.site.replicas == 1:
-        service["ports"] = [_published(pods, pods.port)]
-    elif index:
-        service["depends_on"] = {"vllm-0": {"condition": "service_healthy"}}  # it downloads the model for all
-    return service
+    return fill("compose.yaml", "server", names)
 
 
 def _environment(pods: Pods, index: int) -> dict[str, str | None]:
@@ -156,20 +148,6 @@ def _mig(server: int, gpu: int) -> str:
 
 def _published(pods: Pods, port: int) -> Json:
     return {"target": port, "published": str(pods.site.port), "host_ip": pods.site.host, "protocol": "tcp"}
-
-
-def _balancer(pods: Pods, names: list[str]) -> Json:
-    return {
-        "image": BALANCER_IMAGE,
-        "entrypoint": ["nginx"],
-        "command": ["-p", f"{_NGINX}/", "-e", "/dev/stderr", "-c", "/etc/nginx/planner.conf", "-g", "daemon off;"],
-        "ports": [_published(pods, PORT)],
-        "volumes": [{"type": "bind", "source": "./nginx.conf", "target": "/etc/nginx/planner.conf", "read_only": True}],
-        "tmpfs": [_NGINX],
-        # nginx looks the servers up when it starts: it starts again when one of them is made anew
-        "depends_on": {name: {"condition": "service_healthy", "restart": True} for name in names},
-        "restart": "unless-stopped",
-    }
 
 
 # --- Slurm and Ray
@@ -263,8 +241,8 @@ def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
     """``prefill.sh``, ``decode.sh`` and ``llm-d-values.yaml``.
 
     The sides find each other by NIXL's side channel. A router sends each prompt to a prefill server first and passes
-    the place of its cache to the decode server: vLLM's ``toy_proxy_server.py`` beside the scripts, llm-d's sidecar in
-    its chart. Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
+    the place of its cache to the decode server. With the scripts it is vLLM's ``toy_proxy_server.py``, in the chart
+    llm-d's sidecar. Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
     """
     if plan.model.startswith("/"):
         raise IllegalPlanError(

@@ -33,7 +33,7 @@ DOWNLOAD_BYTES_PER_S = 100e6
 #: vLLM's own example for Kubernetes gives one GPU 2 GiB of shared memory; NCCL and RCCL need more of it for each more.
 SHM_GIB_PER_GPU = 2
 SHM_GIB_AT_LEAST = 8
-#: Options of ``docker run`` that other platforms have, too.
+#: Options of ``docker run`` with a counterpart on other platforms.
 _PORTABLE = (
     "--device", "--group-add", "--security-opt", "--cap-add", "--gpus", "--ipc", "--shm-size", "--privileged",
 )  # fmt: skip
@@ -63,7 +63,7 @@ class Pods:
 
     @property
     def plan(self) -> Plan:
-        """The plan behind the server."""
+        """The plan that the pods are made from."""
         return self.emission.file.plan
 
     @property
@@ -80,7 +80,7 @@ class Pods:
             )
 
     def require_several_nodes(self) -> Join:
-        """How the nodes are joined. Raises InputError for a server on one node."""
+        """Return the way in which the nodes are joined. Raises InputError for a server on one node."""
         if self.join is None:
             raise InputError(
                 "the planned server is on one node, and this target is for several",
@@ -139,7 +139,7 @@ def describe(emission: Emission, site: Site, command: str) -> Pods:
         docker=_docker_options(plan.docker_args),
         port=_port(plan),
         start_timeout_s=site.start_timeout_s or 60 * ceil((START_ALLOWANCE_S + load_s) / 60),
-        # vLLM has KV blocks of the host in shared memory, too (0.32, NVIDIA)
+        # vLLM also has KV blocks of the host in shared memory (0.32, NVIDIA)
         shm_gib=max(SHM_GIB_AT_LEAST, SHM_GIB_PER_GPU * gpus) + host_kv_gib(plan),
         cache_gib=ceil(1.2 * emission.checkpoint_bytes / GIB) + 1,
         model_folder=local_folder(plan),

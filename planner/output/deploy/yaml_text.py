@@ -16,13 +16,15 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import yaml
 
 from planner.errors import InputError
 from planner.output.scripts.text import comment
+from planner.resources import data_dir
 
 Json = dict[str, Any]
 
@@ -48,6 +50,30 @@ def dump(*documents: object) -> str:
         allow_unicode=False,  # everything beyond ASCII is escaped: no invisible character hides in a file
         width=sys.maxsize,
     )
+
+
+def fill(file: str, template: str, names: Mapping[str, Any]) -> Json:
+    """A part of a YAML file below ``templates/deploy`` with ``names`` in place of its values ``$name``.
+
+    A key is left out if its value is None.
+    """
+    filled: Json = _filled(_templates(file)[template], names)
+    return filled
+
+
+@lru_cache
+def _templates(file: str) -> Json:
+    parts: Json = yaml.safe_load((data_dir("templates") / "deploy" / file).read_text(encoding="utf-8"))
+    return parts
+
+
+def _filled(node: Any, names: Mapping[str, Any]) -> Any:
+    if isinstance(node, dict):
+        filled = {key: _filled(value, names) for key, value in node.items()}
+        return {key: value for key, value in filled.items() if value is not None}
+    if isinstance(node, list):
+        return [_filled(one, names) for one in node]
+    return names[node[1:]] if isinstance(node, str) and node.startswith("$") else node
 
 
 def escape_dollars(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Everything is decided and computed here. The templates only insert the names of ``template_names``.
 
-How the nodes of one server find each other (one small script, the same for every platform)::
+A small script joins the nodes of one server, on every platform the same::
 
     mp    --nnodes, --node-rank, --master-addr: vLLM's own processes, from 0.11.1 on
     ray   a Ray cluster, before that
@@ -48,7 +48,7 @@ _DRIVER_VARIATION = 0.01
 PLACEMENT_VARIABLES = frozenset((
     "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"
 ))  # fmt: skip
-#: How ``image_source`` of a plan names the script that makes its image.
+#: The script that makes the image, in ``image_source`` of a plan.
 _BUILT_BY = re.compile(r"^built .*\bby (build_(?:image|engine)\.sh)$")
 #: Arguments of lm_eval that the script adds: the server's name and address.
 _ADDED_BY_SCRIPT = frozenset(("model", "base_url"))
@@ -81,8 +81,8 @@ class Emission:
 def render_scripts(emission: Emission) -> dict[str, str]:
     """File name to content: ``plan.json``, the scripts that the plan needs and the runbook.
 
-    Raises IllegalPlanError for a plan whose server is unreachable or reachable from other machines, and InputError if a
-    secret, or a word that no command line can hold, would be written.
+    Raises IllegalPlanError for a plan whose server is unreachable, or reachable from other machines. Raises InputError
+    if a secret, or a word that no command line can hold, would be written.
     """
     names, plan = template_names(emission), emission.file.plan
     # templates for plans without a container, or over several nodes, replace those of the same name
@@ -148,7 +148,7 @@ def host_kv_gib(plan: Plan) -> int:
 
 
 def describe_load(plan: Plan) -> str:
-    """The load in words."""
+    """Number, lengths and arrivals of the requests, in words."""
     if plan.classes:
         return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes)
     return _load_words(plan.workload)
@@ -189,7 +189,7 @@ def check_exposure(plan: Plan) -> None:
 
 
 def join_of(plan: Plan, gpus_each: int) -> Join:
-    """How nodes of ``gpus_each`` GPUs are joined. Raises IllegalPlanError if the version cannot."""
+    """Return the way in which nodes of ``gpus_each`` GPUs are joined. Raises IllegalPlanError if the version cannot."""
     version = parse_version(plan.engine_version)
     if plan.data_parallel_size == 1:
         return "mp" if flag_status(version, "--nnodes") else "ray"
@@ -351,7 +351,7 @@ def _clients(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
-    """What preflight.sh expects of a node, and what joins several.
+    """Names for preflight.sh, about one node, and for joining several.
 
     Memory is compared for whole GPUs only: amd-smi and the driver show that of the whole GPU for each AMD partition.
     """
@@ -385,7 +385,7 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
 
 
 def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
-    """How the GPUs are partitioned, and the part that the server gets."""
+    """Names for the partitions of the GPUs, and for those that the server gets."""
     partition, servers = profile.partition, servers_per_node(plan)
     names: dict[str, Any] = {
         "partition": partition,

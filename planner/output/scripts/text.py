@@ -54,7 +54,7 @@ def comment(value: object) -> str:
 
 
 def text(value: object) -> str:
-    """Plain text, escaped for Markdown."""
+    """Plain text whose signs have no meaning in Markdown."""
     return _MARKDOWN.sub(r"\\\1", _flat(value))
 
 

@@ -92,7 +92,7 @@ class PrintedRow:
 
     @property
     def model(self) -> str:
-        """The model of the command."""
+        """The model that the command of the row measures."""
         return option(self.command.argv, "--model") or ""
 
 

@@ -177,7 +177,7 @@ def _engine(found: Subject, command: Command) -> tuple[Deployment, ServeLine]:
 
 
 def _same_engine(found: Subject) -> dict[str, str]:
-    """From 0.8.0 to 0.9.2 only V0 drafts with a model: the run without a draft gets it, too."""
+    """The variable of V0 for runs beside a draft: from 0.8.0 to 0.9.2 only V0 drafts with a model."""
     return {"VLLM_USE_V1": "0"} if found.draft and (0, 8) <= found.version.release < (0, 10) else {}
 
 
