@@ -1,4 +1,4 @@
-"""Every error that a user can cause.
+"""The errors that a user can cause.
 
 ::
 

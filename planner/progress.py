@@ -1,6 +1,7 @@
-"""How far a long computation is.
+"""Progress of long computations.
 
-Whoever computes says so, and knows nothing of who listens: the command line shows it on a terminal, a library nowhere.
+The code that computes reports to a listener, if there is one: the command line shows progress on a terminal, the
+library nowhere.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 Item = TypeVar("Item")
-#: Takes what is being done, and the share of all of it that is behind, from 0 to 1; None where that has not changed.
+#: Takes a description of the work, and the share that is done, from 0 to 1; None where that has not changed.
 Listener = Callable[[str, float | None], None]
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
-#: Where the work of now begins in the whole, and how much of it that is: what is counted inside takes this part.
+#: Start of the current work in the whole, and its share: what is counted inside takes this part.
 _PART: ContextVar[tuple[float, float]] = ContextVar("part", default=(0.0, 1.0))
 
 
 def say(text: str, done: float | None = None) -> None:
-    """Tell whoever listens what is being done."""
+    """Report the current work to the listener."""
     if listener := _LISTENER.get():
         listener(text, done)
 
 
 def each(items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[Item]:
-    """The items, each announced by its name and its number."""
+    """Yield the items, each announced by its name and number."""
     start, width = _PART.get()
     try:
         for number, item in enumerate(items):
@@ -39,7 +40,7 @@ def each(items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[Item]:
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Within this, ``listener`` is told; None: nobody."""
+    """Report to ``listener`` within this block; None for no listener."""
     token = _LISTENER.set(listener)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Where data lies, how a file that somebody names is read, and how one is replaced.
+"""Folders of packaged and of user data; reading a file that a user names; replacing a file as a whole.
 
-Packaged data lies beside the package in a wheel, at the top level in a checkout. A user's own data lies in the folder
-that the platform has for it.
+Packaged data lies beside the package in a wheel, at the top level in a checkout. User data lies in the folder that the
+platform has for it.
 """
 
 import errno
@@ -14,7 +14,7 @@ from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_FILE_BYTES = 64 * 2**20  #: of a file that somebody names; the largest config.json takes 3 MB
+MOST_FILE_BYTES = 64 * 2**20  #: of a file that a user names; the largest config.json takes 3 MB
 MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -28,12 +28,12 @@ def data_dir(name: str) -> Path:
 
 
 def package_dir(name: str) -> Path:
-    """The folder of a room, for data that lies beside its code."""
+    """The folder of a package, for data that lies beside its code."""
     return _PACKAGE / name
 
 
 def user_data_dir() -> Path:
-    """The folder for what a user's own machines taught us: fits, never a cache. It need not exist yet.
+    """The folder for fits to a user's own machines, never a cache. It need not exist yet.
 
     ``XDG_DATA_HOME`` is honoured where the platform has it.
     """
@@ -43,7 +43,7 @@ def user_data_dir() -> Path:
 
 
 def check_file(path: Path, *, most_bytes: float) -> None:
-    """Raise OSError for what is no regular file, or is larger: a pipe keeps its reader waiting, a device never ends."""
+    """Raise OSError for a file that is larger or not regular: a pipe keeps its reader waiting, a device never ends."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # of a folder open() says so itself
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -53,17 +53,17 @@ def check_file(path: Path, *, most_bytes: float) -> None:
 
 
 def read_given(path: Path, *, most_bytes: int = MOST_FILE_BYTES, errors: str = "strict") -> str:
-    """The text of a file that somebody names. Raises OSError, also as ``check_file`` does, and UnicodeDecodeError."""
+    """The text of a file that a user names. Raises OSError, also as ``check_file`` does, and UnicodeDecodeError."""
     check_file(path, most_bytes=most_bytes)
     return path.read_text(encoding="utf-8-sig", errors=errors)
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Whoever else works in ``folder`` waits until this is done. False where the platform has no such locks."""
+    """Lock ``folder`` for this block; other processes wait. Yields False where the platform has no such locks."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # what is wrong with the folder is told by whoever writes into it
+    except OSError:  # writing into the folder reports what is wrong with it
         yield False
         return
     try:
@@ -73,10 +73,9 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def write_then_rename(path: Path, content: bytes) -> None:
-    """Write ``content`` beside ``path``, then rename it: whoever reads ``path`` meanwhile sees the old file or the new.
+    """Write ``content`` beside ``path``, then rename it: a reader of ``path`` sees the old file or the new one.
 
-    What others who were killed left beside it goes. Raises OSError where that is not possible; the old file is then as
-    it was.
+    Files that killed processes left beside it are removed. Raises OSError where writing fails; the old file then stays.
     """
     for left in path.parent.glob(f".{escape(path.name)}.*.part"):
         _remove_unheld(left)
@@ -95,7 +94,7 @@ def _held(path: Path) -> Iterator[BinaryIO]:
     """An empty file at ``path`` that ``_remove_unheld`` leaves alone."""
     while True:
         with path.open("ab") as file:
-            if _locked(file.fileno()) and not path.exists():  # it went before it was held
+            if _locked(file.fileno()) and not path.exists():  # another process deleted it before we had the lock
                 continue
             file.truncate()
             yield file
@@ -110,7 +109,7 @@ def _remove_unheld(path: Path) -> None:
 
 
 def _locked(handle: int, *, wait: bool = True) -> bool:
-    """Lock a file or folder until it is closed; whether it is: others may have it, or a network drive has no locks."""
+    """Lock a file or folder until it is closed. False where another process has it, or a network drive has no locks."""
     try:
         import fcntl
 

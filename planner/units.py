@@ -20,11 +20,11 @@ MS = 1e-3
 GFLOP = 1e9
 TFLOP = 1e12
 
-#: No latency, rate or count that a person gives or a benchmark measures lies outside, in whatever unit it is stated:
-#: what does is a mistake, and products of such figures stay far within what a float holds.
+#: Bounds of every latency, rate and count, in any unit: other values are mistakes, and products of figures within
+#: them stay far within the range of a float.
 LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e15
 
-#: Of a number that a person or a machine writes for a count; ``int`` refuses some thousands.
+#: Digits of a count; ``int`` refuses some thousands.
 MOST_DIGITS = 18
 
 #: Factor from a unit, as written in a profile, to the unit used inside.
@@ -54,14 +54,14 @@ FACTORS: dict[str, float] = {
 
 
 def whole_number(text: str) -> int | None:
-    """What digits spell; None for other text, and for more digits than a count has."""
+    """The number that digits spell; None for other text, and for more than ``MOST_DIGITS`` digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
 def to_base(value: float, unit: str) -> float:
     """Convert ``value`` in ``unit`` to the unit used inside.
 
-    Raises KeyError for an unknown unit, TypeError for what is no number.
+    Raises KeyError for an unknown unit, TypeError for a value that is not a number.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):  # a text times a GB would be a long one
         raise TypeError(f"{value!r} is not a number")
@@ -69,8 +69,9 @@ def to_base(value: float, unit: str) -> float:
 
 
 def figure(value: float, digits: int = 0) -> str:
-    """A number with the digits that a prediction is good for, two below 100 and three above: ``0.13``, ``5.4``, ``28``,
-    ``1,040``; or with as many as are asked for, never with an exponent.
+    """Format a number with ``digits`` significant digits, never with an exponent.
+
+    By default the digits that a prediction is good for, two below 100 and three above: ``0.13``, ``5.4``, ``1,040``.
     """
     if not isfinite(value):
         return f"{value:g}"

@@ -1,6 +1,6 @@
-"""What is in this checkpoint? Layers, exact parameter counts and quantisation, from the catalog, a folder or the hub.
+"""Layers, exact parameter counts and quantisation of a checkpoint, from the catalog, a folder or the hub.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+The names offered to other packages stand in ``__init__.pyi``; each is imported on first use.
 """
 
 import lazy_loader as lazy

@@ -1,4 +1,4 @@
-"""What a model is made of: every weight and every token mixer, layer by layer.
+"""A model: every weight and every token mixer, layer by layer.
 
 One list of weights is the only source of parameter counts, of bytes in memory, of what each rank of a
 tensor-parallel group holds, and of the FLOP of a step. If the count is exact, so is the rest::
@@ -24,7 +24,7 @@ from planner.model.precision import Precision, Quantization
 
 
 class Component(StrEnum):
-    """What a weight is for. Parameter counts are reported by component."""
+    """The purpose of a weight. Parameter counts are reported by component."""
 
     EMBEDDING = "embedding"
     ATTENTION = "attention"
@@ -40,7 +40,7 @@ class Component(StrEnum):
 
 
 class Shard(StrEnum):
-    """How tensor parallelism splits a weight."""
+    """A way in which tensor parallelism splits a weight."""
 
     NONE = "none"  # a full copy on every rank
     COLUMN = "column"  # along the output features
@@ -51,7 +51,6 @@ class Shard(StrEnum):
 
     @property
     def of_experts(self) -> bool:
-        """Whether it is a routed expert's."""
         return self in (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW)
 
 
@@ -69,7 +68,6 @@ class Weight:
 
     @property
     def params(self) -> int:
-        """Number of parameters, all copies."""
         return self.copies * prod(self.shape)
 
 
@@ -173,7 +171,6 @@ class Layer:
 
     @property
     def params(self) -> int:
-        """Parameters of this layer."""
         return sum(w.params for w in self.weights)
 
     @property
@@ -187,7 +184,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Layers that are alike in everything: weights, mixer, and the precision of each weight."""
+    """Layers with the same weights, the same mixer and the same precision of each weight."""
 
     layer: Layer
     precisions: tuple[Precision, ...]  #: of each of its weights
@@ -219,17 +216,13 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers, MTP modules not counted."""
+        """Decoder layers; MTP modules are further ones."""
         return len(self.layers)
 
     @property
     def total_params(self) -> int:
         """All parameters that the main model holds: vision towers included, MTP modules not."""
-        return (
-            sum(layer.params for layer in self.layers)
-            + sum(w.params for w in self.outer)
-            + sum(w.params for w in self.vision)
-        )
+        return sum(layer.params for layer in self.layers) + sum(w.params for w in (*self.outer, *self.vision))
 
     @property
     def active_params(self) -> int:
@@ -238,7 +231,6 @@ class Model:
 
     @property
     def is_moe(self) -> bool:
-        """Whether any layer routes tokens to experts."""
         return any(layer.moe for layer in self.layers)
 
     @property
@@ -290,22 +282,21 @@ T = TypeVar("T")
 
 
 class PerModel(Generic[T]):
-    """Remembers results of ``work`` by model and further arguments, as long as the model lives.
+    """A memo of ``work`` by model and further arguments, as long as the model lives.
 
-    Models are large and are compared by value, and a search asks for the same one hundreds of times. Results are
-    kept by identity, so that a look-up costs a microsecond.
+    Models are large, and a search asks for the same one hundreds of times. Results are kept by identity, so that a
+    look-up costs a microsecond.
     """
 
     def __init__(self, work: Callable[..., T]) -> None:
         self.work = work
-        self._found: dict[int, dict[Hashable, T]] = {}
+        self._results: dict[int, dict[Hashable, T]] = {}
 
     def __call__(self, model: Model, *arguments: Any) -> T:
-        """``work(model, *arguments)``, computed once."""
-        known = self._found.get(id(model))
+        known = self._results.get(id(model))
         if known is None:
-            known = self._found[id(model)] = {}
-            weakref.finalize(model, self._found.pop, id(model), None)
+            known = self._results[id(model)] = {}
+            weakref.finalize(model, self._results.pop, id(model), None)
         if arguments not in known:
             known[arguments] = self.work(model, *arguments)
         return known[arguments]

@@ -14,7 +14,7 @@ from planner.model.architecture import Attention, Component, Layer, Moe, Shard, 
 from planner.model.config import Config, ModelParts
 
 Kind = TypeVar("Kind", bound=Hashable)
-#: What checkpoints call the projections of an MLP: those up, and last the one down.
+#: Names of the projections of an MLP: those up, and last the one down.
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 GATED = ("gate_proj", "up_proj", "down_proj")
 FUSED_GATE_UP = ("gate_up_proj", "gate_up_proj", "down_proj")
@@ -25,7 +25,7 @@ PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 @dataclass(frozen=True, slots=True)
 class OuterNames:
-    """What a checkpoint calls the weights around its layers, and what the paths of its layers begin with."""
+    """Names of the weights around the layers, and the prefix of the paths of layers."""
 
     embed: str = "model.embed_tokens"
     norm: str = "model.norm"
@@ -202,7 +202,7 @@ def read_moe(config: Config, *, size: str = "moe_intermediate_size", shared: int
 
 
 def is_tied(config: Config, *, default: bool) -> bool:
-    """Whether lm_head is the embedding: the outer level decides, then the text level, then the class's default."""
+    """True if lm_head is the embedding: the outer level decides, then the text level, then the class's default."""
     inner = config.flag("tie_word_embeddings", default=default)
     return config.outer.flag("tie_word_embeddings", default=inner)
 
@@ -244,7 +244,7 @@ def windows(config: Config, *, full_every: int = 0, full_before: int = 0) -> lis
 
 
 def sparse_layers(config: Config) -> list[bool]:
-    """Which layers have experts: by ``mlp_layer_types``, else by DeepSeek's or by Qwen's keys; all, without any."""
+    """For each layer whether it has experts: by ``mlp_layer_types``, DeepSeek's keys or Qwen's; True without any."""
     count = config.num_layers
     types = config.names("mlp_layer_types", count=count)
     if types:
@@ -312,7 +312,7 @@ def decoder(
 
 # --- multi-token prediction ---------------------------------------------------------------------------------------
 
-#: What checkpoints call the projection of a module: each has one.
+#: Names of the projection of a module: each has one.
 PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")
 
 

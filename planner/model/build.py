@@ -1,4 +1,4 @@
-"""From ``config.json`` to a ``Model``: a family builds it, dtype and quantisation are added, and all is checked."""
+"""Builds a ``Model`` of ``config.json``: a family builds it, dtype and quantisation are added, and all is checked."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _unknown(config: Config) -> UnsupportedModelError:
 
 
 def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
-    """The dtype of what is not quantised, from the outer or the text level, and a note where it is assumed."""
+    """The dtype of unquantised weights, from the outer or the text level, and a note where it is assumed."""
     for level in (outer, outer.nested("text_config")):
         name = level.text("torch_dtype", "dtype", default="").removeprefix("torch.")
         if name in DTYPES:

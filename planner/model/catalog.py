@@ -34,7 +34,7 @@ Record = dict[str, Any]
 
 ENTRIES = package_dir("model") / "entries"
 
-#: What an entry was made from, with the note for its user.
+#: The sources of an entry, each with the note for its user.
 KINDS = {
     "verbatim": "",  # a published copy of the repository's own config.json
     "trimmed": "",  # the same, of which only some keys were published
@@ -69,7 +69,7 @@ class CatalogEntry:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know before trusting the facts."""
+        """Caveats about the facts."""
         form = f"that of {self.form_of}" if self.form_of else f"the usual form of {self.weight_dtype}"
         caveat = KINDS[self.kind].format(form=form)
         return (*self.renamed, caveat) if caveat else self.renamed
@@ -122,8 +122,8 @@ def nearest_ids(name: str, n: int = 3) -> list[str]:
     organisation has nothing like it, the last part alone is compared, as for a name without organisation.
     """
     organisation, _, last = name.rpartition("/")
-    found = _alike(name, {i: i for i in catalog_ids()}, n) if organisation else []
-    return found or _alike(last, {i.partition("/")[2]: i for i in catalog_ids()}, n)
+    ids = _alike(name, {i: i for i in catalog_ids()}, n) if organisation else []
+    return ids or _alike(last, {i.partition("/")[2]: i for i in catalog_ids()}, n)
 
 
 def _alike(name: str, spelled: dict[str, str], n: int) -> list[str]:
@@ -140,8 +140,8 @@ def quantized_checkpoints(base_id: str) -> list[Checkpoint]:
     base = find_entry(base_id)
     if base is None:
         return []
-    found = (record for record in _everything() if record.get("base") == base.id)
-    return sorted((_checkpoint(record) for record in found), key=lambda checkpoint: checkpoint.id.lower())
+    records = (record for record in _everything() if record.get("base") == base.id)
+    return sorted(map(_checkpoint, records), key=lambda checkpoint: checkpoint.id.lower())
 
 
 def _checkpoint(record: Record) -> Checkpoint:
@@ -181,7 +181,7 @@ def _config(record: Record) -> Record:
 
 
 def _overlaid(under: Record, over: Record) -> Record:
-    """``under`` with the keys of ``over``: text_config and the like are merged, other values replaced, null removes."""
+    """``under`` with the keys of ``over``: nested configs are merged, other values replaced, null removes."""
     merged = dict(under)
     for key, value in over.items():
         nested = key.endswith("_config") and key != "quantization_config"
@@ -209,12 +209,12 @@ def _spread(value: Any) -> Any:
 
 
 def _names(text: str) -> list[str]:
-    found = None if text.startswith("re:") else _RANGES.search(text)
-    if found is None:
+    match = None if text.startswith("re:") else _RANGES.search(text)
+    if match is None:
         return [text]
-    ends = (part.partition("-") for part in found[1].split(","))
+    ends = (part.partition("-") for part in match[1].split(","))
     numbers = (n for low, _, high in ends for n in range(int(low), int(high or low) + 1))
-    return [f"{text[: found.start()]}{number}{text[found.end() :]}" for number in numbers]
+    return [f"{text[: match.start()]}{number}{text[match.end() :]}" for number in numbers]
 
 
 # --- the files -----------------------------------------------------------------------------------------------------
@@ -256,5 +256,5 @@ def _everything() -> Iterator[Record]:
 
 def _only(last_part: str) -> Record | None:
     """The record whose id ends in ``/last_part``, where there is just one."""
-    found = [record for record in _everything() if record["id"].lower().partition("/")[2] == last_part.lower()]
-    return found[0] if len(found) == 1 else None
+    records = [record for record in _everything() if record["id"].lower().partition("/")[2] == last_part.lower()]
+    return records[0] if len(records) == 1 else None

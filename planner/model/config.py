@@ -52,7 +52,7 @@ class Config:
         return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
     def has(self, key: str) -> bool:
-        """Whether ``key``, or an older name of it, is given and not null."""
+        """True if ``key``, or an older name of it, is given and not null."""
         return self.values.get(self._given((key,))) is not None
 
     def get(self, *keys: str, default: Any = None) -> Any:
@@ -92,23 +92,19 @@ class Config:
 
     @property
     def hidden_size(self) -> int:
-        """Elements of a hidden vector."""
         return self.size("hidden_size")
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return self.size("num_hidden_layers", at_most=MAX_LAYERS)
 
     def flag(self, *keys: str, default: bool) -> bool:
-        """True or false."""
         value = self.get(*keys, default=default)
         if not isinstance(value, bool):
             raise self.refuse(self._given(keys), "true or false")
         return value
 
     def text(self, *keys: str, default: str | None = None) -> str:
-        """A string."""
         value = self.need(*keys) if default is None else self.get(*keys, default=default)
         if not isinstance(value, str):
             raise self.refuse(self._given(keys), "a string")
@@ -133,7 +129,7 @@ class Config:
         return list(values)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
-        """The same, with the values that the model's class takes for keys that are not given."""
+        """A copy with the defaults of the model's class for missing keys."""
         given = {key: value for key, value in self.values.items() if value is not None}
         return Config({**defaults, **given}, model_id=self.model_id, outer=None if self.outer is self else self.outer)
 
@@ -151,7 +147,7 @@ class Config:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """What a family knows about a model: everything but names, dtype and quantisation."""
+    """The result of a family: everything about a model but names, dtype and quantisation."""
 
     layers: tuple[Layer, ...]
     outer: tuple[Weight, ...]

@@ -1,4 +1,4 @@
-"""How many bytes a weight takes in each precision, and which weight of a model has which precision.
+"""Precisions: the bytes of a weight in each, and rules that give each weight of a model its own.
 
 A quantised matrix is stored as its packed values plus scales::
 
@@ -63,7 +63,7 @@ MXFP8 = Precision("mxfp8", 8, "fp8", 1, (1, 32))
 MXFP4 = Precision("mxfp4", 4, "fp4", 1, (1, 32))
 NVFP4 = Precision("nvfp4", 4, "fp4", 1, (1, 16), tensor_scales=2)
 
-#: What ``weight_dtype`` may say.
+#: Values of ``weight_dtype``.
 WEIGHT_DTYPES = (
     "fp32", "bf16", "fp16", "fp8", "mxfp8", "mxfp4", "nvfp4",
     "int8-gptq", "int4-gptq", "int4-awq", "int4", "fp4-experts+fp8",
@@ -71,7 +71,7 @@ WEIGHT_DTYPES = (
 
 
 def weight_only(precision: Precision, base: Precision) -> Precision:
-    """The same storage, multiplied with activations of ``base`` that nothing quantises."""
+    """A copy with the same storage, multiplied with unquantised activations of ``base``."""
     tensor_scales = 1 if precision.name == "nvfp4" else 0
     return replace(precision, compute_dtype=base.name, tensor_scales=tensor_scales)
 
@@ -122,10 +122,10 @@ def canonical(path: str) -> tuple[str, int | None]:
     Checkpoints of one model disagree on the wrappers, and a list that names each layer becomes one rule.
     """
     path = _EXPERT_INDEX.sub("experts", _WRAPPERS.sub("", path))
-    found = _INDEX.search(path)
-    if found is None:
+    match = _INDEX.search(path)
+    if match is None:
         return path, None
-    return f"{path[: found.start()]}#{path[found.end() :]}", None if found[1] == "*" else int(found[1])
+    return f"{path[: match.start()]}#{path[match.end() :]}", None if match[1] == "*" else int(match[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,14 @@ class PrecisionRule:
 
     @property
     def depends_on_layer(self) -> bool:
-        """Whether the rule can tell layers of the same weights apart."""
-        if self.raw:  # one that starts anywhere and names neither layers nor digits cannot tell layers apart
+        """True if the rule can give layers of the same weights different precisions."""
+        if self.raw:  # one that starts anywhere and names neither layers nor digits treats all layers alike
             text = self.pattern.pattern
             return not text.startswith(".*") or re.search(r"layers|[0-9]|\\d", text) is not None
         return self.layers is not None
 
     def matches(self, path: str, template: str, index: int | None) -> bool:
-        """Whether the rule is for the module at ``path``, whose canonical form is (``template``, ``index``)."""
+        """True if the rule applies to the module at ``path``, whose canonical form is (``template``, ``index``)."""
         if self.raw:
             return self.pattern.match(path) is not None
         return (self.layers is None or index in self.layers) and self.pattern.search(template) is not None
@@ -172,9 +172,7 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionR
             layers[template].update(i for i in range(1000) if str(i).startswith(str(index)))
         else:
             layers[template].add(index)
-    return *everywhere, *(
-        PrecisionRule(_template_pattern(t), precision, frozenset(found)) for t, found in layers.items()
-    )
+    return *everywhere, *(PrecisionRule(_template_pattern(t), precision, frozenset(i)) for t, i in layers.items())
 
 
 def _unfused(names: Iterable[str]) -> Iterator[str]:
@@ -194,7 +192,7 @@ def _template_pattern(template: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Quantization:
-    """Which weight of a model is stored in which precision."""
+    """The precision of every weight of a model."""
 
     weight_dtype: str  #: of most linear weights, in the words of ``--weight-dtype``
     base: Precision  #: of everything that is not quantised: norms, biases, embeddings, routers, lm_head
@@ -208,13 +206,12 @@ class Quantization:
     def precision_of(self, path: str, *, linear: bool, routed_expert: bool = False) -> Precision:
         """Precision of the weight at ``path`` (``model.layers.3.self_attn.q_proj``)."""
         key = (path, linear, routed_expert)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._decide(path, linear, routed_expert)
-        return found
+        if key not in self._known:
+            self._known[key] = self._decide(path, linear, routed_expert)
+        return self._known[key]
 
     def variant(self, index: int) -> Hashable:
-        """Equal for two layers exactly when no rule tells them apart."""
+        """A key that two layers share exactly when every rule treats them alike."""
         return tuple(index if rule.layers is None else index in rule.layers for rule in self._by_layer)
 
     @cached_property

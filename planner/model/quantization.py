@@ -1,4 +1,4 @@
-"""The quantisation that a model is served in: the checkpoint's own, one made at load time, or a usual form.
+"""Quantisation of a model: the checkpoint's own, one made at load time, or a usual form.
 
 ::
 
@@ -45,13 +45,13 @@ from planner.model.precision import (
 def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any] | None) -> Quantization:
     """Precision of every weight of a checkpoint.
 
-    ``base`` is the precision of what is not quantised. ``sidecar`` is the content of ``hf_quant_config.json``, if
+    ``base`` is the precision of unquantised weights. ``sidecar`` is the content of ``hf_quant_config.json``, if
     there is one; it counts only where config.json says nothing. Raises UnsupportedModelError for an unknown form.
     """
-    found = _stated(config, sidecar)
-    if found is None:
+    stated = _stated(config, sidecar)
+    if stated is None:
         return Quantization(base.name, base)
-    block = Config(found, model_id=config.model_id, outer=config.outer)
+    block = Config(stated, model_id=config.model_id, outer=config.outer)
     method = block.text("quant_method", default="modelopt" if block.has("quant_algo") else "(none named)")
     reader = READERS.get(method.lower().replace("_", "-"))
     if reader is None:
@@ -97,12 +97,12 @@ def load_quantized(model: Model, method: str) -> Model:
     and norms stay as they are. A quantised checkpoint stays as it is, under its own method. Raises
     IllegalPlanError where vLLM would refuse.
     """
-    own = model.quantization.method
-    if own is not None:
-        if _same_method(method, own):
+    stored = model.quantization.method
+    if stored is not None:
+        if _same_method(method, stored):
             return model
         raise IllegalPlanError(
-            f"--quantization {method}: {model.id} is already quantised with {own}",
+            f"--quantization {method}: {model.id} is already quantised with {stored}",
             hint="leave out --quantization: vLLM reads it from the checkpoint",
         )
     base = model.quantization.base
@@ -120,18 +120,18 @@ def load_quantized(model: Model, method: str) -> Model:
     return replace(model, quantization=Quantization(linear.name, base, method, linear))
 
 
-def _same_method(asked: str, own: str) -> bool:
-    """Whether two names mean one form of checkpoint, as gptq_marlin, auto_gptq and gptq do."""
-    asked, own = asked.replace("_", "-"), own.replace("_", "-")
+def _same_method(asked: str, stored: str) -> bool:
+    """True if two names mean one form of checkpoint, as gptq_marlin, auto_gptq and gptq do."""
+    asked, stored = asked.replace("_", "-"), stored.replace("_", "-")
     stems = ("gptq", "awq", "modelopt", "mxfp4", "fp8")
-    return asked == own or any(stem in asked and own == stem and "fbgemm" not in asked for stem in stems)
+    return asked == stored or any(stem in asked and stored == stem and "fbgemm" not in asked for stem in stems)
 
 
 # --- a publisher's usual form ------------------------------------------------------------------------------------
 
 
 def as_quantized(model: Model, weight_dtype: str) -> Model:
-    """The same architecture, quantised as publishers usually do for ``weight_dtype``.
+    """A copy of ``model``, quantised as publishers usually do for ``weight_dtype``.
 
     A model that already has this weight dtype is returned unchanged. Raises InputError for a name outside
     ``WEIGHT_DTYPES``.
@@ -173,7 +173,7 @@ def _usual_form(model: Model, weight_dtype: str) -> Quantization:
 
 
 def _mtp_roots(model: Model) -> set[str]:
-    """What all weights of the MTP modules lie under: ``mtp``, or a layer after the last (``layers.61``)."""
+    """Roots of the paths of the MTP modules: ``mtp``, or a layer after the last (``layers.61``)."""
     paths = (canonical(weight.name) for weight in model.mtp)
     return {f"layers.{index}" if path.startswith("layers.#") else path.partition(".")[0] for path, index in paths}
 
@@ -183,13 +183,13 @@ def _mtp_roots(model: Model) -> set[str]:
 
 @dataclass(frozen=True)
 class QuantizationForm:
-    """A ``quantization_config``, the model it belongs to, and the precision of what is not quantised."""
+    """A ``quantization_config``, the model it belongs to, and the precision of unquantised weights."""
 
     block: Config
     config: Config  #: of the model
     base: Precision
 
-    def kept(self) -> tuple[PrecisionRule, ...]:
+    def excluded(self) -> tuple[PrecisionRule, ...]:
         """Rules for the excluded modules, under any of the names that publishers use."""
         keys = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
         return tuple(rule for key in keys for rule in self.rules(self.block.names(key), None))
@@ -224,7 +224,7 @@ class QuantizationForm:
         """The result. Precedence: exclusions, then named modules, then all other linear weights."""
         main = weight_dtype or _label(linear or expert, named)
         kv_cache_dtype = "fp8" if kv_cache else None
-        return Quantization(main, self.base, method, linear, expert, self.kept() + named, kv_cache_dtype, notes)
+        return Quantization(main, self.base, method, linear, expert, self.excluded() + named, kv_cache_dtype, notes)
 
 
 def part(block: Config, key: str) -> Config | None:
@@ -241,7 +241,7 @@ def _parts(block: Config, key: str) -> dict[str, Config]:
     """The dictionary of dictionaries under ``key``, by name; empty where there is none."""
     holder = part(block, key)
     names = [name for name in holder.values if isinstance(name, str)] if holder else []
-    return {name: found for name in names if holder and (found := part(holder, name))}
+    return {name: inner for name in names if holder and (inner := part(holder, name))}
 
 
 def _group(block: Config, default: int = 0) -> int:
@@ -273,7 +273,7 @@ def _fp8(form: QuantizationForm) -> Quantization:
 
 
 def _fp4_experts(config: Config) -> bool:
-    """Whether routed experts are MXFP4: ``expert_dtype``, which vLLM takes for fp4 where DeepSeek-V4 leaves it out."""
+    """True for MXFP4 experts: ``expert_dtype``, which vLLM takes for fp4 where DeepSeek-V4 leaves it out."""
     default = "fp4" if config.outer.get("model_type") == "deepseek_v4" else "fp8"
     return config.outer.text("expert_dtype", default=default) == "fp4"
 
@@ -301,10 +301,6 @@ def _fbgemm(form: QuantizationForm) -> Quantization:
     recipe = form.rules(["self_attn", "model.layers.0.*", f"model.layers.{last}.*"], None)
     note = "quantization_config names no exclusions: attention and the first and last layer are taken as 16-bit"
     return form.quantization("fbgemm_fp8", FP8_CHANNEL, named=recipe, notes=(note,))
-
-
-def _mxfp8(form: QuantizationForm) -> Quantization:
-    return form.quantization("mxfp8", MXFP8)
 
 
 # --- compressed-tensors ------------------------------------------------------------------------------------------
@@ -351,7 +347,7 @@ def _scheme(form: QuantizationForm, weights: Config, activations: Config | None,
 
 
 def _stores_scale(activations: Config) -> bool:
-    """Whether a scale of the activations is stored: NVFP4's are ``local``, made anew for every group."""
+    """True if a scale of the activations is stored: NVFP4's are ``local``, made anew for every group."""
     return activations.get("dynamic") != "local" and not activations.flag("dynamic", default=False)
 
 
@@ -480,8 +476,8 @@ def _gptq(form: QuantizationForm) -> Quantization:
     named: tuple[PrecisionRule, ...] = ()
     for expression, change in _parts(form.block, "dynamic").items():
         precision = _gptq_precision(change.size("bits", default=bits), _group(change, size), form.base)
-        kept = expression.startswith("-:")
-        named += form.rules(["re:" + expression.removeprefix("-:").removeprefix("+:")], None if kept else precision)
+        excluded = expression.startswith("-:")
+        named += form.rules(["re:" + expression.removeprefix("-:").removeprefix("+:")], None if excluded else precision)
     precision = _gptq_precision(bits, size, form.base)
     if form.block.flag("lm_head", default=False):
         named += form.rules(["lm_head"], precision)
@@ -515,7 +511,7 @@ READERS: dict[str, Reader] = {
     "fp8": _fp8,
     "deepseek-v4-fp8": _fp8,
     "fbgemm-fp8": _fbgemm,
-    "mxfp8": _mxfp8,
+    "mxfp8": lambda form: form.quantization("mxfp8", MXFP8),
     "compressed-tensors": _compressed_tensors,
     "mxfp4": _mxfp4,
     "gpt-oss-mxfp4": _mxfp4,

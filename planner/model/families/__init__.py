@@ -1,4 +1,4 @@
-"""One module per kind of architecture; importing this package imports them all, which registers every family."""
+"""Families of models: importing this package imports its modules, and each registers its architectures."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -410,7 +410,7 @@ def phi(config: Config) -> ModelParts:
 
 # --- Gemma: tied, wide heads, norms before and after; from the second generation on with sliding windows --------------
 
-#: What the class takes where a published config leaves keys out (google/gemma-3-4b-it does).
+#: Defaults of the class for keys that published configs leave out (google/gemma-3-4b-it does).
 GEMMA3_DEFAULTS = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "max_position_embeddings": 131072, "sliding_window": 4096,
@@ -420,13 +420,13 @@ GEMMA4_DEFAULTS = {"sliding_window": 512, "head_dim": 256, "global_head_dim": 51
 
 @family("GemmaForCausalLM")
 def gemma(config: Config) -> ModelParts:
-    """Gemma 1: Llama's weights, tied."""
+    """Gemma 1: the weights of Llama with a tied lm_head."""
     return llama_like(config, tied=True)
 
 
 @family("Gemma2ForCausalLM")
 def gemma2(config: Config) -> ModelParts:
-    """Gemma 2: every other layer slides."""
+    """Gemma 2: four norms, a sliding window in every other layer; tied."""
     return llama_like(config, norm_names=GEMMA_NORMS, tied=True, full_every=2)
 
 
@@ -504,7 +504,7 @@ def _gemma4_layer(config: Config, window: int | None, shared: bool) -> Layer:
 
 
 def _per_layer_gate(config: Config) -> tuple[Weight, ...]:
-    """What a layer does with its own embedding: a gate down to its size and a projection back up."""
+    """The use of a layer's own embedding: a gate down to its size and a projection back up."""
     hidden, size = config.hidden_size, config.size("hidden_size_per_layer_input", default=0)
     if not size:
         return ()
@@ -521,21 +521,21 @@ def _per_layer_gate(config: Config) -> tuple[Weight, ...]:
 @family("DeciLMForCausalLM")
 def nemotron_nas(config: Config) -> ModelParts:
     """Llama-Nemotron Super and Ultra: a search gave each layer its own KV heads and MLP size, or left a part out."""
-    found = config.need("block_configs")
-    if not isinstance(found, list) or len(found) != config.num_layers:
+    blocks = config.need("block_configs")
+    if not isinstance(blocks, list) or len(blocks) != config.num_layers:
         raise config.refuse("block_configs", "a list of one entry per layer")
-    kinds = [(_nas_attention(config, block), _nas_mlp(config, block)) for block in found]
+    kinds = [(_nas_attention(config, block), _nas_mlp(config, block)) for block in blocks]
     return decoder(config, layers_by_kind(kinds, lambda kind: _nas_layer(config, *kind)))
 
 
 def _nas_part(config: Config, block: Any, part: str) -> Mapping[str, Any] | None:
     """One half of a block; None where the search left it out."""
-    found = block.get(part) if isinstance(block, Mapping) else None
-    if not isinstance(found, Mapping):
+    half = block.get(part) if isinstance(block, Mapping) else None
+    if not isinstance(half, Mapping):
         raise config.refuse("block_configs", f"made of entries with {part!r}")
-    if found.get("replace_with_linear") or found.get("sparsify"):
+    if half.get("replace_with_linear") or half.get("sparsify"):
         raise config.refuse("block_configs", "free of 'replace_with_linear' and 'sparsify', which are not understood")
-    return None if found.get("no_op") else found
+    return None if half.get("no_op") else half
 
 
 def _nas_attention(config: Config, block: Any) -> int:

@@ -342,10 +342,10 @@ def read_indexers(config: Config) -> list[SparseIndexer | None]:
     if not config.has("index_topk"):
         return [None] * count
     top_k = config.size("index_topk")
-    own = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), top_k)
+    full = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), top_k)
     reused = SparseIndexer(0, 0, top_k)
     types = config.names("indexer_types", count=count) or ["full"] * count
-    return [reused if kind == "shared" else own for kind in types]
+    return [reused if kind == "shared" else full for kind in types]
 
 
 @family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM",
@@ -470,7 +470,7 @@ def _compressor(prefix: str, hidden: int, head_dim: int, ratio: int) -> tuple[We
 
 
 def _stream_mixing(name: str, hidden: int, streams: int) -> tuple[Weight, ...]:
-    """Hyper-connections: how ``streams`` residual streams are read, written and mixed around one block."""
+    """Hyper-connections: weights that read, write and mix ``streams`` residual streams around one block."""
     mixes = streams * (streams + 2)
     return (
         Weight(f"{name}_fn", Component.NORM, (mixes, streams * hidden)),
@@ -480,7 +480,7 @@ def _stream_mixing(name: str, hidden: int, streams: int) -> tuple[Weight, ...]:
 
 
 def _head_mixing(hidden: int, streams: int) -> tuple[Weight, ...]:
-    """How the residual streams become one hidden vector in front of the lm_head."""
+    """Weights that make the residual streams one hidden vector in front of the lm_head."""
     return (
         Weight("hc_head_fn", Component.NORM, (streams, streams * hidden)),
         *vector("hc_head_base", streams),
@@ -523,12 +523,12 @@ def mimo_v2(config: Config) -> ModelParts:
 
 
 def _mimo_attention(config: Config, *, sliding: bool) -> Attention:
-    own = "swa_" if sliding else ""
+    prefix = "swa_" if sliding else ""
     return Attention(
-        config.size(f"{own}num_attention_heads"),
-        config.size(f"{own}num_key_value_heads"),
-        config.size(f"{own}head_dim"),
-        config.size(f"{own}v_head_dim"),
+        config.size(f"{prefix}num_attention_heads"),
+        config.size(f"{prefix}num_key_value_heads"),
+        config.size(f"{prefix}head_dim"),
+        config.size(f"{prefix}v_head_dim"),
         window=config.size("sliding_window") if sliding else None,
     )
 
@@ -572,8 +572,8 @@ def _step_attention(config: Config, window: int | None) -> Attention:
     head_dim = config.size("head_dim")
     if window:
         other = config.nested("attention_other_setting")
-        own = heads * 3 // 2 if other is config else other.size("num_attention_heads")
-        return Attention(own, kv_heads, head_dim, head_dim, window)
+        more = heads * 3 // 2 if other is config else other.size("num_attention_heads")
+        return Attention(more, kv_heads, head_dim, head_dim, window)
     return Attention(heads, kv_heads, head_dim, head_dim)
 
 

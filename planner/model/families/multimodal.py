@@ -51,7 +51,6 @@ def with_vision(parts: ModelParts, vision: tuple[Weight, ...], *, text: str) -> 
 
 
 def tensor(name: str, *shape: int, copies: int = 1, shard: Shard = Shard.NONE) -> Weight:
-    """A weight of the tower."""
     return Weight(name, VISION, shape, copies, shard)
 
 
@@ -72,7 +71,7 @@ def norm(name: str, size: int, *, bias: bool = True, copies: int = 1) -> tuple[W
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """What a checkpoint calls the parts of a block; one name in ``qkv`` is a fused matrix, two in ``up`` are gated."""
+    """Names of the parts of a block; one name in ``qkv`` is a fused matrix, two in ``up`` are gated."""
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
@@ -142,7 +141,7 @@ def frames(config: Config) -> int:
 
 
 def siglip_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
-    """SigLIP, as in Gemma 3."""
+    """SigLIP, the tower of Gemma 3."""
     hidden = config.hidden_size
     return (
         patch_embedding(f"{prefix}embeddings.patch_embedding", config, hidden),
@@ -493,7 +492,7 @@ def mistral3(config: Config) -> ModelParts:
 
 @family("KimiK25ForConditionalGeneration")
 def kimi_k25(config: Config) -> ModelParts:
-    """Kimi-K2.5: Kimi K2 and MoonViT."""
+    """Kimi-K2.5: the text model of Kimi K2 and a MoonViT tower."""
     parts = deepseek(config.nested("text_config"))
     tower = moonvit_vision(config.section("vision_config"), parts.hidden_size)
     return replace(with_vision(parts, tower, text="language_model."), requires_remote_code=True)
