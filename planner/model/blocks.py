@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
 from planner.model.config import Config, ModelParts
@@ -79,7 +79,7 @@ def attention_weights(
     hidden_size: int,
     *,
     prefix: str = "self_attn.",
-    names: tuple[str, str, str, str] = QKVO,
+    qkvo: tuple[str, str, str, str] = QKVO,
     bias: bool = False,
     qkv_bias: bool | None = None,
     qk_norm: QkNorm = None,
@@ -90,7 +90,7 @@ def attention_weights(
     each head by itself or all heads together.
     """
     part, column = Component.ATTENTION, Shard.COLUMN
-    q, k, v, o = (prefix + name for name in names)
+    q, k, v, o = (prefix + name for name in qkvo)
     heads, kv_heads, head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     qkv_bias = bias if qkv_bias is None else qkv_bias
     weights = (
@@ -156,6 +156,15 @@ def moe_mlp(
 def shared_expert(hidden_size: int, size: int, *, prefix: str, names: tuple[str, ...] = GATED) -> tuple[Weight, ...]:
     """The expert that every token passes; nothing where ``size`` is 0."""
     return mlp(hidden_size, size, prefix=prefix, names=names, component=Component.SHARED_EXPERT) if size else ()
+
+
+def experts(hidden_size: int, moe: Moe, *, prefix: str = "mlp.", names: tuple[str, ...] = GATED) -> tuple[Weight, ...]:
+    """Router, routed experts, and the shared ones as one wide MLP."""
+    shared = moe.num_shared_experts * moe.intermediate_size
+    return (
+        *moe_mlp(hidden_size, moe, prefix=prefix, names=names),
+        *shared_expert(hidden_size, shared, prefix=f"{prefix}shared_experts.", names=names),
+    )
 
 
 def embeddings(
@@ -262,20 +271,6 @@ def layers_by_kind(kinds: Sequence[Kind], make: Callable[[Kind], Layer]) -> tupl
     return tuple(made[kind] for kind in kinds)
 
 
-def uniform(
-    config: Config,
-    weights: tuple[Weight, ...],
-    attention: Attention,
-    moe: Moe | None = None,
-    *,
-    full_every: int = 0,
-    full_before: int = 0,
-) -> tuple[Layer, ...]:
-    """Layers of the same weights, each with its own sliding window."""
-    spans = windows(config, full_every=full_every, full_before=full_before)
-    return layers_by_kind(spans, lambda window: Layer(weights, replace(attention, window=window), moe))
-
-
 def decoder(
     config: Config,
     layers: tuple[Layer, ...],
@@ -308,6 +303,38 @@ def decoder(
         requires_remote_code=remote_code,
         notes=notes,
     )
+
+
+def uniform_decoder(
+    config: Config,
+    ffn: tuple[Weight, ...],
+    *,
+    moe: Moe | None = None,
+    attention: Attention | None = None,
+    norm_names: tuple[str, ...] = PRE_NORMS,
+    norm_bias: bool = False,
+    extra_weights: tuple[Weight, ...] = (),
+    full_every: int = 0,
+    full_before: int = 0,
+    names: OuterNames = LLAMA_NAMES,
+    outer: Mapping[str, Any] | None = None,
+    **projections: Any,
+) -> ModelParts:
+    """A decoder whose layers differ in their sliding windows only: attention, ``ffn``, norms of one hidden vector each.
+
+    ``projections`` goes to ``attention_weights``, ``outer`` to ``decoder``. ``extra_weights`` are further ones of a
+    layer.
+    """
+    hidden, shape = config.hidden_size, attention or read_attention(config)
+    weights = (
+        *attention_weights(shape, hidden, **projections),
+        *extra_weights,
+        *ffn,
+        *norms(hidden, *norm_names, bias=norm_bias),
+    )
+    spans = windows(config, full_every=full_every, full_before=full_before)
+    layers = layers_by_kind(spans, lambda window: Layer(weights, replace(shape, window=window), moe))
+    return decoder(config, layers, names, norm_bias=norm_bias, **outer or {})
 
 
 # --- multi-token prediction ---------------------------------------------------------------------------------------

@@ -13,10 +13,8 @@ from planner.model.architecture import Attention, Component, Layer, Moe, Shard, 
 from planner.model.blocks import (
     FUSED_GATE_UP,
     GATED,
-    LLAMA_NAMES,
     PLAIN,
     PRE_NORMS,
-    QKVO,
     W1_W3_W2,
     OuterNames,
     QkNorm,
@@ -30,7 +28,7 @@ from planner.model.blocks import (
     mtp_module,
     norms,
     read_attention,
-    uniform,
+    uniform_decoder,
     vector,
     windows,
 )
@@ -41,59 +39,28 @@ POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 GEMMA_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 H_TO_4H = ("dense_h_to_4h", "dense_4h_to_h")
 QKV_OUT = ("q_proj", "k_proj", "v_proj", "out_proj")
-BLOCK_NAMES = OuterNames("transformer.wte", "transformer.ln_f", layers="transformer.h.")
+GPT2_NAMES = OuterNames("transformer.wte", "transformer.ln_f", layers="transformer.h.")
 BLOOM_NAMES = OuterNames("transformer.word_embeddings", "transformer.ln_f", layers="transformer.h.")
 
 
-def dense(
-    config: Config,
-    *,
-    attention: Attention | None = None,
-    prefix: str = "self_attn.",
-    names: tuple[str, str, str, str] = QKVO,
-    bias: bool = False,
-    qkv_bias: bool | None = None,
-    qk_norm: QkNorm = None,
-    mlp_size: int | None = None,
-    mlp_prefix: str = "mlp.",
-    mlp_names: tuple[str, ...] = GATED,
-    mlp_bias: bool = False,
-    norm_names: tuple[str, ...] = PRE_NORMS,
-    norm_bias: bool = False,
-    layer_extra: tuple[Weight, ...] = (),
-    full_every: int = 0,
-    full_before: int = 0,
-    around: OuterNames = LLAMA_NAMES,
-    **outer: Any,
+def gated(config: Config, *, key: str = "intermediate_size", **options: Any) -> tuple[Weight, ...]:
+    """The MLP of a layer, as wide as ``key`` says."""
+    return mlp(config.hidden_size, config.size(key), **options)
+
+
+def plain(config: Config, *, names: tuple[str, str], bias: bool, prefix: str = "mlp.") -> tuple[Weight, ...]:
+    """An MLP of two matrices, as wide as four hidden vectors where the config leaves it out."""
+    hidden = config.hidden_size
+    return mlp(hidden, config.size("intermediate_size", default=4 * hidden), prefix=prefix, names=names, bias=bias)
+
+
+def llama_like(
+    config: Config, *, bias: bool | None = None, mlp_names: tuple[str, ...] = GATED, tied: bool = False, **other: Any
 ) -> ModelParts:
-    """Layers of attention, one MLP and norms of one hidden vector each; the defaults are Llama's names.
-
-    ``bias`` is that of the attention's output, and of q, k and v where ``qkv_bias`` is None. ``outer`` goes to
-    ``decoder``.
-    """
-    hidden, attention = config.hidden_size, attention or read_attention(config)
-    size = config.size("intermediate_size") if mlp_size is None else mlp_size
-    weights = (
-        *attention_weights(
-            attention, hidden, prefix=prefix, names=names, bias=bias, qkv_bias=qkv_bias, qk_norm=qk_norm
-        ),
-        *layer_extra,
-        *mlp(hidden, size, prefix=mlp_prefix, names=mlp_names, bias=mlp_bias),
-        *norms(hidden, *norm_names, bias=norm_bias),
-    )
-    layers = uniform(config, weights, attention, full_every=full_every, full_before=full_before)
-    return decoder(config, layers, around, norm_bias=norm_bias, **outer)
-
-
-def llama_like(config: Config, *, bias: bool | None = None, **other: Any) -> ModelParts:
-    """Decoder of ``dense`` with the flags of Llama's config: ``attention_bias`` unless ``bias``, and ``mlp_bias``."""
+    """A decoder with the flags of Llama's config: ``attention_bias`` unless ``bias`` is given, and ``mlp_bias``."""
     bias = config.flag("attention_bias", default=False) if bias is None else bias
-    return dense(config, bias=bias, mlp_bias=config.flag("mlp_bias", default=False), **other)
-
-
-def four_hidden(config: Config) -> int:
-    """Width of the MLP: four hidden sizes where the config leaves it out."""
-    return config.size("intermediate_size", default=4 * config.hidden_size)
+    ffn = gated(config, names=mlp_names, bias=config.flag("mlp_bias", default=False))
+    return uniform_decoder(config, ffn, bias=bias, outer={"tied": tied}, **other)
 
 
 # --- Llama and its relatives -------------------------------------------------------------------------------------
@@ -182,9 +149,10 @@ def exaone4(config: Config) -> ModelParts:
 @family("ExaoneForCausalLM")
 def exaone(config: Config) -> ModelParts:
     """EXAONE 3 and 3.5: Llama under GPT-2's names."""
-    return dense(
-        config, prefix="attn.attention.", names=QKV_OUT, mlp_names=("c_fc_0", "c_fc_1", "c_proj"),
-        norm_names=("ln_1", "ln_2"), around=BLOCK_NAMES, remote_code=True,
+    ffn = gated(config, names=("c_fc_0", "c_fc_1", "c_proj"))
+    return uniform_decoder(
+        config, ffn, prefix="attn.attention.", qkvo=QKV_OUT, norm_names=("ln_1", "ln_2"), names=GPT2_NAMES,
+        outer={"remote_code": True},
     )  # fmt: skip
 
 
@@ -218,35 +186,35 @@ def stablelm(config: Config) -> ModelParts:
 @family("Phi3ForCausalLM")
 def phi3(config: Config) -> ModelParts:
     """Phi-3, Phi-3.5, Phi-4: q, k, v and gate, up are fused matrices."""
-    parts = dense(config, names=fused("qkv_proj", "o_proj"), mlp_names=FUSED_GATE_UP)
+    parts = uniform_decoder(config, gated(config, names=FUSED_GATE_UP), qkvo=fused("qkv_proj", "o_proj"))
     return replace(parts, unstretched_tokens=config.size("original_max_position_embeddings", default=0) or None)
 
 
 @family("Phi3SmallForCausalLM")
 def phi3_small(config: Config) -> ModelParts:
     """Phi-3-small: a fused gated MLP, biases everywhere; every other layer reads its KV cache block-sparsely."""
-    return dense(
-        config, names=fused("query_key_value", "dense"), bias=True, mlp_size=config.size("ff_intermediate_size"),
-        mlp_names=("up_proj", "up_proj", "down_proj"), mlp_bias=True, norm_bias=True,
-        around=OuterNames(norm="model.final_layernorm"), tied=True, remote_code=True,
-        notes=("block-sparse attention layers are counted as full attention",),
+    note = "block-sparse attention layers are counted as full attention"
+    ffn = gated(config, key="ff_intermediate_size", names=("up_proj", "up_proj", "down_proj"), bias=True)
+    return uniform_decoder(
+        config, ffn, qkvo=fused("query_key_value", "dense"), bias=True, norm_bias=True,
+        names=OuterNames(norm="model.final_layernorm"), outer={"tied": True, "remote_code": True, "notes": (note,)},
     )  # fmt: skip
 
 
 @family("InternLM2ForCausalLM")
 def internlm2(config: Config) -> ModelParts:
     """InternLM2: Llama under other names, q, k and v fused."""
-    return dense(
-        config, prefix="attention.", names=fused("wqkv", "wo"), bias=config.flag("bias", default=False),
-        mlp_prefix="feed_forward.", mlp_names=W1_W3_W2, norm_names=("attention_norm", "ffn_norm"),
-        around=OuterNames("model.tok_embeddings", head="output"), remote_code=True,
+    return uniform_decoder(
+        config, gated(config, prefix="feed_forward.", names=W1_W3_W2), prefix="attention.", qkvo=fused("wqkv", "wo"),
+        bias=config.flag("bias", default=False), norm_names=("attention_norm", "ffn_norm"),
+        names=OuterNames("model.tok_embeddings", head="output"), outer={"remote_code": True},
     )  # fmt: skip
 
 
 @family("BaichuanForCausalLM", "BaiChuanForCausalLM")
 def baichuan(config: Config) -> ModelParts:
     """Baichuan and Baichuan 2: multi-head attention, q, k and v fused as ``W_pack``."""
-    return dense(config, names=fused("W_pack", "o_proj"), remote_code=True)
+    return uniform_decoder(config, gated(config), qkvo=fused("W_pack", "o_proj"), outer={"remote_code": True})
 
 
 @family("GlmForCausalLM", "Glm4ForCausalLM")
@@ -254,7 +222,7 @@ def glm(config: Config) -> ModelParts:
     """GLM-4-9B in Hugging Face form: fused gate and up. GLM-4-0414 has norms after attention and MLP as well."""
     norm_names = FOUR_NORMS if config.architecture.startswith("Glm4") else PRE_NORMS
     qkv_bias = config.flag("attention_bias", default=False)
-    return dense(config, qkv_bias=qkv_bias, mlp_names=FUSED_GATE_UP, norm_names=norm_names)
+    return uniform_decoder(config, gated(config, names=FUSED_GATE_UP), qkv_bias=qkv_bias, norm_names=norm_names)
 
 
 @family("ChatGLMModel", "ChatGLMForConditionalGeneration")
@@ -262,24 +230,17 @@ def chatglm(config: Config) -> ModelParts:
     """ChatGLM2, ChatGLM3 and GLM-4-9B in their own form: KV heads under ``multi_query_group_num``."""
     if not config.flag("rmsnorm", default=True) or config.flag("add_bias_linear", default=False):
         raise config.refuse("add_bias_linear", "false with rmsnorm true, the only published form")
-    grouped = config.flag("multi_query_attention", default=False)
+    kv_heads = config.size("multi_query_group_num") if config.flag("multi_query_attention", default=False) else None
     stem = "transformer.encoder."
-    return dense(
+    return uniform_decoder(
         config,
-        attention=read_attention(config, kv_heads=config.size("multi_query_group_num") if grouped else None),
-        prefix="self_attention.",
-        names=fused("query_key_value", "dense"),
-        qkv_bias=config.flag("add_qkv_bias", default=False),
-        mlp_size=config.size("ffn_hidden_size"),
-        mlp_names=("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h"),
-        around=OuterNames(
-            "transformer.embedding.word_embeddings",
-            f"{stem}final_layernorm",
-            "transformer.output_layer",
-            f"{stem}layers.",
-        ),
-        remote_code=True,
-    )
+        gated(config, key="ffn_hidden_size", names=("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h")),
+        attention=read_attention(config, kv_heads=kv_heads), prefix="self_attention.",
+        qkvo=fused("query_key_value", "dense"), qkv_bias=config.flag("add_qkv_bias", default=False),
+        names=OuterNames("transformer.embedding.word_embeddings", f"{stem}final_layernorm", "transformer.output_layer",
+                         f"{stem}layers."),
+        outer={"remote_code": True},
+    )  # fmt: skip
 
 
 @family("NemotronForCausalLM", "ArceeForCausalLM")
@@ -292,13 +253,14 @@ def squared_relu(config: Config) -> ModelParts:
 def starcoder2(config: Config) -> ModelParts:
     """StarCoder2: LayerNorm with bias, a plain MLP, biases where ``use_bias`` says; tied."""
     bias = config.flag("use_bias", default=True)
-    return dense(config, bias=bias, mlp_names=("c_fc", "c_proj"), mlp_bias=bias, norm_bias=True, tied=True)
+    ffn = gated(config, names=("c_fc", "c_proj"), bias=bias)
+    return uniform_decoder(config, ffn, bias=bias, norm_bias=True, outer={"tied": True})
 
 
 # --- decoders of 2019 to 2023: learned positions, plain MLPs, biases ----------------------------------------------
 
 
-def positions(name: str, rows: int, hidden_size: int) -> tuple[Weight]:
+def positions(name: str, rows: int, hidden_size: int) -> tuple[Weight, ...]:
     """A table of learned positions, held whole by every rank."""
     return (Weight(name, Component.EMBEDDING, (rows, hidden_size)),)
 
@@ -307,31 +269,31 @@ def positions(name: str, rows: int, hidden_size: int) -> tuple[Weight]:
 def gpt2(config: Config) -> ModelParts:
     """GPT-2: everything has a bias; tied. SantaCoder and StarCoder are the same with one KV head."""
     one_head = config.architecture == "GPTBigCodeForCausalLM" and config.flag("multi_query", default=True)
-    return dense(
-        config, attention=read_attention(config, kv_heads=1 if one_head else None), prefix="attn.",
-        names=fused("c_attn", "c_proj"), bias=True, mlp_size=four_hidden(config), mlp_names=("c_fc", "c_proj"),
-        mlp_bias=True, norm_names=("ln_1", "ln_2"), norm_bias=True, around=BLOCK_NAMES, tied=True,
-        extra=positions("transformer.wpe", config.size("max_position_embeddings"), config.hidden_size),
+    table = positions("transformer.wpe", config.size("max_position_embeddings"), config.hidden_size)
+    return uniform_decoder(
+        config, plain(config, names=("c_fc", "c_proj"), bias=True),
+        attention=read_attention(config, kv_heads=1 if one_head else None), prefix="attn.",
+        qkvo=fused("c_attn", "c_proj"), bias=True, norm_names=("ln_1", "ln_2"), norm_bias=True, names=GPT2_NAMES,
+        outer={"tied": True, "extra": table},
     )  # fmt: skip
 
 
 @family("GPTJForCausalLM")
 def gpt_j(config: Config) -> ModelParts:
     """GPT-J: attention without biases beside an MLP with them; the lm_head has one too."""
-    return dense(
-        config, prefix="attn.", names=QKV_OUT, mlp_size=four_hidden(config), mlp_names=("fc_in", "fc_out"),
-        mlp_bias=True, norm_names=("ln_1",), norm_bias=True, around=BLOCK_NAMES, head_bias=True,
+    return uniform_decoder(
+        config, plain(config, names=("fc_in", "fc_out"), bias=True), prefix="attn.", qkvo=QKV_OUT,
+        norm_names=("ln_1",), norm_bias=True, names=GPT2_NAMES, outer={"head_bias": True},
     )  # fmt: skip
 
 
 @family("GPTNeoXForCausalLM")
 def gpt_neox(config: Config) -> ModelParts:
     """GPT-NeoX, Pythia, Dolly: biases everywhere but in the lm_head."""
-    return dense(
-        config, prefix="attention.", names=fused("query_key_value", "dense"),
-        bias=config.flag("attention_bias", default=True), mlp_size=four_hidden(config), mlp_names=H_TO_4H,
-        mlp_bias=True, norm_bias=True,
-        around=OuterNames("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers."),
+    return uniform_decoder(
+        config, plain(config, names=H_TO_4H, bias=True), prefix="attention.", qkvo=fused("query_key_value", "dense"),
+        bias=config.flag("attention_bias", default=True), norm_bias=True,
+        names=OuterNames("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers."),
     )  # fmt: skip
 
 
@@ -342,12 +304,12 @@ def opt(config: Config) -> ModelParts:
     if config.size("word_embed_proj_dim", default=hidden) != hidden:
         raise config.refuse("word_embed_proj_dim", f"hidden_size = {hidden}; the projected OPT-350m is not supported")
     bias, stem = config.flag("enable_bias", default=True), "model.decoder."
-    return dense(
-        config, attention=attention, names=QKV_OUT, bias=bias,
-        mlp_size=four_hidden(config), mlp_prefix="", mlp_names=("fc1", "fc2"), mlp_bias=bias,
-        norm_names=("self_attn_layer_norm", "final_layer_norm"), norm_bias=True,
-        around=OuterNames(f"{stem}embed_tokens", f"{stem}final_layer_norm", layers=f"{stem}layers."), tied=True,
-        extra=positions(f"{stem}embed_positions", config.size("max_position_embeddings") + 2, hidden),
+    table = positions(f"{stem}embed_positions", config.size("max_position_embeddings") + 2, hidden)
+    return uniform_decoder(
+        config, plain(config, prefix="", names=("fc1", "fc2"), bias=bias), attention=attention, qkvo=QKV_OUT,
+        bias=bias, norm_names=("self_attn_layer_norm", "final_layer_norm"), norm_bias=True,
+        names=OuterNames(f"{stem}embed_tokens", f"{stem}final_layer_norm", layers=f"{stem}layers."),
+        outer={"tied": True, "extra": table},
     )  # fmt: skip
 
 
@@ -355,10 +317,10 @@ def opt(config: Config) -> ModelParts:
 def bloom(config: Config) -> ModelParts:
     """BLOOM: ALiBi, a norm on the embedding, biases everywhere; tied."""
     hidden = config.hidden_size
-    return dense(
-        config, prefix="self_attention.", names=fused("query_key_value", "dense"), bias=True, mlp_size=4 * hidden,
-        mlp_names=H_TO_4H, mlp_bias=True, norm_bias=True, around=BLOOM_NAMES, tied=True,
-        extra=norms(hidden, "transformer.word_embeddings_layernorm", bias=True),
+    return uniform_decoder(
+        config, mlp(hidden, 4 * hidden, names=H_TO_4H, bias=True), prefix="self_attention.",
+        qkvo=fused("query_key_value", "dense"), bias=True, norm_bias=True, names=BLOOM_NAMES,
+        outer={"tied": True, "extra": norms(hidden, "transformer.word_embeddings_layernorm", bias=True)},
     )  # fmt: skip
 
 
@@ -367,12 +329,13 @@ def mpt(config: Config) -> ModelParts:
     """MPT: no biases, ALiBi; tied."""
     if not config.flag("no_bias", default=True):
         raise config.refuse("no_bias", "true, the only published form")
+    hidden = config.hidden_size
     kv_heads = config.nested("attn_config").size("kv_n_heads", default=config.size("num_attention_heads"))
-    return dense(
-        config, attention=read_attention(config, kv_heads=kv_heads), prefix="attn.", names=fused("Wqkv", "out_proj"),
-        mlp_size=config.size("expansion_ratio", default=4) * config.hidden_size, mlp_prefix="ffn.", mlp_names=PLAIN,
-        norm_names=("norm_1", "norm_2"), tied=True,
-        around=OuterNames("transformer.wte", "transformer.norm_f", layers="transformer.blocks."),
+    ffn = mlp(hidden, config.size("expansion_ratio", default=4) * hidden, prefix="ffn.", names=PLAIN)
+    return uniform_decoder(
+        config, ffn, attention=read_attention(config, kv_heads=kv_heads), prefix="attn.",
+        qkvo=fused("Wqkv", "out_proj"), norm_names=("norm_1", "norm_2"), outer={"tied": True},
+        names=OuterNames("transformer.wte", "transformer.norm_f", layers="transformer.blocks."),
     )  # fmt: skip
 
 
@@ -387,10 +350,11 @@ def falcon(config: Config) -> ModelParts:
     parallel = config.flag("parallel_attn", default=True)
     count = config.size("num_ln_in_parallel_attn", default=2 if new and parallel else 1)
     norm_names = ("ln_attn", "ln_mlp") if new and count == 2 else PRE_NORMS[: 1 if parallel else 2]
-    return dense(
-        config, attention=read_attention(config, kv_heads=1 if one_head else grouped), prefix="self_attention.",
-        names=fused("query_key_value", "dense"), bias=bias, mlp_size=four_hidden(config), mlp_names=H_TO_4H,
-        mlp_bias=bias, norm_names=norm_names, norm_bias=True, around=BLOOM_NAMES, tied=True,
+    return uniform_decoder(
+        config, plain(config, names=H_TO_4H, bias=bias),
+        attention=read_attention(config, kv_heads=1 if one_head else grouped), prefix="self_attention.",
+        qkvo=fused("query_key_value", "dense"), bias=bias, norm_names=norm_names, norm_bias=True, names=BLOOM_NAMES,
+        outer={"tied": True},
     )  # fmt: skip
 
 
@@ -398,13 +362,13 @@ def falcon(config: Config) -> ModelParts:
 def phi(config: Config) -> ModelParts:
     """Phi-1, Phi-1.5, Phi-2: attention and MLP side by side behind one norm, biases everywhere."""
     attention = read_attention(config)
-    normed = config.flag("qk_layernorm", default=False)
     qk_norms = norms(attention.head_dim, "self_attn.q_layernorm", "self_attn.k_layernorm", bias=True)
-    return dense(
-        config, attention=attention, names=("q_proj", "k_proj", "v_proj", "dense"), bias=True,
-        layer_extra=qk_norms if normed else (), mlp_size=four_hidden(config), mlp_names=("fc1", "fc2"),
-        mlp_bias=True, norm_names=("input_layernorm",), norm_bias=True,
-        around=OuterNames(norm="model.final_layernorm"), head_bias=True,
+    return uniform_decoder(
+        config, plain(config, names=("fc1", "fc2"), bias=True), attention=attention,
+        qkvo=("q_proj", "k_proj", "v_proj", "dense"), bias=True,
+        extra_weights=qk_norms if config.flag("qk_layernorm", default=False) else (),
+        norm_names=("input_layernorm",), norm_bias=True, names=OuterNames(norm="model.final_layernorm"),
+        outer={"head_bias": True},
     )  # fmt: skip
 
 

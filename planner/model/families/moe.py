@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from planner.model.architecture import (
     Attention,
@@ -23,6 +24,7 @@ from planner.model.blocks import (
     QkNorm,
     attention_weights,
     decoder,
+    experts,
     fused,
     layers_by_kind,
     linear,
@@ -35,7 +37,7 @@ from planner.model.blocks import (
     read_moe,
     shared_expert,
     sparse_layers,
-    uniform,
+    uniform_decoder,
     vector,
     windows,
 )
@@ -50,72 +52,59 @@ def mixtral(config: Config) -> ModelParts:
 
     MiniMax-M2 normalises q and k over all heads besides. Its MTP modules are not published.
     """
-    hidden, attention = config.hidden_size, read_attention(config)
     moe = read_moe(config, size="intermediate_size")
+    ffn = moe_mlp(config.hidden_size, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
     normed = config.architecture == "MiniMaxM2ForCausalLM" and config.flag("use_qk_norm", default=True)
-    weights = (
-        *attention_weights(attention, hidden, qk_norm="all heads" if normed else None),
-        *moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2),
-        *norms(hidden, *PRE_NORMS),
-    )
-    return decoder(config, uniform(config, weights, attention, moe))
+    return uniform_decoder(config, ffn, moe=moe, qk_norm="all heads" if normed else None)
 
 
 @family("PhiMoEForCausalLM", "PhimoeForCausalLM")
 def phi_moe(config: Config) -> ModelParts:
     """Phi-3.5-MoE: Mixtral with LayerNorm and biases, in the lm_head too."""
-    hidden, attention = config.hidden_size, read_attention(config)
     moe = read_moe(config, size="intermediate_size")
-    weights = (
-        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False)),
-        *moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2),
-        *norms(hidden, *PRE_NORMS, bias=True),
-    )
-    head_bias = config.flag("lm_head_bias", default=False)
-    return decoder(config, uniform(config, weights, attention, moe), norm_bias=True, head_bias=head_bias)
+    ffn = moe_mlp(config.hidden_size, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
+    bias, head_bias = config.flag("attention_bias", default=False), config.flag("lm_head_bias", default=False)
+    return uniform_decoder(config, ffn, moe=moe, bias=bias, norm_bias=True, outer={"head_bias": head_bias})
 
 
 @family("OlmoeForCausalLM")
 def olmoe(config: Config) -> ModelParts:
     """OLMoE: small experts in every layer, q and k normalised over all heads."""
-    hidden, attention = config.hidden_size, read_attention(config)
     moe = read_moe(config, size="intermediate_size")
     bias = config.flag("attention_bias", default=False)
-    weights = (
-        *attention_weights(attention, hidden, bias=bias, qk_norm="all heads"),
-        *moe_mlp(hidden, moe),
-        *norms(hidden, *PRE_NORMS),
-    )
-    return decoder(config, uniform(config, weights, attention, moe))
+    return uniform_decoder(config, moe_mlp(config.hidden_size, moe), moe=moe, bias=bias, qk_norm="all heads")
 
 
 @family("GptOssForCausalLM")
 def gpt_oss(config: Config) -> ModelParts:
     """gpt-oss: biases everywhere, a learned sink for each head, every other layer slides over 128 tokens."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    moe = read_moe(config, size="intermediate_size")
-    weights = (
-        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=True)),
-        *vector("self_attn.sinks", attention.num_heads, Component.ATTENTION),
-        *moe_mlp(hidden, moe, router="router", experts="experts.", names=FUSED_GATE_UP, bias=True),
-        *norms(hidden, *PRE_NORMS),
+    attention, moe = read_attention(config), read_moe(config, size="intermediate_size")
+    return uniform_decoder(
+        config,
+        moe_mlp(config.hidden_size, moe, router="router", experts="experts.", names=FUSED_GATE_UP, bias=True),
+        moe=moe,
+        bias=config.flag("attention_bias", default=True),
+        extra_weights=vector("self_attn.sinks", attention.num_heads, ATTENTION),
+        full_every=2,
     )
-    return decoder(config, uniform(config, weights, attention, moe, full_every=2))
 
 
 @family("DbrxForCausalLM")
 def dbrx(config: Config) -> ModelParts:
     """DBRX: 16 fine-grained experts, 4 at a time; sizes stand in ``attn_config`` and ``ffn_config``."""
-    hidden, stem = config.hidden_size, "norm_attn_norm."
+    stem, names = "norm_attn_norm.", ("w1", "v1", "w2")
     attention = read_attention(config, kv_heads=config.nested("attn_config").size("kv_n_heads"))
     moe = read_moe(config.nested("ffn_config"), size="ffn_hidden_size")
-    weights = (
-        *attention_weights(attention, hidden, prefix=f"{stem}attn.", names=fused("Wqkv", "out_proj")),
-        *moe_mlp(hidden, moe, prefix="ffn.", router="router.layer", experts="experts.mlp.", names=("w1", "v1", "w2")),
-        *norms(hidden, f"{stem}norm_1", f"{stem}norm_2"),
+    return uniform_decoder(
+        config,
+        moe_mlp(config.hidden_size, moe, prefix="ffn.", router="router.layer", experts="experts.mlp.", names=names),
+        moe=moe,
+        attention=attention,
+        prefix=f"{stem}attn.",
+        qkvo=fused("Wqkv", "out_proj"),
+        norm_names=(f"{stem}norm_1", f"{stem}norm_2"),
+        names=OuterNames("transformer.wte", "transformer.norm_f", layers="transformer.blocks."),
     )
-    around = OuterNames("transformer.wte", "transformer.norm_f", layers="transformer.blocks.")
-    return decoder(config, uniform(config, weights, attention, moe), around)
 
 
 @family("Grok1ModelForCausalLM", "Grok1ForCausalLM")
@@ -136,36 +125,38 @@ def grok(config: Config) -> ModelParts:
 @family("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 def granite_moe(config: Config) -> ModelParts:
     """Granite 3 MoE: fused experts; the shared form has one expert more that every token passes."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    shared = config.size("shared_intermediate_size", default=0)
+    hidden, shared = config.hidden_size, config.size("shared_intermediate_size", default=0)
     moe = read_moe(config, size="intermediate_size", shared=1 if shared else 0)
     names = ("input_linear", "input_linear", "output_linear")
-    weights = (
-        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False)),
-        *moe_mlp(hidden, moe, prefix="block_sparse_moe.", router="router.layer", experts="", names=names),
-        *shared_expert(hidden, shared, prefix="shared_mlp.", names=names),
-        *norms(hidden, *PRE_NORMS),
-    )
-    return decoder(config, uniform(config, weights, attention, moe))
+    ffn = moe_mlp(hidden, moe, prefix="block_sparse_moe.", router="router.layer", experts="", names=names)
+    ffn += shared_expert(hidden, shared, prefix="shared_mlp.", names=names)
+    return uniform_decoder(config, ffn, moe=moe, bias=config.flag("attention_bias", default=False))
 
 
 # --- some layers dense, some sparse -----------------------------------------------------------------------------------
 
 
 def mixed(
-    config: Config, attention: Attention, common: tuple[Weight, ...], sparse: tuple[Weight, ...], moe: Moe
-) -> tuple[Layer, ...]:
-    """Layers that share attention and norms (``common``) and have either experts or an MLP of ``intermediate_size``."""
+    config: Config, moe: Moe, sparse: tuple[Weight, ...], *, mtp_tables: bool | None = None, **projections: Any
+) -> ModelParts:
+    """Layers that share attention and norms, with either the weights ``sparse`` or an MLP of ``intermediate_size``.
+
+    ``projections`` goes to ``attention_weights``. ``mtp_tables``: see ``mtp_layers``; None for no MTP modules.
+    """
+    hidden, attention = config.hidden_size, read_attention(config)
+    common = attention_weights(attention, hidden, **projections) + norms(hidden, *PRE_NORMS)
 
     def make(kind: tuple[int | None, bool]) -> Layer:
         window, is_sparse = kind
         mixer = replace(attention, window=window)
         if is_sparse:
             return Layer(common + sparse, mixer, moe)
-        return Layer(common + mlp(config.hidden_size, config.size("intermediate_size")), mixer)
+        return Layer(common + mlp(hidden, config.size("intermediate_size")), mixer)
 
     spans = windows(config, full_before=config.size("max_window_layers", default=0))
-    return layers_by_kind(list(zip(spans, sparse_layers(config), strict=True)), make)
+    layers = layers_by_kind(list(zip(spans, sparse_layers(config), strict=True)), make)
+    module = Layer(common + sparse, attention, moe)
+    return decoder(config, layers, mtp=() if mtp_tables is None else mtp_layers(config, module, tables=mtp_tables))
 
 
 @family("Ernie4_5_MoeForCausalLM")
@@ -173,68 +164,45 @@ def ernie_moe(config: Config) -> ModelParts:
     """ERNIE 4.5 with experts: shared ones as one wide MLP, MoE between a first and a last layer; tied."""
     hidden, attention = config.hidden_size, read_attention(config)
     moe = read_moe(config, shared=config.size("moe_num_shared_experts", default=0))
-    common = (
-        *attention_weights(attention, hidden, bias=config.flag("use_bias", default=False)),
-        *norms(hidden, *PRE_NORMS),
-    )
-    sparse = (
-        *moe_mlp(hidden, moe),
-        *vector("mlp.moe_statics.e_score_correction_bias", moe.num_experts, Component.ROUTER),
-        *shared_expert(hidden, moe.num_shared_experts * moe.intermediate_size, prefix="mlp.shared_experts."),
-    )
+    bias = config.flag("use_bias", default=False)
+    common = attention_weights(attention, hidden, bias=bias) + norms(hidden, *PRE_NORMS)
+    correction = vector("mlp.moe_statics.e_score_correction_bias", moe.num_experts, Component.ROUTER)
+    sparse = experts(hidden, moe) + correction
     count, every = config.num_layers, config.size("moe_layer_interval", default=1)
     first, last = config.size("moe_layer_start_index", default=0), config.size("moe_layer_end_index", default=count - 1)
-    dense = common + mlp(hidden, config.size("intermediate_size"))
+    dense = mlp(hidden, config.size("intermediate_size"))
     kinds = [first <= i <= last and (i + 1) % every == 0 for i in range(count)]
-    layers = layers_by_kind(kinds, lambda s: Layer(common + sparse, attention, moe) if s else Layer(dense, attention))
+    layers = layers_by_kind(kinds, lambda s: Layer(common + (sparse if s else dense), attention, moe if s else None))
     return decoder(config, layers, tied=True)
 
 
 @family("Qwen2MoeForCausalLM")
 def qwen2_moe(config: Config) -> ModelParts:
     """Qwen1.5-MoE, Qwen2-57B-A14B: experts beside a gated shared one."""
-    hidden, attention, moe = config.hidden_size, read_attention(config), read_moe(config, shared=1)
-    common = (
-        *attention_weights(attention, hidden, qkv_bias=config.flag("qkv_bias", default=True)),
-        *norms(hidden, *PRE_NORMS),
-    )
+    hidden, moe = config.hidden_size, read_moe(config, shared=1)
     sparse = (
         *moe_mlp(hidden, moe),
         *shared_expert(hidden, config.size("shared_expert_intermediate_size"), prefix="mlp.shared_expert."),
         *linear("mlp.shared_expert_gate", 1, hidden, Component.SHARED_EXPERT),
     )
-    return decoder(config, mixed(config, attention, common, sparse, moe))
+    return mixed(config, moe, sparse, qkv_bias=config.flag("qkv_bias", default=True))
 
 
 @family("Qwen3MoeForCausalLM")
 def qwen3_moe(config: Config) -> ModelParts:
     """Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder: Qwen3 with experts."""
-    hidden, attention, moe = config.hidden_size, read_attention(config), read_moe(config)
-    common = (
-        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False), qk_norm="head"),
-        *norms(hidden, *PRE_NORMS),
-    )
-    return decoder(config, mixed(config, attention, common, moe_mlp(hidden, moe), moe))
+    hidden, moe = config.hidden_size, read_moe(config)
+    return mixed(config, moe, moe_mlp(hidden, moe), bias=config.flag("attention_bias", default=False), qk_norm="head")
 
 
 @family("Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM")
 def glm4_moe(config: Config) -> ModelParts:
     """GLM-4.5 to 4.7, dots.llm1, Solar Open: the first layers dense, a shared expert in the others."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    moe = read_moe(config, shared=config.size("n_shared_experts", default=0))
-    dots = config.architecture == "Dots1ForCausalLM"
-    bias = config.flag("attention_bias", default=False)
+    hidden, moe = config.hidden_size, read_moe(config, shared=config.size("n_shared_experts", default=0))
+    dots, bias = config.architecture == "Dots1ForCausalLM", config.flag("attention_bias", default=False)
     qk_norm: QkNorm = "head" if dots or config.flag("use_qk_norm", default=False) else None
-    common = (
-        *attention_weights(attention, hidden, bias=dots and bias, qkv_bias=bias, qk_norm=qk_norm),
-        *norms(hidden, *PRE_NORMS),
-    )
-    sparse = (
-        *moe_mlp(hidden, moe),
-        *shared_expert(hidden, moe.num_shared_experts * moe.intermediate_size, prefix="mlp.shared_experts."),
-    )
-    layers = mixed(config, attention, common, sparse, moe)
-    return decoder(config, layers, mtp=mtp_layers(config, Layer(common + sparse, attention, moe), tables=True))
+    sparse = experts(hidden, moe)
+    return mixed(config, moe, sparse, mtp_tables=True, bias=dots and bias, qkv_bias=bias, qk_norm=qk_norm)
 
 
 @family("HYV3ForCausalLM")
@@ -243,17 +211,10 @@ def hunyuan_v3(config: Config) -> ModelParts:
 
     Source: ``models/hy_v3/configuration_hy_v3.py`` of transformers 5, ``models/hy_v3.py`` of vLLM.
     """
-    hidden, attention = config.hidden_size, read_attention(config)
     if not (config.has("mlp_layer_types") or config.has("first_k_dense_replace")):
         config = config.with_defaults({"first_k_dense_replace": 1})
-    moe = read_moe(config, shared=config.size("num_shared_experts", default=0))
-    common = (*attention_weights(attention, hidden, qk_norm="head"), *norms(hidden, *PRE_NORMS))
-    sparse = (
-        *moe_mlp(hidden, moe),
-        *shared_expert(hidden, moe.num_shared_experts * moe.intermediate_size, prefix="mlp.shared_experts."),
-    )
-    layers = mixed(config, attention, common, sparse, moe)
-    return decoder(config, layers, mtp=mtp_layers(config, Layer(common + sparse, attention, moe), tables=False))
+    hidden, moe = config.hidden_size, read_moe(config, shared=config.size("num_shared_experts", default=0))
+    return mixed(config, moe, experts(hidden, moe), mtp_tables=False, qk_norm="head")
 
 
 @family("LagunaForCausalLM")
@@ -364,9 +325,7 @@ def deepseek(config: Config) -> ModelParts:
             weights += indexer_weights(indexer, hidden, config.size("q_lora_rank"))
         if not sparse:
             return Layer(weights + mlp(hidden, config.size("intermediate_size")), mla)
-        shared = moe.num_shared_experts * moe.intermediate_size
-        weights += moe_mlp(hidden, moe) + shared_expert(hidden, shared, prefix="mlp.shared_experts.")
-        return Layer(weights, mla, moe)
+        return Layer(weights + experts(hidden, moe), mla, moe)
 
     indexers = read_indexers(config)
     layers = layers_by_kind(list(zip(indexers, sparse_layers(config), strict=True)), make)
@@ -415,11 +374,9 @@ def deepseek_v4(config: Config) -> ModelParts:
 def _v4_layer(config: Config, ratio: int) -> Layer:
     hidden, streams = config.hidden_size, config.size("hc_mult", default=4)
     moe = read_moe(config, shared=config.size("n_shared_experts"))
-    shared = moe.num_shared_experts * moe.intermediate_size
     weights = (
         *_v4_attention(config, ratio),
-        *moe_mlp(hidden, moe, prefix="ffn.", names=W1_W3_W2),
-        *shared_expert(hidden, shared, prefix="ffn.shared_experts.", names=W1_W3_W2),
+        *experts(hidden, moe, prefix="ffn.", names=W1_W3_W2),
         *norms(hidden, "attn_norm", "ffn_norm"),
         *_stream_mixing("hc_attn", hidden, streams),
         *_stream_mixing("hc_ffn", hidden, streams),
