@@ -111,21 +111,19 @@ class Config:
         return value
 
     def sizes(self, *keys: str, count: int | None = None) -> list[int]:
-        """A list of whole numbers, 0 included, of ``count`` entries where that is given; empty when absent."""
-        values = self.get(*keys, default=[])
-        fits = isinstance(values, list) and count in (None, len(values))
-        if not fits or not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
-            raise self.refuse(self._given(keys), "a list of whole numbers" + (f", {count} of them" if count else ""))
-        return list(values)
+        """A list of whole numbers, 0 included: of ``count`` entries where given, else empty when absent."""
+        return self._list(keys, count, "whole numbers", lambda value: type(value) is int and 0 <= value <= MAX_SIZE)
 
     def names(self, *keys: str, count: int | None = None) -> list[str]:
         """A list of strings, of ``count`` entries where that is given; empty when absent."""
-        values = self.get(*keys)
-        if values is None:
+        if self.get(*keys) is None:
             return []
-        fits = isinstance(values, list) and count in (None, len(values))
-        if not fits or not all(isinstance(value, str) for value in values):
-            raise self.refuse(self._given(keys), "a list of strings" + (f", {count} of them" if count else ""))
+        return self._list(keys, count, "strings", lambda value: isinstance(value, str))
+
+    def _list(self, keys: tuple[str, ...], count: int | None, kind: str, sound: Callable[[Any], bool]) -> list[Any]:
+        values = self.get(*keys, default=[])
+        if not isinstance(values, list) or count not in (None, len(values)) or not all(map(sound, values)):
+            raise self.refuse(self._given(keys), f"a list of {kind}" + (f", {count} of them" if count else ""))
         return list(values)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:

@@ -7,6 +7,7 @@ leaves it as it is. Tensor parallelism splits its blocks as it splits a decoder'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -25,7 +26,7 @@ from planner.model.blocks import (
     shared_expert,
     vector,
 )
-from planner.model.config import Config, ModelParts, family
+from planner.model.config import Builder, Config, ModelParts, family
 from planner.model.families.dense import gemma3, gemma4, glm, llama, qwen2, qwen3
 from planner.model.families.hybrid import kimi_linear_text, qwen3_5_text
 from planner.model.families.moe import deepseek, glm4_moe, minimax_m3_text, qwen3_moe, step3p7_text
@@ -48,6 +49,22 @@ def with_vision(parts: ModelParts, vision: tuple[Weight, ...], *, text: str) -> 
     outer = tuple(replace(weight, name=renamed(weight.name)) for weight in parts.outer)
     mtp = tuple(replace(weight, name=renamed(weight.name)) for weight in parts.mtp)
     return replace(parts, vision=vision, outer=outer, mtp=mtp, layer_prefix=renamed(parts.layer_prefix))
+
+
+def with_tower(
+    config: Config,
+    text: Builder,
+    tower: Callable[[Config, ModelParts], tuple[Weight, ...]],
+    *,
+    prefix: str,
+    optional: bool = False,
+) -> ModelParts:
+    """The model of ``text_config`` beside the tower of ``vision_config``, which may be missing where ``optional``."""
+    parts = text(config.nested("text_config"))
+    if optional and not config.has("vision_config"):
+        return parts
+    vision = config.nested("vision_config") if optional else config.section("vision_config")
+    return with_vision(parts, tower(vision, parts), text=prefix)
 
 
 def tensor(name: str, *shape: int, copies: int = 1, shard: Shard = Shard.NONE) -> Weight:
@@ -140,9 +157,9 @@ def frames(config: Config) -> int:
     return config.size("temporal_patch_size", default=2)
 
 
-def siglip_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
-    """SigLIP, the tower of Gemma 3."""
-    hidden = config.hidden_size
+def siglip_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
+    """SigLIP and the projector of Gemma 3."""
+    hidden, prefix = config.hidden_size, "vision_tower.vision_model."
     return (
         patch_embedding(f"{prefix}embeddings.patch_embedding", config, hidden),
         tensor(f"{prefix}embeddings.patch_embedding.bias", hidden),
@@ -152,6 +169,8 @@ def siglip_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
             SIGLIP_NAMES,
         ),
         *norm(f"{prefix}post_layernorm", hidden),
+        tensor("multi_modal_projector.mm_input_projection_weight", hidden, parts.hidden_size),
+        tensor("multi_modal_projector.mm_soft_emb_norm", hidden),
     )  # fmt: skip
 
 
@@ -223,9 +242,10 @@ def pixtral_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
-def llama4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
-    """Llama 4's tower: a class token, learned positions, pixels shuffled into an adapter."""
-    hidden, inner = config.hidden_size, config.size("intermediate_size")
+def llama4_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
+    """Llama 4's tower: a class token, learned positions, pixels shuffled into an adapter; and its projector."""
+    output = config.size("vision_output_dim")
+    hidden, inner, prefix = config.hidden_size, config.size("intermediate_size"), "vision_model."
     channels, adapter = config.size("num_channels", default=3), config.size("projector_input_dim")
     return (
         tensor(f"{prefix}class_embedding", hidden),
@@ -236,6 +256,7 @@ def llama4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
         *blocks(f"{prefix}model.layers.0.", hidden, inner, config.num_layers),
         *matrix(f"{prefix}vision_adapter.mlp.fc1", adapter, inner, Shard.COLUMN, bias=False),
         *matrix(f"{prefix}vision_adapter.mlp.fc2", config.size("projector_output_dim"), adapter, Shard.ROW, bias=False),
+        *matrix("multi_modal_projector.linear_1", parts.hidden_size, output, bias=False),
     )
 
 
@@ -302,11 +323,12 @@ def qwen2_5_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
-def qwen3_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
+def qwen3_vision(config: Config, _: ModelParts) -> tuple[Weight, ...]:
     """Qwen3-VL's tower: learned positions, and one merger more for each layer tapped by DeepStack.
 
     Qwen3.5 has the same tower without DeepStack.
     """
+    prefix = "model.visual."
     hidden, merge = config.hidden_size, config.size("spatial_merge_size", default=2) ** 2
     wide, out, names = merge * hidden, config.size("out_hidden_size"), ("linear_fc1", "linear_fc2")
     taps = len(config.sizes("deepstack_visual_indexes"))
@@ -329,10 +351,11 @@ def qwen3_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
-def glm4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
+def glm4_vision(config: Config) -> tuple[Weight, ...]:
     """GLM-4.1V's tower: a gated MLP as wide as the text model, a convolution that merges patches, a gated merger."""
     hidden, out, inner = config.hidden_size, config.size("out_hidden_size"), config.size("intermediate_size")
-    merge, patch, merger = config.size("spatial_merge_size", default=2), f"{prefix}patch_embed.proj", f"{prefix}merger."
+    merge, prefix = config.size("spatial_merge_size", default=2), "model.visual."
+    patch, merger = f"{prefix}patch_embed.proj", f"{prefix}merger."
     return (
         tensor(f"{prefix}embeddings.position_embedding", patches(config), hidden),
         patch_embedding(patch, config, hidden, depth=frames(config)),
@@ -361,7 +384,7 @@ def merger_mlp(prefix: str, wide: int, out: int, names: tuple[str, str], *, copi
     )
 
 
-def moonvit_vision(config: Config, text_hidden: int) -> tuple[Weight, ...]:
+def moonvit_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
     """MoonViT and its projector, as in Kimi-K2.5: interpolated positions, fused q, k, v."""
     prefix = "vision_tower."
     hidden = config.size("vt_hidden_size", "hidden_size")
@@ -377,7 +400,7 @@ def moonvit_vision(config: Config, text_hidden: int) -> tuple[Weight, ...]:
         ),
         *norm(f"{prefix}encoder.final_layernorm", hidden),
         *norm("mm_projector.pre_norm", hidden),
-        *merger_mlp("mm_projector.proj.", wide, text_hidden, ("0", "2")),
+        *merger_mlp("mm_projector.proj.", wide, parts.hidden_size, ("0", "2")),
     )  # fmt: skip
 
 
@@ -399,9 +422,10 @@ def step_vision(text_hidden: int) -> tuple[Weight, ...]:
     )
 
 
-def minimax_m3_vision(config: Config, outer: Config, text_hidden: int) -> tuple[Weight, ...]:
+def minimax_m3_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
     """A CLIP-like tower with rotary positions; a projector, then one that merges four patches."""
     hidden, depth, size = config.hidden_size, config.num_layers, config.size("intermediate_size")
+    outer, text_hidden = config.outer, parts.hidden_size
     patch, project = config.size("patch_size"), outer.size("projector_hidden_size", default=text_hidden)
     merge = outer.nested("img_token_compression_config")
     merged = project * merge.size("spatial_merge_size", default=2) ** 2
@@ -418,7 +442,7 @@ def minimax_m3_vision(config: Config, outer: Config, text_hidden: int) -> tuple[
     )
 
 
-def kimi_k3_vision(config: Config, text_hidden: int) -> tuple[Weight, ...]:
+def kimi_k3_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
     """MoonViT without biases, and the second kind of patch merger."""
     if config.text("mm_projector_type", default="patchmergerv2") != "patchmergerv2":
         raise config.refuse("mm_projector_type", "'patchmergerv2'")
@@ -435,8 +459,8 @@ def kimi_k3_vision(config: Config, text_hidden: int) -> tuple[Weight, ...]:
         ),
         *norm(f"{tower}encoder.final_layernorm", hidden, bias=False),
         *matrix("mm_projector.linear_1", merged, merged, bias=False),
-        *matrix("mm_projector.linear_2", text_hidden, merged, bias=False),
-        *norm("mm_projector.post_norm", text_hidden, bias=False),
+        *matrix("mm_projector.linear_2", parts.hidden_size, merged, bias=False),
+        *norm("mm_projector.post_norm", parts.hidden_size, bias=False),
     )  # fmt: skip
 
 
@@ -456,15 +480,14 @@ MISTRAL3_VISION = {
 def qwen2_vl(config: Config) -> ModelParts:
     """Qwen2-VL and Qwen2.5-VL: Qwen2 and the tower of its generation."""
     tower = qwen2_vision if config.architecture.startswith("Qwen2VL") else qwen2_5_vision
-    return with_vision(qwen2(config.nested("text_config")), tower(config.section("vision_config"), "visual."), text="")
+    return with_tower(config, qwen2, lambda vision, _: tower(vision, "visual."), prefix="")
 
 
 @family("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 def qwen3_vl(config: Config) -> ModelParts:
     """Qwen3-VL: Qwen3, with experts or without, and a tower with DeepStack."""
     text = qwen3_moe if "Moe" in config.architecture else qwen3
-    tower = qwen3_vision(config.section("vision_config"), "model.visual.")
-    return with_vision(text(config.nested("text_config")), tower, text="model.language_model.")
+    return with_tower(config, text, qwen3_vision, prefix="model.language_model.")
 
 
 @family("Mistral3ForConditionalGeneration")
@@ -493,9 +516,7 @@ def mistral3(config: Config) -> ModelParts:
 @family("KimiK25ForConditionalGeneration")
 def kimi_k25(config: Config) -> ModelParts:
     """Kimi-K2.5: the text model of Kimi K2 and a MoonViT tower."""
-    parts = deepseek(config.nested("text_config"))
-    tower = moonvit_vision(config.section("vision_config"), parts.hidden_size)
-    return replace(with_vision(parts, tower, text="language_model."), requires_remote_code=True)
+    return replace(with_tower(config, deepseek, moonvit_vision, prefix="language_model."), requires_remote_code=True)
 
 
 @family("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration")
@@ -503,30 +524,20 @@ def glm4v(config: Config) -> ModelParts:
     """GLM-4.1V on GLM-4, GLM-4.5V on GLM-4.5-Air: one tower."""
     text = config.nested("text_config").with_defaults({"attention_bias": True})
     parts = glm4_moe(text) if "Moe" in config.architecture else glm(text)
-    return with_vision(
-        parts, glm4_vision(config.section("vision_config"), "model.visual."), text="model.language_model."
-    )
+    return with_vision(parts, glm4_vision(config.section("vision_config")), text="model.language_model.")
 
 
 @family("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM")  # fmt: skip
 def qwen3_5(config: Config) -> ModelParts:
     """Qwen3.5 and 3.6: the vision tower of Qwen3-VL, where there is one."""
-    parts = qwen3_5_text(config.nested("text_config"))
-    if not config.has("vision_config"):
-        return parts
-    tower = qwen3_vision(config.nested("vision_config"), "model.visual.")
-    return with_vision(parts, tower, text="model.language_model.")
+    return with_tower(config, qwen3_5_text, qwen3_vision, prefix="model.language_model.", optional=True)
 
 
 @family("KimiLinearForCausalLM", "KimiK3ForConditionalGeneration")
 def kimi_linear(config: Config) -> ModelParts:
     """Kimi Linear, and Kimi K3 with its tower."""
-    parts = kimi_linear_text(config.nested("text_config"))
-    if not config.has("vision_config"):
-        return parts
-    tower = kimi_k3_vision(config.nested("vision_config"), parts.hidden_size)
-    return with_vision(parts, tower, text="language_model.")
+    return with_tower(config, kimi_linear_text, kimi_k3_vision, prefix="language_model.", optional=True)
 
 
 @family("Step3p7FlashForCausalLM", "Step3p7ForConditionalGeneration")
@@ -539,26 +550,13 @@ def step3p7(config: Config) -> ModelParts:
 @family("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration")
 def minimax_m3(config: Config) -> ModelParts:
     """MiniMax-M3, with its tower where the config has one."""
-    text = config.nested("text_config")
-    parts = minimax_m3_text(text)
-    if not config.has("vision_config"):
-        return parts
-    vision = minimax_m3_vision(config.nested("vision_config"), config, text.hidden_size)
-    return with_vision(parts, vision, text="language_model.")
+    return with_tower(config, minimax_m3_text, minimax_m3_vision, prefix="language_model.", optional=True)
 
 
 @family("Gemma3ForConditionalGeneration")
 def gemma3_vision(config: Config) -> ModelParts:
     """Gemma 3 from 4B on: a SigLIP tower, pooled and projected."""
-    parts = gemma3(config.nested("text_config"))
-    vision = config.section("vision_config")
-    width = vision.hidden_size
-    projector = (
-        Weight("multi_modal_projector.mm_input_projection_weight", Component.VISION, (width, parts.hidden_size)),
-        *vector("multi_modal_projector.mm_soft_emb_norm", width, Component.VISION),
-    )
-    tower = siglip_vision(vision, "vision_tower.vision_model.")
-    return with_vision(parts, (*tower, *projector), text="language_model.")
+    return with_tower(config, gemma3, siglip_vision, prefix="language_model.")
 
 
 @family("Gemma4ForConditionalGeneration")
@@ -615,12 +613,7 @@ def _llama4_layer(config: Config, chunked: bool, sparse: bool) -> Layer:
 @family("Llama4ForConditionalGeneration")
 def llama4(config: Config) -> ModelParts:
     """Llama 4 Scout and Maverick with their tower."""
-    parts = llama4_text(config.nested("text_config"))
-    vision = config.section("vision_config")
-    projector = matrix(
-        "multi_modal_projector.linear_1", parts.hidden_size, vision.size("vision_output_dim"), bias=False
-    )
-    return with_vision(parts, (*llama4_vision(vision, "vision_model."), *projector), text="language_model.")
+    return with_tower(config, llama4_text, llama4_vision, prefix="language_model.")
 
 
 # --- Llama 3.2 vision ----------------------------------------------------------------------------------------------
