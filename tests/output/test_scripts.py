@@ -26,7 +26,9 @@ from planner.output.scripts.text import argv, cell, comment, fenced, text
 from planner.planning.plan import Plan, PlanFile, PlannedRun, PlannedRung, Service
 from planner.resources import data_dir
 
-TEMPLATES = sorted((data_dir("templates") / "vllm").rglob("*.j2"))
+TEMPLATES = sorted(
+    path for name in ("vllm", "deploy", "workflows") for path in (data_dir("templates") / name).rglob("*.*")
+)
 RENDERED = {name: render_scripts(made) for name, made in MATRIX.items()}
 
 
@@ -44,16 +46,16 @@ def scripts_of(files: dict[str, str]) -> dict[str, str]:
 # --- templates substitute, and nothing else ---
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_templates_substitute_filter_and_nothing_else(template: Path) -> None:
-    source = template.read_text()
-    filters = "text|cell|fenced" if template.name.endswith(".md.j2") else "sh|argv|comment"
+    source = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", template.read_text())
+    kind = {".md.j2": "text|cell|fenced", ".conf.j2": "endpoint|comment"}
+    filters = kind.get("".join(template.suffixes[-2:]), "sh|argv|comment")
     loose = [found for found in re.findall(r"\{\{.*?\}\}", source, re.DOTALL)
              if not re.fullmatch(rf"\{{\{{ [a-z_]+(\.[a-z_]+)* \| ({filters}) \}}\}}", found)]  # fmt: skip
     assert not loose, "every value goes through one filter"
-    condition = r"[a-z_.]+( is not false| == \"[a-z]+\")?"
     statement = (
-        rf"(if|elif) (not )?{condition}( and {condition})?|else|endif|endfor|for \w+(, \w+)? in [a-z_.]+"
+        r"(if|elif) (not )?[a-z_.]+|else|endif|endfor|for \w+(, \w+)? in [a-z_.]+"
         r'|include (?:"[\w.]+"|join_script)|set title = "[^"]*"'
     )
     odd = [found for found in re.findall(r"\{%\s*(.*?)\s*%\}", source) if not re.fullmatch(statement, found)]

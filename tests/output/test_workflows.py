@@ -25,28 +25,8 @@ from planner.output.scripts.folder import ALL_FILES
 from planner.output.workflows.documents import find_workflow
 from planner.output.workflows.render import needed_by, purpose_of
 from planner.planning.plan import PlanFile
-from planner.resources import data_dir
-
-TEMPLATES = sorted((data_dir("templates") / "workflows").glob("*.j2"))
-
 
 # --- templates and scripts as such ---
-
-
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
-def test_templates_substitute_filter_and_nothing_else(template: Path) -> None:
-    source = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", template.read_text())
-    kind = template.name.split(".")[-2]
-    filters = {"md": "text|cell|fenced", "conf": "endpoint|comment"}.get(kind, "sh|argv|comment")
-    loose = [found for found in re.findall(r"\{\{.*?\}\}", source, re.DOTALL)
-             if not re.fullmatch(rf"\{{\{{ [a-z_]+(\.[a-z_]+)* \| ({filters}) \}}\}}", found)]  # fmt: skip
-    assert not loose, "every value goes through one filter"
-    statement = (
-        r"(if|elif) (not )?[a-z_.]+|else|endif|endfor|for \w+(, \w+)? in [a-z_.]+"
-        r'|include "[\w.]+"|set title = "[^"]*"'
-    )
-    odd = [found for found in re.findall(r"\{%\s*(.*?)\s*%\}", source) if not re.fullmatch(statement, found)]
-    assert not odd, "templates neither compute nor choose defaults"
 
 
 def test_every_script_is_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:

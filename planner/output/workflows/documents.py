@@ -248,6 +248,11 @@ def list_workflows() -> dict[str, Workflow]:
     return workflows
 
 
+def purposes() -> dict[str, str]:
+    """The purpose of each file of a workflow, for ``WORKFLOW.md`` and ``planner workflow``."""
+    return dict(_table("workflows")["purpose"])
+
+
 def find_workflow(name: str) -> Workflow:
     """The workflow of that name. Raises UnknownNameError for any other name."""
     known = list_workflows()

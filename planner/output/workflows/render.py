@@ -38,7 +38,7 @@ from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
 from planner.output.workflows.comparison import partition_workflow
 from planner.output.workflows.differences import PrintedFigure, caveats_of, printed_beside, table_of
-from planner.output.workflows.documents import Workflow, published_scores
+from planner.output.workflows.documents import Workflow, published_scores, purposes
 from planner.output.workflows.offline import (
     OFFLINE_SCRIPTS,
     guidellm_names,
@@ -51,31 +51,6 @@ from planner.planning import Plan, PlanFile
 from planner.units import GB
 from planner.workload import Load
 
-#: Purposes of the files of workflows, for WORKFLOW.md and ``planner workflow``.
-PURPOSES = {
-    "pull_image.sh": "pulls the image and writes its digest down",
-    "build_image.sh": "builds the image at the document's commit",
-    "build_engine.sh": "builds AITER and vLLM from source on top of an image",
-    "shell.sh": "opens a shell in the image",
-    "download.sh": "downloads the model with hf",
-    "quantize.sh": "quantises a 16-bit checkpoint to FP8 with Quark",
-    "request.sh": "sends one request and shows the answer",
-    "latency.sh": "measures the latency of batches offline",
-    "ttft.sh": "measures the time to first token offline",
-    "throughput.sh": "measures the throughput of all prompts at once, offline",
-    "speculative.sh": "measures latency with and without a draft model",
-    "quick_reduce.sh": "measures latency in each form of quick reduce",
-    "aiter.sh": "measures latency with and without AITER",
-    "sweep.sh": "measures the server at several loads, by concurrency or by request rate",
-    "guidellm.sh": "measures the server with GuideLLM",
-    "instances.sh": "starts, stops and measures one server on each share of the node's GPUs",
-    "nginx.conf": "spreads requests over these servers",
-    "mad.sh": "runs AMD's own benchmark",
-    "compare.sh": "measures the layouts of COMPARISON.md one after the other",
-    "points.json": "has what is printed and predicted for each offline measurement, for planner validate",
-    "COMPARISON.md": "predicts whole GPUs against partitions",
-    "WORKFLOW.md": "lists the files and says what differs from the document",
-}
 HUB_REQUIREMENT = "huggingface_hub==2.4.0"
 QUARK_REQUIREMENT = "amd-quark[cli]==0.13"
 FASTSAFETENSORS_REF = "v0.1.15-rocm7-preview"  #: the release that the MI355X recipe links
@@ -127,7 +102,7 @@ def needed_by(emission: Emission) -> dict[str, str]:
 
 def purpose_of(name: str) -> str:
     """The purpose of a file of a workflow; empty for those of every plan."""
-    return PURPOSES.get(name.rsplit("/", 1)[-1], "")
+    return purposes().get(name.rsplit("/", 1)[-1], "")
 
 
 def calibration_of(files: Mapping[str, str]) -> str:
@@ -194,7 +169,7 @@ def _about(
         "documents": "; ".join(document.title for document in workflow.documents),
         "planner_version": __version__,
         "command": command,
-        "purposes": [(script, PURPOSES[script]) for script in scripts],
+        "purposes": [(script, purposes()[script]) for script in scripts],
         "remarks": (*workflow.remarks, *corrections),
         **({"documented": True, "differences": (), "caveats": (), "printed": ()} | beside),
     }
