@@ -69,33 +69,35 @@ _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
     "string": "text", "tuple": "a list", "list": "a list", "dict": "an object", "model": "an object",
 }  # fmt: skip
-_BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "le": "{:g} or less", "lt": "less than {:g}"}
+_BOUNDS = {"ge": "at least {:g}", "gt": "more than {:g}", "le": "at most {:g}", "lt": "less than {:g}"}
 
 
 class Fault(NamedTuple):
-    """The first fault that pydantic finds: the field, dotted, and the fault in words."""
+    """A fault that pydantic found: the field, dotted, and what is wrong with it, such as ``is 'x', not a number``."""
 
-    where: str
+    field: str
     what: str
 
     def __str__(self) -> str:
-        """``max_num_seqs: 'x' is not a whole number``, ``model is missing``."""
-        if not self.where:
-            return self.what
-        return f"{self.where} {self.what}" if self.what.startswith("is ") else f"{self.where}: {self.what}"
+        return f"{self.field or 'it'} {self.what}" if self.what.startswith("is ") else f"{self.field}: {self.what}"
 
 
 def fault_in(error: Any) -> Fault:
     """Return the first fault of a pydantic ``ValidationError``."""
     first = error.errors(include_url=False)[0]
-    where, kind, limits = ".".join(map(str, first["loc"])), first["type"], first.get("ctx", {})
+    name, kind, limits = ".".join(map(str, first["loc"])), first["type"], first.get("ctx", {})
     if kind == "missing":
-        return Fault(where, "is missing")
+        return Fault(name, "is missing")
     if kind == "extra_forbidden":
-        return Fault(where, "is not a known field")
+        return Fault(name, "is not a known field")
     if kind == "value_error":
-        return Fault(where, str(limits["error"]))
-    bounds = (words.format(limits[name]) for name, words in _BOUNDS.items() if name in limits)
+        return Fault(name, str(limits["error"]))
+    bounds = (words.format(limits[limit]) for limit, words in _BOUNDS.items() if limit in limits)
     wanted = next(bounds, None) or _KINDS.get(kind.split("_")[0]) or limits.get("expected") or "of the expected form"
-    text = repr(first["input"])
-    return Fault(where, f"{text if len(text) <= 40 else text[:37] + '...'} is not {wanted}")
+    return Fault(name, f"is {shown(first['input'])}, not {wanted}")
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error shows it: at most 40 characters."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -168,12 +168,11 @@ def run_of(row: Mapping[str, Any], where: str, name: str) -> MeasuredRun:
         raise InputError(f"{where}: more cells than the header has columns", hint=hint)
     cells = {column: text for column, cell in row.items() if (text := str(cell if cell is not None else "").strip())}
     if empty := next((column for column in REQUIRED if column not in cells), None):
-        raise InputError(f"{where}, column {empty}: is empty", hint=hint)
+        raise InputError(f"{where}, column {empty} is empty", hint=hint)
     try:
         return _validated(cells, name)
     except ValidationError as error:
-        column, fault = fault_in(error)
-        raise InputError(f"{where}, column {column.removeprefix('metrics.')}: {fault}", hint=hint) from None
+        raise InputError(f"{where}, column {str(fault_in(error)).removeprefix('metrics.')}", hint=hint) from None
     except InputError as error:
         raise InputError(f"{where}, column {error.cause}", hint=hint) from None
 
@@ -184,13 +183,13 @@ def _validated(cells: dict[str, str], name: str) -> MeasuredRun:
         del stated["request_rate"]
     if multiple := re.fullmatch(r"(\d+)\s*x\s*conc(urrency)?", cells.get("num_prompts", "")):  # so sweeps may say it
         if "max_concurrency" not in cells:
-            raise InputError("num_prompts: is a multiple of the concurrency, which is not stated", hint="")
+            raise InputError("num_prompts is a multiple of the concurrency, which is not stated", hint="")
         stated["num_prompts"] = int(multiple[1]) * _rounded(cells["max_concurrency"])
     metrics = {column: cells[column] for column in MEASUREMENTS if column in cells}
     run = _RUN.validate_python({"run_id": name, **stated, "metrics": metrics})
     for low, high in find_disorder(run.metrics):
-        what = f"{run.metrics[high]:g} is below {low}, {run.metrics[low]:g}: are the units the same?"
-        raise InputError(f"{high}: {what}", hint="")
+        figures = f"is {run.metrics[high]:g}, below {low}, {run.metrics[low]:g}"
+        raise InputError(f"{high} {figures}: are the units the same?", hint="")
     return _of_one_server(run, _COUNT.validate_python(cells.get(REPLICAS, 1)))
 
 

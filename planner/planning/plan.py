@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planner.errors import InputError
+from planner.errors import InputError, fault_in, shown
 from planner.planning import defaults
 from planner.planning.defaults import Goal
 from planner.resources import read_given
@@ -42,7 +42,7 @@ class _Record(BaseModel):
     def _is_sound(self) -> Self:
         for name, value in self:
             if isinstance(value, int | float) and abs(value) > MOST_FIGURE:
-                raise ValueError(f"{name} is {_short(value)}, which is too large")
+                raise ValueError(f"{name} is {shown(value)}, which is too large")
         try:
             self._check()
         except InputError as error:
@@ -337,20 +337,15 @@ class PlanFile(_Record):
             raise ValueError("it is not a JSON object")
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
             raise ValueError(
-                f"its schema_version is {_short(data['schema_version'])}; this planner reads {SCHEMA_VERSION}"
+                f"its schema_version is {shown(data['schema_version'])}; this planner reads {SCHEMA_VERSION}"
             )
         digest = data.pop("digest", None)
         outer = {key: data.pop(key) for key in ("schema_version", "planner_version", "command", "goal") if key in data}
         try:
             file = cls.model_validate({**outer, "plan": data})
         except ValidationError as error:
-            raise ValueError(_in_words(error)) from error
-        for name, value in _figures(file.plan):
-            if not (type(value) in (int, float) and 0 <= value <= MOST_FIGURE):  # nor NaN
-                negative = type(value) in (int, float) and -MOST_FIGURE <= value < 0
-                raise ValueError(f"{name} is {_short(value)}, not a number{' of 0 or more' if negative else ''}")
-        if lone := next(_lone_ends(file.plan), ""):
-            raise ValueError(f"{lone} is missing")
+            raise ValueError(str(fault_in(error)).removeprefix("plan.")) from error
+        _check_figures(file.plan)
         load, context = file.plan.workload, file.plan.max_model_len
         if load.prefix_len + load.input_len + load.output_len > context:
             raise ValueError(f"its requests are longer than its context of {context:,} tokens")
@@ -359,27 +354,19 @@ class PlanFile(_Record):
         return file
 
 
-def _figures(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Name and value of what has to be a number."""
-    for where, figures in _tables(plan):
+def _check_figures(plan: Plan) -> None:
+    """Raise ValueError for what is no figure, and for an interval without an end or the figure between them."""
+    tables = {"predicted": plan.predicted, "memory": plan.memory, **{one.name: one.predicted for one in plan.classes}}
+    for where, figures in tables.items():
         for name, value in figures.items():
-            if name not in _WORDS and not (name in _AT_TIMES and value is None):
-                yield f"{where}.{name}", value
-
-
-def _lone_ends(plan: Plan) -> Iterator[str]:
-    """What an interval of a prediction lacks: an end, or the figure between them."""
-    for where, figures in _tables(plan):
-        for name in figures:
+            if name in _WORDS or (name in _AT_TIMES and value is None):
+                continue
+            if type(value) not in (int, float) or not 0 <= value <= MOST_FIGURE:  # nor NaN
+                raise ValueError(f"{where}.{name} is {shown(value)}, not a number of 0 or more")
             key = name.removesuffix("_lo").removesuffix("_hi")
-            yield from (
-                f"{where}.{one}" for one in (key, f"{key}_lo", f"{key}_hi") if key != name and one not in figures
-            )
-
-
-def _tables(plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield from (("predicted", plan.predicted), ("memory", plan.memory))
-    yield from ((one.name, one.predicted) for one in plan.classes)
+            missing = {key, f"{key}_lo", f"{key}_hi"} - figures.keys() if key != name else ()
+            if missing:
+                raise ValueError(f"{where}.{min(missing)} is missing")
 
 
 def refuse_secrets(plan: Plan) -> None:
@@ -426,33 +413,3 @@ def read_plan(directory: Path) -> PlanFile:
     except ValueError as error:  # no text, no JSON, no plan
         cause = " ".join(str(error).split())[:200]
         raise InputError(f"{path} is not a plan of this planner: {cause}", hint="write the scripts again") from error
-
-
-#: Kinds of pydantic's errors, by how they begin.
-_KINDS = {
-    "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
-    "string": "text", "tuple": "a list", "list": "a list", "dict": "an object", "model": "an object",
-}  # fmt: skip
-
-
-def _in_words(error: ValidationError) -> str:
-    """The first thing that is wrong, by the names of the file."""
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"] if part != "plan") or "it"
-    kind = first["type"]
-    if kind == "value_error":
-        return f"{name}: {first['msg'].removeprefix('Value error, ')}"
-    if kind == "missing":
-        return f"{name} is missing"
-    if kind == "extra_forbidden":
-        return f"unknown field {_short(name)}"
-    said = first.get("ctx", {})
-    limits = {"ge": "at least", "le": "at most"}
-    bound = next((f"{words} {said[limit]:g}" for limit, words in limits.items() if limit in said), "")
-    wanted = bound or _KINDS.get(kind.split("_")[0]) or said.get("expected") or "the expected kind"
-    return f"{name} is {_short(first['input'])}, not {wanted}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

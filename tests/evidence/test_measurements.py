@@ -58,15 +58,15 @@ def test_a_file_without_what_every_run_needs_is_refused(tmp_path: Path, lines: t
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
-        ((f"{HEADER},avg_latency_s", f"{LATENCY},fast"), "line 2, column avg_latency_s: 'fast' is not a number"),
-        ((f"{HEADER},avg_latency_s", f"{LATENCY},nan"), "column avg_latency_s: 'nan' is not a finite number"),
-        ((f"{HEADER},avg_latency_s", f"{LATENCY},-3"), "column avg_latency_s: '-3' is not 1e-06 or more"),
-        ((f"{HEADER},avg_latency_s", f"{LATENCY},inf"), "column avg_latency_s: 'inf' is not a finite number"),
-        ((f"{HEADER},avg_latency_s", LATENCY.replace(",8,", ",1.5,") + ",3"), "'1.5' is not a whole number"),
-        ((f"{HEADER},avg_latency_s", LATENCY.replace("latency", "speed") + ",3"), "'speed' is not 'latency',"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},fast"), "line 2, column avg_latency_s is 'fast', not a number"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},nan"), "column avg_latency_s is 'nan', not a finite number"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},-3"), "column avg_latency_s is '-3', not at least 1e-06"),
+        ((f"{HEADER},avg_latency_s", f"{LATENCY},inf"), "column avg_latency_s is 'inf', not a finite number"),
+        ((f"{HEADER},avg_latency_s", LATENCY.replace(",8,", ",1.5,") + ",3"), "'1.5', not a whole number"),
+        ((f"{HEADER},avg_latency_s", LATENCY.replace("latency", "speed") + ",3"), "'speed', not 'latency',"),
         ((f"{HEADER},avg_latency_s", LATENCY + ",3,4,5"), "more cells than the header has columns"),
-        ((f"{HEADER},median_ttft_ms,p99_ttft_ms", LATENCY + ",800,1.2"), "1.2 is below median_ttft_ms, 800"),
-        ((f"{HEADER},mean_ttft_ms,mean_e2el_ms", LATENCY + ",800,1.2"), "1.2 is below mean_ttft_ms"),
+        ((f"{HEADER},median_ttft_ms,p99_ttft_ms", LATENCY + ",800,1.2"), "1.2, below median_ttft_ms, 800"),
+        ((f"{HEADER},mean_ttft_ms,mean_e2el_ms", LATENCY + ",800,1.2"), "1.2, below mean_ttft_ms"),
         ((f"{HEADER},mean_tpot_ms", "a,serve,mi300x,a/b,1,9,9,,10x conc,,3"), "the concurrency, which is not stated"),
     ],
 )

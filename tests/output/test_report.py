@@ -363,8 +363,8 @@ def test_bad_flags_have_a_cause_and_a_hint(two: Path, words: tuple[str, ...], ca
         ("plan.json", '{"schema_version": 0}', "one/plan.json is not a plan of this planner: its schema_version is 0"),
         ("plan.json", '{"schema_version": 1}', "one/plan.json is not a plan of this planner: "),
         ("recommendation.json", "{", "one/recommendation.json is broken: "),
-        ("recommendation.json", "[]", "one/recommendation.json is broken: [] is not an object"),
-        ("recommendation.json", '{"pareto": [1], "rejected": []}', "one/recommendation.json is broken: pareto.0: 1"),
+        ("recommendation.json", "[]", "one/recommendation.json is broken: it is [], not an object"),
+        ("recommendation.json", '{"pareto": [1], "rejected": []}', "one/recommendation.json is broken: pareto.0 is 1"),
         (
             "recommendation.json",
             '{"pareto": [{"gpu": "h100-sxm", "output_throughput_per_gpu": "*"}], "rejected": []}',
