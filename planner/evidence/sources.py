@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from planner.engine import EngineArgs
+from planner.engine import EngineArgs, tagged
 from planner.errors import InputError
 from planner.evidence.folder import MeasuredPlan, read_measured
 from planner.evidence.results import (
@@ -24,9 +24,8 @@ from planner.evidence.results import (
     read_number,
     read_results,
     read_text,
-    stated_number,
 )
-from planner.evidence.runs import MEASUREMENTS, MeasuredRun, check_run, read_runs
+from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, read_runs
 from planner.evidence.server_log import read_server_log
 from planner.evidence.validation import find_causes, find_sweep_results
 from planner.planning import Plan, read_plan
@@ -41,7 +40,7 @@ SLACK = 0.02
 
 @dataclass(frozen=True)
 class Stated:
-    """What the caller says of results without a plan. None: not said."""
+    """Settings that the caller states for results without a plan. None: not stated."""
 
     gpu: str | None = None
     model: str | None = None
@@ -66,13 +65,17 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
     runs: list[MeasuredRun] = []
     folders: list[MeasuredPlan] = []
     used = False  # whether any result needed what was stated
-    for path in map(_swept, paths):
-        if path.is_dir():
+    for path in paths:
+        table = path / SWEPT
+        if path.is_dir() and ((path / "plan.json").exists() or not table.is_file()):
             folder = read_measured(path)
             _refuse_another_engine(folder)
             folders.append(folder)
-            runs += _read_folder(path, folder.plan)
+            _refuse_classes(path, folder.plan)
+            results = path / "results" / folder.plan.result_names[-1], *find_sweep_results(path, folder.plan)
+            runs += (run for one in results for run in _read_file(one, read_text(one), folder.plan, Stated()))
             continue
+        path = table if path.is_dir() else path
         text = read_text(path)
         if not _holds_results(text):
             runs += _read_table(path)
@@ -85,42 +88,25 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             "--gpu, --model and flags of the engine are for results without a plan.json",
             hint="leave them out: plans and tables say what was run",
         )
+    named: dict[str, MeasuredRun] = {}
     for run in runs:
         check_run(run)
-    _refuse_namesakes(runs)
+        if named.setdefault(run.run_id, run) != run:  # runs replace each other by name; one may be given twice
+            raise InputError(f"run_id {run.run_id!r} names two different runs", hint="give each run a name of its own")
     return Sources(tuple(runs), tuple(folders))
 
 
 def read_measurements(path: Path, stated: Stated) -> list[MeasuredRun]:
-    """The runs of a table, each row one, or of a result file. Of a row that cannot be read ``unread`` says why."""
+    """Return the runs of a table or of a result file. Of a row that cannot be read ``unread`` says why."""
     try:
         results = path.is_dir() or _holds_results(read_given(path))
-    except (OSError, UnicodeDecodeError):  # told by whoever reads the table
+    except (OSError, UnicodeDecodeError):  # ``read_runs`` says so
         results = False
     return list(read_sources([path], stated).runs) if results else read_runs(path)
 
 
-def _swept(path: Path) -> Path:
-    """The table of a ``vllm bench sweep`` where ``path`` is its folder."""
-    table = path / SWEPT
-    return table if not (path / "plan.json").exists() and table.is_file() else path
-
-
 def _holds_results(text: str) -> bool:
     return text.lstrip().startswith(("{", "[")) or is_table_of_results(text)
-
-
-def _read_file(path: Path, text: str, plan: Plan | None, stated: Stated) -> Iterator[MeasuredRun]:
-    for one in read_results(path, text):
-        yield _read_result(path, one, plan, stated)
-
-
-def _refuse_namesakes(runs: Sequence[MeasuredRun]) -> None:
-    """Runs replace each other by name. The same result may be given twice, such as with its folder."""
-    named: dict[str, MeasuredRun] = {}
-    for run in runs:
-        if named.setdefault(run.run_id, run) != run:
-            raise InputError(f"run_id {run.run_id!r} names two different runs", hint="give each run a name of its own")
 
 
 def _read_table(path: Path) -> Iterator[MeasuredRun]:
@@ -135,12 +121,6 @@ def _read_table(path: Path) -> Iterator[MeasuredRun]:
         yield run if named else replace(run, run_id=f"{path.name}:{run.run_id}")
 
 
-def _read_folder(directory: Path, plan: Plan) -> Iterator[MeasuredRun]:
-    _refuse_classes(directory, plan)
-    for path in (directory / "results" / plan.result_names[-1], *find_sweep_results(directory, plan)):
-        yield from _read_file(path, read_text(path), plan, Stated())
-
-
 def _refuse_classes(path: Path, plan: Plan) -> None:
     """Raise InputError for a plan of several classes, whose results are none of a load alone."""
     if plan.classes:
@@ -153,23 +133,21 @@ def _refuse_classes(path: Path, plan: Plan) -> None:
 def _find_plan(path: Path) -> Plan | None:
     """The plan whose folder a result lies in. Raises InputError for a result of another plan."""
     for folder in path.absolute().parents[:LEVELS_UP]:
-        if (folder / "plan.json").is_file():
-            file = read_plan(folder)
-            plan = file.plan
-            named = path.stem.rpartition("-")[2]
-            if len(named) == len(plan.digest) and set(named) <= set("0123456789abcdef") and named != plan.digest:
-                raise InputError(
-                    f"{path} is a result of plan {named}, but {folder / 'plan.json'} is plan {plan.digest}",
-                    hint="measure again with ./benchmark.sh, or move the result elsewhere and state what was run",
-                )
-            log = folder / "logs" / "server.log"
-            said = (
-                read_server_log(read_given(log, most_bytes=MOST_LOG_BYTES, errors="replace")) if log.is_file() else None
+        if not (folder / "plan.json").is_file():
+            continue
+        file = read_plan(folder)
+        named, digest = path.stem.rpartition("-")[2], file.plan.digest
+        if len(named) == len(digest) and set(named) <= set("0123456789abcdef") and named != digest:
+            raise InputError(
+                f"{path} is a result of plan {named}, but {folder / 'plan.json'} is plan {digest}",
+                hint="measure again with ./benchmark.sh, or move the result elsewhere and state what was run",
             )
-            _refuse_another_engine(MeasuredPlan(folder, file, path.name, {}, log=said))
-            if path.name in plan.result_names:
-                _refuse_classes(path, plan)
-            return plan
+        log = folder / "logs" / "server.log"
+        text = read_given(log, most_bytes=MOST_LOG_BYTES, errors="replace") if log.is_file() else None
+        _refuse_another_engine(MeasuredPlan(folder, file, path.name, {}, log=read_server_log(text) if text else None))
+        if path.name in file.plan.result_names:
+            _refuse_classes(path, file.plan)
+        return file.plan
     return None
 
 
@@ -187,7 +165,12 @@ def _refuse_another_engine(folder: MeasuredPlan) -> None:
 # --- one result ----------------------------------------------------------------------------------------------------
 
 
-def _read_result(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:
+def _read_file(path: Path, text: str, plan: Plan | None, stated: Stated) -> Iterator[MeasuredRun]:
+    for one in read_results(path, text):
+        yield _run_of(path, one, plan, stated)
+
+
+def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:
     result = one.result
     digest = sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:8]
     stated = replace(
@@ -196,16 +179,20 @@ def _read_result(path: Path, one: ReadResult, plan: Plan | None, stated: Stated)
         engine_version=stated.engine_version or one.engine_version,
         args=replace(stated.args, **one.engine),
     )
-    settings = _settings_of_plan(path, result, plan) if plan else _settings_stated(path, result, stated)
-    run = {**settings, "run_id": f"{path.stem}-{digest}", "date": _date(result)}
+    day = str(result.get("date") or "")[:8]  # vLLM writes 20261120-201847; only the day is kept
+    run = {
+        **(_settings_of_plan(path, result, plan) if plan else _settings_stated(path, result, stated)),
+        "run_id": f"{path.stem}-{digest}",
+        "date": f"{day[:4]}-{day[4:6]}-{day[6:]}" if len(day) == 8 and day.isdigit() else "",
+    }
     if "avg_latency" in result:
         run |= _latency_run(path, result, stated)
     elif "elapsed_time" in result:
         run |= _throughput_run(path, result, stated)
     else:
-        run |= _serve_run(path, result) | {"seed": 0, "random_range_ratio": 0.0}
-        if plan:
-            run |= {"seed": plan.workload.seed, "random_range_ratio": plan.workload.range_ratio}
+        sent = plan.workload if plan else None
+        drawn = {"seed": sent.seed if sent else 0, "random_range_ratio": sent.range_ratio if sent else 0.0}
+        run |= _serve_run(path, result) | drawn
     return MeasuredRun(**{**run, **one.run})
 
 
@@ -213,19 +200,17 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     def number(name: str) -> float:
         return read_number(path, result, name, positive=True)
 
-    answered = stated_number(path, result, "completed")
-    completed = answered and int(answered)
     check_rates(path, result)
+    completed = int(number("completed")) if "completed" in result else None
     limit = None if result.get("max_concurrency") is None else int(number("max_concurrency"))
     paced = result.get("request_rate") not in (None, "inf", float("inf"))
     length = {
-        side: number(f"total_{side}_tokens") / completed if completed else number(f"mean_{side}_len")
+        f"mean_{side}_len": number(f"total_{side}_tokens") / completed if completed else number(f"mean_{side}_len")
         for side in ("input", "output")
     }
     return {
         "bench": "serve",
-        "mean_input_len": length["input"],
-        "mean_output_len": length["output"],
+        **length,
         "arrival": "poisson" if paced else "closed-loop" if limit else "all-at-once",
         "num_prompts": completed,
         "max_concurrency": limit,
@@ -244,27 +229,24 @@ def _latency_run(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[
 
 
 def _throughput_run(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[str, Any]:
-    def number(name: str) -> float:
-        return read_number(path, result, name, positive=True)
-
     lengths = _lengths(path, stated)
-    requests, tokens = number("num_requests"), number("total_num_tokens")
+    requests, tokens, rate, seconds = (
+        read_number(path, result, name, positive=True)
+        for name in ("num_requests", "total_num_tokens", "tokens_per_second", "elapsed_time")
+    )
     stated_tok = requests * sum(lengths.values())
     if abs(tokens / stated_tok - 1) > SLACK:
         raise InputError(
             f"{path}: {requests:g} requests have {tokens:g} tokens, but {stated_tok:g} with the stated lengths",
             hint="correct --input-len and --output-len",
         )
-    rate, seconds = number("tokens_per_second"), number("elapsed_time")
     if abs(rate * seconds / tokens - 1) > SLACK:
         raise InputError(
             f"{path}: tokens_per_second is {rate:g}, but {tokens:g} in {seconds:g} s are {tokens / seconds:g}/s",
             hint="give the file that vllm bench throughput wrote",
         )
-    metrics = {"total_token_throughput": rate}
-    return {
-        "bench": "throughput", **lengths, "num_prompts": int(requests), "arrival": "offline", "metrics": metrics
-    }  # fmt: skip
+    run = {"bench": "throughput", "num_prompts": int(requests), "arrival": "offline"}
+    return {**run, **lengths, "metrics": {"total_token_throughput": rate}}
 
 
 def _lengths(path: Path, stated: Stated) -> dict[str, float]:
@@ -275,17 +257,10 @@ def _lengths(path: Path, stated: Stated) -> dict[str, float]:
     return {"input_len": float(stated.input_len), "output_len": float(stated.output_len)}
 
 
-#: Settings that plans, ``EngineArgs`` and runs know by one name.
-_SETTINGS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs", "max_num_batched_tokens",
-    "max_model_len", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching", "async_scheduling",
-)  # fmt: skip
-
-
 def _settings(of: Plan | EngineArgs) -> dict[str, Any]:
-    ranks = of.tensor_parallel_size * of.data_parallel_size
-    spread = {"expert_parallel_size": ranks if of.enable_expert_parallel else 1}
-    return {name: getattr(of, name) for name in _SETTINGS} | spread
+    spread = of.enable_expert_parallel and of.tensor_parallel_size * of.data_parallel_size
+    named = {name: getattr(of, name) for name in tagged("result") if name in RUN_COLUMNS}
+    return {**named, "expert_parallel_size": spread or 1}
 
 
 def _settings_of_plan(path: Path, result: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -320,12 +295,5 @@ def _settings_stated(path: Path, result: Mapping[str, Any], stated: Stated) -> d
         "model": str(model),
         "engine_version": stated.engine_version,
         "weight_dtype": stated.weight_dtype or "",
-        "kv_cache_dtype": stated.args.kv_cache_dtype,
         "enforce_eager": stated.args.enforce_eager or None,
     }
-
-
-def _date(result: Mapping[str, Any]) -> str:
-    """vLLM writes ``20261120-201847``; only the day is kept."""
-    day = str(result.get("date") or "")[:8]
-    return f"{day[:4]}-{day[4:6]}-{day[6:]}" if len(day) == 8 and day.isdigit() else ""
