@@ -1,51 +1,41 @@
-"""Somebody's own command: ``planner check``."""
-
-from __future__ import annotations
+"""A user's own command: ``planner check``."""
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from planner.commands.declare import Argument, Option, command
-from planner.commands.inputs import (
-    check_count,
-    draft_of,
-    find_gpu,
-    fits_for,
-    load_model,
-    typed,
-    version_for,
-)
 from planner.commands.options import (
     LOAD,
     Calibration,
     EngineVersion,
     Explain,
+    HubOptions,
     NetworkGbPerS,
     RandomInputLen,
     RandomOutputLen,
-    Refresh,
-    Revision,
-    Timeout,
-    complete_gpu,
     complete_model,
+    gpu_option,
 )
-from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.errors import InputError
+from planner.planning import defaults, draft_of, find_gpu, fits_for, load_model, version_for
 from planner.resources import read_given
 
 if TYPE_CHECKING:
-    from planner.commands.inputs import GpuName
-    from planner.engine import Found, Launch, ServeLine
+    from collections.abc import Sequence
+
+    from planner.engine import Launch, ServeLine
     from planner.evidence import SeenServer
     from planner.hardware import GpuProfile
     from planner.model import Model
     from planner.output import CheckAnswer
-    from planner.planning import LineRequest, LineVerdict, Local, Plan
+    from planner.planning import GpuName, LineRequest, LineVerdict, Local, Plan
 
 
 def _line_of(words: list[str]) -> str | list[str]:
@@ -58,7 +48,7 @@ def _line_of(words: list[str]) -> str | list[str]:
 
 
 Line = Annotated[
-    str | PathLike[str] | Sequence[str],
+    "str | PathLike[str] | Sequence[str]",
     Argument(
         kind=list[str],
         read=_line_of,
@@ -68,84 +58,73 @@ Line = Annotated[
     ),
 ]
 Url = Annotated[
-    str,
-    Option(metavar="URL", help="A running vLLM server: what it runs and is asked for, instead of a line and a load."),
+    str | None,
+    Option(metavar="URL", help="Running vLLM server to read settings and load from, instead of a line and a load."),
 ]
-Seconds = Annotated[float, Option("--url-seconds", min=0, help="How long to watch that server. Default: 5.")]
-OneGpu = Annotated[
-    "GpuName",
-    Option(
-        kind=str,
-        metavar="GPU",
-        autocompletion=complete_gpu,
-        help="Profile id, alias or file; or 'local'. Default: the plan's.",
-    ),
+Seconds = Annotated[
+    float | None, Field(ge=0), Option("--url-seconds", help="How long to watch that server. Default: 5.")
 ]
+OneGpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
 AsModel = Annotated[
-    str, Option(metavar="MODEL", autocompletion=complete_model, help="Model that a path in the line stands for.")
+    str | None,
+    Option(metavar="MODEL", autocompletion=complete_model, help="Model that a path in the line stands for."),
 ]
-InFlight = Annotated[int, Option(min=1, panel=LOAD, help="Requests in flight. Default: as many as run at once.")]
-NumPrompts = Annotated[int, Option(min=1, panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
+Concurrency = Annotated[
+    int | None, Field(ge=1), Option(panel=LOAD, help="Concurrent requests. Default: as many as run at once.")
+]
+NumPrompts = Annotated[int | None, Field(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
 Given = Annotated[
     "Mapping[str, str] | Sequence[str]",
     Option("--set", kind=list[str], metavar="NAME=VALUE", help="A variable of the script, as a run would have it."),
 ]
-Goal = Annotated[defaults.Goal, Option(help="What a better plan is better at.")]
-Gpus = Annotated[int, Option(min=1, help="GPUs that a better plan may use. Default: as many as the line.")]
+Goal = Annotated[defaults.Goal, Option(help="Goal to optimise when suggesting changes.")]
+Gpus = Annotated[int | None, Field(ge=1), Option(help="GPUs that a better plan may use. Default: as many as the line.")]
 
 
 #: ``--`` in front of the line is not needed: what is no option of this command belongs to the line.
 @command(
     "check",
     help="Would this vllm serve line start, what would it deliver, and what would deliver more?",
+    groups=(HubOptions,),
     settings={"ignore_unknown_options": True},
 )
 def check_command(
     line: Line | None = None,
     gpu: OneGpu | None = None,
     *,
-    url: Url | None = None,
-    url_seconds: Seconds | None = None,
+    url: Url = None,
+    url_seconds: Seconds = None,
     engine_version: EngineVersion = None,
-    as_model: AsModel | None = None,
+    as_model: AsModel = None,
     variables: Given = (),
-    input_len: RandomInputLen | None = None,
-    output_len: RandomOutputLen | None = None,
-    max_concurrency: InFlight | None = None,
-    num_prompts: NumPrompts | None = None,
+    input_len: RandomInputLen = None,
+    output_len: RandomOutputLen = None,
+    max_concurrency: Concurrency = None,
+    num_prompts: NumPrompts = None,
     goal: Goal = "balanced",
-    gpus: Gpus | None = None,
+    gpus: Gpus = None,
     network_gb_per_s: NetworkGbPerS = None,
     calibration: Calibration = None,
     explain: Explain = False,
-    revision: Revision = None,
-    refresh: Refresh = False,
-    timeout: Timeout | None = None,
-) -> CheckAnswer:
-    """Whether a ``vllm serve`` line starts on GPUs of this kind, what it delivers, and what delivers more.
+    **hub: Any,
+) -> "CheckAnswer":
+    """Check whether a ``vllm serve`` line starts on GPUs of this kind, what it delivers, and what delivers more.
 
     ``line`` is the command or the text of a script with it; its words; or the path of a script, of a compose file, of a
     manifest of Kubernetes, or of a plan's folder, whose plan then says the GPU and the load where nothing else does. A
     client beside the server (``vllm bench serve``) says the load; ``vllm bench latency`` and ``throughput`` are judged
     as engines of their own. Where a script has branches that its GPU or ``variables`` do not decide, each is judged:
     ``answer.branches``. ``as_model`` is what a path in the line stands for. Lengths are tokens; where no load is given
-    it is 1024 in and out, and as many requests as run at once. ``goal`` is what a better plan is better at, ``gpus``
+    it is 1024 in and out, and as many requests as run at once. ``goal`` is the goal of a better plan, ``gpus``
     how many it may use (as many as the line). ``url`` is a running vLLM server: it is asked what it runs, unless
     ``line`` says so, and watched for ``url_seconds`` (5): the load is what it has then; ``answer.seen`` has the rest.
 
-    ``answer.ok`` is whether it starts, in every branch; ``answer.record`` has the rest. Raises InputError where there
+    ``answer.ok`` is true if it starts, in every branch; ``answer.record`` has the rest. Raises InputError where there
     is no such line, or several that differ, and for a load that its context does not hold.
     """
     from planner.output import CheckAnswer
     from planner.planning import LineRequest
 
-    if goal not in get_args(defaults.Goal):
-        raise UnknownNameError("goal", str(goal), get_args(defaults.Goal), see="planner check --help")
-    load = {"input_len": input_len, "output_len": output_len, "max_concurrency": max_concurrency}
-    for name, value in {**load, "num_prompts": num_prompts, "gpus": gpus}.items():
-        check_count(name, value)
-    if as_model is not None:
-        typed("as_model", as_model, str)
     seen = _watched(url, url_seconds)
     if line is None and seen is None:
         raise InputError("Missing argument 'LINE': there is nothing to check", hint="see planner check --help")
@@ -166,19 +145,18 @@ def check_command(
             max_concurrency=max_concurrency or seen.in_flight,
         )
     if seen and line is None:
-        model = load_model(as_model or seen.model, revision=revision, refresh=refresh, timeout=timeout).model
-        text, said = _as_served(seen, model, profile, version)
-        remarks = (*remarks, *said)
+        text, notes = _as_served(seen, load_model(as_model or seen.model, **hub).model, profile, version)
+        remarks = (*remarks, *notes)
     if plan:
         asked = asked.as_planned(plan)
-    judge = _Judge(profile, version, as_model, asked, fits_for(calibration), revision, refresh, timeout, plan)
+    judge = _Judge(profile, version, as_model, asked, fits_for(calibration), hub, plan)
     judged = tuple((launch.when, judge.verdict(launch)) for launch in _launches(text, profile, variables))
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
     return replace(CheckAnswer.of(judged, tuple(dict.fromkeys(remarks))), seen=seen, explain=explain)
 
 
-def _watched(url: str | None, seconds: float | None) -> SeenServer | None:
-    """The server, asked and watched; None where there is none."""
+def _watched(url: str | None, seconds: float | None) -> "SeenServer | None":
+    """The server, asked and watched; None without a URL."""
     if url is None:
         if seconds is not None:
             raise InputError("--url-seconds is how long to watch a server", hint="add --url")
@@ -189,9 +167,9 @@ def _watched(url: str | None, seconds: float | None) -> SeenServer | None:
 
 
 def _as_served(
-    seen: SeenServer, model: Model, profile: GpuProfile, version: str | None
+    seen: "SeenServer", model: "Model", profile: "GpuProfile", version: str | None
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The words of the line that a server runs with, and what was taken for granted in them."""
+    """The words of the line that a server runs with, and the assumptions in them."""
     from planner.evidence import likely_tensor_parallel
 
     size = likely_tensor_parallel(seen, model, profile, version_for(version, profile))
@@ -203,20 +181,18 @@ def _as_served(
 
 @dataclass
 class _Judge:
-    """What is asked of each line."""
+    """The question about each line."""
 
-    profile: GpuProfile
+    profile: "GpuProfile"
     version: str | None
     as_model: str | None
-    asked: LineRequest
-    local: Local
-    revision: str | None
-    refresh: bool
-    timeout: float | None
-    plan: Plan | None  #: beside the script: whose server its clients ask
-    remarks: tuple[str, ...] = ()
+    asked: "LineRequest"
+    local: "Local"
+    hub: dict[str, Any]
+    plan: "Plan | None"  #: beside the script: whose server its clients ask
+    remarks: tuple[str, ...] = field(default=())
 
-    def verdict(self, launch: Launch) -> LineVerdict:
+    def verdict(self, launch: "Launch") -> "LineVerdict":
         """One engine with the client beside it; a client alone with the server of its plan, or of its model."""
         from planner.engine import Found, read_line
         from planner.planning import check_line, client_request
@@ -224,8 +200,8 @@ class _Judge:
         server = launch.server
         version = version_for(self.version or (server and server.image_version) or None, self.profile)
 
-        def read_in(found: Found) -> ServeLine:
-            return read_line(found.argv, version, env=found.env, platform=self.profile.platform)
+        def read_in(one: Found) -> "ServeLine":
+            return read_line(one.argv, version, env=one.env, platform=self.profile.platform)
 
         clients = [read_in(client) for client in launch.clients]
         if server is None and self.plan:
@@ -241,38 +217,34 @@ class _Judge:
             read = replace(read, problems=(*read.problems, *problems))
         if len(clients) > 1:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
-        resolved = load_model(self._model(read), revision=self.revision, refresh=self.refresh, timeout=self.timeout)
+        resolved = load_model(self._model(read), **self.hub)
         return check_line(read, resolved, self.profile, version, asked, self.local, draft_of(read.args))
 
-    def _model(self, read: ServeLine) -> str:
+    def _model(self, read: "ServeLine") -> str:
         model = self.as_model or read.model
         if model is None:
             raise InputError("the line names no model", hint="write it behind vllm serve")
         if "$" in model:
             raise InputError(f"the model is {model}, which the script does not set", hint="name it with --as-model")
-        name, renamed = _on_the_hub(model)
-        self.remarks += renamed
+        name = model.rstrip("/")
+        if name == model or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or _exists(model):
+            return model
+        # an id with a slash behind it, as recipes print them
+        self.remarks += (
+            f"vLLM takes {model} for a folder and does not start where there is none; {name} is judged here",
+        )
         return name
 
 
-def _on_the_hub(model: str) -> tuple[str, tuple[str, ...]]:
-    """The model that a line means, and a remark where it is an id with a slash behind it, as recipes print them."""
-    name = model.rstrip("/")
-    if name == model or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or _is_there(model):
-        return model, ()
-    return name, (f"vLLM takes {model} for a folder and does not start where there is none; {name} is judged here",)
-
-
 def _launches(
-    text: str | list[str], profile: GpuProfile, variables: Mapping[str, str] | Sequence[str]
-) -> tuple[Launch, ...]:
-    """What is to be judged, of a script, a YAML file or words."""
+    text: str | list[str], profile: "GpuProfile", variables: "Mapping[str, str] | Sequence[str]"
+) -> "tuple[Launch, ...]":
+    """The launches in a script, a YAML file or words."""
     from planner.engine import find_launches, read_manifest
 
-    pairs = (
-        variables.items() if isinstance(variables, Mapping) else [str(word).partition("=")[::2] for word in variables]
-    )
-    given = {str(name): str(value) for name, value in pairs}
+    if not isinstance(variables, Mapping):
+        variables = dict(str(word).partition("=")[::2] for word in variables)
+    given = {str(name): str(value) for name, value in variables.items()}
     for name in given:
         if not name.isidentifier():
             raise InputError(f"--set {name}: this is no variable", hint="write --set NAME=VALUE")
@@ -285,11 +257,13 @@ def _launches(
 _MANIFEST = re.compile(r"^(?:services|apiVersion|kind)\s*:", re.MULTILINE)
 
 
-def _text_of(line: str | PathLike[str] | Sequence[str]) -> tuple[str | list[str], Plan | None]:
+def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[str], Plan | None]":
     """The script or the words, and the plan beside it where it is a file of a plan's folder."""
+    from planner.planning import read_plan
+
     if not isinstance(line, str | PathLike):
         return list(line), None
-    if isinstance(line, str) and (" " in line.strip() or "\n" in line) and not _is_there(line):
+    if isinstance(line, str) and (" " in line.strip() or "\n" in line) and not _exists(line):
         return line, None  # the text itself
     path = Path(line)
     try:
@@ -300,19 +274,12 @@ def _text_of(line: str | PathLike[str] | Sequence[str]) -> tuple[str | list[str]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         cause = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{str(path)[:200]}: {cause}", hint="give a script, or a folder with a launch.sh") from error
-    return text, _plan_beside(script)
+    return text, read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None
 
 
-def _is_there(text: str) -> bool:
-    """Whether ``text`` is the path of something; a long text is none."""
+def _exists(text: str) -> bool:
+    """True if ``text`` is the path of something; a text too long for a path is none."""
     try:
         return Path(text).exists()
     except (OSError, ValueError):
         return False
-
-
-def _plan_beside(script: Path) -> Plan | None:
-    """The plan that wrote a script; None where there is none. Raises InputError for one that is broken."""
-    from planner.planning import read_plan
-
-    return read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None

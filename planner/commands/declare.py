@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -95,16 +95,18 @@ class Parameter:
         own = {word: self.option.settings.get(word) for word in ("min", "max")}
         return {word: value for word, value in (*own.items(), *pairs) if value is not None}
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: Any, see: str) -> Any:
         """The value as a plain one of its type; numbers of numpy and the like are taken.
 
-        Raises InputError, naming the flag, for a value of another type or out of bounds.
+        ``see`` is where the known names are listed. Raises InputError, naming the flag, for a value of another type or
+        out of bounds.
         """
         kinds = [kind for kind in _kinds(self.type) if kind is not NoneType]
-        if value is None or not kinds or not all(kind in SCALARS or get_origin(kind) is Literal for kind in kinds):
+        checked = all(kind in SCALARS or get_origin(kind) in (Literal, dict, tuple) for kind in kinds)
+        if value is None or not kinds or not checked:
             return value
         if get_origin(kinds[0]) is Literal and isinstance(value, str) and value not in get_args(kinds[0]):
-            raise UnknownNameError(self.name, value[:80], get_args(kinds[0]), see=f"{self.flag} in --help")
+            raise UnknownNameError(self.name, value[:80], get_args(kinds[0]), see=see)
         from planner.planning import typed
 
         wanted: Any = Annotated[self.type, *self.bounds] if self.bounds else self.type
@@ -124,7 +126,6 @@ class Command:
     function: Callable[..., Any]
     help: str = ""
     groups: tuple[type, ...] = ()
-    extends: Callable[..., Any] | None = None
     engine: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
     rivals: Rivals = ()
@@ -134,8 +135,6 @@ class Command:
     def parameters(self) -> Mapping[str, Parameter]:
         """The parameters in their order: the function's own, those of the groups, the engine settings."""
         every = [*_of_function(self.function)]
-        if self.extends is not None:
-            every += [one for one in _of_function(self.extends) if one.name not in {own.name for own in every}]
         for group in self.groups:
             for name, alias in group.__annotations__.items():
                 every += _declared(name, alias, getattr(group, name, REQUIRED))
@@ -151,7 +150,10 @@ class Command:
             if name not in known:
                 raise UnknownNameError("keyword", name, known, see="docs/library.md")
         own = self.parameters.keys() - SETTINGS.keys()  # engine settings check themselves
-        return {name: self.parameters[name].check(value) if name in own else value for name, value in given.items()}
+        see = f"planner {self.words} --help"
+        return {
+            name: self.parameters[name].check(value, see) if name in own else value for name, value in given.items()
+        }
 
 
 #: Every command that is declared by a module that was imported.
@@ -180,13 +182,13 @@ def checked(declared: Command, function: Function) -> Function:
     return asked  # type: ignore[return-value]
 
 
-def keywords(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters that a function names."""
-    return tuple(inspect.signature(function).parameters)
+def taken(options: dict[str, Any], group: type) -> dict[str, Any]:
+    """The options of a group, taken out of all ``options``."""
+    return {name: options.pop(name) for name in group.__annotations__ if name in options}
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _of_function(function: Callable[..., Any]) -> Iterator[Parameter]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from planner.commands.declare import Option, command
-from planner.commands.options import MEMORY, Explain, Gpus, Model, Partitions, PathName, ServingOptions
+from planner.commands.options import MEMORY, SERVING, Explain, Gpus, Model, Partitions, PathName
 from planner.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ StartupLog = Annotated[
 Sweep = Annotated[bool, Option(help="Table over TP x precision x KV cache dtype.")]
 
 
-@command(
-    "fit", help="Does it fit, and how many tokens does its KV cache hold?", groups=(ServingOptions,), engine=MEMORY
-)
+@command("fit", help="Does it fit, and how many tokens does its KV cache hold?", groups=SERVING, engine=MEMORY)
 def fit(
     model: Model,
     gpu: Gpus,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LENGTHS = ("input_len", "output_len", "random_range_ratio")
 SPELLED = {"input_len": "--random-input-len", "output_len": "--random-output-len", "classes": "--class"}
-LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.05, 0.99  #: beyond, no run says how far off predictions are
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +229,6 @@ def check_router(router: Router | None, loads: Sequence[Load]) -> None:
         )
 
 
-def checked_confidence(value: float | None) -> float | None:
-    """``--confidence``. Raises InputError for what is no probability."""
-    if value is None:
-        return None
-    value = float(typed("confidence", value, float))
-    if not LEAST_CONFIDENCE <= value <= MOST_CONFIDENCE:
-        raise InputError(
-            f"--confidence must lie between {LEAST_CONFIDENCE:g} and {MOST_CONFIDENCE:g}, got {value:g}",
-            hint="0.8 meets the targets with a probability of 80 %",
-        )
-    return value
-
-
 def check_planned_rate(rate: float, flag: str = "--request-rate", more: str = "") -> None:
     """Raise InputError for requests per second that no servers are planned for."""
     if not defaults.LEAST_RATE <= rate <= defaults.MOST_RATE:
@@ -259,30 +245,4 @@ def check_burstiness(burstiness: float | None) -> None:
         raise InputError(
             f"--burstiness must be a positive number of {least:g} or more, got {burstiness:g}",
             hint="plans are made for gaps that vary by ten times their mean at most; planner predict serve takes more",
-        )
-
-
-def check_context(load: Load, max_model_len: int, model: str) -> None:
-    """Raise InputError where a request of the load is longer than the context: the server would refuse it."""
-    if load.recorded is not None and load.longest_len > max_model_len:
-        raise InputError(
-            f"--trace: the longest request has {load.longest_len} tokens, more than the {max_model_len} that {model} "
-            "is served with",
-            hint="raise --max-model-len where that is what limits, or choose a model of longer context",
-        )
-    if load.max_total_len > max_model_len:
-        raise InputError(
-            f"--input-len {load.input_len} and --output-len {load.output_len} make requests of {load.max_total_len} "
-            f"tokens, more than the {max_model_len} that {model} is served with",
-            hint="shorten them, raise --max-model-len where that is what limits, or choose a model of longer context",
-        )
-
-
-def check_load(load: Load) -> None:
-    """Raise InputError for more seconds of arrivals than a replay can follow."""
-    arrivals_s = load.num_prompts / load.request_rate
-    if arrivals_s > defaults.LONGEST_REPLAY_S:
-        raise InputError(
-            f"--request-rate {load.request_rate:g}: {load.num_prompts} requests arrive over {arrivals_s:.3g} s",
-            hint=f"raise the rate or send fewer prompts: a replay covers {defaults.LONGEST_REPLAY_S:,} s",
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from planner.commands.declare import Argument, Option, command
+from planner.commands.declare import Argument, Option, command, taken
 from planner.commands.options import LOAD, Calibration, PathName, complete_model, gpu_option
 from planner.engine import tagged
 from planner.planning import engine_args, fits_for
@@ -61,8 +61,7 @@ class ResultOptions:
 def _stated(facts: dict[str, Any]) -> "Stated":
     from planner.evidence import Stated
 
-    known = {name: facts.pop(name) for name in ResultOptions.__annotations__ if name in facts}
-    return Stated(**known, args=engine_args(facts))
+    return Stated(**taken(facts, ResultOptions), args=engine_args(facts))
 
 
 @command(

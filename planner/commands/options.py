@@ -5,6 +5,7 @@ An option of one command alone stands beside that command.
 
 from collections import Counter
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -109,6 +110,11 @@ Price = Annotated[
 ]
 
 
+def assignments(given: "Mapping[str, float] | Sequence[str]") -> list[str]:
+    """``GPU=NUMBER`` for each, as it is typed."""
+    return list(given) if not hasattr(given, "items") else [f"{name}={number}" for name, number in given.items()]
+
+
 class HubOptions:
     """Options of every command that asks the hub for a model."""
 
@@ -117,17 +123,25 @@ class HubOptions:
     timeout: Timeout = None
 
 
-class ServingOptions:
-    """Options of every question about a server, beside the engine's settings: keywords of ``planner.Serving``."""
+class PrecisionOptions:
+    """The precision, where it is not searched."""
+
+    weight_dtype: WeightDtype = None
+
+
+class ServerOptions:
+    """Options of every question about servers, beside the engine's settings: keywords of ``planner.Serving``."""
 
     network_gb_per_s: NetworkGbPerS = None
-    weight_dtype: WeightDtype = None
     engine_version: EngineVersion = None
     calibration: Calibration = None
     revision: Revision = None
     refresh: Refresh = False
     timeout: Timeout = None
 
+
+#: All keywords of ``planner.Serving`` but the engine's settings.
+SERVING = (PrecisionOptions, ServerOptions)
 
 # --- The load
 
@@ -138,10 +152,10 @@ def _tokens(what: str, *names: str) -> Any:
 
 InputLen = Annotated[int, _tokens("Prompt")]
 OutputLen = Annotated[int, _tokens("Output")]
-RandomInputLen = Annotated[int, _tokens("Prompt", "--random-input-len", "--input-len")]
-RandomOutputLen = Annotated[int, _tokens("Output", "--random-output-len", "--output-len")]
+RandomInputLen = Annotated[int | None, _tokens("Prompt", "--random-input-len", "--input-len")]
+RandomOutputLen = Annotated[int | None, _tokens("Output", "--random-output-len", "--output-len")]
 RangeRatio = Annotated[
-    float, Option(panel=LOAD, default=0.0, help="Lengths vary by this share in both directions, such as 0.2.")
+    float | None, Option(panel=LOAD, default=0.0, help="Lengths vary by this share in both directions, such as 0.2.")
 ]
 PrefixLen = Annotated[int, Field(ge=0), Option(panel=LOAD, help="Tokens that all prompts begin with.")]
 PrefixCacheHitRate = Annotated[float, Option(panel=LOAD, help="Share of each prompt that is in the prefix cache.")]
@@ -181,9 +195,11 @@ Classes = Annotated[
         help="Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.",
     ),
 ]
-Burstiness = Annotated[float, Option(panel=LOAD, default=1.0, help="Of the arrivals: 1 is Poisson, less is burstier.")]
+Burstiness = Annotated[
+    float | None, Option(panel=LOAD, default=1.0, help="Of the arrivals: 1 is Poisson, less is burstier.")
+]
 Seed = Annotated[
-    int, Field(ge=0, le=2**32 - 1), Option(panel=LOAD, default=0, help="Seed of random lengths and arrivals.")
+    int | None, Field(ge=0, le=2**32 - 1), Option(panel=LOAD, default=0, help="Seed of random lengths and arrivals.")
 ]
 
 # --- Latency targets
@@ -198,12 +214,18 @@ Tpot = Annotated[float | None, _target("time per output token after the first")]
 Itl = Annotated[float | None, _target("gap between two tokens")]
 E2el = Annotated[float | None, _target("end-to-end latency")]
 Percentile = Annotated[
-    float | str,
-    Option(kind=str, metavar="P", panel=TARGETS, default="99", help="Percentile that meets the targets, or mean."),
+    float | str | None,
+    Option(
+        kind=str,
+        metavar="P",
+        panel=TARGETS,
+        default="99",
+        help="Percentile of the targets, or mean.",
+    ),
 ]
 Confidence = Annotated[
     float | None,
-    Field(ge=0.05, le=0.99),  # beyond, no run shows the errors of predictions
+    Field(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE),
     Option(
         panel=TARGETS,
         metavar="P",
@@ -211,3 +233,33 @@ Confidence = Annotated[
         help="Probability of meeting the targets, from 0.05 to 0.99.",
     ),
 ]
+
+
+class PlannedLoad:
+    """Load and latency targets that servers are planned for, and prices."""
+
+    input_len: RandomInputLen = None
+    output_len: RandomOutputLen = None
+    random_range_ratio: RangeRatio = None
+    random_prefix_len: PrefixLen = 0
+    workload: WorkloadName = None
+    max_concurrency: MaxConcurrency = None
+    request_rate: TotalRate = None
+    burstiness: Burstiness = None
+    trace: Annotated[
+        PathName | None,
+        Option(kind=Path, metavar="FILE", panel=LOAD, help="Recorded arrivals and lengths, CSV or JSON lines."),
+    ] = None
+    classes: Classes = ()
+    router: RouterName = None
+    seed: Seed = None
+    num_prompts: Annotated[
+        int | None, Field(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")
+    ] = None
+    ttft: Ttft = None
+    tpot: Tpot = None
+    itl: Itl = None
+    e2el: E2el = None
+    percentile: Percentile = None
+    confidence: Confidence = None
+    price: Price = ()

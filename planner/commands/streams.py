@@ -145,8 +145,8 @@ class _Bar:
             )  # fmt: skip
             self.task = drawn.add_task(self.text, total=None)  # unknown until a share is reported
             self._tell(drawn)
+            self.drawn = drawn  # before it starts: Ctrl-C may come while it does, and the cursor has to come back
             drawn.start()
-            self.drawn = drawn
 
     def _tell(self, drawn: Progress) -> None:
         total = None if self.share is None else 1.0

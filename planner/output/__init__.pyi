@@ -5,7 +5,6 @@ from .tables.fit import FitAnswer as FitAnswer
 from .tables.fit import FitTable as FitTable
 from .tables.fit import GpuFit as GpuFit
 from .tables.fit import RefusedFit as RefusedFit
-from .tables.prediction import Bench as Bench
 from .tables.prediction import PredictionAnswer as PredictionAnswer
 from .tables.prediction import PredictionRefused as PredictionRefused
 from .tables.recommendation import Recommendation as Recommendation

@@ -15,11 +15,11 @@ from .deployment import resolve_deployment as resolve_deployment
 
 # A model, a GPU, engine arguments, a version and a calibration
 from .serving import Serving as Serving
+from .serving import Bench as Bench
 from .serving import GpuName as GpuName
 from .serving import ModelName as ModelName
-from .serving import asked_version as asked_version
-from .serving import basis_for as basis_for
-from .serving import checked_rate as checked_rate
+from .serving import check_context as check_context
+from .serving import check_load as check_load
 from .serving import draft_of as draft_of
 from .serving import engine_args as engine_args
 from .serving import find_gpu as find_gpu

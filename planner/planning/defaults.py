@@ -32,6 +32,7 @@ PERCENTILES = (50, 90, 99)  #: of latencies, in a plan and in its benchmark
 LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
 LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
 LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6  #: of a link: 1 KB/s to 1 PB/s
+LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.05, 0.99  #: beyond, no run shows the errors of predictions
 LEAST_BURSTINESS = 0.01  #: of a load that is planned for
 MOST_LOADS = 64  #: of one comparison; nobody reads more
 MOST_NODES = 8  #: of one server

@@ -154,6 +154,12 @@ class Serving:
         """The architecture of the checkpoint."""
         return self.resolved.model
 
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest request: those of ``--max-model-len``, at most the model's own context."""
+        own = self.model.max_position_embeddings
+        return min(own, self.args.max_model_len or own)
+
     @cached_property
     def version(self) -> EngineVersion:
         """The vLLM version that was asked for, else the newest with an image for the GPU."""
@@ -200,15 +206,20 @@ class Serving:
     def predict(self, load: Load, *, bench: Bench = "serve", **asked: Any) -> Prediction:
         """Predict what ``vllm bench`` measures of ``load``.
 
-        ``asked`` is for the result of the benchmark. Raises as ``memory``.
+        ``asked`` is for the result of the benchmark: ``percentiles``, and ``goodput`` in ms by metric. Raises as
+        ``memory`` and ``check_load``, and InputError where the KV cache does not hold one request.
         """
         from planner.planning.predict import simulate_latency, simulate_serve, simulate_throughput
 
+        engine = self.engine_of(bench)
+        check_load(load, engine.config.max_model_len, self.resolved.resolved)
         if bench == "throughput":
-            return simulate_throughput(self.offline, load)
-        if bench == "latency":
-            return simulate_latency(self.offline, load)
-        return simulate_serve(self.deployment, load, **asked)
+            return simulate_throughput(engine, load)
+        return simulate_latency(engine, load) if bench == "latency" else simulate_serve(engine, load, **asked)
+
+    def engine_of(self, bench: Bench) -> Deployment:
+        """The engine that a benchmark measures. Raises as ``memory``."""
+        return self.deployment if bench == "serve" else self.offline
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -330,6 +341,33 @@ def draft_of(args: EngineArgs) -> Model | None:
     return resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
 
 
+def check_load(load: Load, max_model_len: int, model: str) -> None:
+    """Raise InputError for arrivals over more seconds than a replay can follow, and as ``check_context``."""
+    arrivals_s = load.num_prompts / load.request_rate
+    if arrivals_s > defaults.LONGEST_REPLAY_S:
+        raise InputError(
+            f"--request-rate {load.request_rate:g}: {load.num_prompts} requests arrive over {arrivals_s:.3g} s",
+            hint=f"raise the rate or send fewer prompts: a replay covers {defaults.LONGEST_REPLAY_S:,} s",
+        )
+    check_context(load, max_model_len, model)
+
+
+def check_context(load: Load, max_model_len: int, model: str) -> None:
+    """Raise InputError where a request of the load is longer than the context: the server would refuse it."""
+    if load.recorded is not None and load.longest_len > max_model_len:
+        raise InputError(
+            f"--trace: the longest request has {load.longest_len} tokens, more than the {max_model_len} that {model} "
+            "is served with",
+            hint="raise --max-model-len where that is what limits, or choose a model of longer context",
+        )
+    if load.max_total_len > max_model_len:
+        raise InputError(
+            f"--input-len {load.input_len} and --output-len {load.output_len} make requests of {load.max_total_len} "
+            f"tokens, more than the {max_model_len} that {model} is served with",
+            hint="shorten them, raise --max-model-len where that is what limits, or choose a model of longer context",
+        )
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
@@ -369,7 +407,7 @@ def typed(name: str, value: Any, kind: Any, *, flag: str = "") -> Any:
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
+        return TypeAdapter(kind).validate_python(value, strict=not isinstance(value, list | tuple | dict))
     except ValidationError as error:
         wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
         cause = f"{flag or flag_of(name)} must be {wanted}, got {repr(value)[:80]}"

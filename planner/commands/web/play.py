@@ -17,11 +17,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
 
-from planner.commands.inputs import find_gpus
-from planner.commands.load import LEAST_CONFIDENCE, MOST_CONFIDENCE
 from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.planning import defaults, find_gpus
 
 if TYPE_CHECKING:
     from planner.output import Asked, Played, Probed
@@ -37,7 +35,7 @@ NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "ttft": (float, 1, 60_000),
     "tpot": (float, 1, 1000),
     "e2el": (float, 1, 600_000),
-    "confidence": (float, LEAST_CONFIDENCE, MOST_CONFIDENCE),
+    "confidence": (float, defaults.LEAST_CONFIDENCE, defaults.MOST_CONFIDENCE),
 }
 WORDS = {"goal": get_args(defaults.Goal), "by": ("flight", "rate"), "percentile": ("50", "90", "99", "mean")}
 MOST_GPUS = 8  #: of one question
@@ -119,9 +117,8 @@ class Memory:
 
 
 def _searched(asked: Asked, key: str) -> Played:
-    from planner.commands.inputs import fits_for
     from planner.output import Played
-    from planner.planning import Sweep, sweep_loads
+    from planner.planning import Sweep, fits_for, sweep_loads
 
     began_s = monotonic()
     load: dict[str, Any] = {"request_rate": asked.rate} if asked.by == "rate" else {"max_concurrency": asked.flight}
