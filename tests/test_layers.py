@@ -43,8 +43,6 @@ OWNERS = {
     "rich": {"commands"},
     "jinja2": {"output"},
     "yaml": {"output", "engine"},
-    "tree_sitter": {"engine"},
-    "tree_sitter_bash": {"engine"},
     "starlette": {"commands"},
     "uvicorn": {"commands"},
     "plotext": {"output"},

@@ -150,7 +150,7 @@ def check_command(
     if plan:
         asked = asked.as_planned(plan)
     judge = _Judge(profile, version, as_model, asked, fits_for(calibration), hub, plan)
-    judged = tuple((launch.when, judge.verdict(launch)) for launch in _launches(text, profile, variables))
+    judged = tuple(((), judge.verdict(launch)) for launch in _launches(text, profile, variables))
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
     return replace(CheckAnswer.of(judged, tuple(dict.fromkeys(remarks))), seen=seen, explain=explain)
 

@@ -54,15 +54,15 @@ from .command import bench_serve_argv as bench_serve_argv
 from .command import bench_throughput_argv as bench_throughput_argv
 from .command import program_argv as program_argv
 from .command import serve_argv as serve_argv
-from .found import Found as Found
-from .found import split_command as split_command
-from .found import version_of_images as version_of_images
-from .shell import Launch as Launch
-from .shell import find_launches as find_launches
-from .manifests import read_manifest as read_manifest
+from .launches import Found as Found
+from .launches import Launch as Launch
+from .launches import find_launches as find_launches
+from .launches import read_manifest as read_manifest
+from .launches import version_of_images as version_of_images
 from .parse import FlagProblem as FlagProblem
 from .parse import ServeLine as ServeLine
 from .parse import read_line as read_line
+from .parse import split_command as split_command
 
 # What runs it, and what publishers of recipes set and report broken
 from .images import Image as Image

@@ -34,7 +34,6 @@ from planner.engine.flags import (
     takes_value,
     value_status,
 )
-from planner.engine.found import OFFLINE, split_command
 from planner.engine.generation import needs_v0, pipelines_on_v1
 from planner.engine.images import options_version
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
@@ -80,6 +79,38 @@ _LISTS = frozenset(
 )
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+
+
+SET_IT = "write the value out, or give it by --set"
+API_SERVER = "vllm.entrypoints.openai.api_server"
+#: Commands that start an engine of their own, and those that send requests to a server.
+OFFLINE = ("bench throughput", "bench latency", "benchmark_throughput.py", "benchmark_latency.py")
+CLIENTS = ("bench serve", "benchmark_serving.py")
+
+
+def split_command(words: Sequence[str]) -> tuple[VllmCommand | None, list[str]]:
+    """The vLLM command that a list of words runs, and its arguments; None for another program."""
+    for at in range(len(words)):
+        command, length = command_at(words, at)
+        if command:
+            return command, list(words[at + length :])
+    return None, []
+
+
+def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
+    """The vLLM command that begins at ``at``, and how many words name it."""
+    name, following = words[at].rsplit("/", 1)[-1], " ".join(words[at + 1 : at + 3])
+    if name not in ("-m", "vllm") and not name.endswith(".py"):
+        return None, 0
+    if words[at] == "-m" and tuple(words[at + 1 : at + 2]) == (API_SERVER,):
+        return "serve", 2
+    for command in get_args(VllmCommand):
+        own = command.split()
+        if name == (own[0] if own[0].endswith(".py") else None):
+            return command, 1
+        if name == "vllm" and following.split(" ")[: len(own)] == own:
+            return command, 1 + len(own)
+    return None, 0
 
 
 # --- what a version does not take ------------------------------------------------------------------------------------
@@ -128,7 +159,7 @@ def check_env(name: str, version: EngineVersion, *, platform: str = "", value: s
     if not known or known.values == SWITCH or not value or (known.on == "cpu" and platform not in ("", "cpu")):
         return []
     if "$" in value and not known.values:
-        return [FlagProblem(name, f"the script does not set {value}", "write the value out")]
+        return [FlagProblem(name, f"the script does not set {value}", SET_IT)]
     try:
         check_value(name, value)
     except InputError as error:
@@ -322,9 +353,8 @@ class _LineReader:
             word = words[at]
             if not _OPTION.match(word):
                 if self.positional or self.command != "serve":
-                    self.problems.append(
-                        FlagProblem(word, "is neither an option nor the model", "quote values with spaces")
-                    )
+                    hint = SET_IT if "$" in word else "quote values with spaces"
+                    self.problems.append(FlagProblem(word, "is neither an option nor the model", hint))
                 if self.command == "serve":
                     self.positional = self.positional or word
                 self.canonical.append(word)
@@ -413,7 +443,7 @@ class _LineReader:
         if not values:
             self.problems.append(FlagProblem(flag, "needs a value"))
         elif "$" in values[0]:
-            self.problems.append(FlagProblem(flag, f"the script does not set {values[0]}", "write the value out"))
+            self.problems.append(FlagProblem(flag, f"the script does not set {values[0]}", SET_IT))
         elif flag == "--dtype" and values[0] not in _DTYPES:
             self.problems.append(FlagProblem(flag, f"takes no {values[0]!r}", f"use {', '.join(_DTYPES)}"))
         elif flag == "--max-model-len" and values[0] in ("auto", "-1"):

@@ -20,7 +20,7 @@ import pytest
 from command_line import run
 from workflow_cases import NAMES, commands_in, files_of
 
-from planner.engine.found import split_command
+from planner.engine.launches import split_command
 from planner.engine.parse import read_line
 from planner.engine.version import parse_version
 from planner.errors import PlannerError

@@ -8,7 +8,7 @@ from pathlib import Path
 from workflow_cases import commands_in, files_of, in_container
 
 from planner.commands.main import main
-from planner.engine.found import split_command
+from planner.engine.launches import split_command
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "workflows.md"
 

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import pytest
 from command_line import error_of, run
-from deployed import CASES as DEPLOYED
-from deployed import files_of as deployed_files
-from hypothesis import assume, example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from script_plans import GOLDEN
-from workflow_cases import commands_in, files_of, in_container
+from workflow_cases import files_of
 
 from planner.engine.flags import table_versions
-from planner.engine.found import Found
-from planner.engine.manifests import read_manifest
+from planner.engine.launches import Found, find_launches
 from planner.engine.parse import ServeLine, read_line
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
-from planner.engine.shell import Launch, find_launches
 from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.output.scripts.emission import render_scripts
 from planner.planning import engine_args
 from planner.planning.plan import PlannedWorkload
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NEW = parse_version("0.32.0")
-#: Scripts of a Ray cluster and a balancer: they launch no server.
-NO_SERVER = ("build.sh", "head.sh", "worker.sh", "check.sh", "stop.sh", "nginx.conf")
 
 
 def server_of(script: str | list[str]) -> Found:
@@ -53,95 +42,6 @@ def words_of(script: str) -> list[str]:
 # --- finding the line in a script ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_our_own_launch_script_gives_the_plans_command(name: str) -> None:
-    files = render_scripts(GOLDEN[name])
-    saved, found = json.loads(files["plan.json"]), server_of(files["launch.sh"])
-    assert list(found.argv) == saved["serve_argv"]
-    assert all(found.env[name] == value for name, value in saved["env"].items() if name.startswith("VLLM_"))
-
-
-SCRIPT = r"""#!/bin/bash
-# vllm serve is what this starts, don't be surprised
-set -euo pipefail
-MODEL=${1:-org/model}          # a default
-ARGS=(--max-num-seqs 8
-  --kv-cache-dtype "fp8")
-ARGS+=(--seed 1)
-EXTRA="--max-model-len 4096 --trust-remote-code"
-export VLLM_USE_V1=1
-cat <<EOF > notes.txt
-vllm serve nothing of this ' counts
-EOF
-if [[ $# -gt 1 ]]; then echo "hi (there"; fi
-nohup env FOO=bar vllm serve "$MODEL" \
-    "${ARGS[@]}" $EXTRA --port ${PORT:-8000} \
-    --compilation-config '{"cudagraph_mode": "FULL"}' \
-    --served-model-name "two words" --seed "$(date +%s)" 2>&1 >server.log &
-"""
-
-
-def test_what_a_launch_script_does_with_its_line_is_followed() -> None:
-    found = server_of(SCRIPT)
-    assert found.argv == (
-        "vllm", "serve", "org/model", "--max-num-seqs", "8", "--kv-cache-dtype", "fp8", "--seed", "1",
-        "--max-model-len", "4096", "--trust-remote-code", "--port", "8000",
-        "--compilation-config", '{"cudagraph_mode": "FULL"}', "--served-model-name", "two words",
-        "--seed", "$(date +%s)",
-    )  # fmt: skip
-    assert found.env == {"VLLM_USE_V1": "1", "FOO": "bar"}
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "vllm serve org/model -tp 2",
-        "CUDA_VISIBLE_DEVICES=0,1 /opt/venv/bin/vllm serve org/model -tp 2 # mine",
-        "exec vllm serve 'org/model' -tp 2;",
-        "cd /models && numactl -N 0 vllm serve org/model -tp 2 | tee log",
-        "(vllm serve org/model -tp 2) &",
-        'bash -lc "vllm serve org/model -tp 2"',
-        "kubectl exec pod -- sh -c 'ulimit -n 65536; vllm serve org/model -tp 2'",
-        "docker run --gpus all -p 8000:8000 --entrypoint vllm some/image:tag serve org/model -tp 2",
-        "docker run --gpus all -v ~/.cache:/root/.cache --ipc=host vllm/vllm-openai:v0.11.0 org/model -tp 2",
-        "M=org/model\nN=2\nvllm serve ${M} -tp $N",
-        "vllm \\\n  serve org/model \\\n -tp 2\n",
-        "vllm serve org/model -tp 2\r\n",
-    ],
-)
-def test_a_line_is_found_wherever_it_stands(script: str) -> None:
-    assert words_of(script)[1:] == ["serve", "org/model", "-tp", "2"]
-
-
-def test_the_older_way_to_start_the_server_is_found() -> None:
-    script = "python3 -u -m vllm.entrypoints.openai.api_server --model org/model --tensor-parallel-size=2"
-    line = read_line(server_of(script).argv, NEW)
-    assert (line.model, line.args.tensor_parallel_size, line.problems) == ("org/model", 2, ())
-    image = "docker run vllm/vllm-openai:v0.6.3 --model org/model --tensor-parallel-size 2"
-    assert read_line(server_of(image).argv, NEW).model == "org/model"
-
-
-@pytest.mark.parametrize(
-    ("image", "release"),
-    [
-        ("vllm/vllm-openai:v0.11.0", "0.11.0"),
-        ("registry.example:5000/vllm/vllm-openai:v0.10.1.1@sha256:0a", "0.10.1.1"),
-        ("rocm/vllm:rocm6.3.1_instinct_vllm0.8.3_20250410", "0.8.3"),
-        ("rocm/vllm:rocm7.0.0_vllm_0.10.2_20251006", "0.10.2"),
-        ("vllm/vllm-openai:v0.26.1rc1.dev156", "0.26.1rc1"),
-        ("rocm/vllm-dev:v0.9.2.dev364-x86", "0.9.2"),
-        ("vllm/vllm-openai:latest", ""),
-        ("vllm/vllm-openai", ""),
-        ("nvcr.io/nvidia/vllm:25.09-py3", ""),
-        ("nvcr.io/nvidia/pytorch:0.9.1", ""),
-    ],
-)
-def test_the_tag_of_an_image_says_the_version(image: str, release: str) -> None:
-    mounts = "-v /opt/vllm:/srv/vllm/0.9.1 -e PATH=/bin:/opt/vllm/0.8.5/bin"
-    for line in (f"docker run {mounts} {image} vllm serve m", f"docker run {image} bash -c 'cd /; vllm serve m'"):
-        assert server_of(line).image_version == release
-
-
 def test_a_line_in_an_image_is_judged_by_the_rules_of_its_version() -> None:
     """--swap-space is an option of vLLM up to 0.17."""
     line = ["docker", "run", "--gpus=all", "vllm/vllm-openai:v0.11.0", LLAMA, "--swap-space", "4"]
@@ -152,152 +52,12 @@ def test_a_line_in_an_image_is_judged_by_the_rules_of_its_version() -> None:
 
 # --- branches, functions, loops, and what stands beside the server ---------------------------------------------------
 
-#: The NVIDIA recipe's launch script in its shape: the capability decides the checkpoint and the options.
-BRANCHED = """
-CC=$(nvidia-smi -i 0 --query-gpu=compute_cap --format=csv,noheader)
-if [ "$CC" = "10.0" ]; then
-    export VLLM_USE_TRTLLM_ATTENTION=1
-    ASYNC="--async-scheduling"
-    FUSION='{"full_cuda_graph":true}'
-    DTYPE="FP4"
-else
-    ASYNC=""
-    FUSION="{}"
-    DTYPE="FP8"
-fi
-vllm serve org/model-$DTYPE --compilation-config $FUSION $ASYNC --max-num-seqs 512 &
-"""
 
-
-@pytest.mark.parametrize(
-    ("gpu", "model", "fusion", "is_async", "env"),
-    [
-        ("b200", "org/model-FP4", '{"full_cuda_graph":true}', True, {"VLLM_USE_TRTLLM_ATTENTION": "1"}),
-        ("h200", "org/model-FP8", "{}", False, {}),
-    ],
-)
-def test_a_branch_is_decided_by_the_gpu(gpu: str, model: str, fusion: str, is_async: bool, env: dict[str, str]) -> None:
-    (launch,) = find_launches(BRANCHED, gpu=load_profile(gpu))
-    assert launch.server and launch.when == ()
-    argv = launch.server.argv
-    assert argv[2] == model and argv[argv.index("--compilation-config") + 1] == fusion
-    assert ("--async-scheduling" in argv) is is_async and launch.server.env == env
-
-
-def test_what_nothing_decides_is_followed_both_ways_and_set_by_the_caller() -> None:
-    both = find_launches(BRANCHED)
-    assert [launch.server and launch.server.argv[2] for launch in both] == ["org/model-FP4", "org/model-FP8"]
-    assert both[0].when == ('[ "$CC" = "10.0" ]',) and both[1].when == ('not: [ "$CC" = "10.0" ]',)
-    (chosen,) = find_launches(BRANCHED, given={"CC": "9.0"})
-    assert chosen.server and chosen.server.argv[2] == "org/model-FP8" and chosen.when == ()
-
-
-def test_each_branch_is_judged_and_all_have_to_start() -> None:
+def test_what_a_run_decides_is_asked_for() -> None:
     script = f'if [ "$BIG" = 1 ]; then L=400000; else L=8192; fi; vllm serve {LLAMA} --max-model-len $L'
     said = answer("--gpu", "h100", script, status=1)
-    assert [branch["starts"] for branch in said["branches"]] == [False, True]
-    assert said["branches"][1]["when"] == ['not: [ "$BIG" = 1 ]']
-    assert answer("--gpu", "h100", "--set", "BIG=0", script)["branches"] == []
-
-
-@pytest.mark.parametrize(
-    ("script", "argvs"),
-    [
-        ("start() { vllm serve m --port $1; }; start 8001", [["vllm", "serve", "m", "--port", "8001"]]),
-        ("N=2; if [ $N -gt 1 ]; then vllm serve a; else vllm serve b; fi", [["vllm", "serve", "a"]]),
-        ('if [[ -n "$X" && "$X" == a* ]]; then vllm serve a; fi; X=abc', [["vllm", "serve", "a"]]),
-        ('X=abc; if [[ -n "$X" && "$X" == a* ]]; then vllm serve a; else vllm serve b; fi', [["vllm", "serve", "a"]]),
-        ("if ! true; then vllm serve a; elif false; then :; else vllm serve c; fi", [["vllm", "serve", "c"]]),
-        ("X=2; if ((X > 1)); then vllm serve a; else vllm serve b; fi", [["vllm", "serve", "a"]]),
-        ("M=b; case $M in a) vllm serve a;; b|c) vllm serve b;; *) vllm serve z;; esac", [["vllm", "serve", "b"]]),
-        ('if [ -z "$HF_TOKEN" ]; then echo no; exit 1; fi; vllm serve m', [["vllm", "serve", "m"]]),
-        ("if command -v rocm-smi >/dev/null; then M=a; else M=b; fi; vllm serve $M", [["vllm", "serve", "b"]]),
-        ("vllm serve m || { echo failed; exit 1; }", [["vllm", "serve", "m"]]),
-        ('run() { shift 2; "$@" --port 1; }; run a b vllm serve m', [["vllm", "serve", "m", "--port", "1"]]),
-        ('run() { docker run img "${@:2:3}"; }; run x vllm serve m y', [["vllm", "serve", "m"]]),
-        (
-            'in() { o=(); while [[ "$1" != -- ]]; do o+=("$1"); shift; done; shift; env "${o[@]}" "$@"; }; '
-            'out() { in A=1 -- "$@" -tp 2; echo $1; }; out vllm serve m',
-            [["vllm", "serve", "m", "-tp", "2"]],
-        ),
-        ('f() { local X=a; }; X=m; f b; vllm serve $X$1', [["vllm", "serve", "m$1"]]),
-        ('f() { while (($# > 0)); do case $1 in -n) N=$2; shift;; esac; shift; done; }; f -n 4; vllm serve m -tp $N',
-         [["vllm", "serve", "m", "-tp", "4"]]),
-        ("while true; do vllm serve m; sleep 1; done", [["vllm", "serve", "m"]]),
-        ("""bash -c 'vllm serve "$1" -tp $2' bash m 2""", [["vllm", "serve", "m", "-tp", "2"]]),
-    ],
-)  # fmt: skip
-def test_conditions_functions_and_exits_are_followed_as_bash_does(script: str, argvs: list[list[str]]) -> None:
-    found = find_launches(script, gpu=load_profile("h100"))
-    assert [list(launch.server.argv) for launch in found if launch.server] == argvs
-
-
-def test_a_loop_over_written_words_is_unrolled() -> None:
-    script = (
-        "for bs in 1 2; do for n in 128; do vllm bench latency --model m --batch-size $bs --input-len $n; done; done"
-    )
-    batches = [launch.server.argv[-3] for launch in find_launches(script) if launch.server]
-    assert batches == ["1", "2"]
-    (open_ended,) = find_launches("for m in $(cat models); do vllm serve $m; done")
-    assert open_ended.server and open_ended.server.argv == ("vllm", "serve", "$m")
-
-
-def test_too_many_ways_through_a_script_are_refused_with_what_helps() -> None:
-    script = "".join(f'if [ "$A{n}" = 1 ]; then X{n}=1; fi\n' for n in range(9))
-    with pytest.raises(InputError, match="more than 32 ways") as error:
-        find_launches(f"{script}vllm serve m {' '.join(f'$X{n}' for n in range(9))}")
-    assert "--set" in error.value.hint
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "X=a; while true; do X=$X$X; done",
-        'a=(x y); while true; do a+=("${a[@]}"); done',
-        'set -- x y; while true; do set -- "$@" "$@"; done',
-        "while true; do X=a$X; while true; do Y=a$Y; while true; do Z=a$Z; done; done; done",
-        "f() { X=a$X; g; g; }; g() { Y=a$Y; h; h; }; h() { Z=a$Z; f; f; }; while true; do f; g; h; done",
-        "".join(f"for i{n} in {' '.join(map(str, range(60)))}; do X=$X$i{n}; " for n in range(4)) + "done; " * 4,
-        'while true; do set -- a "$@" \'``` # title\'; while true; do set -- a "$@" b; done; shift; done',
-        'while true; do if [[ -n $A ]]; then a+=(w "$A"); else f; fi; done',
-    ],
-    ids=["text", "array", "words", "loops", "functions", "for", "words in loops", "ways"],
-)
-def test_a_script_that_grows_without_end_is_refused_soon(script: str) -> None:
-    began_s = process_time()
-    with pytest.raises(InputError, match=r"grows beyond|steps to follow|more than 32 ways"):
-        find_launches(f"{script}\nvllm serve m -tp $X $Y $Z ${{a[@]}} $@")
-    assert process_time() - began_s < 3
-
-
-def test_a_text_that_another_shell_is_given_often_is_read_once() -> None:
-    turn = "(while [[ $1 != -- ]]; do if [[ -n $X ]]; then X=1; else bash -c 'vllm serve m' bash m; fi; shift; done)\n"
-    began_s = process_time()
-    (launch,) = find_launches(turn * 400)
-    assert launch.server and launch.server.argv == ("vllm", "serve", "m")
-    assert process_time() - began_s < 3
-
-
-def test_ways_that_only_print_or_count_differently_are_one() -> None:
-    point = 'if [ -s "$r/{n}" ]; then echo done; else vllm bench latency --model m --input-len {n}; bad+=({n}); fi\n'
-    script = "".join(point.format(n=n) for n in range(1, 41)) + "if ((${#bad[@]})); then echo ${bad[*]}; exit 1; fi"
-    assert [launch.server.argv[-1] for launch in find_launches(script) if launch.server] == [
-        str(n) for n in range(1, 41)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("workflow", "script"),
-    [("latency", "latency.sh"), ("throughput", "throughput.sh"), ("speculative", "speculative.sh"),
-     ("ttft", "ttft.sh"), ("aiter", "aiter.sh"), ("quick-reduce", "quick_reduce.sh"), ("cpx", "throughput.sh"),
-     ("build-rocm-0.6.3", "throughput.sh")],
-)  # fmt: skip
-def test_every_point_of_our_own_offline_scripts_is_found_with_its_words(workflow: str, script: str) -> None:
-    text = files_of(workflow)[script]
-    points = [in_container(words[words.index("--") + 1 :]) for words in commands_in(text) if words[0] == "measure"]
-    found = [list(launch.server.argv) for launch in find_launches(text) if launch.server]
-    points = [words[words[0] == "python3" :] for words in points]
-    assert points and [words[: words.index("--output-json")] for words in found] == points
+    assert said["flags"][0]["flag"] == "--max-model-len" and "--set" in said["flags"][0]["hint"]
+    assert answer("--gpu", "h100", "--set", "BIG=0", script)["starts"]
 
 
 def test_an_offline_script_of_ours_gets_the_prediction_that_stands_in_it(tmp_path: Path) -> None:
@@ -311,20 +71,10 @@ def test_an_offline_script_of_ours_gets_the_prediction_that_stands_in_it(tmp_pat
     assert len(run("check", str(tmp_path / "latency.sh")).out.splitlines()) < 40
 
 
-def test_branches_of_which_the_same_is_said_are_one_and_what_differs_is_told_shortly(tmp_path: Path) -> None:
+def test_points_of_which_the_same_is_said_are_one(tmp_path: Path) -> None:
     for name, text in files_of("latency").items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert answer(str(tmp_path / "benchmark.sh"))["branches"] == []
-    lines = (
-        f'if test "{"x" * 200}"; then L=4096; else L=8192; fi',
-        "if a; then N=1; else N=2; fi",
-        f"vllm serve {LLAMA} --max-model-len $L --seed $N",
-    )
-    shown = run("check", "--explain", "--gpu", "h100", "\n".join(lines)).out.splitlines()
-    assert [line for line in shown if line.startswith("if ")] == [
-        f'if test "{"x" * 64} ...:',
-        f'if not test "{"x" * 60} ...:',
-    ]
 
 
 def test_the_client_beside_the_server_says_the_load() -> None:
@@ -380,62 +130,6 @@ def test_what_an_offline_benchmark_does_not_take_is_named() -> None:
     assert said["flags"][0]["flag"] == "--max-concurrency"
 
 
-COMPOSE = """
-services:
-  server:
-    image: vllm/vllm-openai:v0.27.1
-    command: --model org/model --tensor-parallel-size 2
-    environment: [VLLM_LOGGING_LEVEL=INFO, HF_TOKEN]
-"""
-POD = """
-apiVersion: v1
-kind: Pod
-spec:
-  containers:
-  - name: server
-    image: vllm/vllm-openai:v0.27.1
-    command: ["/bin/sh", "-c"]
-    args: ["exec vllm serve org/model --tensor-parallel-size $TP"]
-    env: [{name: TP, value: "2"}, {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}]
-"""
-SLURM = """#!/bin/bash
-#SBATCH --gres=gpu:2
-MODEL=org/model
-srun --container-image=vllm/vllm-openai:v0.27.1 bash -c "vllm serve $MODEL --tensor-parallel-size 2"
-"""
-
-
-def test_compose_files_manifests_and_slurm_scripts_are_read() -> None:
-    for launches in (read_manifest(COMPOSE), read_manifest(POD), find_launches(SLURM)):
-        (launch,) = launches
-        assert launch.server
-        line = read_line(launch.server.argv, NEW)
-        assert (line.model, line.args.tensor_parallel_size) == ("org/model", 2)
-        assert launch.server.image_version == "0.27.1"
-    assert read_manifest(COMPOSE)[0].server.env == {"VLLM_LOGGING_LEVEL": "INFO"}  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("case", DEPLOYED)
-def test_our_own_deployables_are_read_back(case: str) -> None:
-    """The files of `planner deploy` launch the plan's own settings."""
-    files = {name: text for name, text in deployed_files(case).items() if name not in NO_SERVER}
-    assert files
-    for name, text in files.items():
-        launches: tuple[Launch, ...] = read_manifest(text) if name.endswith(".yaml") else find_launches(text)
-        servers = [launch.server for launch in launches if launch.server]
-        assert servers, name
-        for server in servers:
-            line = read_line(server.argv, parse_version("0.27.1"))
-            assert not line.refused and line.model, name
-
-
-@pytest.mark.parametrize("text", ["services: [", "kind: Pod\nspec: {}", "services: {a: {command: nginx}}"])
-def test_a_manifest_without_vllm_is_refused(text: str) -> None:
-    with pytest.raises(InputError) as error:
-        read_manifest(text)
-    assert error.value.hint
-
-
 def test_drafts_and_several_steps_of_the_scheduler_are_refused_together() -> None:
     """arg_utils.py of 0.6.4: "Speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"."""
     words = "vllm serve m --speculative-model d --num-speculative-tokens 5"
@@ -470,66 +164,8 @@ def test_what_nvidia_says_of_hopper_is_warned_of_before_it_was_lifted() -> None:
     assert not answer("--gpu", "b200", "--engine-version", "0.10.1", "--", *words)["flags"]
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("", "no vllm serve command"),
-        ("# vllm serve org/model", "no vllm serve command"),
-        ("echo vllm is served elsewhere", "no vllm serve command"),
-        ("vllm serve a\nvllm serve b", "2 different vllm serve commands"),
-        ("echo a\nvllm serve 'a", "line 2 of this cannot be read"),
-        ('vllm serve "a', "may not be closed"),
-        ("vllm serve ${a", "may not be closed"),
-    ],
-)
-def test_a_script_without_one_line_is_refused(script: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as error:
-        find_launches(script)
-    assert error.value.hint
-
-
-def test_the_same_line_twice_is_one() -> None:
-    assert words_of("vllm serve a || vllm serve a") == ["vllm", "serve", "a"]
-
-
 #: What every shell passes on unchanged when it is quoted.
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude_categories=("Cs",)), min_size=1)
-
-
-@given(values=st.lists(WORDS, max_size=5))
-@example(values=["==", "0"])
-@example(values=["a", "==", "=="])
-def test_whatever_is_quoted_comes_back_as_it_was(values: list[str]) -> None:
-    assume(values[-1:] != ["=="])  # the grammar wants a word behind it: such a line is refused, not misread
-    words = ["vllm", "serve", "org/model", *values]
-    assert words_of(shlex.join(words)) == words
-
-
-def test_letters_beyond_latin_1_are_read_where_the_scanner_asks_for_letters() -> None:
-    # in a process of its own: isalpha of the C library reads foreign memory there, and may end it
-    code = (
-        "from contextlib import suppress\n"
-        "from planner.engine.shell import find_launches\n"
-        "from planner.errors import InputError\n"
-        "for letter in range(0x100, 0x110000, 211):\n"
-        "    if not 0xd800 <= letter < 0xe000:\n"
-        "        with suppress(InputError):\n"
-        "            find_launches('{' + chr(letter))\n"
-        "        (found,) = find_launches('vllm serve é' + chr(letter))\n"
-        "        assert found.server.argv[2] == 'é' + chr(letter), hex(letter)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@given(st.text(max_size=200))
-def test_no_script_is_too_strange_to_be_read_or_refused(script: str) -> None:
-    try:
-        launches = find_launches(script + "\nvllm serve org/model")
-    except InputError as error:
-        assert error.hint
-    else:
-        assert all(launch.server and launch.server.argv[1] == "serve" for launch in launches)
 
 
 def line_of(text: str) -> ServeLine:
@@ -977,20 +613,6 @@ def test_the_text_says_what_to_change() -> None:
     assert "x --swap-space: gone in" in outcome.out
     assert "enforce_eager: True -> False" in " ".join(outcome.out.split())
     assert "$ " in outcome.out and "vllm serve" in outcome.out.split("$ ")[-1]
-
-
-def test_what_a_document_leaves_to_its_reader_swallows_no_option() -> None:
-    """AMD's line for a CPX partition, as printed: a shell would read two redirections in its placeholder."""
-    (launch,) = find_launches(
-        "python3 /app/vllm/benchmarks/benchmark_throughput.py --model org/model --input-len <> \\\n"
-        "    --output-json <path/to/output.json> \\\n    --quantization fp8 \\\n    --gpu-memory-utilization 0.99"
-    )
-    assert launch.server is not None
-    assert launch.server.argv[-5:] == (
-        "{path/to/output.json}", "--quantization", "fp8", "--gpu-memory-utilization", "0.99",
-    )  # fmt: skip
-    (launch,) = find_launches("vllm serve org/model --port 8 < /dev/null > log 2>&1")
-    assert launch.server is not None and launch.server.argv[-2:] == ("--port", "8")
 
 
 def test_what_a_document_calls_0_6_3_takes_the_options_of_its_commit() -> None:

@@ -1,0 +1,576 @@
+"""Find vLLM's commands in shell scripts, compose files and manifests. Nothing is executed.
+
+A script is read for what launch scripts set: literal variables and arrays, and an ``if`` that the script, the caller or
+the GPU decides. A branch that nothing decides may hold a launch. Loops and functions are not followed: a script that
+launches in one is refused. A value that only a run has, such as ``$(nproc)``, stays as it is written.
+
+>>> (launch,) = find_launches('MODEL=org/model\\nexec vllm serve "$MODEL" --max-num-seqs 8  # ours')
+>>> launch.server.argv
+('vllm', 'serve', 'org/model', '--max-num-seqs', '8')
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any
+
+from planner.engine.flags import VllmCommand
+from planner.engine.parse import CLIENTS, OFFLINE, command_at, split_command
+from planner.errors import InputError
+from planner.hardware import GpuProfile
+
+_HINT = "give the line itself: planner check -- vllm serve MODEL ..."
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OFFICIAL_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm/vllm-openai[\w.-]*(?:[:@][\w.:-]+)?")
+#: A release in the tag of an image: v0.11.0, or rocm6.3.1_vllm_0.8.5_20250513.
+_TAGGED = re.compile(r"(?<![\d.])0\.\d{1,9}\.\d{1,9}(?:\.\d{1,9}|rc\d{1,9})?(?!\.?\d)")
+_CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
+
+
+# --- a command of vLLM ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A command of vLLM, and the variables that are set for it."""
+
+    argv: tuple[str, ...]  #: from the program on: vllm serve MODEL ..., vllm bench serve ..., python3 -m vllm....
+    env: Mapping[str, str]
+    image_version: str = ""  #: the release that the tag of its container's image names, if any
+
+    @property
+    def command(self) -> VllmCommand:
+        """Which of vLLM's commands it is."""
+        return split_command(self.argv)[0] or "serve"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An engine that a script starts: a server and the clients beside it."""
+
+    server: Found | None  #: None: only clients
+    clients: tuple[Found, ...] = ()
+
+
+def found_in(words: Sequence[str], exported: Mapping[str, str] | None = None) -> Found | None:
+    """vLLM's command in a list of words that a shell has split: after wrappers, in a container's options.
+
+    >>> found_in("FOO=1 numactl -N 0 /opt/bin/vllm serve org/model -tp 2".split()).argv
+    ('/opt/bin/vllm', 'serve', 'org/model', '-tp', '2')
+    """
+    for at in range(len(words)):
+        if command_at(words, at)[0]:
+            start = max(at - 1, 0) if words[at] == "-m" else at
+            env = {**(exported or {}), **_variables(words[:at])}
+            return Found(tuple(words[start:]), env, version_of_images(words[:at]))
+    return _in_container(words) if any(word.rsplit("/", 1)[-1] in _CONTAINERS for word in words) else None
+
+
+def _variables(before: Sequence[str]) -> dict[str, str]:
+    """Assignments in front of a program, ``env`` and a container's ``--env`` included."""
+    words = [word.split("=", 1)[1] if word.startswith(("--env=", "-e=")) else word for word in before]
+    return {match[1]: match[2] for word in words if (match := _ASSIGNMENT.fullmatch(word))}
+
+
+def _in_container(words: Sequence[str]) -> Found | None:
+    """``docker run ... --entrypoint vllm IMAGE serve MODEL``, or an image whose entry point is the server."""
+    entry = next((value for flag, value in pairwise(words) if flag == "--entrypoint"), "")
+    entry = next((w.split("=", 1)[1] for w in words if w.startswith("--entrypoint=")), entry)
+    for at, word in enumerate(words):
+        rest = words[at + 1 :]
+        if entry.rsplit("/", 1)[-1] == "vllm" and command_at(("vllm", *rest), 0)[0]:
+            return Found(("vllm", *rest), _variables(words[:at]), version_of_images([word]))
+        if not entry and _is_server_image(word) and rest:
+            return Found(("vllm", "serve", *rest), _variables(words[:at]), version_of_images([word]))
+    return None
+
+
+def _is_server_image(name: str) -> bool:
+    """Whether an image is the vLLM project's own, whose entry point is the server."""
+    return _OFFICIAL_IMAGE.fullmatch(name) is not None
+
+
+def version_of_images(words: Sequence[str]) -> str:
+    """The release in the tag of the first image of vLLM among ``words``; empty where none names one.
+
+    >>> version_of_images(["docker", "run", "--gpus=all", "vllm/vllm-openai:v0.11.0"])
+    '0.11.0'
+    """
+    for word in words:
+        name, _, tag = word.partition("@")[0].rpartition(":")
+        is_tagged = "vllm" in word and "/" in name and "/" not in tag  # a mount ends in a path
+        if is_tagged and (release := _TAGGED.search(tag)):
+            return release[0]
+    return ""
+
+
+def find_launches(
+    line: str | Sequence[str], *, gpu: GpuProfile | None = None, given: Mapping[str, str] | None = None
+) -> tuple[Launch, ...]:
+    """The engines that a script, or a command whose words a shell has split, starts.
+
+    ``gpu`` answers what the script asks of its machine, ``given`` are variables that the caller sets. An offline
+    benchmark is an engine of its own. Raises InputError when there is none, when it starts several servers that
+    differ, when a loop or a function starts one, or when the text is no shell script.
+    """
+    if not isinstance(line, str):
+        found = found_in(line)
+        if found is None:
+            raise InputError(f"{' '.join(line)[:80]!r} is no vllm serve line, nor one of its benchmarks", hint=_HINT)
+        return tuple(_launches([found]))
+    script = _Script(gpu, dict(given or {}))
+    try:
+        script.run(line)
+    except RecursionError as error:
+        raise InputError("this script is nested too deeply", hint=_HINT) from error
+    launches = tuple(_launches(script.found))
+    if not launches:
+        raise InputError("there is no vllm serve command in this, nor one of its benchmarks", hint=_HINT)
+    return launches
+
+
+def _launches(found: Sequence[Found]) -> Iterator[Launch]:
+    """The engines that commands start, each once. Raises InputError for several servers that differ."""
+    servers = {one.argv: one for one in found if one.command == "serve"}
+    if len(servers) > 1:
+        raise InputError(f"{len(servers)} different vllm serve commands are in this script", hint=_HINT)
+    clients = tuple({one.argv: one for one in found if one.command in CLIENTS}.values())
+    offline = {(one.argv, tuple(sorted(one.env.items()))): one for one in found if one.command in OFFLINE}
+    if servers or (clients and not offline):
+        yield Launch(next(iter(servers.values()), None), clients)
+    yield from (Launch(one) for one in offline.values())
+
+
+# --- a script ---------------------------------------------------------------------------------------------------------
+
+#: What a document leaves to its reader, ``<path/to/output.json>``: a shell would take it for two redirections, which
+#: swallow the option behind it.
+_OPEN = re.compile(r"(?<![^\s=])<([^\s<>&|;()]*)>(?=\s|$)")
+_HERE = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:[^\n]*\n)*?\t*\2(?=\n|$)")
+_SINGLE, _ESCAPED = r"'[^']*+'|\$'(?:\\.|[^'\\])*+'", r"\\[\s\S]"
+
+
+def _nested(depth: int) -> tuple[str, str]:
+    """Expressions of a text in double quotes, and of what stands in brackets, commands in both to ``depth``."""
+    double, inside = _nested(depth - 1) if depth else (r'"(?:\\[\s\S]|[^"\\])*+"', r"(?!)")
+    double = rf'"(?:{_ESCAPED}|\${inside}|[^"\\])*+"'
+    return double, rf"\((?:{_ESCAPED}|{_SINGLE}|{double}|{inside}|[^()'\"\\])*+\)"
+
+
+_DOUBLE, _BRACKETS = _nested(4)
+_BRACES = rf"\$\{{(?:(?:{_ESCAPED}|{_SINGLE}|{_DOUBLE}|\${_BRACKETS}|[^}}'\"\\])*+|[^}}]*+)\}}"
+_EXPANSION = rf"\${_BRACKETS}|`[^`]*+`|{_BRACES}|\$(?:\w+|[@*#?!$-])"
+_PIECE = re.compile(rf"(?P<single>{_SINGLE})|(?P<double>{_DOUBLE})|(?P<expansion>{_EXPANSION})|{_ESCAPED}|[^'\"`\\]")
+_WORD = rf"(?:{_SINGLE}|{_DOUBLE}|{_EXPANSION}|{_ESCAPED}|(?<==){_BRACKETS}|\$(?![({{])|[^\s;&|()<>'\"`\\$])++"
+_TOKEN = re.compile(
+    rf"(?P<skip>[ \t]+|\\\n|(?<![^\s;&|()])\#[^\n]*)"
+    rf"|(?P<function>(?:function[ \t]+)?[\w-]+[ \t]*\([ \t]*\)|function[ \t]+[\w-]+)"
+    rf"|(?P<redirection>(?:\d+|\{{\w+\}})?(?:&>>?|<<<|<<-?|>>|>\||<>|[<>]&|[<>])[ \t]*(?:{_BRACKETS}|{_WORD})?)"
+    rf"|(?P<word>\(\((?:[^)]|\)(?!\)))*+\)\)|\[\[(?=\s)(?:{_WORD}|\s|[&|<>()](?!\]))*?\s\]\](?=[\s;&|)]|$)|{_WORD})"
+    rf"|(?P<operator>;;&?|;&|&&|\|\||\|&|[;&|()\n])"
+)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
+_ARRAY = re.compile(r"\$\{(\w+)\[@\]\}")
+_SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_KEYWORDS = frozenset(
+    [
+        "if",
+        "then",
+        "elif",
+        "else",
+        "fi",
+        "for",
+        "select",
+        "while",
+        "until",
+        "do",
+        "done",
+        "case",
+        "esac",
+        "{",
+        "}",
+        "!",
+        "time",
+        "exec",
+    ]
+)
+_OPAQUE = {"for": "done", "select": "done", "while": "done", "until": "done", "case": "esac"}
+_DECLARE = frozenset(("export", "local", "declare", "readonly", "typeset"))
+#: Programs that start no engine, whatever their words are.
+_INERT = frozenset(("echo", "printf", "exit", "return", "rm", "mv", "mkdir", "sleep", "wait", "kill", "trap"))
+#: Programs that are there where the GPUs are of one vendor.
+_TOOLS = {"nvidia-smi": "cuda", "nvcc": "cuda", "rocm-smi": "rocm", "amd-smi": "rocm", "rocminfo": "rocm"}
+MOST_CHARACTERS = 2**17  #: of a variable, all words of an array together; Linux passes no longer word on
+
+
+def _statements(text: str) -> Iterator[tuple[list[str], int]]:
+    """Commands as written, each with its line; a keyword or the head of a function is one. IndexError: unclosed."""
+    words, line, at = list[str](), 1, 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise IndexError(line)
+        kind, token = match.lastgroup, match[0]
+        if kind == "operator" and words:
+            yield words, line
+            words = []
+        elif kind == "function" and not words:
+            yield [f"{re.sub(r'^function |[ ()]', '', token)}()"], line
+        elif kind == "word" and token in _KEYWORDS and not words:
+            yield [token], line
+        elif kind in ("word", "function"):
+            words.append(token)
+        line, at = line + token.count("\n"), match.end()
+    if words:
+        yield words, line
+
+
+@dataclass
+class _Frame:
+    """A construct that is open: an ``if``, a loop, a function or a group."""
+
+    name: str
+    end: str
+    line: int
+    opaque: bool = False  #: what stands inside is not followed
+    conditions: list[list[str]] | None = None  #: commands between ``if`` and ``then``, while they are read
+    active: bool = True  #: the branch that is read may run
+    certain: bool = True  #: nothing before was undecided
+    ended: bool = False  #: a branch before surely runs
+    assigned: set[str] = field(default_factory=set)
+    before: tuple[dict[str, str], dict[str, list[str]]] = field(default_factory=lambda: ({}, {}))
+
+
+class _Script:
+    """What a script sets and launches, in its order."""
+
+    def __init__(self, gpu: GpuProfile | None, given: Mapping[str, str]) -> None:
+        self.gpu = gpu
+        self.given = given  #: what the caller sets stays set
+        self.scalars = dict(given)
+        self.arrays: dict[str, list[str]] = {}
+        self.exported: set[str] = set()
+        self.unknown: set[str] = set()  #: variables that only a run knows
+        self.found: list[Found] = []
+        self.frames: list[_Frame] = []
+        self.image_version = ""  #: of the container that runs the text
+
+    def run(self, text: str) -> None:
+        """Follow a text. Raises InputError for what is no shell, or launches where it cannot be followed."""
+        text = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n"))
+        text = _HERE.sub(lambda match: match[3] + "\n" * match[0].count("\n"), text)
+        head, unread = "", 0
+        try:
+            for words, line in _statements(text):
+                if re.fullmatch(r"[\w-]+\(\)", words[0]):
+                    head = words[0].removesuffix("()")
+                elif not self._construct(words[0], line, head if words[0] == "{" else ""):
+                    self._statement(words)
+                head = head if head and words[0] != "{" else ""
+            unread = self.frames[-1].line if self.frames else 0
+        except IndexError as error:
+            unread = int(str(error)) if str(error).isdecimal() else 1
+        if unread:
+            raise InputError(
+                f"line {unread} of this cannot be read as shell: a quote or bracket may not be closed",
+                hint="is the script complete? Or give the line itself: planner check -- vllm serve MODEL ...",
+            )
+
+    def _construct(self, word: str, line: int, function: str) -> bool:
+        """Open, move on or close a construct; whether ``word`` does one of these."""
+        top = self.frames[-1] if self.frames else None
+        if word == "if":
+            self.frames.append(_Frame("`if`", "fi", line, conditions=[], before=self._state()))
+        elif word in _OPAQUE:
+            self.frames.append(_Frame(f"`{word}`", _OPAQUE[word], line, opaque=True))
+        elif word == "{":
+            self.frames.append(_Frame(f"the function {function}", "}", line, opaque=bool(function)))
+        elif top and word in ("then", "elif", "else") and top.end == "fi":
+            self._branch(top, word)
+        elif top and word == top.end:
+            self._close(self.frames.pop())
+        else:
+            return word in _KEYWORDS
+        return True
+
+    def _branch(self, frame: _Frame, word: str) -> None:
+        """Decide whether the branch that begins may run."""
+        if not frame.ended:
+            self.scalars, self.arrays = dict(frame.before[0]), dict(frame.before[1])
+        if word == "elif":
+            frame.conditions, frame.active = [], True
+            return
+        held = self._holds(frame.conditions or []) if word == "then" else True
+        frame.conditions = None
+        frame.active = not frame.ended and held is not False
+        frame.certain = frame.certain and held is not None
+        frame.ended = frame.ended or held is True
+
+    def _close(self, frame: _Frame) -> None:
+        """Forget what a loop, or an ``if`` that nothing decides, has set."""
+        above = self.frames[-1] if self.frames else None
+        if above:
+            above.assigned |= frame.assigned
+        if frame.end == "}" or (frame.end == "fi" and frame.certain):
+            return
+        if frame.end == "fi":
+            self.scalars, self.arrays = frame.before
+        for name in frame.assigned - self.given.keys():
+            self.unknown.add(name)
+            self.scalars.pop(name, None)
+            self.arrays.pop(name, None)
+
+    def _state(self) -> tuple[dict[str, str], dict[str, list[str]]]:
+        return dict(self.scalars), dict(self.arrays)
+
+    def _statement(self, words: list[str]) -> None:
+        """Follow one command, or look into it where it stands in what is not followed."""
+        if self.frames and (conditions := self.frames[-1].conditions) is not None:
+            conditions.append(words)
+            return
+        if not all(frame.active for frame in self.frames):
+            return
+        declared = words[0] in _DECLARE
+        sets = [word for word in words[declared:] if _SET.fullmatch(word)]
+        for frame in self.frames[-1:]:
+            frame.assigned |= {word.split("=")[0].rstrip("+") for word in sets}
+        opaque = next((frame for frame in self.frames if frame.opaque), None)
+        if opaque:
+            self._check_inert([_plain(word) for word in words], opaque)
+        elif declared or len(sets) == len(words):
+            for word in sets:
+                self._assign(word)
+            self.exported |= {word.split("=")[0] for word in words[1:]} if words[0] == "export" else set()
+        else:
+            self._command([part for word in words for part in self._expand(word)])
+
+    def _check_inert(self, words: list[str], frame: _Frame) -> None:
+        launches = found_in(words) or any(" " in word and "vllm" in word for word in words)
+        if launches and words[0] not in _INERT:
+            raise InputError(f"cannot follow {frame.name} in line {frame.line}", hint=_HINT)
+
+    def _command(self, words: list[str]) -> None:
+        if not words or words[0] in _INERT:
+            return
+        exported = {name: self.scalars[name] for name in sorted(self.exported) if name in self.scalars}
+        if found := found_in(words, exported):
+            argv = found.argv
+            if found.command in CLIENTS:  # options that a run adds change no load: a seed, a header
+                argv = tuple(word for word in argv if not _ARRAY.fullmatch(word))
+            self.found.append(replace(found, argv=argv, image_version=found.image_version or self.image_version))
+            return
+        for place, word in enumerate(words):
+            if " " in word and ("vllm" in word or "benchmark_" in word):  # bash -c TEXT
+                inner = _Script(self.gpu, self.given)
+                inner.scalars, inner.exported = {**self.scalars}, set(self.exported)
+                inner.image_version = version_of_images(words[:place]) or self.image_version
+                inner.run(word)
+                self.found += inner.found
+                return
+
+    def _assign(self, word: str) -> None:
+        match = _SET.fullmatch(word)
+        if match is None or match[1] in self.given:
+            return
+        name, more, value = match.groups()
+        self.unknown.discard(name)
+        if value.startswith("("):
+            parts = [one[0] for one in re.finditer(_WORD, value[1:-1])]
+            words = [part for one in parts for part in self._expand(one)]
+            self.arrays[name] = [*(self.arrays.get(name, []) if more else ()), *words]
+        else:
+            text = "".join(self._expand(value, splits=False))
+            self.scalars[name] = (self.scalars.get(name, "") if more else "") + text
+        if len(self.scalars.get(name, "")) + sum(map(len, self.arrays.get(name, ()))) > MOST_CHARACTERS:
+            raise InputError(f"{name} grows beyond {MOST_CHARACTERS:,} characters", hint=_HINT)
+
+    def _holds(self, conditions: Sequence[list[str]]) -> bool | None:
+        """Whether a condition is true; None where only a run decides."""
+        if len(conditions) != 1:
+            return None
+        words = conditions[0]
+        if words[0].startswith("[["):
+            words = ["[", *(one[0] for one in re.finditer(rf"{_WORD}|&&|\|\|", words[0][2:-2])), "]"]
+        match ["".join(self._expand(word, splits=False)) for word in words]:
+            case ["true" | "false" as told]:
+                return told == "true"
+            case ["[" | "test", "-z" | "-n" as operator, text] | ["[", "-z" | "-n" as operator, text, "]"]:
+                return None if "$" in text else (not text) is (operator == "-z")
+            case ["test", left, operator, right] | ["[", left, operator, right, "]"]:
+                return None if set("$`") & set(left + right) else _compared(left, operator, right)
+            case ["command" | "which" | "type" | "hash", *_, tool] if self.gpu and tool in _TOOLS:
+                return _TOOLS[tool] == self.gpu.platform
+        return None
+
+    def _expand(self, raw: str, *, splits: bool = True) -> list[str]:
+        """The words that a written word becomes: none, one or several; one where it does not fall apart."""
+        words, quoted = [""], False
+        for match in _PIECE.finditer(raw):
+            kind, piece = match.lastgroup, match[0]
+            inside = piece[1:-1] if kind == "double" else piece
+            array = _ARRAY.fullmatch(inside)
+            if array and array[1] in self.arrays:
+                parts, quoted = self.arrays[array[1]] or [""], quoted or bool(self.arrays[array[1]])
+            elif kind == "expansion" and splits and not piece.startswith(("$(", "`")):
+                parts = re.split(r"\s+", value) if (value := self._text(piece)) != piece else [value]
+            else:
+                parts = [self._text(inside) if kind in ("double", "expansion") else _plain(piece)]
+                quoted = quoted or kind in ("single", "double")
+            words[-1] += parts[0]
+            words += parts[1:]
+        return [word for word in words if word or quoted] if splits else [" ".join(words)]
+
+    def _text(self, written: str) -> str:
+        """A text between double quotes, or an expansion."""
+
+        def stands_for(match: re.Match[str]) -> str:
+            part = match[0]
+            if part.startswith(("$(", "`")):
+                return self._answer(part)
+            if part[0] == "\\":
+                return part[1:].strip("\n") if part[1:] in ("$", "`", '"', "\\", "\n") else part
+            named = _VARIABLE.fullmatch(part)
+            return self._value(named) if named else part
+
+        return re.sub(rf"{_EXPANSION}|{_ESCAPED}", stands_for, written)
+
+    def _value(self, match: re.Match[str]) -> str:
+        """What ``$NAME`` or ``${NAME:-DEFAULT}`` stands for; the text itself where the script does not say."""
+        name = match[1] or match[2]
+        if name in self.arrays:
+            return " ".join(self.arrays[name] if "[" in match[0] else self.arrays[name][:1])
+        if name in self.scalars:
+            return self.scalars[name]
+        return match[0] if match[3] is None or name in self.unknown else self._text(match[3].strip("\"'"))
+
+    def _answer(self, written: str) -> str:
+        """What a command prints, where the GPU says it: its compute capability or its architecture."""
+        gpu = self.gpu
+        if gpu and "compute_cap" in written and gpu.compute_capability:
+            return "{}.{}".format(*gpu.compute_capability)
+        if gpu and gpu.vendor == "amd" and ("rocminfo" in written or "rocm_agent_enumerator" in written):
+            return gpu.architecture
+        return written
+
+
+def _plain(raw: str) -> str:
+    """A written word without its quotes, variables left as they are."""
+
+    def bare(match: re.Match[str]) -> str:
+        piece = match[0]
+        if piece.startswith("$'"):
+            return piece[2:-1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace")
+        if piece[0] == "\\":
+            return piece[1:].strip("\n")
+        return piece[1:-1] if match["single"] or match["double"] else piece
+
+    return _PIECE.sub(bare, raw)
+
+
+def _compared(left: str, operator: str, right: str) -> bool | None:
+    """Texts or numbers, by the words of ``test``."""
+    if operator in ("=", "==", "!="):
+        return fnmatchcase(left, right) is (operator != "!=")
+    with suppress(ValueError):
+        a, b = int(left), int(right)
+        return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}.get(operator)
+    return None
+
+
+# --- compose files and manifests --------------------------------------------------------------------------------------
+
+
+def read_manifest(
+    text: str, *, gpu: GpuProfile | None = None, given: Mapping[str, str] | None = None
+) -> tuple[Launch, ...]:
+    """The engines that the containers of a compose file or a manifest of Kubernetes start.
+
+    Every mapping with a ``command``, an ``entrypoint`` or ``args`` is a container. Raises InputError for what is no
+    YAML, or starts no vLLM.
+    """
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        cause = " ".join(str(error).split())[:160]
+        raise InputError(f"this is no YAML: {cause}", hint="give a compose file, a manifest or a script") from error
+    launches: list[Launch] = []
+    for container in _containers(documents):
+        launches += _started(container, gpu, given or {})
+    if not launches:
+        raise InputError("no container in this starts vllm serve", hint=_HINT)
+    return _paired(launches)
+
+
+def _paired(launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Each engine once; clients that stand alone belong to the only server, and else are no answer beside one."""
+    if any(launch.server for launch in launches):
+        alone = tuple(client for one in launches if one.server is None for client in one.clients)
+        launches = [launch for launch in launches if launch.server]
+        if alone and len(launches) == 1:
+            launches = [replace(launches[0], clients=(*launches[0].clients, *alone))]
+    return tuple(one for place, one in enumerate(launches) if one not in launches[:place])
+
+
+def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(node, Mapping):
+        if any(isinstance(node.get(key), str | list) for key in ("command", "args", "entrypoint")):
+            yield node
+        for value in node.values():
+            yield from _containers(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _containers(value)
+
+
+def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mapping[str, str]) -> tuple[Launch, ...]:
+    """What one container starts. Of Kubernetes ``command`` is the entry point, of compose what comes behind it."""
+    kubernetes = "args" in container or isinstance(container.get("env"), list)
+    entry = _words(container.get("command" if kubernetes else "entrypoint"))
+    rest = _words(container.get("args" if kubernetes else "command"))
+    image = str(container.get("image", ""))
+    if not entry and _is_server_image(image):
+        entry = ["vllm", "serve"]
+    words, env = [*entry, *rest], _environment(container)
+    found, version = found_in(words, env), version_of_images([image])
+    if found:
+        return (Launch(_with(found, env, version)),)
+    script = next((word for word in words if "vllm" in word and (" " in word or "\n" in word)), "")
+    try:
+        launches = find_launches(script, gpu=gpu, given={**env, **given}) if script else ()
+    except InputError:
+        return ()
+    return tuple(replace(one, server=one.server and _with(one.server, env, version)) for one in launches)
+
+
+def _with(found: Found, env: Mapping[str, str], version: str) -> Found:
+    """What its container adds: variables, and the version of its image, unless it starts another one itself."""
+    return replace(found, env={**env, **found.env}, image_version=found.image_version or version)
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    try:
+        return shlex.split(str(value)) if value else []
+    except ValueError:
+        return [str(value)]
+
+
+def _environment(container: Mapping[str, Any]) -> dict[str, str]:
+    """``env`` of Kubernetes: names and values; ``environment`` of compose: a mapping or ``NAME=VALUE``."""
+    given = container.get("env", container.get("environment")) or {}
+    if isinstance(given, Mapping):
+        return {str(name): str(value) for name, value in given.items() if value is not None}
+    pairs = [
+        (one.get("name"), one.get("value")) if isinstance(one, Mapping) else str(one).partition("=")[::2]
+        for one in given
+    ]
+    return {str(name): str(value) for name, value in pairs if value not in (None, "")}
