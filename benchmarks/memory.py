@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.engine.environment import FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
+from planner.engine.flags import FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, SpeculativeConfig
 from planner.engine.version import parse_version

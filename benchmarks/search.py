@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 
-from planner.engine.images import default_version
+from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.engine.images import default_version
+from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model

@@ -6,18 +6,18 @@ from .settings import SpeculativeConfig as SpeculativeConfig
 from .settings import LoraConfig as LoraConfig
 from .settings import flag_of as flag_of
 from .settings import tagged as tagged
-from .environment import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
-from .environment import FLASHINFER_SAMPLER as FLASHINFER_SAMPLER
-from .environment import MXFP4_MARLIN as MXFP4_MARLIN
-from .environment import Environment as Environment
+from .flags import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
+from .flags import FLASHINFER_SAMPLER as FLASHINFER_SAMPLER
+from .flags import MXFP4_MARLIN as MXFP4_MARLIN
+from .flags import Environment as Environment
 from .resolution import resolve as resolve
 from .resolution import SHORT_NAMES as SHORT_NAMES
-from .resolution import uses_latent_attention as uses_latent_attention
+from .features import uses_latent_attention as uses_latent_attention
 
 # Drafted tokens
-from .speculative import FLAG as FLAG
-from .speculative import RATE_FLAG as RATE_FLAG
-from .speculative import read_drafts as read_drafts
+from .beside import FLAG as FLAG
+from .beside import RATE_FLAG as RATE_FLAG
+from .beside import read_drafts as read_drafts
 
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
 from .version import EngineVersion as EngineVersion
@@ -31,10 +31,10 @@ from .features import features_of as features_of
 from .features import graph_batches as graph_batches
 from .features import version_features as version_features
 from .settings import Engine as Engine
-from .runner import lone_steps as lone_steps
-from .generation import asked_engine as asked_engine
-from .generation import default_engine as default_engine
-from .generation import has_both_engines as has_both_engines
+from .features import lone_steps as lone_steps
+from .features import asked_engine as asked_engine
+from .features import default_engine as default_engine
+from .features import has_both_engines as has_both_engines
 
 # Who holds what: parallel axes, and the piece of each weight on a rank
 from .sharding import Layout as Layout
@@ -59,21 +59,21 @@ from .launches import Launch as Launch
 from .launches import find_launches as find_launches
 from .launches import read_manifest as read_manifest
 from .launches import version_of_images as version_of_images
-from .parse import FlagProblem as FlagProblem
+from .flags import FlagProblem as FlagProblem
 from .parse import ServeLine as ServeLine
 from .parse import read_line as read_line
 from .parse import split_command as split_command
 
 # What runs it, and what publishers of recipes set and report broken
-from .images import Image as Image
-from .images import ImageBuild as ImageBuild
-from .images import builds as builds
-from .images import default_version as default_version
-from .images import docker_args as docker_args
-from .images import image_for as image_for
-from .images import options_version as options_version
-from .images import visible_devices as visible_devices
-from .recipes import Recipe as Recipe
-from .recipes import known_issues as known_issues
-from .recipes import recipe_for as recipe_for
-from .recipes import spelled_options as spelled_options
+from .published import Image as Image
+from .published import ImageBuild as ImageBuild
+from .published import builds as builds
+from .published import default_version as default_version
+from .published import docker_args as docker_args
+from .published import image_for as image_for
+from .published import options_version as options_version
+from .published import visible_devices as visible_devices
+from .published import Recipe as Recipe
+from .published import known_issues as known_issues
+from .published import recipe_for as recipe_for
+from .published import spelled_options as spelled_options

@@ -1,4 +1,4 @@
-"""What each vLLM version accepts: options, variables and values.
+"""What each vLLM version accepts: options, variables and values; and the variables that a plan sets.
 
 The table, ``flags.json``, was written by the real parsers of every version from 0.6.3 to 0.33.0
 (``tests/real_parsers`` rebuilds it). AMD's images are builds of forks: what they had before upstream is in
@@ -9,18 +9,25 @@ The table, ``flags.json``, was written by the real parsers of every version from
 'gone in 0.18.0'
 >>> str(flag_status(parse_version("0.9.1"), "--async-scheduling"))
 'not before 0.10.0'
+>>> Environment.read(["VLLM_CPU_KVCACHE_SPACE=4", "OMP_NUM_THREADS=8"])
+{'VLLM_CPU_KVCACHE_SPACE': '4', 'OMP_NUM_THREADS': '8'}
 """
 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from planner.engine.version import EngineVersion, release_of, release_text
+from planner.errors import InputError, UnknownNameError
 from planner.resources import package_dir
+from planner.secrets import is_secret
+from planner.units import MOST_FIGURE, whole_number
 
 VllmCommand = Literal[
     "serve",
@@ -114,6 +121,19 @@ class Status:
         if self.replaced_by:
             return f"use {self.replaced_by}" if not self.replaced_by.startswith("nothing") else self.replaced_by
         return f"choose vLLM {self.since} or later" if self.state == "not yet" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagProblem:
+    """A word of a command that the version at hand does not take."""
+
+    word: str
+    cause: str
+    hint: str = ""
+    fatal: bool = True  #: False: vLLM ignores it, with a warning at most
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.cause}" + (f" ({self.hint})" if self.hint else "")
 
 
 def flag_status(version: EngineVersion, flag: str, command: VllmCommand = "serve") -> Status:
@@ -216,3 +236,108 @@ def _table(name: str) -> dict[str, Spans]:
         spans = tuple((place[first], place[last] if last else len(place) - 1) for first, last in edges)
         found.update(dict.fromkeys(names.split(), spans))
     return found
+
+
+# --- variables that a plan sets ---------------------------------------------------------------------------------------
+
+
+CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+MXFP4_MARLIN = "VLLM_MXFP4_USE_MARLIN"
+USE_V1 = "VLLM_USE_V1"
+QUICK_REDUCE = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of vLLM with a meaning for a plan. ``flags.json`` has the versions that read it."""
+
+    changes: str
+    values: tuple[str, ...] = ()  #: empty: any
+    on: Literal["", "cpu", "gpu"] = ""  #: where it has a meaning; empty: everywhere
+    simulated: bool = True  #: memory or time is computed with it
+
+
+SWITCH = ("0", "1")
+#: The variables that are simulated, or whose values vLLM checks.
+VARIABLES: Mapping[str, Variable] = {
+    CPU_KVCACHE_SPACE: Variable("KV cache of each rank on a CPU, whole GiB", on="cpu"),
+    FLASHINFER_SAMPLER: Variable("sample with FlashInfer, or without", SWITCH, on="gpu"),
+    MXFP4_MARLIN: Variable("MXFP4 experts by Marlin's kernels", SWITCH, on="gpu"),
+    USE_V1: Variable("the V1 engine or the V0 engine", SWITCH),
+    # envs.py and quick_all_reduce.py, and AMD's document of 0.9.1
+    QUICK_REDUCE: Variable("precision of sums over GPUs", ("FP", "INT8", "INT6", "INT4", "NONE"), simulated=False),
+}
+
+
+class Environment(dict[str, str]):
+    """Variables by name, in their order. It has a hash, as settings have: do not change one."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any] | Sequence[str] | str | None) -> Self:
+        """The variables of a mapping, or of ``NAME=VALUE`` words.
+
+        Raises InputError for what is neither, for a secret, and for a value that the variable does not take;
+        UnknownNameError for a variable that no version of vLLM reads.
+        """
+        if given is None or isinstance(given, Mapping):
+            pairs = dict(given or {})
+        elif isinstance(given, list | tuple | str):
+            pairs = dict(_split(word) for word in ([given] if isinstance(given, str) else given))
+        else:
+            raise InputError(f"--env {str(given)[:80]} is no variables", hint="give a mapping, or NAME=VALUE words")
+        return cls({str(name): _checked(str(name), value) for name, value in pairs.items()})
+
+    def switch(self, name: str) -> bool | None:
+        """Whether a variable switches something on or off; None where it is not set."""
+        return {"1": True, "0": False}.get(self.get(name, ""))
+
+    def number(self, name: str) -> int | None:
+        """The whole number that a variable has; None where it has none."""
+        return whole_number(self.get(name, ""))
+
+
+def _split(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
+    if not equals:
+        hint = f"{word} is passed through by name if it is set" if is_secret("x" * 8, word) else "write NAME=VALUE"
+        raise InputError(f"--env {str(word)[:80]!r} has no value", hint=hint)
+    return name, value
+
+
+def _checked(name: str, value: Any) -> str:
+    text = str(int(value)) if isinstance(value, bool) else str(value)
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise InputError(f"--env {name[:80]!r} is not the name of a variable", hint="write NAME=VALUE")
+    if is_secret(text, name):
+        raise InputError(
+            f"--env {name}: its value looks like a secret, and scripts would show it",
+            hint=f"export {name} where the scripts run: HF_TOKEN is passed through by its name",
+        )
+    if not isinstance(value, str | int | float) or not text.isprintable():
+        raise InputError(f"--env {name}: its value is not printable text", hint="write it on one line")
+    if name.startswith("VLLM_") and name not in known_variables():
+        raise UnknownNameError("variable of vLLM", name, known_variables(), see="planner/engine/flags.json")
+    check_value(name, text)
+    return text
+
+
+def is_value(name: str, text: str) -> bool:
+    """Whether a variable takes a value."""
+    known = VARIABLES.get(name)
+    if name == CPU_KVCACHE_SPACE:
+        return 1 <= (whole_number(text) or 0) <= MOST_FIGURE
+    return known is None or not known.values or text.upper() in known.values
+
+
+def check_value(name: str, text: str) -> None:
+    """Raise InputError for a value that a variable does not take."""
+    if is_value(name, text):
+        return
+    if name == CPU_KVCACHE_SPACE:
+        raise InputError(f"{name}={text[:40]} is not a whole number of at least 1", hint="give it in GiB")
+    values = ", ".join(VARIABLES[name].values)
+    raise InputError(f"{name}={text[:40]} is none of {values}", hint=f"use one of: {values}")

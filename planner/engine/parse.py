@@ -21,23 +21,29 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, get_args
 
-from planner.engine.environment import SWITCH, USE_V1, VARIABLES, Environment, check_value, is_value
+from planner.engine.beside import parse_speculative_config
+from planner.engine.features import needs_v0, pipelines_on_v1
 from planner.engine.flags import (
+    SWITCH,
+    USE_V1,
+    VARIABLES,
+    Environment,
+    FlagProblem,
     Status,
     Values,
     VllmCommand,
+    check_value,
     command_status,
     env_status,
     flag_status,
+    is_value,
     known_flags,
     spelled,
     takes_value,
     value_status,
 )
-from planner.engine.generation import needs_v0, pipelines_on_v1
-from planner.engine.images import options_version
+from planner.engine.published import options_version
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
-from planner.engine.speculative import parse_speculative_config
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.units import whole_number
@@ -113,20 +119,7 @@ def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
     return None, 0
 
 
-# --- what a version does not take ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FlagProblem:
-    """A word of a command that the version at hand does not take."""
-
-    word: str
-    cause: str
-    hint: str = ""
-    fatal: bool = True  #: False: vLLM ignores it, with a warning at most
-
-    def __str__(self) -> str:
-        return f"{self.word}: {self.cause}" + (f" ({self.hint})" if self.hint else "")
+# --- what a version does not take -------------------------------------------------------------------------------------
 
 
 def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
@@ -219,7 +212,7 @@ def _missing(word: str, status: Status) -> Iterator[FlagProblem]:
         yield FlagProblem(word, str(status), status.hint)
 
 
-# --- the settings of a line -----------------------------------------------------------------------------------------
+# --- the settings of a line -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

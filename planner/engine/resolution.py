@@ -7,18 +7,35 @@ summary). Nothing here looks at memory: whether the settings fit is another ques
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Literal
 
-from planner.engine.architectures import check_known
-from planner.engine.environment import FLASHINFER_SAMPLER, MXFP4_MARLIN, USE_V1, VARIABLES, Environment
-from planner.engine.features import Features, version_features
-from planner.engine.flags import env_status, flag_status, value_status
-from planner.engine.generation import V0_GONE_IN, asked_engine, default_engine, needs_v0, v1_serves
-from planner.engine.lora import ignored_lora_flags, resolve_lora
+from planner.engine.beside import check_speculative_config, ignored_lora_flags, resolve_lora
+from planner.engine.features import (
+    V0_GONE_IN,
+    Features,
+    asked_engine,
+    default_engine,
+    is_hybrid,
+    needs_v0,
+    uses_latent_attention,
+    v1_serves,
+    version_features,
+)
+from planner.engine.flags import (
+    FLASHINFER_SAMPLER,
+    MXFP4_MARLIN,
+    USE_V1,
+    VARIABLES,
+    Environment,
+    env_status,
+    flag_status,
+    value_status,
+)
 from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig
-from planner.engine.speculative import check_speculative_config
-from planner.engine.version import EngineVersion
+from planner.engine.version import EngineVersion, Release, release_of, release_text
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.model import (
@@ -30,6 +47,7 @@ from planner.model import (
     StateMixer,
     load_quantized,
 )
+from planner.resources import package_dir
 from planner.units import GIB
 
 Usage = Literal["serve", "offline"]
@@ -399,17 +417,7 @@ class _Resolver:
         return value
 
 
-# --- defaults by version --------------------------------------------------------------------------------------------
-
-
-def is_hybrid(model: Model) -> bool:
-    """Whether some layers of the model keep a state instead of a KV cache."""
-    return any(isinstance(mixer, StateMixer) for mixer in model.mixers())
-
-
-def uses_latent_attention(model: Model) -> bool:
-    """Whether vLLM runs the model's attention as MLA."""
-    return any(isinstance(mixer, LatentAttention) for mixer in model.mixers())
+# --- defaults by version ----------------------------------------------------------------------------------------------
 
 
 def chunked_prefill(model: Model, max_model_len: int, found: Features) -> bool:
@@ -494,7 +502,7 @@ def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
     return profile.memory_bytes >= 70 * GIB
 
 
-# --- the element type of the KV cache -------------------------------------------------------------------------------
+# --- the element type of the KV cache ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,3 +599,41 @@ def _modelled(version: EngineVersion) -> list[str]:
     """The values that this version has and that are modelled here."""
     names = ["auto", *dict.fromkeys(LONG_NAMES.get(name, name) for name in KV_ELEMENT_BYTES)]
     return [name for name in names if value_status(version, "kv_cache_dtype", name)]
+
+
+# --- architectures that a release knows -------------------------------------------------------------------------------
+
+
+def check_known(model: Model, version: EngineVersion) -> None:
+    """Raise IllegalPlanError where ``version`` has no implementation of the model's architecture.
+
+    A build whose release is assumed (a date, a development build, a plugin with models of its own) is not judged.
+    """
+    if version.note or version.build != "vllm":
+        return
+    first, last = releases_of(model.architecture)
+    if first and version.release < first:
+        raise IllegalPlanError(
+            f"vLLM {version} does not know {model.architecture}, the architecture of {model.id}",
+            hint=f"choose --engine-version {release_text(first)} or later",
+        )
+    if last and version.release > last:
+        raise IllegalPlanError(
+            f"vLLM {version} no longer knows {model.architecture}, the architecture of {model.id}",
+            hint=f"choose --engine-version {release_text(last)} or before",
+        )
+
+
+def releases_of(architecture: str) -> tuple[Release | None, Release | None]:
+    """The first and the last release that know ``architecture``; None: no bound is known."""
+    table = _table()
+    return table["first"].get(architecture), table["last"].get(architecture)
+
+
+@cache
+def _table() -> dict[str, dict[str, Release]]:
+    read = tomllib.loads((package_dir("engine") / "architectures.toml").read_text("utf-8"))
+    return {
+        bound: {name: release_of(release) for release, names in entries.items() for name in names}
+        for bound, entries in read.items()
+    }

@@ -22,14 +22,14 @@ from functools import cache
 from math import inf
 from typing import Any, Literal, Self, get_type_hints
 
-from planner.engine.environment import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
+from planner.engine.flags import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.units import GIB, MOST_FIGURE
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
-#: How tokens are drafted, see ``planner.engine.speculative``.
+#: How tokens are drafted, see ``planner.engine.beside``.
 SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "eagle3", "ngram", "suffix"]
 #: Uses of a setting. ``axes``: parallel axes that every answer names. ``layout``: how the model lies on the GPUs.
 #: ``batch``: bounds of one step. ``searched``: chosen by a search. ``plan``: repeated in a plan. ``result``: asked of
@@ -279,7 +279,7 @@ NOT_SIMULATED = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """Room for adapters, see ``planner.engine.lora``."""
+    """Room for adapters, see ``planner.engine.beside``."""
 
     max_loras: int  #: in one batch, and so on the GPU
     max_lora_rank: int

@@ -77,7 +77,7 @@ class Layout:
         return " ".join(words + ["--enable-expert-parallel"] * self.enable_expert_parallel) or "one GPU"
 
 
-# --- pipeline stages ----------------------------------------------------------------------------------------------
+# --- pipeline stages --------------------------------------------------------------------------------------------------
 
 
 def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last: bool = False) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last:
     return tuple(sizes)
 
 
-# --- the piece of a weight on one rank ----------------------------------------------------------------------------
+# --- the piece of a weight on one rank --------------------------------------------------------------------------------
 
 
 def padded_vocab(vocab_size: int) -> int:
@@ -175,7 +175,7 @@ Fp8Blocks = Literal["whole", "merged", "refined"]
 MERGED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 
 
-# --- what is legal ------------------------------------------------------------------------------------------------
+# --- what is legal ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

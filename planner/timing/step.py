@@ -203,7 +203,7 @@ class StepModel:
         """In a pipeline of p stages, p batches are under way at once and each has its share of the work.
 
         A prompt that goes on fills it alone: its next chunk enters behind this one, for it waits for no token. A step
-        that has the pipeline to itself, as ``planner.engine.runner`` says, passes through all stages whole.
+        that has the pipeline to itself, as ``planner.engine.features`` says, passes through all stages whole.
         """
         stages = self.config.pipeline_parallel_size
         if stages == 1 or self._lone == "all":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commands import in_vllm
 
-from planner.engine.generation import V0_GONE_IN
+from planner.engine.features import V0_GONE_IN
 from planner.engine.parse import read_line
 from planner.engine.resolution import resolve
 from planner.engine.version import EngineVersion, parse_version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.engine.architectures import check_known
+from planner.engine.resolution import check_known
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
 from planner.model.resolve import resolve_model

@@ -19,7 +19,7 @@ from planner.engine.command import (
 )
 from planner.engine.flags import table_versions
 from planner.engine.parse import find_flag_problems
-from planner.engine.recipes import recipe_for
+from planner.engine.published import recipe_for
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import parse_version

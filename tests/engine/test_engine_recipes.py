@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.engine.flags import table_versions
-from planner.engine.images import default_version, docker_args, image_for, visible_devices
-from planner.engine.recipes import Recipe, recipe_for
+from planner.engine.published import Recipe, default_version, docker_args, image_for, recipe_for, visible_devices
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version

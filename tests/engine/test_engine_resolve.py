@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.engine.features import features_of, graph_batches, version_features
+from planner.engine.features import features_of, graph_batches, lone_steps, version_features
 from planner.engine.flags import table_versions
 from planner.engine.resolution import resolve
-from planner.engine.runner import lone_steps
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError

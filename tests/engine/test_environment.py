@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from command_line import run
 
-from planner.engine.environment import VARIABLES, Environment
 from planner.engine.features import features_of
-from planner.engine.flags import known_variables
+from planner.engine.flags import VARIABLES, Environment, known_variables
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import parse_version

@@ -89,7 +89,7 @@ def _model(name: str) -> Model:
 
 
 def _default(gpu: str) -> Any:
-    from planner.engine.images import default_version
+    from planner.engine.published import default_version
 
     return default_version(load_profile(gpu))
 

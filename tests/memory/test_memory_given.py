@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
 
 from planner.engine.command import serve_argv
-from planner.engine.environment import Environment
+from planner.engine.flags import Environment
 from planner.engine.parse import read_line
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.engine.environment import Environment
+from planner.engine.flags import Environment
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version

@@ -14,9 +14,9 @@ from shell_checks import check_scripts
 from workflow_cases import NAMES, commands_in, files_of, in_container, points_of, saved_plan, value_of
 
 from planner.commands.main import main
-from planner.engine.images import builds
 from planner.engine.launches import split_command
 from planner.engine.parse import find_flag_problems
+from planner.engine.published import builds
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.engine.images import default_version
+from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model

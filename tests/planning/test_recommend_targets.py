@@ -15,7 +15,7 @@ from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.engine.images import default_version
+from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.engine.sharding import Layout
 from planner.engine.version import parse_version

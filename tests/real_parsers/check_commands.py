@@ -23,7 +23,7 @@ from typing import Any
 
 from planner.engine.command import bench_latency_argv, bench_serve_argv, bench_throughput_argv, serve_argv
 from planner.engine.flags import flag_status
-from planner.engine.recipes import recipe_for
+from planner.engine.published import recipe_for
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
 from planner.engine.version import EngineVersion, parse_version
