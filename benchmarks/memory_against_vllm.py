@@ -38,9 +38,8 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from planner.engine.settings import SpeculativeConfig
 from planner.errors import PlannerError
-from planner.memory.extras import draft_specs
-from planner.memory.kv_blocks import block_pool
-from planner.memory.kv_cache import MLLAMA_ENCODER_TOKENS, CacheSettings, CacheSpec, layer_specs
+from planner.memory.cache import MLLAMA_ENCODER_TOKENS, CacheSettings, CacheSpec, block_pool, layer_specs
+from planner.memory.weights import draft_specs
 from planner.model import catalog_ids, find_entry
 from planner.model.architecture import CompressedAttention, Model, StateMixer
 from planner.model.build import model_from_config

@@ -28,12 +28,10 @@ from pathlib import Path
 
 from memory import SPOILT, Compared, Row, compare, error, find_model, number, predict
 from planner.errors import PlannerError
-from planner.memory.activations import peak_terms
 from planner.memory.budget import MemoryBudget, graph_captures
-from planner.memory.kv_cache import element_bytes
-from planner.memory.learned import PEAKS, cache_bytes, parts_of
-from planner.memory.overheads import Constants, FittedConstant, Interval, shipped
-from planner.memory.startup_log import StartupLog
+from planner.memory.cache import element_bytes
+from planner.memory.overheads import Constants, FittedConstant, Interval, peak_terms, shipped
+from planner.memory.startup_log import PEAKS, StartupLog, cache_bytes, parts_of
 from planner.model.architecture import Model
 from planner.units import GIB
 

@@ -10,8 +10,7 @@ from planner.engine.settings import EngineArgs, EngineConfig
 from planner.engine.version import EngineVersion, parse_version
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import MemoryBudget, memory_budget
-from planner.memory.kv_blocks import BlockPool, block_pool
-from planner.memory.kv_cache import CacheSettings, layer_specs
+from planner.memory.cache import BlockPool, CacheSettings, block_pool, layer_specs
 from planner.model.architecture import Model
 from planner.model.resolve import resolve_model
 from planner.planning.fit import Fit

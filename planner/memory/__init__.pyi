@@ -8,11 +8,11 @@ from .budget import unset_kv_cache_space as unset_kv_cache_space
 from .budget import with_kv_cache_space as with_kv_cache_space
 
 # adapters, drafts and host memory
-from .extras import adapted as adapted
-from .extras import host_kv_tokens as host_kv_tokens
-from .extras import known_draft as known_draft
-from .extras import module_mixer as module_mixer
-from .extras import offloaded_bytes as offloaded_bytes
+from .weights import adapted as adapted
+from .weights import host_kv_tokens as host_kv_tokens
+from .weights import known_draft as known_draft
+from .weights import module_mixer as module_mixer
+from .weights import offloaded_bytes as offloaded_bytes
 
 # facts that need no GPU
 from .facts import attention_kinds as attention_kinds
@@ -20,11 +20,11 @@ from .facts import model_facts as model_facts
 from .facts import stored_weight_bytes as stored_weight_bytes
 
 # the cache
-from .kv_cache import element_bytes as element_bytes
+from .cache import element_bytes as element_bytes
 
 # constants from a start-up log of the user
-from .learned import ROUNDING_BYTES as ROUNDING_BYTES
-from .learned import learn_constants as learn_constants
+from .startup_log import ROUNDING_BYTES as ROUNDING_BYTES
+from .startup_log import learn_constants as learn_constants
 
 # fitted constants, each with its interval
 from .overheads import SHIPPED as SHIPPED

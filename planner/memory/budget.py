@@ -29,12 +29,17 @@ from planner.engine import (
     graph_batches,
 )
 from planner.hardware import GpuProfile
-from planner.memory.activations import peak_terms
-from planner.memory.extras import draft_specs, with_drafts, with_extras
-from planner.memory.kv_blocks import BlockPool, block_pool
-from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
-from planner.memory.overheads import Constants, Interval, Overheads, shipped, total
-from planner.memory.weights import MARLIN, RankWeights, stage_weights, with_absorbed
+from planner.memory.cache import BlockPool, CacheSettings, CacheSpec, block_pool, element_bytes, layer_specs
+from planner.memory.overheads import Constants, Interval, Overheads, peak_terms, shipped, total
+from planner.memory.weights import (
+    MARLIN,
+    RankWeights,
+    draft_specs,
+    stage_weights,
+    with_absorbed,
+    with_drafts,
+    with_extras,
+)
 from planner.model import Attention, CompressedAttention, LatentAttention, Model, PerModel
 from planner.units import GIB
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.memory.kv_cache import CacheSettings, layer_specs
+from planner.memory.cache import CacheSettings, layer_specs
 from planner.model import Attention, CompressedAttention, LatentAttention, Mixer, Model, ResolvedModel, StateMixer
 
 

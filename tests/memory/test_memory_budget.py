@@ -12,8 +12,16 @@ from memory_cases import budget, config, fitted, model, version
 
 from planner.engine.sharding import Layout
 from planner.hardware.profiles import load_profile
-from planner.memory.activations import encoder_bytes, forward_bytes, hidden_bytes, peak_terms
-from planner.memory.overheads import Interval, Overheads, shipped, total
+from planner.memory.overheads import (
+    Interval,
+    Overheads,
+    encoder_bytes,
+    forward_bytes,
+    hidden_bytes,
+    peak_terms,
+    shipped,
+    total,
+)
 from planner.units import GIB
 
 

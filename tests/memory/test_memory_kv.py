@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from memory_cases import bytes_per_token, model, pool
 
 from planner.errors import InputError
+from planner.memory.cache import BlockPool, CacheSettings, CacheSpec, block_pool, element_bytes, layer_specs
 from planner.memory.facts import attention_kinds, kv_bytes_per_token, model_facts, stored_weight_bytes
-from planner.memory.kv_blocks import BlockPool, block_pool
-from planner.memory.kv_cache import CacheSettings, CacheSpec, element_bytes, layer_specs
 from planner.model.resolve import resolve_model
 from planner.units import GIB
 
