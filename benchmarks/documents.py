@@ -25,7 +25,7 @@ from planner.model import resolve_model
 from planner.output.workflows.differences import printed_beside, table_of
 from planner.output.workflows.documents import entries, list_workflows
 from planner.output.workflows.subject import Choice, Subject, subject
-from planner.planning import Deployment, Request, defaults, rank, simulate_serve
+from planner.planning import Deployment, Prediction, Request, defaults, rank
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration
 from planner.workload import Load
@@ -133,7 +133,7 @@ def advice(found: Subject, goal: str, source: str, deployment: Deployment, concu
     like, config = found.plan.workload, deployment.config
     prompts = defaults.PROMPTS_PER_SLOT * concurrency
     load = Load(like.input_len, like.output_len, prompts, max_concurrency=concurrency)
-    figures = simulate_serve(deployment, load).figures
+    figures = Prediction.of(deployment, load).figures
     return (
         f"- {goal}, {source}: TP {config.tensor_parallel_size}, batch {config.max_num_seqs}, {config.weight_dtype}: "
         f"{figures['output_throughput'] / config.num_gpus:,.0f} tokens/s per GPU, "

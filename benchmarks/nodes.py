@@ -24,7 +24,7 @@ from planner.evidence.evaluation import case_of, figures_in_columns, resent, sim
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.hardware import load_profile
 from planner.model import resolve_model
-from planner.planning import simulate_serve
+from planner.planning import Prediction
 from planner.planning.deployment import resolve_deployment
 from planner.workload import Load
 
@@ -129,7 +129,7 @@ def published(run: Published) -> Iterator[list[str]]:
     model, profile = resolve_model(run.model, network=False).model, load_profile(run.gpu)
     for launch, args in run.launches.items():
         deployment = resolve_deployment(model, profile, args, parse_version(run.version))
-        prediction = simulate_serve(deployment, run.workload)
+        prediction = Prediction.of(deployment, run.workload)
         for key in run.measured:
             factors = prediction.uncertainty.factors(key) or (1.0, 1.0)
             yield [f"{run.what}: {launch}", *_cells(key, prediction.figures[key], run.measured, factors)]

@@ -35,9 +35,10 @@ from planner.hardware.profiles import load_profile
 from planner.model.architecture import Model
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
-from planner.planning.capacity import TOLERANCE, Reading, ServedLoad, Steady, at_load, closed_form_load, measure
+from planner.planning.capacity import Steady, against, at_load, closed_form_load, measure
+from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
-from planner.planning.predict import simulate_serve
+from planner.planning.predict import ServedLoad
 from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.bounds import broken_for_certain, rate_bound
 from planner.planning.recommend.candidates import (
@@ -48,11 +49,11 @@ from planner.planning.recommend.candidates import (
     launched,
     layouts,
 )
-from planner.planning.recommend.request import Request, Targets
+from planner.planning.recommend.request import Request
 from planner.planning.recommend.target_search import OPTIMISM
 from planner.simulator.record import Replay
 from planner.workload.load import Load
-from planner.workload.targets import parse_slos
+from planner.workload.targets import Targets, parse_slos
 
 BUDGETS = (None, 512, 1024, 2048, 4096, 16384)
 BATCHES = (32, 64, 128, 256)
@@ -186,23 +187,14 @@ class Everything:
 
     def kept(self, engine: Deployment, rate: float) -> ServedLoad | None:
         """The load as ``predict`` has it, or as far as it is certain that a target is broken; None for too much."""
-        targets, workload = self.targets, self.request.workload
-        if rate > Steady.of(engine, workload).rate(targets.confidence):
+        targets, load = self.targets, self.request.load
+        if rate > Steady.of(engine, load).rate(targets.confidence):
             return None
-        sent = at_load(engine, workload, targets.slos, "rate", rate)
+        sent = at_load(engine, load, targets.slos, "rate", rate)
         first = measure(engine, sent, targets.slos, confidence=targets.confidence, whole=False)
         if not first.meets and not first.whole:
             return first
-        predicted = simulate_serve(engine, sent, served=first.replay, percentiles=defaults.PERCENTILES)
-        readings = tuple(
-            Reading(
-                slo,
-                predicted.figures[slo.key],
-                predicted.figures[slo.key] * predicted.uncertainty.upper(slo.key, targets.confidence),
-            )
-            for slo in targets.slos
-        )
-        return replace(first, readings=readings)
+        return against(first.prediction, targets.slos, targets.confidence)
 
 
 def alike(one: EngineConfig, two: EngineConfig, replay: Replay) -> bool:

@@ -24,7 +24,8 @@ from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.simulator.record import Replay
 from planner.workload.load import Load
-from planner.workload.requests import Requests, Router, share
+from planner.workload.requests import Requests, share
+from planner.workload.targets import Router
 from planner.workload.trace import read_trace
 from replay_speed import Fast
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from planner import planning
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.planning import defaults, typed
 from planner.workload import (
     DEFAULT_PERCENTILE,
     NAMED,
     OF_A_REQUEST,
     Load,
+    Targets,
     check_classes,
     check_rate,
     named_sessions,
@@ -25,7 +25,6 @@ from planner.workload import (
 
 if TYPE_CHECKING:
     from planner.commands.declare import Rivals
-    from planner.planning import Targets
     from planner.workload import Router, Slo
 
 LENGTHS = ("input_len", "output_len", "random_range_ratio")
@@ -106,7 +105,7 @@ def load_of(
     Raises InputError for values that ``vllm bench`` would not accept, and UnknownNameError for an unknown workload.
     """
     if request_rate is not None:
-        check_rate(request_rate := planning.typed("request_rate", request_rate, float))
+        check_rate(request_rate := typed("request_rate", request_rate, float))
     rate = None if request_rate is None or not isfinite(request_rate) else request_rate
     rhythm: dict[str, Any] = {"seed": seed or 0, "burstiness": 1.0 if burstiness is None else burstiness}
     if num_prompts is not None:
@@ -148,17 +147,17 @@ KINDS: Mapping[str, Any] = {
 
 def fields_of(**given: Any) -> Load:
     """The load with these fields. Raises InputError for values that ``vllm bench`` would not accept."""
-    return Load(**{name: planning.typed(name, value, KINDS[name]) for name, value in given.items()})
+    return Load(**{name: typed(name, value, KINDS[name]) for name, value in given.items()})
 
 
 def with_fields(load: Load, **given: Any) -> Load:
     """``load`` with other fields. Raises InputError as ``fields_of``."""
-    return replace(load, **{name: planning.typed(name, value, KINDS[name]) for name, value in given.items()})
+    return replace(load, **{name: typed(name, value, KINDS[name]) for name, value in given.items()})
 
 
 def checked_workload(name: Any, *, turns: bool = True) -> str:
     """``--workload``. Raises UnknownNameError, and InputError for one of several turns without ``turns``."""
-    planning.typed("workload", name, str)
+    typed("workload", name, str)
     if name not in NAMED and name not in named_sessions():
         raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/library.md")
     if name not in NAMED and not turns:
@@ -180,8 +179,6 @@ def targets_of(
     router: Router | None = None,
 ) -> Targets | None:
     """The targets under ``load``, and how much of it all servers carry; None without targets and without a rate."""
-    from planner.planning import Targets
-
     slos = slos_of(load.classes or (load,), limits_ms, percentile or f"{DEFAULT_PERCENTILE:g}")
     single = "--percentile" if percentile else "--confidence" if confidence else ""
     if single and not slos:

@@ -24,7 +24,7 @@ from planner.evidence.folder import MeasuredPlan, read_measured, read_result
 from planner.evidence.results import read_number
 from planner.evidence.server_log import Setting
 from planner.memory import StartupLog
-from planner.planning import SHIPPED, Deployment, Plan, local_for, redeploy, simulate_serve
+from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
 from planner.units import GIB, LEAST_FIGURE, MOST_FIGURE
 from planner.workload import METRICS, Load
 
@@ -546,7 +546,7 @@ def _compare_load(path: Path, plan: Plan, deployment: Deployment) -> FurtherLoad
 
 
 def _replay(deployment: Deployment, load: Load) -> dict[str, Any]:
-    return simulate_serve(deployment, load, percentiles=(50, 99)).result
+    return Prediction.of(deployment, load, percentiles=(50, 99)).result
 
 
 def _load_name(path: Path) -> str:

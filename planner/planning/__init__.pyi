@@ -44,9 +44,6 @@ from .startup import read_start as read_start
 # How fast is it?
 from .predict import ClassFigures as ClassFigures
 from .predict import Prediction as Prediction
-from .predict import simulate_serve as simulate_serve
-from .predict import simulate_throughput as simulate_throughput
-from .predict import simulate_latency as simulate_latency
 from .predict import estimate as estimate
 from .sweep import LoadPoint as LoadPoint
 from .sweep import Sweep as Sweep
@@ -73,7 +70,6 @@ from .plan import read_plan as read_plan
 
 # Which settings?
 from .recommend.request import Request as Request
-from .recommend.request import Targets as Targets
 from .recommend.request import Candidate as Candidate
 from .recommend.request import Rejected as Rejected
 from .recommend.request import Ranking as Ranking
@@ -89,13 +85,13 @@ from .recommend.service import little_in_words as little_in_words
 from .recommend.service import what_binds as what_binds
 
 # Which GPU?
-from .compare.limits import limit_in_words as limit_in_words
-from .compare.setup import Question as Question
-from .compare.point import ComparedPoint as ComparedPoint
-from .compare.comparison import Comparison as Comparison
-from .compare.comparison import Order as Order
-from .compare.comparison import compare_hardware as compare_hardware
-from .compare.comparison import compare_partitions as compare_partitions
+from .compared_point import limit_in_words as limit_in_words
+from .compared_point import Question as Question
+from .compared_point import ComparedPoint as ComparedPoint
+from .comparison import Comparison as Comparison
+from .comparison import Order as Order
+from .comparison import compare_hardware as compare_hardware
+from .comparison import compare_partitions as compare_partitions
 
 # How many?
 from .fleet.kinds import FleetRequest as FleetRequest

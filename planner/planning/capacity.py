@@ -1,209 +1,146 @@
-"""The largest load that one server carries under latency targets, and the share of its requests that meet them.
+"""The largest load that one server carries under latency targets, with its interval.
 
-A load is carried when the predicted statistic keeps every limit with the probability that is asked for::
+A load is carried when the predicted statistic meets every limit with the probability that is asked for::
 
     p99 TTFT (replay)  x  factor that a measurement stays below with that probability   <=  limit
 
 and when the queue does not grow without end: the request rate is at most what full batches serve in the steady state,
-moved by the factor of the throughput in the same way. Latencies rise with the load, so bisection over replays finds
-the largest one. It begins where the closed form meets the targets.
+moved by the factor of the throughput in the same way. The search begins where the closed form meets the targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
-from math import ceil, exp, inf, log, sqrt
-from typing import Literal
+from math import ceil, exp, inf
 
 from planner.planning import defaults
+from planner.planning.defaults import (
+    IDLE,
+    NEAR_EDGE,
+    NEAR_LIMIT,
+    TOLERANCE,
+    USUAL_BATCH,
+    USUALLY_KEPT,
+)
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Estimate, estimate, estimated_uncertainty
-from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, least_upper
-from planner.simulator import Replay, good_requests, hopeless_at, statistic_ms
+from planner.planning.largest import ROUNDING, bracket, crossing, largest, smallest
+from planner.planning.predict import THROUGHPUT, Estimate, Prediction, ServedLoad, estimate, estimated_uncertainty
+from planner.planning.uncertainty import Uncertainty, least_upper
 from planner.units import MS
-from planner.workload import DEFAULT_PERCENTILE, OF_A_REQUEST, Load, Slo
-
-By = Literal["rate", "concurrency"]
-#: Ratio of neighbouring loads that are told apart; a replay of so many requests scatters by as much.
-TOLERANCE = 0.03
-ROUNDING = 1e-9
-THROUGHPUT = "the throughput of full batches"
-#: Share of the time that an almost idle server is busy; an engine that misses the targets here always does.
-IDLE = 0.02
-NEAR_EDGE = 0.15  #: the same where loads between are read off a line
-NEAR_LIMIT = 0.9  #: expected over limit of a load that is nearer to the largest than the closed form
-USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: where to begin
-HALVED_EACH = 4  #: of the steps towards the largest load, that is halved whatever the targets say
-USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One target beside what is predicted for it."""
-
-    slo: Slo
-    predicted_ms: float
-    expected_ms: float  #: that a measurement stays below with the confidence that is asked for
-
-    @property
-    def met(self) -> bool:
-        """Whether the target is kept with that confidence."""
-        return self.expected_ms <= self.slo.limit_ms
-
-    @property
-    def excess(self) -> float:
-        """Expected over limit: above 1 where the target is broken."""
-        return self.expected_ms / self.slo.limit_ms
-
-
-@dataclass(frozen=True)
-class ServedLoad:
-    """One load on one server, and what became of it."""
-
-    by: By
-    value: float  #: requests per second, or requests in flight
-    sent: Load  #: what was replayed
-    readings: tuple[Reading, ...]
-    good_share: float  #: of the requests, that meet every target of a request with that confidence
-    stable: bool  #: whether the server keeps up
-    replay: Replay
-    bound_by: str = ""  #: what keeps it from being larger; empty where no larger one was tried
-    whole: bool = True  #: whether all requests were served; else it ended as soon as a target was broken
-    doubt: UncertaintyOfReplay | None = None  #: how far measurements of the replay may lie from it
-
-    @property
-    def excess(self) -> float:
-        """The worst target's; infinite where the server does not keep up."""
-        return max((reading.excess for reading in self.readings), default=0.0) if self.stable else inf
-
-    @property
-    def meets(self) -> bool:
-        """Whether the server keeps up, and keeps every target."""
-        return self.stable and all(reading.met for reading in self.readings)
-
-    @property
-    def request_per_s(self) -> float:
-        """Requests served per second: those sent, of an open loop that the server keeps up with."""
-        return self.value if self.by == "rate" else len(self.replay.sent_s) / self.replay.duration_s
-
-    @property
-    def goodput_per_s(self) -> float:
-        """Requests per second that meet every target."""
-        return self.good_share * self.request_per_s
-
-    @cached_property
-    def output_tok_per_s(self) -> float:
-        """Output tokens per second."""
-        return self.request_per_s * float(self.replay.output_len.mean())
-
-    @property
-    def binding(self) -> str:
-        """What breaks, or is nearest to breaking."""
-        if not self.stable:
-            return THROUGHPUT
-        worst = max(self.readings, key=lambda reading: reading.excess, default=None)
-        return str(worst.slo) if worst else THROUGHPUT
-
-
-@dataclass(frozen=True)
-class _Served:
-    """One load that was replayed, to be read at any confidence."""
-
-    load: Load
-    replay: Replay
-    whole: bool
-    doubt: UncertaintyOfReplay
-    margins: dict[Slo, float]  #: at the confidence at which it ended early; empty for one that is whole
-
-    @classmethod
-    def again(cls, load: ServedLoad) -> _Served:
-        """What became of ``load``, which was served whole."""
-        doubt = load.doubt
-        assert doubt is not None and load.whole  # who calls has asked
-        return cls(doubt.load, load.replay, True, doubt, {})
+from planner.workload import DEFAULT_PERCENTILE, By, Load, Slo, Targets
 
 
 class Capacity:
-    """What one server carries of requests of one kind. What was replayed is kept, and read at other confidences."""
+    """The largest load of one server. Replays are kept, and read at other confidences."""
 
     def __init__(
         self,
         deployment: Deployment,
         load: Load,
-        slos: Sequence[Slo],
+        targets: Targets,
         *,
-        by: By = "rate",
-        served: Iterable[ServedLoad] = (),
+        exactly: bool = True,
+        known: Iterable[ServedLoad] = (),
     ) -> None:
         """``load`` says what is sent; how fast, and how many requests, follows from what is asked of the server.
 
-        ``served``: loads of which it is known what becomes of them.
+        ``exactly``: in an open loop the queue of a slower engine is replayed too, which takes two more replays for each
+        load that meets the targets. ``known``: loads that were served already.
         """
-        self.deployment, self.load, self.slos, self.by = deployment, load, tuple(slos), by
-        self._served = {load.value: _Served.again(load) for load in served if load.whole}
-        self._reacting = {value: served.doubt.reacting() for value, served in self._served.items()}
+        self.deployment, self.load, self.slos, self.by = deployment, load, targets.slos, targets.by
+        self.confidence = targets.confidence
+        self.exactly = exactly and self.by == "rate" and bool(self.slos)
+        self._served = {one.prediction.load.value: one.prediction for one in known if one.whole}
+        self._reacting = set(self._served)
         self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
 
-    def largest(self, confidence: float = defaults.CONFIDENCE, *, exactly: bool = False) -> ServedLoad | None:
-        """The largest request rate, or concurrency, that keeps the targets; None where none does.
+    def largest(self, confidence: float | None = None, *, exactly: bool | None = None) -> ServedLoad | None:
+        """The largest request rate, or concurrency, that meets the targets; None where none does.
 
-        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. ``exactly`` as in ``measure``. Raises
-        InputError where a request never fits the KV cache.
+        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. Raises InputError where a request
+        never fits the KV cache.
         """
-        exactly = exactly and self.by == "rate" and bool(self.slos)
+        confidence = self.confidence if confidence is None else confidence
+        exactly = self.exactly if exactly is None else exactly and self.exactly
         key = confidence, exactly
         if key not in self._largest:
-            met, broken = self._between(confidence, TOLERANCE, exactly=exactly)
+            met, missed = self._between(confidence, TOLERANCE, exactly=exactly)
             limit = "max_num_seqs" if self.by == "concurrency" else THROUGHPUT
-            self._largest[key] = met and replace(met, bound_by=broken.binding if broken else limit)
+            self._largest[key] = met and replace(met, bound_by=missed.binding if missed else limit)
         return self._largest[key]
 
-    def edge(self, confidence: float) -> float:
-        """About the largest load, to first order: between two replays, where the worst target reaches its limit."""
-        met, broken = self._between(confidence, NEAR_EDGE)
-        if met is None or broken is None or met.value >= broken.value:
-            return met.value if met else 0.0
-        return min(_crossing(met, broken) or met.value, broken.value)
+    def interval(self, most: float | None = None) -> tuple[float, float]:
+        """Loads that 95 % and 5 % of such servers carry at least, to two digits, around ``most``.
 
-    def interval(self, most: float, kept: float = 1.0) -> tuple[float, float]:
-        """What 95 % and 5 % of such servers carry at least, where ``most`` is what is planned for; to two digits.
-
-        ``kept``: the share of what a server carries to first order that is left.
+        ``most`` is the load that is planned for: by default the largest.
         """
-        return min(self.edge(0.95) * kept, most), max(self.edge(0.05) * kept, most)
+        most = self._value if most is None else most
+        return min(self.carried(0.95, most), most), max(self.carried(0.05, most), most)
 
-    def at(self, value: float, confidence: float, *, exactly: bool = False) -> ServedLoad:
-        """One load, which ends as soon as a target is broken for certain, unless ``exactly``."""
+    def by_confidence(self, most: float | None = None) -> dict[float, float]:
+        """The largest load at each confidence of ``LADDER`` and the one that is asked for; it falls with confidence."""
+        most = self._value if most is None else most
+        loads = {}
+        for confidence in sorted({*defaults.LADDER, self.confidence}):
+            bound = max if confidence < self.confidence else min
+            at = most if confidence == self.confidence else self.carried(confidence, most)
+            loads[confidence] = bound(at, most)
+        return loads
+
+    def carried(self, confidence: float, most: float | None = None) -> float:
+        """About the largest load with ``confidence``, where ``most`` is that with the confidence that is asked for.
+
+        To first order, less the share that the queue of a slower engine takes of ``most``.
+        """
+        most = self._value if most is None else most
+        first = self._edge(self.confidence)
+        return self._edge(confidence) * (min(most / first, 1.0) if first else 1.0)
+
+    @property
+    def _value(self) -> float:
+        most = self.largest()
+        return most.value if most else 0.0
+
+    def _edge(self, confidence: float) -> float:
+        """About the largest load, to first order: between two replays, where the worst target reaches its limit."""
+        met, missed = self._between(confidence, NEAR_EDGE, exactly=False)
+        if met is None or missed is None or met.value >= missed.value:
+            return met.value if met else 0.0
+        return min(crossing(met, missed) or met.value, missed.value)
+
+    def at(self, value: float, confidence: float | None = None, *, exactly: bool | None = None) -> ServedLoad:
+        """One load, which ends as soon as a target is missed for certain, unless ``exactly``."""
+        confidence = self.confidence if confidence is None else confidence
+        exactly = self.exactly if exactly is None else exactly
         served = self._served.get(value)
         if served is None or (not served.whole and (exactly or self._ended_too_early(served, confidence))):
             sent = at_load(self.deployment, self.load, self.slos, self.by, value)
-            served = self._served[value] = _serve(self.deployment, sent, self.slos, confidence, whole=exactly)
+            served = Prediction.until_missed(self.deployment, sent, self.slos, confidence, whole=exactly)
+            self._served[value] = served
         return self._read(value, served, confidence, exactly)
 
-    def idle(self, confidence: float, *, whole: bool = False) -> ServedLoad:
+    def idle(self, *, whole: bool = False) -> ServedLoad:
         """The load of a server that idles: a smaller one is no easier.
 
         It is not kept: from there the largest load is far to look for.
         """
         sent = at_load(self.deployment, self.load, self.slos, self.by, self._idle)
-        return measure(self.deployment, sent, self.slos, confidence=confidence, whole=whole)
+        return measure(self.deployment, sent, self.slos, confidence=self.confidence, whole=whole)
 
-    def _read(self, value: float, served: _Served, confidence: float, exactly: bool) -> ServedLoad:
-        doubt = served.doubt
+    def _read(self, value: float, served: Prediction, confidence: float, exactly: bool) -> ServedLoad:
         if exactly:
-            doubt = self._reacting.setdefault(value, served.doubt.reacting())
-        return _read(served, self.slos, confidence, doubt, lambda: self._steady)
+            self._reacting.add(value)
+        return against(served, self.slos, confidence, exactly=exactly, steady=self._steady)
 
-    def _ended_too_early(self, served: _Served, confidence: float) -> bool:
-        """Whether what broke a target with another confidence may keep it with this one."""
+    def _ended_too_early(self, served: Prediction, confidence: float) -> bool:
+        """Whether what missed a target with another confidence may meet it with this one."""
         least = {slo: least_upper(self.deployment, slo.key, confidence, open_loop=True) for slo in self.slos}
         return any(least[slo] < margin for slo, margin in served.margins.items())
 
     def _known(self, confidence: float, *, exactly: bool) -> Iterable[ServedLoad]:
-        """What was replayed whole, at this confidence."""
+        """The whole replays, at this confidence."""
         for value, served in self._served.items():
             if not served.whole:
                 continue
@@ -214,9 +151,9 @@ class Capacity:
                 yield self._read(value, served, confidence, exactly=True)
 
     def _between(
-        self, confidence: float, tolerance: float, *, exactly: bool = False
+        self, confidence: float, tolerance: float, *, exactly: bool
     ) -> tuple[ServedLoad | None, ServedLoad | None]:
-        """The largest load that keeps the targets, and the smallest that does not, so near to each other."""
+        """The largest load that meets the targets, and the smallest that does not, so near to each other."""
         most = self._steady.rate(confidence) if self.by == "rate" else float(most_in_flight(self.deployment))
         least = min(self._idle, most)
         if not self.slos:  # nothing but full batches limits it
@@ -228,13 +165,11 @@ class Capacity:
         known = [load for load in self._known(confidence, exactly=exactly) if load.value <= most]
         guess = None
         if not known or (len(known) == 1 and known[0].meets and known[0].excess <= NEAR_LIMIT):
-            guess = self._guess(confidence) * (USUALLY_KEPT if exactly else 1.0)
+            guess = closed_form_load(self.deployment, self.load, self.slos, self.by, confidence=confidence)
+            guess *= USUALLY_KEPT if exactly else 1.0
             if known and guess < known[0].value * (1 + TOLERANCE):
                 guess = None
         return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
-
-    def _guess(self, confidence: float) -> float:
-        return closed_form_load(self.deployment, self.load, self.slos, self.by, confidence=confidence)
 
     @cached_property
     def _idle(self) -> float:
@@ -254,82 +189,41 @@ def measure(
     whole: bool = True,
     exactly: bool = False,
 ) -> ServedLoad:
-    """Serve ``load`` once, beside the targets.
+    """Serve ``load`` once, beside the targets; ``whole`` as for ``Prediction.until_missed``.
 
-    Not ``whole``: an open loop ends once a target is broken for certain; what is read off its requests so far breaks
-    it too.
-    A closed loop opens with all its places at once, which users never do: those requests load the server, but the
-    targets ignore them. ``exactly``: the queue of an engine that is slower is replayed too. Raises InputError where a
-    request never fits the KV cache.
+    ``exactly``: the queue of a slower engine is replayed too.
     """
-    served = _serve(deployment, load, slos, confidence, whole=whole)
-    doubt = served.doubt.reacting() if exactly else served.doubt
-    return _read(served, slos, confidence, doubt, lambda: Steady.of(deployment, load))
+    served = Prediction.until_missed(deployment, load, slos, confidence, whole=whole)
+    return against(served, slos, confidence, exactly=exactly)
+
+
+def against(
+    prediction: Prediction,
+    slos: Sequence[Slo],
+    confidence: float,
+    *,
+    exactly: bool = True,
+    steady: Steady | None = None,
+) -> ServedLoad:
+    """A prediction beside targets. ``steady``: full batches of a like load, where they are at hand."""
+    load, stable = prediction.as_found, True
+    if prediction.by == "rate":
+        steady = steady or Steady.of(prediction.deployment, load)
+        if load.reused:  # less is found than in a cache that forgets nothing
+            steady = Steady.of(prediction.deployment, load, steady.doubt)
+        stable = load.value <= steady.rate(confidence) * (1 + ROUNDING)
+    return ServedLoad(
+        prediction,
+        prediction.readings(slos, confidence, exactly=exactly),
+        prediction.good_share(slos, confidence, exactly=exactly),
+        stable,
+        load.value,
+    )
 
 
 def idle_load(deployment: Deployment, load: Load, by: By) -> float:
     """A load so small that a smaller one is no easier: one in flight, or a server that idles between requests."""
     return 1.0 if by == "concurrency" else IDLE / at_concurrency(deployment, load, 1).e2el_s
-
-
-def with_the_queue(load: ServedLoad, slos: Sequence[Slo], confidence: float) -> ServedLoad:
-    """``load``, served whole to first order, as ``measure`` has it ``exactly``."""
-    served = _Served.again(load)
-    doubt = served.doubt.reacting()
-    return _read(served, slos, confidence, doubt, lambda: Steady.of(doubt.deployment, doubt.load))
-
-
-def _serve(deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float, *, whole: bool) -> _Served:
-    hopeless, sent = None, load.count
-    margins: dict[Slo, float] = {}
-    if not whole and load.max_concurrency is None:
-        margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
-        limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
-        hopeless = hopeless_at(limits_s, sent, load.recorded.of_classes if load.recorded is not None else None)
-    served = deployment.replay(load, keep_steps=sent <= MOST_REQUESTS, hopeless=hopeless)
-    ended = len(served.sent_s) == sent
-    doubt = UncertaintyOfReplay(deployment, load, served, queue_reacts=False)
-    return _Served(load, served, ended, doubt, {} if ended else margins)
-
-
-def _read(
-    served: _Served, slos: Sequence[Slo], confidence: float, doubt: UncertaintyOfReplay, steady: Callable[[], Steady]
-) -> ServedLoad:
-    """What ended early breaks a target by the least margin already. ``steady`` is asked of an open loop."""
-    load, replay = served.load, served.replay
-    margins = served.margins or {slo: _doubt_of(slo, replay, doubt).upper(slo.key, confidence) for slo in slos}
-    burst, readings = load.max_concurrency or 0, []
-    for slo, factor in margins.items():
-        predicted_ms = statistic_ms(slo, replay, after=burst if burst < len(replay.sent_s) else 0)
-        readings.append(Reading(slo, predicted_ms, predicted_ms * factor))
-    good = _good(replay, margins) / len(replay.sent_s)
-    by: By = "rate" if load.max_concurrency is None else "concurrency"
-    if load.reused:  # less is found than in a cache that forgets nothing
-        load = as_found(load, replay)
-    stable = by == "concurrency"
-    if not stable:
-        full = Steady.of(doubt.deployment, load, steady().doubt) if load.reused else steady()
-        stable = load.value <= full.rate(confidence) * (1 + ROUNDING)
-    return ServedLoad(
-        by, load.value, load, tuple(readings), good, stable, replay, whole=served.whole, doubt=served.doubt
-    )
-
-
-def _doubt_of(slo: Slo, replay: Replay, doubt: UncertaintyOfReplay) -> UncertaintyOfReplay:
-    return doubt.among(slo.group) if slo.group and replay.group is not None else doubt
-
-
-def _good(replay: Replay, margins: Mapping[Slo, float]) -> int:
-    """Requests that keep every target of their class by its margin."""
-    good = 0
-    for group in replay.groups or ("",):
-        targets_ms: dict[str, float] = {
-            slo.metric: slo.limit_ms / factor
-            for slo, factor in margins.items()
-            if slo.metric in OF_A_REQUEST and (slo.group in ("", group) or not group)
-        }
-        good += good_requests(replay.of(group) if group else replay, targets_ms)
-    return good
 
 
 def rarest(load: Load, slos: Sequence[Slo]) -> float:
@@ -340,24 +234,6 @@ def rarest(load: Load, slos: Sequence[Slo]) -> float:
     held = {slo.group for slo in slos}
     shares = (float((requests.group == place).mean()) for place, name in enumerate(requests.groups) if name in held)
     return max(min(shares), 1 / len(requests.group))
-
-
-def as_found(load: Load, served: Replay) -> Load:
-    """``load`` with what a replay found in the prefix cache as tokens that all prompts begin with."""
-    found_tok, prompt_tok = round(float(served.cached_tok.mean())), load.prefix_len + load.input_len
-    return replace(load, prefix_len=found_tok, input_len=max(prompt_tok - found_tok, 1))
-
-
-def largest_load(
-    deployment: Deployment,
-    load: Load,
-    slos: Sequence[Slo],
-    *,
-    by: By = "rate",
-    confidence: float = defaults.CONFIDENCE,
-) -> ServedLoad | None:
-    """``Capacity.largest`` to first order."""
-    return Capacity(deployment, load, slos, by=by).largest(confidence)
 
 
 @dataclass(frozen=True)
@@ -415,93 +291,11 @@ def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, val
 
 def in_flight(deployment: Deployment, load: Load, rate: float) -> int:
     """Requests in flight at ``rate`` requests per second in the closed form; at most what the engine takes."""
-    low, high = 1, most_in_flight(deployment)
-    while low < high:
-        middle = (low + high) // 2
-        if middle / at_concurrency(deployment, load, middle).e2el_s >= rate:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
+    def served(concurrency: int) -> bool:
+        return concurrency / at_concurrency(deployment, load, concurrency).e2el_s >= rate
 
-def largest_of(
-    probe: Callable[[float], ServedLoad], guess: float, least: float, most: float, *, whole: bool = False
-) -> ServedLoad | None:
-    """The largest value in [least, most] whose load meets its targets, to ``TOLERANCE``; None where ``least`` fails.
-
-    ``probe`` is assumed to be met up to some value and broken beyond it. ``whole``: values are whole numbers.
-    """
-    met, broken = bracket(probe, guess, least, most, TOLERANCE, whole=whole)
-    limit = "max_num_seqs" if whole else THROUGHPUT
-    return met and replace(met, bound_by=broken.binding if broken else limit)
-
-
-def bracket(
-    probe: Callable[[float], ServedLoad],
-    guess: float | None,
-    least: float,
-    most: float,
-    tolerance: float,
-    *,
-    whole: bool = False,
-    known: Iterable[ServedLoad] = (),
-) -> tuple[ServedLoad | None, ServedLoad | None]:
-    """The largest value in [least, most] that is met, and the smallest that is broken, no farther apart than asked for.
-
-    ``known`` are values that were probed before. It begins at ``guess``, if there is one.
-    """
-    loads = sorted(known, key=lambda load: load.value)
-    value = None if guess is None else min(max(guess, least), most)
-    for turn in count(1):
-        met = next((load for load in reversed(loads) if load.meets), None)
-        low = met.value if met else 0.0
-        broken = next((load for load in loads if not load.meets and load.value > low), None)
-        high = broken.value if broken else inf
-        if low >= most or high <= least or high - low <= max(tolerance * low * (1 + ROUNDING), 1.0 if whole else 0.0):
-            return met, broken
-        if value is None:
-            value = _next_value(loads, met, broken, 1 + tolerance, by_halves=not turn % HALVED_EACH)
-        value = min(max(value, least), most)
-        if whole:
-            value = min(max(round(value), ceil(low) + 1), high - 1)
-        loads = sorted((*loads, probe(value)), key=lambda load: load.value)
-        value = None
-    raise AssertionError("an endless loop has ended")
-
-
-def _next_value(
-    loads: Sequence[ServedLoad], met: ServedLoad | None, broken: ServedLoad | None, near: float, *, by_halves: bool
-) -> float:
-    """Where the worst target is expected to reach its limit, a little beyond it where that closes the bracket, and no
-    nearer to what is known than the factor ``near``, up to which loads are not told apart.
-
-    Unless ``by_halves``, or where nothing is known: between the bounds where there are two, else half as much again or
-    half of the one there is.
-    """
-    if met and broken:
-        crossing = None if by_halves or broken.value <= met.value * near**2 else _crossing(met, broken)
-        if crossing is None:
-            return sqrt(met.value * broken.value)
-        return min(max(crossing, met.value * near), broken.value / near)
-    one = met or broken
-    assert one is not None
-    finite = [load for load in loads if load.whole and 0 < load.excess < inf]
-    others = finite[-2:] if met else finite[:2]
-    crossing = _crossing(*others) if len(others) == 2 else None
-    if crossing is None or (crossing > one.value) != bool(met):
-        crossing = one.value / min(max(one.excess, 0.5), 2.0)
-    if met:
-        return min(max(crossing * sqrt(near), met.value * near), met.value * 1.5)
-    return min(max(crossing / sqrt(near), one.value / 2), one.value / near)
-
-
-def _crossing(one: ServedLoad, other: ServedLoad) -> float | None:
-    """Where a line through the logarithms of two loads and of their worst targets reaches the limit; or None."""
-    if not (one.whole and other.whole and 0 < one.excess < inf and 0 < other.excess < inf):
-        return None
-    run, rise = log(other.value / one.value), log(other.excess / one.excess)
-    return one.value * exp(min(max(-log(one.excess) * run / rise, -1.0), 1.0)) if run * rise > 0 else None
+    return smallest(served, 1, most_in_flight(deployment))
 
 
 def closed_form_load(
@@ -554,14 +348,13 @@ def _busy(spare: float, percentile: float | None) -> float:
     """Share of the time that an M/G/1 queue is busy whose wait keeps ``spare``, in mean residual service times."""
     if percentile is None:
         return spare / (1 + spare)
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        if middle * exp(-spare * (1 - middle)) <= 1 - percentile / 100:
-            low = middle
-        else:
-            high = middle
-    return low
+    parts = 2**20
+
+    def keeps(part: int) -> bool:
+        busy = part / parts
+        return busy * exp(-spare * (1 - busy)) <= 1 - percentile / 100
+
+    return largest(keeps, 0, parts - 1) / parts
 
 
 def _closed_form_load(deployment: Deployment, load: Load, margins: Sequence[tuple[Slo, float]], by: By) -> float:
@@ -570,13 +363,7 @@ def _closed_form_load(deployment: Deployment, load: Load, margins: Sequence[tupl
         found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}
         return all(found_s[slo.metric] * factor <= slo.limit_ms * MS for slo, factor in margins)
 
-    low, high = 1, most_in_flight(deployment)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if meets(middle):
-            low = middle
-        else:
-            high = middle - 1
+    low = largest(meets, 1, most_in_flight(deployment))
     return low if by == "concurrency" else _request_per_s(_fastest(deployment, load, low))
 
 

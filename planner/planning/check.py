@@ -35,18 +35,12 @@ from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
-from planner.planning.predict import (
-    Prediction,
-    compared_rates,
-    simulate_latency,
-    simulate_serve,
-    simulate_throughput,
-)
+from planner.planning.predict import Bench, Prediction
 from planner.planning.recommend.assemble import rank, recipe_of
 from planner.planning.recommend.goals import Merit
-from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
+from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.serving import Serving
-from planner.workload import Load, Slo
+from planner.workload import Load, Slo, Targets
 
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
 
@@ -139,7 +133,7 @@ class Served:
     @property
     def tok_per_s_per_gpu(self) -> float:
         """Output tokens per second and GPU."""
-        return compared_rates(self.deployment, self.prediction)["output_throughput_per_gpu"]
+        return self.prediction.rates["output_throughput_per_gpu"]
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -153,7 +147,7 @@ class Served:
 
     def merit(self, merit: Merit) -> float:
         """The logarithm of how well it serves a goal; larger is better."""
-        return merit.of({**self.result, **compared_rates(self.deployment, self.prediction)})
+        return merit.of({**self.result, **self.prediction.rates})
 
 
 @dataclass(frozen=True)
@@ -313,8 +307,8 @@ def _offline(answer: LineVerdict, args: EngineArgs) -> LineVerdict:
         deployment = replace(
             deployment, config=replace(deployment.config, num_scheduler_steps=answer.line.num_scheduler_steps)
         )
-    simulate = simulate_latency if "latency" in answer.line.command else simulate_throughput
-    return replace(answer, offline=simulate(deployment, load))
+    bench: Bench = "latency" if "latency" in answer.line.command else "throughput"
+    return replace(answer, offline=Prediction.of(deployment, load, bench=bench))
 
 
 def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> Engine | Literal[""]:
@@ -430,7 +424,7 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking
 
 
 def _serve(model: str, deployment: Deployment, workload: Load) -> Served:
-    return Served(model, deployment, simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES))
+    return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES))
 
 
 def line_settings(config: EngineConfig) -> dict[str, Any]:

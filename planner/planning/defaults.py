@@ -5,6 +5,8 @@ Every number of this kind stands here once, for commands, searches and replays a
 
 from typing import Final, Literal
 
+from planner.workload import CONFIDENCE as CONFIDENCE
+
 # --- What can be asked for
 
 Goal = Literal["min-latency", "max-throughput", "balanced"]
@@ -21,7 +23,6 @@ GPUS = ("mi300x", "mi355x", "b200-sxm", "h100-sxm")
 GPUS_PER_NODE = 8
 GOAL: Final[Goal] = "balanced"
 LEN = 1024  #: tokens of a prompt, and of an answer
-CONFIDENCE = 0.8  #: with which targets are kept; ``benchmarks/decisions.py`` shows what others cost and break
 LADDER = (0.5, 0.8, 0.95)  #: confidences whose price an answer shows
 COMPARED_CONCURRENCY = (8, 32, 128)  #: requests in flight at which GPUs are compared
 LATENCY_CONCURRENCY = 8  #: requests in flight of ``min-latency``; ``balanced`` searches from here on
@@ -62,6 +63,22 @@ FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replay
 COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs
 TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack
 COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, the best by the closed form
+
+
+# --- Judgement: what nothing measured decides, and why
+
+TOLERANCE = 0.03  #: ratio of loads that are told apart: a replay of so many requests scatters by as much
+IDLE = 0.02  #: share of the time that an almost idle server is busy; an engine that misses targets here always does
+NEAR_EDGE = 0.15  #: ratio of two loads between which the limit is read off a line, to about two digits
+NEAR_LIMIT = 0.9  #: expected over limit of a load that is a better start than the closed form
+USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: a start, not a result
+USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out; it hardly moves
+WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
+EQUAL = 0.01  #: share by which figures of a comparison differ that are called equal: no prediction tells them apart
+CERTAIN = 0.95  #: probability of an order that is called certain: the 90 % interval of the ratio does not hold 1
+SAME_REPLAY = 0.005  #: share by which a repeated replay may differ from its plan before a note says so
+BEYOND = (1.25, 1.5, 2.0)  #: loads above a plan's own in a chart, to see what happens there
+BELOW = (0.2, 0.4, 0.6, 0.8)  #: rates below it; of a closed loop the powers of two
 
 
 def round_context(total_len: int) -> int:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
 
-from planner.planning.capacity import THROUGHPUT, ServedLoad, at_load, doubt_at, most_in_flight
+from planner.planning.capacity import at_load, doubt_at, most_in_flight
 from planner.planning.deployment import Deployment
-from planner.planning.predict import estimate
+from planner.planning.predict import THROUGHPUT, ServedLoad, estimate
 from planner.planning.uncertainty import Uncertainty, UncertaintyOfReplay
 from planner.timing import Spread
 from planner.workload import Load

@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
     from planner.planning.uncertainty import Uncertainty
     from planner.timing import Spread
 
-CERTAIN = 0.95  #: of an order: the 90 % interval of the ratio does not hold 1
-
 
 @dataclass(frozen=True)
 class Forecast:

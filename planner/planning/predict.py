@@ -1,4 +1,7 @@
-"""How fast one engine is: the replay for an answer, a closed form for a ranking.
+"""How fast one engine is: ``Prediction``, a replay and what it says; a closed form for a ranking.
+
+Every latency that a command states is read from a ``Prediction``: as the benchmark writes it (``result``), or beside
+targets (``against``).
 
 The closed form is the steady state of a closed loop of C requests: while one request lives, it decodes its
 output in a batch of C and sits through the prefill of the other requests once each::
@@ -15,28 +18,40 @@ takes a few steps instead of thousands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
-from typing import Any
+from math import ceil, inf
+from typing import Any, Literal
 
 import numpy as np
 
 from planner.engine import bench_backend
 from planner.planning.deployment import Deployment
-from planner.planning.uncertainty import MOST_REQUESTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps
+from planner.planning.uncertainty import (
+    MOST_REQUESTS,
+    Uncertainty,
+    UncertaintyOfReplay,
+    UncertaintyOfSteps,
+    least_upper,
+)
 from planner.simulator import (
     Replay,
     class_result,
     good_requests,
+    hopeless_at,
     latency_result,
     serve_result,
     speculative_result,
+    statistic_ms,
     throughput_result,
 )
 from planner.timing import Batch
-from planner.workload import Load
+from planner.units import MS
+from planner.workload import OF_A_REQUEST, By, Load, Slo
+
+Bench = Literal["serve", "throughput", "latency"]
+THROUGHPUT = "the throughput of full batches"
 
 
 @dataclass(frozen=True)
@@ -50,75 +65,276 @@ class ClassFigures:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the bench would write, and the replay behind it."""
+    """A replay of a load on an engine, the figures of the benchmark, and how far measurements may lie from them."""
 
-    figures: dict[str, Any]  #: the keys of the bench's result file
+    deployment: Deployment
+    load: Load
     replay: Replay  #: of more than ``MOST_REQUESTS`` without the gaps between tokens
-    uncertainty: Uncertainty
+    bench: Bench = "serve"
+    percentiles: Sequence[float] = (99,)  #: that the benchmark reports
     goodput: Mapping[str, float] = field(default_factory=dict)  #: targets in ms, by metric
-    classes: tuple[ClassFigures, ...] = ()  #: of a load of several
-    unaided: Prediction | None = None  #: the same trace without ``--kv-offloading-size``
+    margins: Mapping[Slo, float] = field(default_factory=dict)  #: with which it ended early; empty: it did not
+
+    @classmethod
+    def of(
+        cls,
+        deployment: Deployment,
+        load: Load,
+        *,
+        bench: Bench = "serve",
+        percentiles: Sequence[float] = (99,),
+        goodput: Mapping[str, float] | None = None,
+    ) -> Prediction:
+        """Replay ``load`` as ``bench`` sends it: a client to a server, all prompts at once, or one batch.
+
+        Raises InputError where a request never fits the KV cache.
+        """
+        offline = bench != "serve"
+        few = load.num_prompts <= MOST_REQUESTS
+        served = deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=not offline)
+        made = cls(deployment, load, served, bench, tuple(percentiles), goodput or {})
+        if few or offline:
+            return made
+        figures, made = made.figures, replace(made, replay=served.without_gaps())  # more replays may follow
+        vars(made)["figures"] = figures
+        return made
+
+    @classmethod
+    def until_missed(
+        cls, deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float, *, whole: bool
+    ) -> Prediction:
+        """Replay ``load`` to read it beside ``slos``.
+
+        Not ``whole``: an open loop ends once a target is missed for certain; what is read off its requests so far
+        misses it too. Raises InputError where a request never fits the KV cache.
+        """
+        hopeless, margins = None, {}
+        if not whole and load.max_concurrency is None:
+            margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
+            limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
+            hopeless = hopeless_at(
+                limits_s, load.count, load.recorded.of_classes if load.recorded is not None else None
+            )
+        served = deployment.replay(load, keep_steps=load.count <= MOST_REQUESTS, hopeless=hopeless)
+        return cls(deployment, load, served, margins=margins if len(served.sent_s) < load.count else {})
+
+    @property
+    def whole(self) -> bool:
+        """Whether all requests were served."""
+        return not self.margins
+
+    @cached_property
+    def first_order(self) -> UncertaintyOfReplay:
+        """How far measurements may lie from it, where the queue of a slower engine is not replayed."""
+        return UncertaintyOfReplay(
+            self.deployment, self.load, self.replay, offline=self.bench != "serve", queue_reacts=False
+        )
+
+    @cached_property
+    def uncertainty(self) -> UncertaintyOfReplay:
+        """How far measurements may lie from it; in an open loop the queue of a slower engine is replayed."""
+        return self.first_order.reacting()
+
+    # --- as the benchmark writes it
+
+    def reported(self, percentiles: Sequence[float], goodput: Mapping[str, float] | None = None) -> Prediction:
+        """The same replay with other percentiles and targets in its result."""
+        made = replace(self, percentiles=tuple(percentiles), goodput=goodput or {})
+        vars(made)["uncertainty"] = self.uncertainty
+        return made
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The keys of the benchmark's result file."""
+        model_id = self.deployment.model.id
+        if self.bench != "serve":
+            result_of = throughput_result if self.bench == "throughput" else latency_result
+            return result_of(self.replay, model_id=model_id)
+        config = self.deployment.config
+        result = serve_result(
+            self.replay, self.load, model_id=model_id, backend=bench_backend(config.version),
+            percentiles=self.percentiles, goodput=self.goodput,
+        )  # fmt: skip
+        if config.speculative_config:
+            result |= speculative_result(self.replay, config.speculative_config.acceptance_rates)
+        if any(one.targets_ms for one in self.classes):  # of all together: those that meet the targets of their class
+            for key in ("request_goodput", "request_goodput_lo", "request_goodput_hi"):
+                result[key] = sum(one.result.get(key) or 0.0 for one in self.classes)
+        return result
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """``figures`` with their intervals."""
-        return self.with_intervals(self.figures) | _good_between(self.replay, self.goodput, self.uncertainty)
+        good = {} if self.classes else _good_between(self.replay, self.goodput, self.uncertainty)
+        return self.with_intervals(self.figures) | good
 
     def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
         return self.uncertainty.beside(figures)
 
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """Output tokens/s of a GPU, and of a user, whose request is in flight: what plans are compared by."""
+        rate = float(self.figures["output_throughput"])
+        users = self.figures["max_concurrency"] or self.replay.mean_in_flight
+        return {
+            "output_throughput_per_gpu": rate / self.deployment.config.num_gpus,
+            "output_throughput_per_user": rate / users,
+        }
 
-def simulate_serve(
-    deployment: Deployment,
-    load: Load,
-    *,
-    served: Replay | None = None,
-    doubt: Uncertainty | None = None,
-    **asked: Any,
-) -> Prediction:
-    """The result of ``vllm bench serve``; of a load of several classes with the figures of each.
+    @cached_property
+    def classes(self) -> tuple[ClassFigures, ...]:
+        """The figures of each class of a load of several; those without targets have the ``goodput``."""
+        parts = []
+        for one in self.load.classes:
+            targets_ms, among = one.limits_ms or self.goodput, self.uncertainty.among(one.name)
+            figures = class_result(self.replay, one.name, self.percentiles, targets_ms)
+            good = _good_between(self.replay.of(one.name), targets_ms, among, self.replay.duration_s)
+            parts.append(ClassFigures(one, targets_ms, among.beside(figures) | good))
+        return tuple(parts)
 
-    ``served`` is the replay and ``doubt`` that about it, where they are at hand; ``asked`` as for
-    ``bench.serve_result``. Classes without targets of their own have the ``goodput``.
-    """
-    prediction = _simulated(deployment, load, served=served, doubt=doubt, **asked)
-    return _of_classes(load, prediction, **asked) if load.classes else prediction
+    @cached_property
+    def unaided(self) -> Prediction | None:
+        """The same load without ``--kv-offloading-size``, where host memory keeps blocks of it."""
+        config = self.deployment.config
+        if self.bench != "serve" or not config.kv_offloading_size or not self.load.reused:
+            return None
+        bare = replace(self.deployment, config=replace(config, kv_offloading_size=None))
+        return Prediction.of(bare, self.load, percentiles=self.percentiles, goodput=self.goodput)
+
+    # --- beside targets
+
+    @property
+    def by(self) -> By:
+        """What its load is counted in."""
+        return "rate" if self.load.max_concurrency is None else "concurrency"
+
+    def readings(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> tuple[Reading, ...]:
+        """Each target, what is predicted for it, and what a measurement stays below with ``confidence``.
+
+        A closed loop opens with all its places at once, which users never do: those requests load the server, but the
+        targets ignore them. ``exactly``: the queue of a slower engine is replayed.
+        """
+        burst = self.load.max_concurrency or 0
+        after = burst if burst < len(self.replay.sent_s) else 0
+        return tuple(
+            Reading(slo, predicted_ms, predicted_ms * factor)
+            for slo, factor in self._margins(slos, confidence, exactly=exactly).items()
+            for predicted_ms in [statistic_ms(slo, self.replay, after=after)]
+        )
+
+    def _margins(self, slos: Sequence[Slo], confidence: float, *, exactly: bool) -> Mapping[Slo, float]:
+        """The factor on each target; one that ended early misses a target by the least margin already."""
+        if self.margins:
+            return self.margins
+        doubt = self.uncertainty if exactly else self.first_order
+        of_class = {slo: slo.group and self.replay.group is not None for slo in slos}
+        return {slo: (doubt.among(slo.group) if of_class[slo] else doubt).upper(slo.key, confidence) for slo in slos}
+
+    def good_share(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> float:
+        """Share of the requests that meet every target of their class with ``confidence``."""
+        good, margins = 0, self._margins(slos, confidence, exactly=exactly)
+        for group in self.replay.groups or ("",):
+            targets_ms: dict[str, float] = {
+                slo.metric: slo.limit_ms / factor
+                for slo, factor in margins.items()
+                if slo.metric in OF_A_REQUEST and (slo.group in ("", group) or not group)
+            }
+            good += good_requests(self.replay.of(group) if group else self.replay, targets_ms)
+        return good / len(self.replay.sent_s)
+
+    @cached_property
+    def as_found(self) -> Load:
+        """The load, with what the replay found in the prefix cache as tokens that all prompts begin with."""
+        load = self.load
+        if not load.reused:
+            return load
+        found_tok, prompt_tok = round(float(self.replay.cached_tok.mean())), load.prefix_len + load.input_len
+        return replace(load, prefix_len=found_tok, input_len=max(prompt_tok - found_tok, 1))
 
 
-def _simulated(
-    deployment: Deployment, load: Load, *, served: Replay | None = None, doubt: Uncertainty | None = None, **asked: Any
-) -> Prediction:
-    served = served or _replayed(deployment, load)
-    backend = bench_backend(deployment.config.version)
-    result = serve_result(served, load, model_id=deployment.model.id, backend=backend, **asked)
-    if drafts := deployment.config.speculative_config:
-        result |= speculative_result(served, drafts.acceptance_rates)
-    if load.num_prompts > MOST_REQUESTS:
-        served = served.without_gaps()  # two more replays may follow, for the intervals
-    doubt = doubt or UncertaintyOfReplay(deployment, load, served)
-    unaided = None
-    if deployment.config.kv_offloading_size and load.reused:
-        config = replace(deployment.config, kv_offloading_size=None)
-        unaided = _simulated(replace(deployment, config=config), load, **asked)
-    return Prediction(result, served, doubt, asked.get("goodput") or {}, unaided=unaided)
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One target beside what is predicted for it."""
+
+    slo: Slo
+    predicted_ms: float
+    expected_ms: float  #: that a measurement stays below with the confidence that is asked for
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is met with that confidence."""
+        return self.expected_ms <= self.slo.limit_ms
+
+    @property
+    def excess(self) -> float:
+        """Expected over limit: above 1 where the target is missed."""
+        return self.expected_ms / self.slo.limit_ms
 
 
-def _of_classes(load: Load, prediction: Prediction, **asked: Any) -> Prediction:
-    """``prediction`` with the figures of each class."""
-    served, doubt, goodput = prediction.replay, prediction.uncertainty, asked.get("goodput") or {}
-    assert isinstance(doubt, UncertaintyOfReplay)
-    parts = []
-    for one in load.classes:
-        targets_ms, among = one.limits_ms or goodput, doubt.among(one.name)
-        figures = class_result(served, one.name, asked.get("percentiles", (99,)), targets_ms)
-        good = _good_between(served.of(one.name), targets_ms, among, served.duration_s)
-        parts.append(ClassFigures(one, targets_ms, among.beside(figures) | good))
-    figures = prediction.figures
-    if any(one.targets_ms for one in parts):  # of all together: those that meet the targets of their class
-        keys = ("request_goodput", "request_goodput_lo", "request_goodput_hi")
-        figures = {**figures, **{key: sum(one.result.get(key) or 0.0 for one in parts) for key in keys}}
-    return replace(prediction, figures=figures, goodput={}, classes=tuple(parts))
+@dataclass(frozen=True)
+class ServedLoad:
+    """A prediction beside targets: the load of one server, and whether it carries it."""
+
+    prediction: Prediction
+    readings: tuple[Reading, ...]
+    good_share: float  #: of the requests, that meet every target of a request with that confidence
+    stable: bool  #: whether the server keeps up
+    value: float  #: requests per second, or requests in flight
+    bound_by: str = ""  #: what keeps it from being larger; empty where no larger one was tried
+
+    @property
+    def by(self) -> By:
+        """What ``value`` counts."""
+        return self.prediction.by
+
+    @property
+    def sent(self) -> Load:
+        """The load, with what was found in the prefix cache."""
+        return self.prediction.as_found
+
+    @property
+    def replay(self) -> Replay:
+        """What became of it."""
+        return self.prediction.replay
+
+    @property
+    def whole(self) -> bool:
+        """Whether all requests were served; else it ended as soon as a target was missed."""
+        return self.prediction.whole
+
+    @property
+    def excess(self) -> float:
+        """The worst target's; infinite where the server does not keep up."""
+        return max((reading.excess for reading in self.readings), default=0.0) if self.stable else inf
+
+    @property
+    def meets(self) -> bool:
+        """Whether the server keeps up, and meets every target."""
+        return self.stable and all(reading.met for reading in self.readings)
+
+    @property
+    def request_per_s(self) -> float:
+        """Requests served per second: those sent, of an open loop that the server keeps up with."""
+        return self.value if self.by == "rate" else len(self.replay.sent_s) / self.replay.duration_s
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests per second that meet every target."""
+        return self.good_share * self.request_per_s
+
+    @cached_property
+    def output_tok_per_s(self) -> float:
+        """Output tokens per second."""
+        return self.request_per_s * float(self.replay.output_len.mean())
+
+    @property
+    def binding(self) -> str:
+        """The target that is missed, or nearest to it."""
+        if not self.stable:
+            return THROUGHPUT
+        worst = max(self.readings, key=lambda reading: reading.excess, default=None)
+        return str(worst.slo) if worst else THROUGHPUT
 
 
 def _good_between(
@@ -134,38 +350,6 @@ def _good_between(
         for end in (1, 0)
     )
     return {"request_goodput_lo": low, "request_goodput_hi": high}
-
-
-def compared_rates(deployment: Deployment, prediction: Prediction) -> dict[str, float]:
-    """The two rates that plans are compared by: output tokens/s of a GPU, and of a user, whose request is in flight."""
-    rate = float(prediction.figures["output_throughput"])
-    users = prediction.figures["max_concurrency"] or prediction.replay.mean_in_flight
-    return {
-        "output_throughput_per_gpu": rate / deployment.config.num_gpus,
-        "output_throughput_per_user": rate / users,
-    }
-
-
-def simulate_throughput(deployment: Deployment, load: Load) -> Prediction:
-    """The result of ``vllm bench throughput``: all prompts at once."""
-    return _offline(deployment, load, throughput_result)
-
-
-def simulate_latency(deployment: Deployment, load: Load) -> Prediction:
-    """The result of ``vllm bench latency``: one batch of ``num_prompts`` from start to end."""
-    return _offline(deployment, load, latency_result)
-
-
-def _offline(deployment: Deployment, load: Load, result_of: Callable[..., dict[str, Any]]) -> Prediction:
-    served = _replayed(deployment, load, offline=True, keep_gaps=False)
-    result = result_of(served, model_id=deployment.model.id)
-    return Prediction(result, served, UncertaintyOfReplay(deployment, load, served, offline=True))
-
-
-def _replayed(deployment: Deployment, load: Load, *, offline: bool = False, keep_gaps: bool = True) -> Replay:
-    """With its steps, unless these are very many; without ``keep_gaps`` it has no gaps between tokens."""
-    few = load.num_prompts <= MOST_REQUESTS
-    return deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=keep_gaps)
 
 
 @dataclass(frozen=True, slots=True)

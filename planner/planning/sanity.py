@@ -19,10 +19,11 @@ from math import ceil
 from typing import Literal
 
 from planner.planning import defaults
-from planner.planning.capacity import Reading, at_load, measure
-from planner.planning.compare.comparison import Comparison
+from planner.planning.capacity import at_load, measure
+from planner.planning.comparison import Comparison
 from planner.planning.fleet.fleets import Fleet, Fleets, Pool
 from planner.planning.plan import Plan, Service
+from planner.planning.predict import Reading
 from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.planning.recommend.target_search import share_of
 from planner.units import MS

@@ -209,13 +209,11 @@ class Serving:
         ``asked`` is for the result of the benchmark: ``percentiles``, and ``goodput`` in ms by metric. Raises as
         ``memory`` and ``check_load``, and InputError where the KV cache does not hold one request.
         """
-        from planner.planning.predict import simulate_latency, simulate_serve, simulate_throughput
+        from planner.planning.predict import Prediction
 
         engine = self.engine_of(bench)
         check_load(load, engine.config.max_model_len, self.resolved.resolved)
-        if bench == "throughput":
-            return simulate_throughput(engine, load)
-        return simulate_latency(engine, load) if bench == "latency" else simulate_serve(engine, load, **asked)
+        return Prediction.of(engine, load, bench=bench, **asked)
 
     def engine_of(self, bench: Bench) -> Deployment:
         """The engine that a benchmark measures. Raises as ``memory``."""
@@ -411,4 +409,4 @@ def typed(name: str, value: Any, kind: Any, *, flag: str = "") -> Any:
     except ValidationError as error:
         wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
         cause = f"{flag or flag_of(name)} must be {wanted}, got {repr(value)[:80]}"
-        raise InputError(cause, hint=f"give such a value, or leave {name} out") from error
+        raise InputError(cause, hint=f"give {name} as {wanted}") from error

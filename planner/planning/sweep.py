@@ -18,7 +18,7 @@ from planner.planning.calibration import SHIPPED, Local
 from planner.planning.check import redeploy
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan
-from planner.planning.predict import compared_rates, simulate_serve
+from planner.planning.predict import Prediction
 from planner.timing import StepBreakdown
 from planner.workload import Load
 
@@ -55,7 +55,7 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
         workload = plan.workload.sent
         by = "concurrency" if workload.request_rate == inf else "rate"
         points = tuple(_points(deployment, workload, by))
-        planned = simulate_serve(deployment, workload, percentiles=defaults.PERCENTILES)
+        planned = Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES)
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")
     return Sweep(
@@ -71,8 +71,8 @@ def _points(deployment: Deployment, workload: Load, by: str) -> Iterator[LoadPoi
     for load in _loads(workload, by):
         planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
         sent = workload if planned else _at(workload, by, load)
-        result = simulate_serve(deployment, sent, percentiles=defaults.PERCENTILES)
-        rates = result.with_intervals(compared_rates(deployment, result))
+        result = Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
+        rates = result.with_intervals(result.rates)
         yield LoadPoint(load, {**result.result, **rates}, planned)
 
 

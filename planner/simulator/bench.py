@@ -129,7 +129,7 @@ def serve_result(
         "label": None,
         "model_id": model_id,
         "tokenizer_id": model_id,
-        "num_prompts": workload.num_prompts,
+        "num_prompts": workload.count,
         "request_rate": _said(workload.request_rate),
         "burstiness": _said(workload.burstiness),
         "max_concurrency": workload.max_concurrency,

@@ -1,8 +1,8 @@
 # the figures of vllm bench
-from .metrics import LATENCIES as LATENCIES
-from .metrics import METRICS as METRICS
-from .metrics import OF_A_REQUEST as OF_A_REQUEST
-from .metrics import Latency as Latency
+from .targets import LATENCIES as LATENCIES
+from .targets import METRICS as METRICS
+from .targets import OF_A_REQUEST as OF_A_REQUEST
+from .targets import Latency as Latency
 
 # loads
 from .load import Demand as Demand
@@ -19,12 +19,15 @@ from .load import too_rare as too_rare
 
 # what is sent, and to which server
 from .requests import Requests as Requests
-from .requests import Router as Router
+from .targets import Router as Router
 
 # loads of several turns, by name
 from .sessions import named_sessions as named_sessions
 
 # latency targets
+from .targets import CONFIDENCE as CONFIDENCE
+from .targets import By as By
+from .targets import Targets as Targets
 from .targets import DEFAULT_PERCENTILE as DEFAULT_PERCENTILE
 from .targets import Slo as Slo
 from .targets import parse_percentile as parse_percentile

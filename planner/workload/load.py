@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from planner.errors import InputError
 from planner.resources import data_dir
 from planner.units import LEAST_FIGURE, MOST_FIGURE
-from planner.workload.metrics import OF_A_REQUEST
+from planner.workload.targets import OF_A_REQUEST
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from planner.workload.requests import Requests, Router, Tokens
+    from planner.workload.requests import Requests, Tokens
+    from planner.workload.targets import Router
     from planner.workload.trace import Trace
 
 LengthDistribution = Literal["symmetric", "below", "conversation"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.workload.prefixes import Prefixes
+    from planner.workload.targets import Router
 
     Tokens = NDArray[np.int64]
 
@@ -79,7 +80,6 @@ class Requests:
         return float(self.prefixes.reusable_tok.mean()) if self.prefixes else 0.0
 
 
-Router = Literal["round-robin", "least-loaded", "prefix-aware"]
 #: Of the prompt; ``--cache-threshold``.
 MATCHED = 0.3
 #: Servers are out of balance where the fullest has so many requests more than the emptiest, and so many times as many.

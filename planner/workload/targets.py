@@ -1,5 +1,9 @@
-"""Latency targets (service level objectives): a metric, a limit, and the statistic that must not exceed it.
+"""Figures of ``vllm bench``, under the keys of its result files, and latency targets (SLOs) on them.
 
+>>> METRICS["p99_ttft_ms"]
+Metric(key='p99_ttft_ms', unit='ms', of='ttft')
+>>> METRICS["output_throughput"].higher_is_better
+True
 >>> str(Slo("ttft", 2000, 99))
 'p99 TTFT of 2,000 ms'
 >>> [slo.key for slo in parse_slos({"ttft": 2000, "tpot": 50}, "mean")]
@@ -8,14 +12,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.errors import InputError
 from planner.units import LEAST_FIGURE, MOST_FIGURE
-from planner.workload.metrics import LATENCIES, Latency
 
 DEFAULT_PERCENTILE = 99.0
+CONFIDENCE = 0.8  #: with which targets are met; ``benchmarks/decisions.py`` shows what others cost and miss
+By = Literal["rate", "concurrency"]
+Router = Literal["round-robin", "least-loaded", "prefix-aware"]
+Latency = Literal["ttft", "tpot", "itl", "e2el"]
+#: Latencies in the order of the benchmark's table, each with its heading there.
+LATENCIES: Mapping[Latency, str] = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+}
+#: Latencies that each request has; a gap between tokens belongs to many. Those of vLLM's ``--goodput``.
+OF_A_REQUEST: tuple[Latency, ...] = ("ttft", "tpot", "e2el")
+STATISTICS = ("mean", "median", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a result file."""
+
+    key: str
+    unit: str  #: ms, s, tokens/s, requests/s
+    of: str  #: what it is a figure of: ``throughput``, ``batch``, or one of ``LATENCIES``
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether it is a rate."""
+        return self.unit.endswith("/s")
+
+
+def _metrics() -> Iterator[Metric]:
+    yield Metric("request_throughput", "requests/s", "throughput")
+    yield Metric("output_throughput", "tokens/s", "throughput")
+    yield Metric("total_token_throughput", "tokens/s", "throughput")
+    yield Metric("avg_latency_s", "s", "batch")  # ``avg_latency`` of vllm bench latency
+    for latency in LATENCIES:
+        yield from (Metric(f"{statistic}_{latency}_ms", "ms", latency) for statistic in STATISTICS)
+
+
+METRICS: Mapping[str, Metric] = {metric.key: metric for metric in _metrics()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +101,17 @@ class Slo:
     def __str__(self) -> str:
         of = f" for {self.group}" if self.group else ""
         return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.6g} ms".replace("e+", "e") + of
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Latency targets, the confidence with which they are met, and the load of all servers together."""
+
+    slos: tuple[Slo, ...] = ()
+    by: By = "rate"
+    value: float | None = None  #: requests per second, or in flight; None: as many as one server carries
+    confidence: float = CONFIDENCE
+    router: Router = "round-robin"  #: between the servers and requests of which it is known what they share
 
 
 def parse_percentile(text: str) -> float | None:

@@ -23,7 +23,7 @@ from planner.model.architecture import Model
 from planner.model.quantization import as_quantized
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import simulate_latency, simulate_serve
+from planner.planning.predict import Prediction
 from planner.simulator.client import replay
 from planner.timing.step import Batch
 from planner.workload.load import Load
@@ -120,7 +120,7 @@ Pair = tuple[float, float] | None
 
 
 def _latency_s(deployment: Deployment, load: Load) -> float:
-    return float(simulate_latency(deployment, load).figures["avg_latency"])
+    return float(Prediction.of(deployment, load, bench="latency").figures["avg_latency"])
 
 
 def _step_s(deployment: Deployment, asked: Question, number: int | None = None) -> float:
@@ -138,7 +138,7 @@ def _gpu_s(deployment: Deployment, asked: Question, *, links: bool = True) -> fl
 
 
 def _serve(deployment: Deployment, load: Load, figure: str) -> float:
-    return float(simulate_serve(deployment, load).figures[figure])
+    return float(Prediction.of(deployment, load).figures[figure])
 
 
 def _steady(deployment: Deployment, load: Load) -> float:
@@ -316,7 +316,7 @@ def target(asked: Question) -> Pair:
     plan = found.best
     if plan is None or plan.service is None or plan.service.replicas > 1 or not plan.service.targets[0].met:
         return None
-    found = simulate_serve(redeploy(plan), plan.workload.sent)
+    found = Prediction.of(redeploy(plan), plan.workload.sent)
     below = found.uncertainty.upper("p99_ttft_ms", plan.service.confidence)
     return float(found.figures["p99_ttft_ms"]) * below, limit_ms
 

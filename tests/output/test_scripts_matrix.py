@@ -30,7 +30,7 @@ from planner.output.scripts.text import without_option
 from planner.output.workflows.render import needed_by
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import PlanFile
-from planner.planning.predict import simulate_serve
+from planner.planning.predict import Prediction
 from planner.resources import data_dir
 from planner.workload.load import Load
 
@@ -154,7 +154,7 @@ def differences(case: Case, files: dict[str, str]) -> Iterator[str]:
     yield from (
         f"{name} is launched as {now[name]}, simulated as {then[name]}" for name in now if now[name] != then[name]
     )
-    figures = simulate_serve(again, workload_in(sent(files))).figures
+    figures = Prediction.of(again, workload_in(sent(files))).figures
     yield from (
         f"{name} of the launched settings differs" for name in FIGURES if figures[name] != saved["predicted"][name]
     )

@@ -13,26 +13,23 @@ from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.capacity import (
-    By,
     Capacity,
-    ServedLoad,
     at_concurrency,
     at_load,
     doubt_at,
-    largest_load,
-    largest_of,
     measure,
     queued_load,
     steady_rate,
 )
-from planner.planning.defaults import LADDER
+from planner.planning.defaults import LADDER, TOLERANCE
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import estimate
+from planner.planning.largest import bracket, largest, smallest
+from planner.planning.predict import ServedLoad, estimate
 from planner.planning.uncertainty import UncertaintyOfReplay
 from planner.simulator.bench import hopeless_at
 from planner.workload.load import Load
 from planner.workload.requests import Requests
-from planner.workload.targets import Slo, parse_slos
+from planner.workload.targets import By, Slo, Targets, parse_slos
 
 LOAD = Load(512, 128, 1)
 TIGHT = parse_slos({"ttft": 400.0, "tpot": 40.0})
@@ -47,13 +44,18 @@ def server(gpu: str = "h100", tensor_parallel_size: int = 1) -> Deployment:
     )
 
 
+def largest_load(slos: tuple[Slo, ...], *, by: By = "rate", confidence: float = 0.8) -> ServedLoad | None:
+    """To first order, as ``at`` reads a load."""
+    return Capacity(server(), LOAD, Targets(slos, by, confidence=confidence), exactly=False).largest()
+
+
 def at(value: float, slos: tuple[Slo, ...], by: By) -> ServedLoad:
     return measure(server(), at_load(server(), LOAD, slos, by, value), slos)
 
 
 @pytest.mark.parametrize("by", ["rate", "concurrency"])
 def test_the_largest_load_keeps_the_targets_and_a_larger_one_breaks_them(by: By) -> None:
-    found = largest_load(server(), LOAD, TIGHT, by=by)
+    found = largest_load(TIGHT, by=by)
     assert found is not None and found.meets and found.bound_by
     again = at(found.value, TIGHT, by)
     assert [reading.expected_ms for reading in again.readings] == [r.expected_ms for r in found.readings]
@@ -113,7 +115,7 @@ def test_a_replay_that_ends_early_says_the_same_of_the_targets(rate: float, slos
 
 def test_a_concurrency_found_by_bisection_is_the_one_that_trying_all_finds() -> None:
     slos = parse_slos({"tpot": 25.0}, "mean")
-    found = largest_load(server(), LOAD, slos, by="concurrency")
+    found = largest_load(slos, by="concurrency")
     tried = [n for n in range(1, 129) if at(n, slos, "concurrency").meets]
     assert found is not None and tried
     assert max(tried) * 0.96 <= found.value <= max(tried)
@@ -134,9 +136,9 @@ def test_what_is_expected_is_the_quantile_that_is_asked_for() -> None:
 
 
 def test_less_confidence_and_looser_targets_allow_more() -> None:
-    usual = largest_load(server(), LOAD, TIGHT)
-    even = largest_load(server(), LOAD, TIGHT, confidence=0.5)
-    loose = largest_load(server(), LOAD, parse_slos({"ttft": 800.0, "tpot": 80.0}))
+    usual = largest_load(TIGHT)
+    even = largest_load(TIGHT, confidence=0.5)
+    loose = largest_load(parse_slos({"ttft": 800.0, "tpot": 80.0}))
     assert usual and even and loose
     assert even.value > usual.value
     assert loose.value >= usual.value
@@ -144,11 +146,11 @@ def test_less_confidence_and_looser_targets_allow_more() -> None:
 
 def test_a_target_below_a_step_is_never_met() -> None:
     # 16 GB of weights at 3.35 TB/s take 4.8 ms
-    assert largest_load(server(), LOAD, parse_slos({"tpot": 4.0})) is None
+    assert largest_load(parse_slos({"tpot": 4.0})) is None
 
 
 def test_without_targets_the_rate_is_what_full_batches_serve() -> None:
-    found = largest_load(server(), LOAD, ())
+    found = largest_load(())
     steady = estimate(server(), 512, 128, 128)  # the closed form at max_num_seqs
     slow = doubt_at(server(), LOAD, 128).upper("output_throughput", 0.2)
     assert found is not None and 0.7 < slow < 1
@@ -159,9 +161,9 @@ def test_without_targets_the_rate_is_what_full_batches_serve() -> None:
 
 def test_no_load_below_one_that_is_kept_is_tried() -> None:
     slos = parse_slos({"tpot": 9.0})  # a p99 of TTFT rises and falls by a tenth from load to load
-    kept = largest_load(server(), LOAD, slos)
+    kept = largest_load(slos)
     assert kept is not None
-    afresh = Capacity(server(), LOAD, slos, served=[kept])
+    afresh = Capacity(server(), LOAD, Targets(slos), exactly=False, known=[kept])
     found = afresh.largest()
     assert found is not None and kept.value <= found.value <= kept.value * 1.03
     assert min(afresh._served) == kept.value
@@ -203,6 +205,13 @@ def test_a_trace_keeps_its_rhythm_at_another_rate() -> None:
     assert load.at_concurrency(2, 2).requests().arrival_s.tolist() == [0.0, 0.0]
 
 
+@given(st.integers(-9, 9), st.integers(0, 40), st.integers(-20, 60))
+def test_cheap_bisection_finds_the_edge(least: int, more: int, edge: int) -> None:
+    most = least + more
+    assert largest(lambda n: n <= edge, least, most) == min(max(edge, least), most)
+    assert smallest(lambda n: n >= edge, least, most) == min(max(edge, least), most)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 400), st.floats(1, 400), st.integers(0, 450))
 def test_bisection_finds_the_edge_wherever_it_begins(most: int, guess: float, edge: int) -> None:
@@ -211,7 +220,7 @@ def test_bisection_finds_the_edge_wherever_it_begins(most: int, guess: float, ed
     def probe(value: float) -> ServedLoad:
         return replace(template, value=value, stable=value <= edge)
 
-    found = largest_of(probe, guess, 1, most, whole=True)
+    found, _ = bracket(probe, guess, 1, most, TOLERANCE, whole=True)
     best = min(edge, most)
     if best < 1:
         assert found is None

@@ -14,20 +14,19 @@ from hypothesis import strategies as st
 
 from planner.engine import EngineArgs, default_version
 from planner.hardware.profiles import load_profile
-from planner.model.resolve import resolve_model
-from planner.planning.compare.comparison import Comparison, compare_hardware, describe_order, flips, standings
-from planner.planning.compare.point import ComparedPoint, dealt
-from planner.planning.compare.setup import Question, RefusedGpu, Setup, find_setups
+from planner.planning.compared_point import ComparedPoint, Question, RefusedGpu, Setup, dealt, find_setups
+from planner.planning.comparison import Comparison, compare_hardware, describe_order, flips, standings
 from planner.planning.deployment import resolve_deployment
 from planner.planning.odds import Forecast
-from planner.planning.predict import simulate_serve
+from planner.planning.predict import Prediction
+from planner.planning.serving import Serving
 from planner.workload.load import Load
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
 def question(per: str = "package", model: str = LLAMA, **settings: Any) -> Question:
-    return Question(resolve_model(model).model, EngineArgs(), per, **settings)  # type: ignore[arg-type]
+    return Question(Serving(model, "h100"), per, **settings)  # type: ignore[arg-type]
 
 
 @cache
@@ -101,8 +100,8 @@ def test_requests_are_dealt_evenly_and_all_of_them(places: int, servers: int) ->
 def test_one_server_is_predicted_as_predict_serve_does() -> None:
     found = point(compared("h100-sxm"), "h100-sxm", 8)
     profile, asked = load_profile("h100-sxm"), question()
-    deployment = resolve_deployment(asked.model, profile, EngineArgs(), default_version(profile))
-    expected = simulate_serve(deployment, found.shares[0].workload).result
+    deployment = resolve_deployment(asked.serving.model, profile, EngineArgs(), default_version(profile))
+    expected = Prediction.of(deployment, found.shares[0].workload).result
     row = found.figures
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms"):
         for ending in ("", "_lo", "_hi"):
@@ -112,7 +111,7 @@ def test_one_server_is_predicted_as_predict_serve_does() -> None:
 def test_two_servers_of_half_the_load_put_out_twice_what_one_does() -> None:
     half = dealt(setup("h100-sxm").deployment, Load(1024, 1024, 1, max_concurrency=8), 1)[0].workload
     two = point(compare_hardware(question(sizes=(1,), share=2), [load_profile("h100")], [_closed(16)]), "h100-sxm", 16)
-    alone = simulate_serve(setup("h100-sxm").deployment, half).figures
+    alone = Prediction.of(setup("h100-sxm").deployment, half).figures
     assert two.tok_per_s.mid == pytest.approx(2 * alone["output_throughput"])
     assert two.tok_per_s_per_user and two.tok_per_s_per_user.mid == pytest.approx(alone["output_throughput"] / 8)
 
@@ -354,10 +353,10 @@ def test_a_model_that_nobody_holds_is_an_honest_no() -> None:
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (("--max-concurrency", "8,x"), "--max-concurrency '8,x' is not a list of positive numbers"),
-        (("--max-concurrency", "1.5"), "--max-concurrency '1.5' is not a list of whole numbers"),
-        (("--request-rate", "0"), "--request-rate '0' is not a list of positive numbers"),
-        (("--request-rate", "1", "--max-concurrency", "1"), "--max-concurrency and --request-rate name two loads"),
+        (("--max-concurrency", "8,x"), "--max-concurrency '8,x' is not a list of numbers"),
+        (("--max-concurrency", "1.5"), "--max-concurrency must be a valid integer, got 1.5"),
+        (("--request-rate", "0"), "--request-rate must be greater than 0, got 0"),
+        (("--request-rate", "1", "--max-concurrency", "1"), "--request-rate and --max-concurrency are both given"),
         (("--input-len", "1,2,3", "--output-len", "1,2"), "--random-input-len names 3 lengths, --random-output-len 2"),
         (("--input-len", "200000"), "--input-len 200000"),
         (("--price", "mi300x=1"), "mi300x is not among the GPUs"),

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from planner.hardware import load_profile
 from planner.model import resolve_model
-from planner.planning.capacity import largest_load
+from planner.planning.capacity import Capacity
 from planner.planning.next_run import NextRun, left, next_run
 from planner.planning.plan import Plan
 from planner.planning.recommend.assemble import assemble, rank
-from planner.planning.recommend.request import Request, Targets
+from planner.planning.recommend.request import Request
 from planner.timing import Spread
-from planner.workload import Load, Slo
+from planner.workload import Load, Slo, Targets
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SLOS = (Slo("ttft", 1000.0), Slo("tpot", 20.0))
@@ -98,7 +98,7 @@ def test_a_run_says_more_of_a_gpu_that_was_hardly_measured() -> None:
         (ranking,) = rank(request)
         assert ranking.best
         deployment = ranking.best.deployment
-        load = largest_load(deployment, request.workload, (Slo("tpot", 100.0),))
+        load = Capacity(deployment, request.load, Targets((Slo("tpot", 100.0),)), exactly=False).largest()
         assert load
         found = next_run(deployment, load)
         factors.append(found.factor if found else 1.0)

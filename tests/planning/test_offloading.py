@@ -16,16 +16,16 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import Prediction, simulate_serve
+from planner.planning.predict import Prediction
 from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.candidates import launched
-from planner.planning.recommend.request import Request, Targets
+from planner.planning.recommend.request import Request
 from planner.timing.efficiencies import PARAMETERS
 from planner.units import GIB
 from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests
-from planner.workload.targets import parse_slos
+from planner.workload.targets import Targets, parse_slos
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"
 PROMPT_TOK = 8192
@@ -46,7 +46,7 @@ def in_turns(prompts: int, rounds: int) -> Requests:
 
 
 def predicted(deployment: Deployment, requests: Requests) -> Prediction:
-    return simulate_serve(deployment, Load(PROMPT_TOK, 2, len(requests.input_len), request_rate=1, recorded=requests))
+    return Prediction.of(deployment, Load(PROMPT_TOK, 2, len(requests.input_len), request_rate=1, recorded=requests))
 
 
 def test_a_prompt_that_comes_again_waits_for_the_link_instead_of_being_computed() -> None:

@@ -13,7 +13,7 @@ from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import estimate, simulate_latency, simulate_serve, simulate_throughput
+from planner.planning.predict import Prediction, estimate
 from planner.workload.load import Load
 
 
@@ -31,15 +31,15 @@ def deployed(gpu: str = "h100-sxm", tensor_parallel_size: int = 1, max_num_seqs:
 def test_the_closed_form_is_the_steady_state_of_the_replay(concurrency: int) -> None:
     # twenty rounds of requests: the opening burst weighs little
     load = Load(1024, 256, 20 * concurrency, max_concurrency=concurrency)
-    replayed = simulate_serve(deployed(), load).figures
+    replayed = Prediction.of(deployed(), load).figures
     quick = estimate(deployed(), 1024, 256, concurrency)
     assert quick.output_tok_per_s == pytest.approx(replayed["output_throughput"], rel=0.10)
     assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)
 
 
 def test_one_request_alone_is_its_prefill_and_its_decode_steps() -> None:
-    result = simulate_latency(deployed(), Load(128, 2, 1)).figures
-    twice = simulate_latency(deployed(), Load(128, 3, 1)).figures
+    result = Prediction.of(deployed(), Load(128, 2, 1), bench="latency").figures
+    twice = Prediction.of(deployed(), Load(128, 3, 1), bench="latency").figures
     # the third token costs one more decode step of one sequence
     from planner.timing.step import Batch
 
@@ -57,7 +57,7 @@ def test_of_the_replays_at_the_ends_of_an_interval_only_figures_are_kept(monkeyp
 
     replay = Deployment.replay
     monkeypatch.setattr(Deployment, "replay", remembered)
-    answer = simulate_serve(deployed(), Load(256, 32, 40, request_rate=5.0))
+    answer = Prediction.of(deployed(), Load(256, 32, 40, request_rate=5.0))
     assert answer.result["p99_ttft_ms_lo"] < answer.result["p99_ttft_ms"] < answer.result["p99_ttft_ms_hi"]
     assert len(replays) == 3
     assert [one() is not None for one in replays] == [True, False, False]
@@ -65,15 +65,15 @@ def test_of_the_replays_at_the_ends_of_an_interval_only_figures_are_kept(monkeyp
 
 def test_latency_of_a_batch_is_the_duration_of_the_same_prompts_offline() -> None:
     load = Load(256, 64, 8)
-    latency = simulate_latency(deployed(), load).figures["avg_latency"]
-    assert latency == pytest.approx(simulate_throughput(deployed(), load).figures["elapsed_time"])
+    latency = Prediction.of(deployed(), load, bench="latency").figures["avg_latency"]
+    assert latency == pytest.approx(Prediction.of(deployed(), load, bench="throughput").figures["elapsed_time"])
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(16, 2048), st.integers(2, 256), st.integers(1, 32))
 def test_a_longer_prompt_never_has_a_shorter_ttft(input_len: int, output_len: int, concurrency: int) -> None:
     short, long = (
-        simulate_serve(deployed(), Load(length, output_len, concurrency, max_concurrency=concurrency)).figures
+        Prediction.of(deployed(), Load(length, output_len, concurrency, max_concurrency=concurrency)).figures
         for length in (input_len, 2 * input_len)
     )
     assert long["mean_ttft_ms"] >= short["mean_ttft_ms"] * 0.999999
@@ -81,12 +81,12 @@ def test_a_longer_prompt_never_has_a_shorter_ttft(input_len: int, output_len: in
 
 def test_more_bandwidth_and_compute_are_never_slower() -> None:
     load = Load(1024, 128, 32, max_concurrency=8)
-    slow, fast = (simulate_serve(deployed(gpu), load).figures for gpu in ("a100-sxm-80gb", "h100-sxm"))
+    slow, fast = (Prediction.of(deployed(gpu), load).figures for gpu in ("a100-sxm-80gb", "h100-sxm"))
     assert fast["output_throughput"] > slow["output_throughput"]
 
 
 def test_the_breakdown_adds_up_to_the_step() -> None:
-    served = simulate_serve(deployed(), Load(1024, 128, 32, max_concurrency=8))
+    served = Prediction.of(deployed(), Load(1024, 128, 32, max_concurrency=8))
     for step in deployed().typical_steps(served.replay).values():
         on_gpu = sum(part.time_s for part in step.parts if part.name != "host")
         assert on_gpu == pytest.approx(step.gpu_s)

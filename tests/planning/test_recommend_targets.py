@@ -23,16 +23,17 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning import defaults
-from planner.planning.capacity import TOLERANCE, Capacity, ServedLoad, at_load, measure, steady_rate
+from planner.planning.capacity import Capacity, at_load, measure, steady_rate
+from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
-from planner.planning.predict import simulate_serve
+from planner.planning.predict import Prediction, ServedLoad
 from planner.planning.recommend import target_search
 from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
 from planner.planning.recommend.bounds import alone, broken_for_certain, decode_bound
 from planner.planning.recommend.candidates import checkpoints, context_of, kv_cache_dtypes, layouts, left_out
 from planner.planning.recommend.goals import Merit
-from planner.planning.recommend.request import Ranking, Request, Targets
+from planner.planning.recommend.request import Ranking, Request
 from planner.planning.recommend.service import largest
 from planner.planning.recommend.target_search import fewest_servers, share_of
 from planner.planning.uncertainty import least_upper
@@ -40,7 +41,7 @@ from planner.timing.step import Batch
 from planner.workload.load import Load, mixed
 from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests
-from planner.workload.targets import parse_slos
+from planner.workload.targets import Targets, parse_slos
 
 SMALL = "nvidia/Llama-3.1-8B-Instruct-FP8"
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
@@ -127,7 +128,7 @@ def most_of_all(asked: Request, at_least: float) -> float:
         if rate > steady_rate(engine, asked.load, confidence=targets.confidence):
             return False
         sent = at_load(engine, asked.load, targets.slos, "rate", rate)
-        predicted = simulate_serve(engine, sent, percentiles=(99,))
+        predicted = Prediction.of(engine, sent, percentiles=(99,))
         return all(
             predicted.figures[slo.key] * predicted.uncertainty.upper(slo.key, targets.confidence) <= slo.limit_ms
             for slo in targets.slos
@@ -175,7 +176,7 @@ def test_nothing_that_can_be_predicted_is_better_than_what_is_recommended(
 @pytest.mark.parametrize(("gpu", "model", "budget"), [("b200", LLAMA, 8192), ("mi355x", "openai/gpt-oss-120b", 8192)])
 def test_no_budget_that_is_asked_for_is_better_than_the_one_that_is_found(gpu: str, model: str, budget: int) -> None:
     """Where the TTFT binds, and where the closed form tells no budget from another."""
-    long_prompts = {"input_len": 4000, "output_len": 500}
+    long_prompts = {"load": Load(4000, 500)}
     targets = Targets(parse_slos({"ttft": 3000.0, "tpot": 60.0}), "rate", None)
     asked = request(targets, gpu, model=model, gpus_per_node=1, **long_prompts)
     found, given = ranked(asked).best, ranked(replace(asked, args=EngineArgs(max_num_batched_tokens=budget))).best
@@ -607,7 +608,7 @@ WRONG = {
     "percentile without target": (("--percentile", "99"), "--percentile has no target"),
     "confidence in nothing": (("--confidence", "0.9"), "--confidence has no target"),
     "gaps of one token": (("--tpot", "20", "--output-len", "1"), "--tpot needs answers of at least two tokens"),
-    "no requests": ((*TARGETS, "--request-rate", "0"), "--request-rate must be a positive"),
+    "no requests": ((*TARGETS, "--request-rate", "0"), "--request-rate must be positive"),
     "endless requests": ((*TARGETS, "--request-rate", "inf"), "--request-rate must be a positive"),
     "two loads": ((*TARGETS, "--request-rate", "5", "--max-concurrency", "5"), "--request-rate and --max-concurrency"),
     "a trace that is not there": (("--trace", "none.csv"), "--trace none.csv"),
@@ -689,10 +690,12 @@ def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float,
 def test_two_requests_of_each_class_say_what_all_say_of_a_server_for_themselves(longest: int) -> None:
     limits = {"a": {"ttft": 100.0}, "b": {"tpot": 2.0, "e2el": 900.0}}
     slos = tuple(replace(slo, group=name) for name, limits_ms in limits.items() for slo in parse_slos(limits_ms))
-    drawn = mixed([Load.of_class("a", 3.0, 512, 32), Load.of_class("b", 1.0, 256, 64)], 400, seed=0)
+    classes = (Load.of_class("a", 3.0, 512, 32), Load.of_class("b", 1.0, 256, 64))
+    drawn = mixed(classes, 400, seed=0)
     lengths = drawn.input_len.copy()
     lengths[np.flatnonzero(drawn.group == 0)[5]] = longest  # which 4,096 tokens break, but no 1 % of a class
-    targets, sent = Targets(slos, "rate", 4.0), Load.of_requests(replace(drawn, input_len=lengths), 4.0)
+    targets = Targets(slos, "rate", 4.0)
+    sent = Load.of_requests(replace(drawn, input_len=lengths), 4.0, classes=classes)
     args, version = EngineArgs(max_num_seqs=1), parse_version("0.11.0")
     engine = resolve_deployment(resolve_model(SMALL).model, load_profile("h100"), args, version)
     found = alone(engine, request(targets, "h100", load=sent), targets)

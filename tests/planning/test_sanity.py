@@ -9,7 +9,7 @@ import pytest
 from planner import compare_gpus, recommend_plans, size_fleet
 from planner.output import Answer
 from planner.planning import kept_limits
-from planner.planning.capacity import Reading
+from planner.planning.predict import Reading
 from planner.planning.sanity import TIMES, WAIT_S
 from planner.workload import Slo
 

@@ -18,7 +18,7 @@ from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import estimate, simulate_serve
+from planner.planning.predict import Prediction, estimate
 from planner.timing.links import host_bytes_per_s
 from planner.timing.operators import adapter_operators
 from planner.timing.step import Batch, StepModel
@@ -216,28 +216,28 @@ def test_prefixes_are_part_of_the_prompts_and_of_no_prefill() -> None:
     plain, shared = Load(4096, 16, 8, max_concurrency=1), Load(1024, 16, 8, max_concurrency=1, prefix_len=3072)
     assert plain.max_total_len == shared.max_total_len
     assert shared.requests().input_len.tolist() == [4096] * 8
-    long, short = simulate_serve(served(), plain).result, simulate_serve(served(), shared).figures
+    long, short = Prediction.of(served(), plain).result, Prediction.of(served(), shared).figures
     assert short["total_input_tokens"] == long["total_input_tokens"]
     assert short["mean_ttft_ms"] < 0.5 * long["mean_ttft_ms"]
     off = served(enable_prefix_caching=False)
     # the prefix cache off: all of it is computed
-    assert simulate_serve(off, shared).figures["mean_ttft_ms"] == pytest.approx(long["mean_ttft_ms"], rel=0.01)
+    assert Prediction.of(off, shared).figures["mean_ttft_ms"] == pytest.approx(long["mean_ttft_ms"], rel=0.01)
 
 
 def test_a_hit_rate_spares_as_much_as_a_prefix_of_that_share() -> None:
     by_rate = Load(4096, 16, 8, max_concurrency=1, prefix_cache_hit_rate=0.75)
     by_prefix = Load(1024, 16, 8, max_concurrency=1, prefix_len=3072)
-    rate, prefix = (simulate_serve(served(), load).figures["mean_ttft_ms"] for load in (by_rate, by_prefix))
+    rate, prefix = (Prediction.of(served(), load).figures["mean_ttft_ms"] for load in (by_rate, by_prefix))
     assert rate == pytest.approx(prefix)
     with pytest.raises(InputError, match="keeps no prefixes"):
-        simulate_serve(served(enable_prefix_caching=False), by_rate)
+        Prediction.of(served(enable_prefix_caching=False), by_rate)
 
 
 def test_what_comes_from_the_host_takes_the_links_time() -> None:
     # 3,072 tokens x 131,072 bytes / (0.78 x 64 GB/s) = 8.1 ms more before the first token
     load = Load(4096, 16, 8, max_concurrency=1, prefix_cache_hit_rate=0.75)
     gpu_ms, host_ms = (
-        simulate_serve(served(**flags), load).figures["median_ttft_ms"] for flags in ({}, {"kv_offloading_size": 64})
+        Prediction.of(served(**flags), load).figures["median_ttft_ms"] for flags in ({}, {"kv_offloading_size": 64})
     )
     assert host_ms - gpu_ms == pytest.approx(3072 * 131_072 / (0.78 * 64e9) * 1000, rel=0.01)
 
@@ -273,7 +273,7 @@ def test_prefixes_are_sent_by_the_benchmarks_own_name() -> None:
 
 def test_the_closed_form_knows_prefixes_too() -> None:
     load = Load(512, 64, 80, max_concurrency=4, prefix_len=4096)
-    replayed = simulate_serve(served(), load).figures
+    replayed = Prediction.of(served(), load).figures
     quick = estimate(served(), 512, 64, 4, prefix_len=4096)
     assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)
 

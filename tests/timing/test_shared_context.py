@@ -10,7 +10,7 @@ from planner.engine import EngineArgs, parse_version
 from planner.errors import InputError
 from planner.hardware import load_profile
 from planner.model import resolve_model
-from planner.planning import Deployment, resolve_deployment, simulate_serve
+from planner.planning import Deployment, Prediction, resolve_deployment
 from planner.timing.links import step_collectives
 from planner.timing.operators import OperatorKind, step_operators
 from planner.workload import Load
@@ -75,6 +75,6 @@ def test_what_sharing_is_worth_where_the_cache_is_full() -> None:
     measured = {1: (1.25, 390, 715_072), 8: (1.57, 441, 5_721_088)}
     for size, (rate, output_len, cache_tok) in measured.items():
         deployment = served(KIMI, decode_context_parallel_size=size)
-        figures = simulate_serve(deployment, Load(8000, output_len, 1000, request_rate=100.0)).figures
+        figures = Prediction.of(deployment, Load(8000, output_len, 1000, request_rate=100.0)).figures
         assert figures["request_throughput"] == pytest.approx(rate, rel=0.15)
         assert deployment.limits(8000 + output_len).kv_cache_tokens == pytest.approx(cache_tok, rel=0.03)

@@ -20,7 +20,7 @@ from planner.hardware.profiles import load_profile
 from planner.memory.budget import Basis
 from planner.model.architecture import Model
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.predict import estimate, simulate_latency, simulate_serve
+from planner.planning.predict import Prediction, estimate
 from planner.simulator.bench import serve_table
 from planner.timing.drafts import SpeculativeStep, module_model, speculative_step
 from planner.timing.operators import step_operators
@@ -215,7 +215,7 @@ def small_draft(acceptance: str, tokens: int = 4) -> SpeculativeConfig:
 
 def mean_tpot_ms(speculative: SpeculativeConfig | None, concurrency: int) -> float:
     load = Load(512, 128, 3 * concurrency, max_concurrency=concurrency)
-    found: float = simulate_serve(served(speculative), load).figures["mean_tpot_ms"]
+    found: float = Prediction.of(served(speculative), load).figures["mean_tpot_ms"]
     return found
 
 
@@ -242,7 +242,7 @@ def test_drafts_help_one_user_and_harm_a_full_machine() -> None:
 
 def test_every_chunk_that_a_client_sees_is_a_step() -> None:
     load = Load(512, 129, 4, max_concurrency=1)
-    found = simulate_serve(served(small_draft("1")), load).figures
+    found = Prediction.of(served(small_draft("1")), load).figures
     # 128 tokens in 26 steps: ITL counts steps, TPOT spreads them over tokens
     assert found["mean_itl_ms"] / found["mean_tpot_ms"] == pytest.approx(128 / 26)
     assert found["spec_decode_num_drafts"] == 4 * 26
@@ -254,7 +254,7 @@ def test_every_chunk_that_a_client_sees_is_a_step() -> None:
 
 def test_the_closed_form_is_the_steady_state_of_the_replay() -> None:
     usual = served(small_draft("0.6"))
-    replayed = simulate_serve(usual, Load(1024, 256, 160, max_concurrency=8)).figures
+    replayed = Prediction.of(usual, Load(1024, 256, 160, max_concurrency=8)).figures
     quick = estimate(usual, 1024, 256, 8)
     assert quick.output_tok_per_s == pytest.approx(replayed["output_throughput"], rel=0.10)
     assert quick.e2el_s * 1000 == pytest.approx(replayed["mean_e2el_ms"], rel=0.10)
@@ -262,7 +262,7 @@ def test_the_closed_form_is_the_steady_state_of_the_replay() -> None:
 
 def test_explained_steps_show_draft_and_verification() -> None:
     usual = served(small_draft("0.6"))
-    steps = usual.typical_steps(simulate_latency(usual, Load(128, 64, 4)).replay)
+    steps = usual.typical_steps(Prediction.of(usual, Load(128, 64, 4), bench="latency").replay)
     names = [part.name for part in steps["decode step"].parts]
     assert {"mlp up", "draft: mlp up", "draft: lm_head", "host"} <= set(names)
     (head,) = [part for part in steps["decode step"].parts if part.name == "draft: lm_head"]

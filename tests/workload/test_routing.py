@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, Router, share
+from planner.workload.requests import Requests, share
 from planner.workload.sessions import named_sessions
+from planner.workload.targets import Router
 
 
 def chats(count: int, turns: int) -> Requests:

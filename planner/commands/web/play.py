@@ -17,10 +17,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
 
-from planner import planning
 from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.planning import defaults, find_gpus
 
 if TYPE_CHECKING:
     from planner.output import Asked, Played, Probed
@@ -63,7 +62,7 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
             raise UnknownNameError(name, text[:80], WORDS[name], see="the page")
         else:
             given[name] = text
-    profiles, _ = planning.find_gpus([name for name in given["gpu"] if not name.lower().endswith(".toml")])
+    profiles, _ = find_gpus([name for name in given["gpu"] if not name.lower().endswith(".toml")])
     if len(profiles) > MOST_GPUS:
         raise InputError(f"{len(profiles)} GPUs are chosen", hint=f"the page compares up to {MOST_GPUS}")
     if not given["model"]:
@@ -154,7 +153,7 @@ def moved(played: Played, asked: Asked) -> Played | None:
 def replayed(played: Played) -> Probed | None:
     """One replay of the best plan's server at the load that is asked for; None without a plan."""
     from planner.output import Probed
-    from planner.planning import LoadPoint, simulate_serve
+    from planner.planning import LoadPoint, Prediction
 
     plan, asked = played.plan, played.asked
     if plan is None:
@@ -162,7 +161,7 @@ def replayed(played: Played) -> Probed | None:
     ranking = next(one for one, made in zip(played.found.rankings, played.found.plans, strict=True) if made is plan)
     deployment = ranking.candidates[played.found.pick - 1].deployment
     sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
-    answer = simulate_serve(deployment, sent, percentiles=(50, 90, 99))
+    answer = Prediction.of(deployment, sent, percentiles=(50, 90, 99))
     rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
     if sent.max_concurrency:
         rates["output_throughput_per_user"] = answer.figures["output_throughput"] / sent.max_concurrency

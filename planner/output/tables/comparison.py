@@ -92,7 +92,7 @@ class ComparisonAnswer(Answer):
 
     def _object(self) -> dict[str, Any]:
         return {
-            **fields_of(self.record, "model=question.model.id", "question.per", "share"),
+            **fields_of(self.record, "model=question.serving.model.id", "question.per", "share"),
             "rows": self._records(),
             "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
             "orders": list(map(_order_object, self.orders)),
@@ -120,7 +120,7 @@ class ComparisonAnswer(Answer):
 
     def _verdict(self) -> str:
         """The fastest and the cheapest GPU, in a sentence; of one GPU alone its throughput."""
-        model, points = self.record.question.model.id, self.record.points
+        model, points = self.record.question.serving.model.id, self.record.points
         if not points:
             return f"No GPU holds {model}: {self._hardware}"
         first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(self.orders)}
@@ -165,7 +165,7 @@ class ComparisonAnswer(Answer):
         network = self._fastest.setup.profile.stated_network_gb_per_s
         stated = [f"--network-gb-per-s={network:g}"] if network else []
         yield from command_lines(
-            {}, ["planner", "recommend", self.record.question.model.id, "--gpu", self._fastest.gpu, *stated]
+            {}, ["planner", "recommend", self.record.question.serving.model.id, "--gpu", self._fastest.gpu, *stated]
         )
 
     def _every_load(self) -> Iterator[str]:
@@ -189,7 +189,7 @@ class ComparisonAnswer(Answer):
         return "GPU" if self.record.question.per == "gpu" else "whole GPU"
 
     def _title(self) -> str:
-        return f"{self.record.question.model.id}, on {self._hardware}"
+        return f"{self.record.question.serving.model.id}, on {self._hardware}"
 
     def _html(self) -> tuple[Sequence[ComparedPoint], Sequence[Column]]:
         return self.record.points, (Column("load", of=lambda point: _load_words(point.workload)), *TABLE)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.engine import EngineArgs, default_version, parse_version
+from planner.engine import default_version, parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
-from planner.memory import Basis
 from planner.model import ResolvedModel
 from planner.output.workflows.documents import Workflow
 from planner.output.workflows.subject import Choice, chosen_load, profile_of
@@ -15,9 +14,9 @@ from planner.planning import (
     Candidate,
     ComparedPoint,
     Plan,
-    Question,
     Ranking,
     Request,
+    Serving,
     assemble,
     compare_partitions,
     estimate,
@@ -44,10 +43,7 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[s
         )
     version = parse_version(choice.engine_version) if choice.engine_version else default_version(whole)
     resolved, load, fits = choice.resolve(choice.model or workflow.model), chosen_load(workflow, choice), choice.local
-    question = Question(
-        resolved.model, EngineArgs(), version=version, basis=Basis(fits.constants), calibration=fits.calibration
-    )
-    points, refused = compare_partitions(question, whole, load)
+    points, refused = compare_partitions(Serving.of(resolved, whole, version=version, local=fits), whole, load)
     rejected = [f"{gone.gpu}: {gone.reason}" for gone in refused]
     if not points:
         raise IllegalPlanError(

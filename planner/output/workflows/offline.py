@@ -36,11 +36,9 @@ from planner.output.workflows.subject import (
 from planner.planning import (
     Deployment,
     Plan,
+    Prediction,
     defaults,
     recipe_of,
-    simulate_latency,
-    simulate_serve,
-    simulate_throughput,
 )
 from planner.workload import Load
 
@@ -123,7 +121,7 @@ def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -
     load, latency = _load(found, command), "latency" in line.command
     result: Mapping[str, Any] = {}
     if predicted and not drafts and deployment.requests_held(load.total_len) >= 1:
-        result = (simulate_latency if latency else simulate_throughput)(deployment, load).result
+        result = Prediction.of(deployment, load, bench="latency" if latency else "throughput").result
     metric = point.metric or ("avg_latency" if latency else "output_throughput")
     # printed numbers are of this version and of these settings
     asked = found.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
@@ -261,7 +259,7 @@ def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
     """The names of the template of sweep.sh: closed loops of 1, 2, 4, ... requests, and open loops."""
     closed = _closed_loads(plan)
     # shares of the rate with every place taken
-    highest = simulate_serve(deployment, _closed(plan, plan.max_num_seqs)).figures["request_throughput"]
+    highest = Prediction.of(deployment, _closed(plan, plan.max_num_seqs)).figures["request_throughput"]
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
     opened = [
         replace(
@@ -309,6 +307,6 @@ def _closed(plan: Plan, concurrency: int) -> Load:
 
 
 def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> SweepLoad:
-    throughput = simulate_serve(deployment, load).figures["output_throughput"]
+    throughput = Prediction.of(deployment, load).figures["output_throughput"]
     argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
     return SweepLoad(name, load.num_prompts, f"{throughput:.1f}", load.seed, tuple(argv))

@@ -25,32 +25,21 @@ from planner.engine import EVERYWHERE, EngineVersion, serve_argv
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import (
-    IDLE,
-    TOLERANCE,
-    USUALLY_KEPT,
-    Capacity,
-    Reading,
-    ServedLoad,
-    at_load,
-    doubt_at,
-    largest_of,
-    most_in_flight,
-    steady_rate,
-)
+from planner.planning.capacity import Capacity, at_load, doubt_at, most_in_flight, steady_rate
 from planner.planning.cost import price_of
+from planner.planning.defaults import IDLE, TOLERANCE, USUALLY_KEPT
 from planner.planning.deployment import Deployment
 from planner.planning.fleet.kinds import FleetRequest, ServerKind, resized, servers_for
+from planner.planning.largest import bracket, largest
 from planner.planning.plan import Plan
+from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
 from planner.planning.recommend.assemble import recipe_of, served_name
 from planner.planning.recommend.candidates import node_size, tensor_parallel_sizes
 from planner.planning.recommend.request import Candidate, Request
 from planner.planning.recommend.service import cost
-from planner.planning.uncertainty import MOST_REQUESTS, UncertaintyOfReplay
-from planner.simulator import statistic_ms
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Load, Slo
+from planner.workload import Load, Slo, Targets
 
 #: Share of the target of TTFT that a decode server may take until it gives its first token.
 DECODE_SHARE = 0.25
@@ -441,8 +430,8 @@ def _prefill_side(
 ) -> Side | None:
     """One prefill server: prompts that ask for one token, and whose cache has to leave again."""
     workload = replace(demand, output_len=1)
-    capacity = Capacity(deployment, workload, (replace(ttft, limit_ms=left_ms),))
-    load = capacity.largest(asked.confidence, exactly=True)
+    targets = Targets((replace(ttft, limit_ms=left_ms),), confidence=asked.confidence)
+    load = Capacity(deployment, workload, targets).largest()
     if load is None:
         return None
     most = 1 / transfer.time_s if transfer.time_s else inf
@@ -467,34 +456,25 @@ class _DecodeLoad:
             (slo.limit_ms * MS / doubt.upper(slo.key, self.confidence) for slo in self.slos if slo.metric == "tpot"),
             default=inf,
         )
-        low, high = 1, max(ceil(self._most), 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._step_s(middle) <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
-        return min(self._steady_rate(low), self._ceiling)
+        batch = largest(lambda batch: self._step_s(batch) <= limit_s, 1, max(ceil(self._most), 1))
+        return min(self._steady_rate(batch), self._ceiling)
 
     def largest(self) -> ServedLoad | None:
         """The largest rate that keeps the targets, by bisection: to first order, then where the batch reacts too."""
         least = min(IDLE / (self.workload.output_len * self._step_s(1)), self._ceiling)
-        first = largest_of(partial(self._at, reacts=False), self.guess, least, self._ceiling)
+        first, _ = bracket(partial(self._at, reacts=False), self.guess, least, self._ceiling, TOLERANCE)
         if first is None:
             return None
-        return largest_of(partial(self._at, reacts=True), first.value * USUALLY_KEPT, least, first.value)
+        guess = first.value * USUALLY_KEPT
+        met, missed = bracket(partial(self._at, reacts=True), guess, least, first.value, TOLERANCE)
+        return met and replace(met, bound_by=missed.binding if missed else THROUGHPUT)
 
     def _at(self, rate: float, *, reacts: bool) -> ServedLoad:
         """One rate; ``reacts``: on an engine that is slower more requests are in flight, which slows its steps."""
         sent = at_load(self.server, self.workload, self.slos, "rate", rate)
-        served = self.server.replay(sent, keep_steps=sent.num_prompts <= MOST_REQUESTS)
-        doubt = UncertaintyOfReplay(self.server, sent, served, queue_reacts=reacts)
-        readings = []
-        for slo in self.slos:
-            predicted_ms = statistic_ms(slo, served)
-            readings.append(Reading(slo, predicted_ms, predicted_ms * doubt.upper(slo.key, self.confidence)))
-        stable = rate <= self._ceiling * (1 + TOLERANCE)
-        return ServedLoad("rate", rate, sent, tuple(readings), 1.0, stable, served)
+        served = Prediction.until_missed(self.server, sent, self.slos, self.confidence, whole=True)
+        readings = served.readings(self.slos, self.confidence, exactly=reacts)
+        return ServedLoad(served, readings, 1.0, rate <= self._ceiling * (1 + TOLERANCE), rate)
 
     def _steady_rate(self, batch: float) -> float:
         """Requests per second of full batches of decode steps, ``batch`` on each rank."""

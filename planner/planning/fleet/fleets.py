@@ -16,13 +16,24 @@ from planner import progress
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, ServedLoad, steady_rate
+from planner.planning.capacity import steady_rate
 from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective
 from planner.planning.deployment import Deployment
-from planner.planning.fleet.kinds import FleetRequest, NoServer, ServerKind, carries, dealt_kinds, rate_at, server_kinds
+from planner.planning.fleet.kinds import (
+    FleetRequest,
+    NoServer,
+    ServerKind,
+    capacity_of,
+    carries,
+    dealt_kinds,
+    rate_at,
+    server_kinds,
+)
 from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
+from planner.planning.largest import smallest
 from planner.planning.next_run import NextRun, next_run
+from planner.planning.predict import ServedLoad
 from planner.simulator import Replay
 from planner.workload import MIXED_PROMPTS, Load, Router, too_rare
 
@@ -180,8 +191,7 @@ class Fleet:
         (pool,), asked = self.pools, self.asked
         most, deployment, sent = pool.load.value, pool.kind.deployment, pool.demand
         if asked.slos:
-            slos = asked.slos_of(pool.demand)
-            low, high = Capacity(deployment, sent, slos).interval(most)
+            low, high = capacity_of(asked, deployment, sent).interval(most)
         else:
             low, high = (steady_rate(deployment, sent, confidence=odds) for odds in (0.95, 0.05))
         return Span(low, most, high).times(pool.servers)
@@ -405,14 +415,9 @@ def _rates(asked: FleetRequest, pools: Sequence[Pool], confidence: float) -> lis
 def _fewest(asked: FleetRequest, pool: Pool, confidence: float) -> int:
     """Servers that carry the class of a pool with less ``confidence``; never more than the pool has."""
     (load,) = asked.loads
-    too_few, enough = 0, pool.servers
-    while enough - too_few > 1:
-        servers = (too_few + enough) // 2
-        if carries(asked, pool.kind.deployment, pool.demand, load / servers, confidence):
-            enough = servers
-        else:
-            too_few = servers
-    return enough
+    return smallest(
+        lambda servers: carries(asked, pool.kind.deployment, pool.demand, load / servers, confidence), 1, pool.servers
+    )
 
 
 def _rent(asked: FleetRequest, profile: GpuProfile, objective: Objective) -> Rent:

@@ -18,14 +18,15 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import ServedLoad, at_load, largest_load, measure, steady_rate
+from planner.planning.capacity import Capacity, at_load, measure, steady_rate
 from planner.planning.defaults import Objective, RentedBy
 from planner.planning.deployment import Deployment
+from planner.planning.predict import ServedLoad
 from planner.planning.recommend.assemble import rank
 from planner.planning.recommend.candidates import deployed, largest_batch
-from planner.planning.recommend.request import Candidate, Ranking, Request, Targets
+from planner.planning.recommend.request import Candidate, Ranking, Request
 from planner.timing import Calibration
-from planner.workload import Load, Router, Slo, check_classes
+from planner.workload import Load, Router, Slo, Targets, check_classes
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,13 @@ def carried(asked: FleetRequest, deployment: Deployment, demand: Load, *, confid
     longest = demand.longest_len
     if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
         return None
-    return largest_load(deployment, demand, asked.slos_of(demand), confidence=confidence)
+    return capacity_of(asked, deployment, demand).largest(confidence)
+
+
+def capacity_of(asked: FleetRequest, deployment: Deployment, demand: Load) -> Capacity:
+    """What one server carries of one class; to first order among many types of GPUs, as in ``recommend``."""
+    targets = Targets(asked.slos_of(demand), confidence=asked.confidence)
+    return Capacity(deployment, demand, targets, exactly=len(asked.gpus) <= defaults.FEW_GPUS)
 
 
 def rate_at(asked: FleetRequest, deployment: Deployment, demand: Load, confidence: float) -> float:

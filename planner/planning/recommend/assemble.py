@@ -119,7 +119,7 @@ def assemble(
         classes=classes,
         workload=PlannedWorkload.of(workload),
         service=service,
-        predicted=predicted(deployment, prediction),
+        predicted=predicted(prediction),
         memory=memory(deployment, workload.total_len),
         calibration=deployment.calibrated_by,
         why=tuple(_why(request, ranking, candidate, recipe)),

@@ -23,23 +23,36 @@ from math import floor, inf
 
 import numpy as np
 
-from planner.planning.capacity import ServedLoad, at_load, measure
+from planner.planning import defaults
+from planner.planning.capacity import at_load, idle_load, measure
 from planner.planning.deployment import Deployment
-from planner.planning.recommend.request import Request, Targets
+from planner.planning.predict import ServedLoad
+from planner.planning.recommend.request import Request
 from planner.planning.uncertainty import least_upper
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Load, Requests, Slo
+from planner.workload import Load, Requests, Slo, Targets
 
 GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 
 
 def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedLoad:
-    """The targets beside requests that have the server for themselves: the longest ones, or all where those fail."""
+    """The targets beside requests that have the server for themselves: the longest ones, or all where those fail.
+
+    Recorded requests come in their own rhythm, so slowly that the server idles: they are those that are served at the
+    load that is asked for, and find what earlier ones have left in the cache.
+    """
 
     def sent(load: Load) -> ServedLoad:
         return measure(deployment, load, targets.slos, confidence=targets.confidence)
 
+    if request.load.unsendable:
+        load = request.load.at_rate(idle_load(deployment, request.load, "rate"), defaults.TRACE_PROMPTS)
+        places = min(
+            max(deployment.config.max_num_seqs, defaults.USUAL_BATCH), deployment.config.max_num_batched_tokens
+        )
+        roomy = replace(deployment, config=replace(deployment.config, max_num_seqs=places))  # bunches do not queue
+        return measure(roomy, load, targets.slos, confidence=targets.confidence)
     load = at_load(deployment, request.load, targets.slos, "concurrency", 1)
     if load.recorded is None:
         longest = sent(load.longest(2))

@@ -28,9 +28,8 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.defaults import Goal
-from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast, percent
-from planner.planning.predict import Prediction, compared_rates, simulate_serve
+from planner.planning.predict import Prediction
 from planner.planning.recommend.candidates import checkpoints, deployed, engines, largest_batch, left_out, why_not
 from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, pareto
 from planner.units import MS
@@ -57,9 +56,9 @@ def rank_by_goal(request: Request, profile: GpuProfile, version: EngineVersion) 
     return Ranking(profile, version, tuple(best_first), tuple(rejected))
 
 
-def predicted(deployment: Deployment, prediction: Prediction) -> dict[str, Any]:
+def predicted(prediction: Prediction) -> dict[str, Any]:
     """The keys of the benchmark's result file, and the two rates that plans are compared by, with their intervals."""
-    rates = prediction.with_intervals(compared_rates(deployment, prediction))
+    rates = prediction.with_intervals(prediction.rates)
     return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
 
 
@@ -69,15 +68,14 @@ def replayed(request: Request, candidate: Candidate, workload: Load) -> Predicti
     Of a trace it sent other requests.
     """
     load, targets = candidate.load, request.targets
-    asked: dict[str, Any] = {"percentiles": defaults.PERCENTILES}
-    if load and load.whole and load.doubt and load.sent == workload:
-        asked |= {"served": load.replay, "doubt": load.doubt.reacting()}
+    goodput: dict[str, float] = {}
     if workload.classes and targets:
         own = {one.name for one in workload.classes if one.limits_ms}
         of_all = (slo for slo in targets.slos if slo.group not in own and slo.metric in OF_A_REQUEST)
-        asked["goodput"] = {slo.metric: slo.limit_ms for slo in of_all}
-        workload = replace(workload, num_prompts=workload.count)
-    return simulate_serve(candidate.deployment, workload, **asked)
+        goodput = {slo.metric: slo.limit_ms for slo in of_all}
+    if load and load.whole and load.sent == workload:
+        return load.prediction.reported(defaults.PERCENTILES, goodput)
+    return Prediction.of(candidate.deployment, workload, percentiles=defaults.PERCENTILES, goodput=goodput)
 
 
 def _batches(
@@ -202,7 +200,7 @@ def _replayed(request: Request, candidates: Sequence[Candidate]) -> list[Candida
 def with_figures(request: Request, candidate: Candidate) -> Candidate:
     """The candidate with the replay of its closed loop."""
     prediction = replayed(request, candidate, request.closed_loop(candidate.estimate.concurrency))
-    figures = {**prediction.figures, **compared_rates(candidate.deployment, prediction)}
+    figures = {**prediction.figures, **prediction.rates}
     return replace(candidate, figures=figures, prediction=prediction)
 
 

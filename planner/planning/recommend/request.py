@@ -12,25 +12,14 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED_BASIS, Basis
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import By, Capacity, ServedLoad
+from planner.planning.capacity import Capacity
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Estimate, Prediction, estimated_uncertainty
+from planner.planning.predict import Estimate, Prediction, ServedLoad, estimated_uncertainty
 from planner.planning.uncertainty import Uncertainty
 from planner.timing import Calibration
 from planner.units import MS
-from planner.workload import Load, Router, Slo
-
-
-@dataclass(frozen=True)
-class Targets:
-    """What has to be kept, and under which load of all servers together."""
-
-    slos: tuple[Slo, ...] = ()
-    by: By = "rate"
-    value: float | None = None  #: requests per second, or in flight; None: as many as one server carries
-    confidence: float = defaults.CONFIDENCE  #: with which the limits are kept
-    router: Router = "round-robin"  #: between the servers and the requests of a trace
+from planner.workload import Load, Slo, Targets
 
 
 @dataclass(frozen=True, slots=True)

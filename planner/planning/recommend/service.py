@@ -8,26 +8,19 @@ from functools import cached_property
 from math import ceil, inf
 from typing import Any
 
-from planner.planning import defaults
-from planner.planning.capacity import (
-    ROUNDING,
-    THROUGHPUT,
-    Capacity,
-    Reading,
-    ServedLoad,
-    as_found,
-    measure,
-)
-from planner.planning.compare.limits import find_limit, limit_in_words
+from planner.planning.capacity import Capacity, measure
+from planner.planning.compared_point import find_limit, limit_in_words
 from planner.planning.cost import price_of
 from planner.planning.deployment import Deployment
+from planner.planning.largest import ROUNDING
 from planner.planning.next_run import next_run
 from planner.planning.plan import Plan, PlannedRun, PlannedRung, PlannedTarget, PlannedTrace, PlannedWorkload, Service
+from planner.planning.predict import THROUGHPUT, Reading, ServedLoad
 from planner.planning.recommend.candidates import node_size
-from planner.planning.recommend.request import Candidate, Request, Targets
+from planner.planning.recommend.request import Candidate, Request
 from planner.simulator import Replay, statistic_ms
 from planner.units import figure
-from planner.workload import Load, targets_in_words
+from planner.workload import Load, Targets, targets_in_words
 
 
 def sent_to_one(request: Request, candidate: Candidate) -> Load:
@@ -40,8 +33,6 @@ def sent_to_one(request: Request, candidate: Candidate) -> Load:
         return request.closed_loop(candidate.estimate.concurrency)
     sent = candidate.load.sent
     if sent.unsendable:
-        if sent.reused:
-            sent = as_found(sent, candidate.load.replay)
         sent = sent.as_drawn()
     return replace(sent, num_prompts=request.num_prompts) if request.num_prompts else sent
 
@@ -61,7 +52,7 @@ def service_of(request: Request, candidate: Candidate, *, best: bool) -> Service
         packages = ceil(packages)
     price = price_of(profile, request.prices)
     carried = _Carried(request, targets, candidate, load, capacity, most) if best and most and targets.slos else None
-    ends = capacity.interval(most.value, carried.kept) if carried and most and carried.kept else (None, None)
+    ends = capacity.interval(most.value) if carried and most else (None, None)
     return Service(
         confidence=targets.confidence,
         targets=tuple(map(planned_target, load.readings)),
@@ -99,7 +90,7 @@ def capacity_of(request: Request, targets: Targets, candidate: Candidate) -> Cap
     if load.unsendable:
         load = load.share_of(candidate.servers, targets.router)
     known = [one for one in served if one]
-    return Capacity(candidate.deployment, load, targets.slos, by=targets.by, served=known)
+    return Capacity(candidate.deployment, load, targets, known=known)
 
 
 @dataclass(frozen=True)
@@ -114,17 +105,9 @@ class _Carried:
     most: ServedLoad  #: what one of them carries at the confidence that is asked for
 
     @cached_property
-    def kept(self) -> float:
-        """Share of what a server carries to first order that is left where the queue of a slower one is replayed."""
-        first = self.capacity.edge(self.targets.confidence)
-        return min(self.most.value / first, 1.0) if first else 1.0
-
-    @cached_property
     def ladder(self) -> tuple[PlannedRung, ...]:
         """The same servers at each confidence of ``LADDER``, and at the one that is asked for."""
-        if not self.kept:
-            return ()
-        return tuple(self.rung(confidence) for confidence in sorted({*defaults.LADDER, self.targets.confidence}))
+        return tuple(map(self.rung, self.capacity.by_confidence(self.most.value)))
 
     def rung(self, confidence: float) -> PlannedRung:
         """More confidence never carries more, and never takes fewer servers."""
@@ -132,7 +115,7 @@ class _Carried:
         carried, servers = self.most.value, self.candidate.servers
         if confidence != asked:
             bound = max if confidence < asked else min
-            carried = bound(self.capacity.edge(confidence) * self.kept, carried)
+            carried = bound(self.capacity.carried(confidence, carried), carried)
             if whole is not None and carried:
                 fewest = ceil(whole / carried - ROUNDING)
                 servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
@@ -186,7 +169,7 @@ def largest(request: Request, candidate: Candidate) -> ServedLoad | None:
     if request.coarse or candidate.load is None:
         return None
     capacity = candidate.capacity or capacity_of(request, targets, candidate)
-    found = capacity.largest(targets.confidence, exactly=True)
+    found = capacity.largest()
     if found is None or found.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=found.bound_by if found else "")
     judged_whole = request.load.unsendable and not request.load.drawn

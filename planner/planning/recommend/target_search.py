@@ -26,10 +26,9 @@ from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import (
-    TOLERANCE,
     Capacity,
-    ServedLoad,
     Steady,
+    against,
     at_load,
     closed_form_load,
     idle_load,
@@ -38,10 +37,10 @@ from planner.planning.capacity import (
     outlined_load,
     queued_load,
     usual_doubt,
-    with_the_queue,
 )
+from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
-from planner.planning.predict import estimate
+from planner.planning.predict import ServedLoad, estimate
 from planner.planning.recommend.bounds import alone, broken_for_certain, rate_bound
 from planner.planning.recommend.candidates import (
     checkpoints,
@@ -51,10 +50,10 @@ from planner.planning.recommend.candidates import (
     left_out,
     why_not,
 )
-from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request, Targets
+from planner.planning.recommend.request import Candidate, Ranking, Rejected, Request
 from planner.planning.recommend.service import largest
 from planner.planning.uncertainty import Uncertainty
-from planner.workload import PRIORITY, Load, Slo
+from planner.workload import PRIORITY, Load, Slo, Targets
 
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue, exactly and to first
 #: order. A judgement, and what it turns down says so; benchmarks/results/search.md has the most that was seen.
@@ -492,16 +491,16 @@ class _Search:
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         targets = self.targets
-        capacity = Capacity(engine.deployment, self.load, targets.slos, by=targets.by)
+        capacity = Capacity(engine.deployment, self.load, targets, exactly=self.exactly)
         if self.found:
             challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
             for exactly in (False, True)[: 1 + self.exactly]:
-                load = capacity.at(challenge, targets.confidence, exactly=exactly)
+                load = capacity.at(challenge, exactly=exactly)
                 if not load.meets:
                     return None, load
-        elif not (hopeless := capacity.idle(targets.confidence)).meets:
+        elif not (hopeless := capacity.idle()).meets:
             return None, hopeless
-        carried = capacity.largest(targets.confidence, exactly=self.exactly)
+        carried = capacity.largest()
         return (self._candidate(engine, carried, 1, capacity), None) if carried else (None, None)
 
     def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
@@ -515,7 +514,7 @@ class _Search:
         if load.meets and more:
             load = share_of(engine.deployment, self.request, targets, servers, entire=True, whole=False)
         if load.meets and self.exactly and targets.by == "rate" and targets.slos:
-            load = with_the_queue(load, targets.slos, targets.confidence)
+            load = against(load.prediction, targets.slos, targets.confidence)
         return load
 
     def _candidate(
@@ -556,8 +555,11 @@ class _Search:
         """The engine that breaks a target least: while it idles, or even with one request at a time."""
         idle = self.exactly and self.targets.by == "rate" and not self.load.unsendable
         closest: tuple[RankedEngine, ServedLoad] | None = None
-        if idle and self._broke:  # these keep the targets of a request alone
-            closest = self._broken_idle(min(self._broke, key=lambda pair: pair[1].excess)[0])
+        nearest = min(self._broke, key=lambda pair: pair[1].excess, default=None)  # they meet those of a request alone
+        if nearest and self.load.unsendable:
+            closest = nearest
+        elif nearest and idle:
+            closest = self._broken_idle(nearest[0])
         for at_least, engine in () if closest else sorted(self.hopeless, key=lambda pair: pair[0]):
             if closest and at_least >= closest[1].excess:
                 break
@@ -574,8 +576,7 @@ class _Search:
         try:
             batch = args.max_num_seqs or self._largest(engine.resolved, args)
             roomy = self._deployed(engine.resolved, replace(args, max_num_seqs=max(batch, 1)))
-            server = Capacity(roomy, self.load, targets.slos, by=targets.by)
-            load = server.idle(targets.confidence, whole=True)
+            load = Capacity(roomy, self.load, targets).idle(whole=True)
         except PlannerError:  # with more room than for one request, or in so many steps, it is not served
             return None
         return None if load.meets else (engine, load)
@@ -687,8 +688,7 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
         and (len(budgets) == 1 or replay.most_step_tok < min(budgets))
         and replay.kv_cache_usage_peak < ROOMY
     )
-    doubt = load.doubt
-    if same and doubt is not None and doubt.load.recorded is not None and len(budgets) == 1:
+    if same and load.sent.recorded is not None and len(budgets) == 1:
         return True  # a trace takes long to replay: an engine that serves it in the same steps is no alternative
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf

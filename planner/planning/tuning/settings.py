@@ -27,7 +27,7 @@ from planner.planning.calibration import Local
 from planner.planning.check import launched_args, redeploy
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlanFile, PlannedTarget
-from planner.planning.predict import Prediction, compared_rates, simulate_serve
+from planner.planning.predict import Prediction
 from planner.planning.recommend.assemble import assemble
 from planner.planning.recommend.goals import Merit, rank_by_goal, with_figures
 from planner.planning.recommend.request import Candidate, Ranking, Request
@@ -115,7 +115,7 @@ def tuned_settings(file: PlanFile, local: Local) -> tuple[Merit, list[TunedSetti
     rankings = [_ranked(request, budget) for budget in _budgets(request.args)]
     merit = Merit.among(rankings[0].candidates, request.goal)
     own, sent = redeploy(file.plan, local), file.plan.workload.sent
-    found = [_setting(file.plan, own, merit, _replayed(own, sent), file.plan.targets)]
+    found = [_setting(file.plan, merit, _replayed(own, sent), file.plan.targets)]
     if file.plan.service is not None:
         return merit, found + _under_load(request, file.plan, merit, rankings)
     for ranking, candidate in _promising(request, merit, rankings):
@@ -176,7 +176,7 @@ def _under_load(request: Request, plan: Plan, merit: Merit, rankings: Iterable[R
                 one = replace(candidate, prediction=None)
                 measured = assemble(request, ranking, one, workload=sent)
                 if measured.digest != plan.digest:
-                    settings.append(_setting(measured, candidate.deployment, merit, prediction, plan.targets))
+                    settings.append(_setting(measured, merit, prediction, plan.targets))
                     engines.append(engine)
     if not settings:
         return []
@@ -191,7 +191,7 @@ def _under_load(request: Request, plan: Plan, merit: Merit, rankings: Iterable[R
 
 
 def _replayed(deployment: Deployment, sent: Load) -> Prediction:
-    return simulate_serve(deployment, sent, percentiles=defaults.PERCENTILES)
+    return Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
 
 
 def _measurable(request: Request, merit: Merit, ranking: Ranking, candidate: Candidate) -> TunedSetting:
@@ -199,13 +199,11 @@ def _measurable(request: Request, merit: Merit, ranking: Ranking, candidate: Can
     found = with_figures(request, candidate)
     assert found.prediction is not None
     ranking = replace(ranking, candidates=tuple(found if one is candidate else one for one in ranking.candidates))
-    return _setting(assemble(request, ranking, found), found.deployment, merit, found.prediction)
+    return _setting(assemble(request, ranking, found), merit, found.prediction)
 
 
-def _setting(
-    plan: Plan, deployment: Deployment, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()
-) -> TunedSetting:
-    figures = {**prediction.figures, **compared_rates(deployment, prediction)}
+def _setting(plan: Plan, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()) -> TunedSetting:
+    figures = {**prediction.figures, **prediction.rates}
     doubt = prediction.uncertainty
 
     def prospect(logarithm: float, key: str, power: float) -> Prospect:

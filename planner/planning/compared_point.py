@@ -1,22 +1,202 @@
-"""One setup under one load: what it delivers, what that costs, what limits it."""
+"""One setup under one load: what it delivers, what that costs, what limits it.
+
+Equal hardware is as many whole GPUs of each type, and the equal servers that stand on them. A whole GPU is what one
+rents. Eight CPX partitions with TP 1 on each and one server on the GPU that they are parts of are equal hardware; so
+are four servers of TP 2 and one of TP 8. Which of the legal sizes serves a load best is found for each load. The
+engine's other settings are the same for all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf, isinf
 from typing import Any
 
+from planner.engine import legal_tensor_parallel_sizes
+from planner.errors import PlannerError
+from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import TOLERANCE, in_flight, most_in_flight
-from planner.planning.compare.limits import find_limit
-from planner.planning.compare.setup import Setup
+from planner.planning.capacity import in_flight, most_in_flight
 from planner.planning.cost import Price, Span, power_w, span_figures, tok_per_joule, tok_per_usd, usd_per_million_tok
+from planner.planning.defaults import TOLERANCE, Per
 from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast
-from planner.planning.predict import Prediction, estimate, simulate_serve
+from planner.planning.predict import Prediction, estimate
+from planner.planning.serving import Serving
+from planner.simulator import Replay
+from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
+from planner.units import GIB
 from planner.workload import Load
+
+#: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
+CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
+
+#: Causes whose word alone says too little in a sentence.
+SAID = {"launches": "kernel launches", "links": "collectives over links", "host": "work of the host"}
+
+
+def time_shares(deployment: Deployment, served: Replay) -> dict[str, float]:
+    """Share of the engine's time by what bounds it, largest first: of the average steps of a replay."""
+    spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}
+    total: dict[str, float] = defaultdict(float)
+    for name, step in deployment.typical_steps(served).items():
+        for cause, time_s in _causes(deployment, step).items():
+            total[cause] += time_s / step.total_s * spent_s[name]
+    whole_s = sum(total.values())
+    largest_first = sorted(total, key=lambda cause: -total[cause])
+    return {cause: total[cause] / whole_s for cause in largest_first} if whole_s else {}
+
+
+def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight: float) -> str:
+    """What keeps one server with ``in_flight`` requests of ``total_len`` tokens from serving more."""
+    config = deployment.config
+    held = deployment.requests_served(total_len) * config.data_parallel_size
+    if in_flight > held:
+        return f"KV capacity: holds {held:,.0f} requests"
+    if in_flight > config.max_running:
+        return f"queueing: max_num_seqs {config.max_num_seqs}"
+    cause, share = next(iter(time_shares(deployment, served).items()), ("nothing", 0.0))
+    return f"{cause} {share:.0%}"
+
+
+def limit_in_words(limit: str) -> str:
+    """What ``find_limit`` says, for a sentence: ``weights bandwidth, 61% of the engine's time``."""
+    cause, _, share = limit.rpartition(" ")
+    return f"{SAID.get(cause, cause)}, {share} of the engine's time" if share.endswith("%") else limit
+
+
+def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
+    """Seconds of one step by cause, which add up to its time."""
+    kinds = {operator.name: operator.kind for operator in step_operators(deployment.model, deployment.config)}
+    causes: dict[str, float] = defaultdict(float)
+    busy_s = max(step.gpu_s, step.launch_s)
+    causes["host"] = step.total_s - busy_s
+    if step.launch_s > step.gpu_s:
+        causes["launches"] += step.launch_s
+        return causes
+    found = step_collectives(deployment.model, deployment.profile, deployment.config)
+    collectives = {collective.name for collective in found}
+    for part in step.parts:
+        if part.name != "host":
+            cause = "links" if part.name in collectives else _cause(kinds.get(part.name), part.bound)
+            causes[cause] += part.time_s
+    return causes
+
+
+def _cause(kind: OperatorKind | None, bound: str) -> str:
+    if bound == "launch":
+        return "launches"
+    if bound == "compute":
+        return "compute"
+    return "KV bandwidth" if kind in CACHE_READERS else "weights bandwidth"
+
+
+# --- equal hardware
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is served, on how many GPUs of each type."""
+
+    serving: Serving  #: on any of the GPUs
+    per: Per = "package"
+    share: int | None = None  #: whole GPUs of each type, or logical ones; None: the fewest on which all hold the model
+    sizes: tuple[int, ...] = ()  #: tensor-parallel sizes to try; empty: all that are legal
+
+
+@dataclass(frozen=True)
+class Setup:
+    """GPUs of one type, and the equal servers on them that share a load."""
+
+    deployment: Deployment
+    num_gpus: int  #: logical GPUs that are paid for
+    servers: int
+    counted_gpus: float  #: GPUs in figures per GPU: whole ones, or with ``per`` of ``gpu`` logical ones
+
+    @property
+    def profile(self) -> GpuProfile:
+        """The (logical) GPU."""
+        return self.deployment.profile
+
+    @property
+    def idle_gpus(self) -> int:
+        """Logical GPUs that are paid for and too few for one more server."""
+        return self.num_gpus - self.servers * self.deployment.config.num_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedGpu:
+    """A GPU that does not take part, and why."""
+
+    gpu: str
+    reason: str
+
+
+def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_len: int) -> list[Setup] | RefusedGpu:
+    """Every way to put servers that hold one request of ``longest_len`` tokens on ``num_gpus`` logical GPUs."""
+    reasons: list[str] = []
+    setups: list[Setup] = []
+    counted = num_gpus if question.per == "gpu" else num_gpus / profile.parts
+    for size in _sizes(question, profile, num_gpus):
+        try:
+            deployment = question.serving.changed(profile=profile, tensor_parallel_size=size).deployment
+        except PlannerError as error:
+            reasons.append(error.cause)
+            continue
+        servers = num_gpus // deployment.config.num_gpus
+        if not servers:
+            reasons.append(f"one server takes {deployment.config.num_gpus} GPUs, there are {num_gpus}")
+        elif deployment.requests_held(longest_len) < 1:
+            stage = deployment.budget.binding
+            weights, left = stage.weights.loaded_bytes / GIB, max(stage.available.mid, 0) / GIB
+            reasons.append(f"TP {size}: {weights:.1f} GiB of weights on each GPU leave {left:.1f} GiB for the KV cache")
+        else:
+            setups.append(Setup(deployment, num_gpus, servers, counted))
+    return setups or RefusedGpu(profile.id, reasons[-1] if reasons else "no tensor-parallel size is legal")
+
+
+def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: int) -> int:
+    """GPUs for each type, whole or logical: the fewest, a power of two, on which all types hold the model.
+
+    Types that cannot hold it within a node do not count.
+    """
+    if question.share:
+        return question.share
+    return max(filter(None, (_fewest(question, profile, longest_len) for profile in profiles)), default=1)
+
+
+def count_gpus(question: Question, profile: GpuProfile, share: int) -> int:
+    """Logical GPUs that one type gets."""
+    if question.per == "node":
+        return profile.gpus_per_node
+    return share * (profile.parts if question.per == "package" else 1)
+
+
+def _fewest(question: Question, profile: GpuProfile, longest_len: int) -> int | None:
+    share = 1
+    while (num_gpus := count_gpus(question, profile, share)) <= profile.gpus_per_node:
+        if not isinstance(find_setups(question, profile, num_gpus, longest_len), RefusedGpu):
+            return share
+        share *= 2
+    return None
+
+
+def _sizes(question: Question, profile: GpuProfile, num_gpus: int) -> Iterator[int]:
+    if question.sizes:
+        yield from question.sizes
+        return
+    serving = question.serving
+    legal = legal_tensor_parallel_sizes(
+        serving.model, profile, allow_unvalidated=serving.args.allow_unvalidated, fp8_blocks="refined"
+    )
+    powers = [size for size in legal if size & (size - 1) == 0 and size <= num_gpus]
+    yield from powers or (1,)  # refused in the engine's own words
+
+
+# --- under a load
 
 LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 
@@ -191,7 +371,7 @@ def best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> 
 def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:
     """Replay what each of the servers gets of ``workload``."""
     shares = dealt(setup.deployment, workload, setup.servers)
-    predictions = tuple(simulate_serve(setup.deployment, share.workload) for share in shares)
+    predictions = tuple(Prediction.of(setup.deployment, share.workload) for share in shares)
     return ComparedPoint(setup, workload, price, shares, predictions)
 
 

@@ -6,7 +6,7 @@ An order comes with the probability that measurements have it too: what two GPUs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, groupby
 from math import ceil
 
@@ -14,14 +14,21 @@ from planner import progress
 from planner.engine import legal_tensor_parallel_sizes
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
-from planner.planning.compare.point import ComparedPoint, best_point, measure_point
-from planner.planning.compare.setup import Question, RefusedGpu, count_gpus, find_setups, find_share
+from planner.planning.compared_point import (
+    ComparedPoint,
+    Question,
+    RefusedGpu,
+    best_point,
+    count_gpus,
+    find_setups,
+    find_share,
+    measure_point,
+)
 from planner.planning.cost import price_of
-from planner.planning.odds import CERTAIN, Forecast, percent
+from planner.planning.defaults import CERTAIN, EQUAL
+from planner.planning.odds import Forecast, percent
+from planner.planning.serving import Serving
 from planner.workload import Load
-
-#: Figures closer than this share of the larger one are called equal: no prediction tells them apart.
-EQUAL = 0.01
 
 Figure = Callable[[ComparedPoint], Forecast | None]
 #: What points are ordered by, largest first: heading -> figure; None for who does not keep up.
@@ -221,7 +228,7 @@ def compare_hardware(
 
 
 def compare_partitions(
-    question: Question, whole: GpuProfile, workload: Load
+    serving: Serving, whole: GpuProfile, workload: Load
 ) -> tuple[list[ComparedPoint], list[RefusedGpu]]:
     """A node of whole GPUs and the same node in CPX modes under one load, most tokens/s first; and what cannot run.
 
@@ -238,14 +245,13 @@ def compare_partitions(
     for profile in (whole, *modes):
         num_gpus = profile.gpus_per_node
         sizes = [1]
-        if profile is whole and num_gpus in legal_tensor_parallel_sizes(question.model, whole):
+        if profile is whole and num_gpus in legal_tensor_parallel_sizes(serving.model, whole):
             sizes.append(num_gpus)
         for size in sizes:
             most = ceil((workload.max_concurrency or 1) / (num_gpus // size))
-            args = replace(
-                question.args, max_num_seqs=most, max_model_len=defaults.round_context(workload.max_total_len)
-            )
-            asked = replace(question, args=args, per="node", sizes=(size,))
+            context = defaults.round_context(workload.max_total_len)
+            settings = serving.changed(max_num_seqs=most, max_model_len=context)
+            asked = Question(settings, per="node", sizes=(size,))
             found = find_setups(asked, profile, num_gpus, workload.max_total_len)
             if isinstance(found, RefusedGpu):
                 refused.append(found)
