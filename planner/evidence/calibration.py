@@ -1,12 +1,13 @@
-"""What a user's own runs teach of their machine, and whether it predicts better than what we ship.
+"""Calibration by a user's own runs, and whether it predicts better than the fits that we ship.
 
-The runs that the calibration file keeps count too: a second calibration adds to the first. A new run replaces a kept
-one of the same name. The file is written by ``CalibrationOutcome.save``; call it only where ``kept``.
+The runs that the calibration file holds count too: a second calibration adds to the first. A new run replaces an
+earlier one of the same name. The file is written by ``CalibrationOutcome.save``; call it only where ``kept``.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from functools import cached_property
 from math import exp, log
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +32,7 @@ from planner.hardware import load_profile
 from planner.memory import FittedConstant
 from planner.model import resolve_model
 from planner.planning import LEVEL, SHIPPED, Local, Serving, launched_args, read_local, read_start, save
-from planner.timing import Effect, LocalFits, base_digest, load_calibration
+from planner.timing import LocalFits, base_digest, load_calibration
 
 #: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
@@ -43,7 +45,7 @@ SPEEDS = "output_throughput", "total_token_throughput", "avg_latency_s", "mean_t
 
 @dataclass(frozen=True)
 class CalibrationOutcome:
-    """What the runs teach. ``reason`` says why it is not kept; None: it is kept."""
+    """The outcome of a calibration. ``reason``: why it is discarded; None: it is kept."""
 
     path: Path  #: of the calibration file
     base: str  #: what the factors multiply
@@ -77,17 +79,17 @@ class CalibrationOutcome:
 def calibrate(
     sources: Sources, path: Path, *, fresh: bool = False, today: datetime.date | None = None
 ) -> CalibrationOutcome:
-    """Fit the factors of this machine to ``sources`` and to the runs that the file ``path`` keeps.
+    """Fit the factors of this machine to ``sources`` and to the runs that the file ``path`` holds.
 
-    ``fresh`` leaves the kept runs out. Raises InputError where there is no run, where none can be replayed, and where
-    the runs determine no factor.
+    ``fresh`` leaves these earlier runs out. Raises InputError where there is no run, where none can be replayed, and
+    where the runs determine no factor.
     """
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
     earlier = there.efficiency or _NOTHING
-    kept = runs_of(earlier.runs, str(path))
+    old = runs_of(earlier.runs, str(path))
     usable, unusable, remarks = _usable([run for run in sources.runs if not run.suspect])
     new = [one.run for one in usable]
-    runs = list({run.run_id: run for run in (*kept, *new)}.values())
+    runs = list({run.run_id: run for run in (*old, *new)}.values())
     if not runs:
         raise InputError("there is no run to calibrate on", hint="give a table of runs, a result or a plan's folder")
     memory = tuple(fit for folder in sources.folders for fit in _memory(folder))
@@ -95,13 +97,14 @@ def calibrate(
     fits, refused = _fit(runs)
     factors = tuple(factor for fit in fits for factor in fit.factors(earlier.effects))
     if not any(fit.is_determined for fit in fits):
-        names = "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
+        meanings = "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
         raise InputError(
-            f"the runs determine none of the factors ({names}): nothing was changed",
+            f"the runs determine none of the factors ({meanings}): nothing was changed",
             hint="add runs of other loads, or more metrics of these runs",
         )
-    failed = {run.run_id for run, _ in refused}
+    failed, new_names = {run.run_id for run, _ in refused}, {run.run_id for run in new}
     used = [run for run in runs if run.run_id not in failed]
+    names = {run.run_id for run in used}
     left_out = _left_out(used, fits)
     day = today or datetime.datetime.now(datetime.UTC).date()
     efficiency = LocalFits(
@@ -118,7 +121,7 @@ def calibrate(
         path=path,
         base=load_calibration().fitted_on,
         runs=tuple(used),
-        new_runs=len({run.run_id for run in new} - failed),
+        new_runs=len(new_names - failed),
         factors=factors,
         before=before,
         after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
@@ -126,7 +129,7 @@ def calibrate(
         refused=(*unusable, *refused),
         memory=memory,
         efficiency=efficiency,
-        notes=(*remarks, *_notes(used, _others(kept, new), factors, left_out)),
+        notes=(*remarks, *_notes(used, len(names - new_names), factors, left_out)),
     )
     return replace(answer, reason=_reason(shipped, answer))
 
@@ -136,7 +139,7 @@ _SEE_EVALUATE = "planner evaluate gives the reason for each run"
 
 
 def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[MeasuredRun, str]], list[str]]:
-    """New runs that can be replayed, as predicted without them, the others with the reason, and notes.
+    """New runs that can be replayed, as predicted without them; the others with the reason; notes.
 
     Raises InputError where no run can be replayed, and for a run in another unit.
     """
@@ -149,7 +152,14 @@ def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[Me
             one = _without_split(one)
             remarks.append(f"{one.run.run_id}: the client read many tokens at once, so TTFT, TPOT and ITL are left out")
         usable.append(one)
-        _refuse_implausible(one)
+        for name in SPEEDS:
+            figure = one.figures.get(name)
+            if figure and not 1 / IMPLAUSIBLE < figure.measured / figure.predicted < IMPLAUSIBLE:
+                raise InputError(
+                    f"{one.run.run_id}: {name} is {figure.measured:g}, predicted {figure.predicted:.4g}: no machine is "
+                    f"{IMPLAUSIBLE} times faster or slower",
+                    hint="check its unit, and that GPU, model and lengths are those of the run",
+                )
     if unusable and not usable:
         raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=_SEE_EVALUATE)
     return usable, unusable, remarks
@@ -169,42 +179,20 @@ def _received_together(one: Evaluated) -> bool:
 def _without_split(one: Evaluated) -> Evaluated:
     """Leave out the metrics that depend on when each token was read."""
 
-    def kept(name: str) -> bool:
-        return not any(f"_{split}_" in name for split in ("ttft", "tpot", "itl"))
+    def whole(figures: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in figures.items() if not re.search("_(ttft|tpot|itl)_", name)}
 
-    run = replace(one.run, metrics={name: value for name, value in one.run.metrics.items() if kept(name)})
-    return replace(one, run=run, figures={name: figure for name, figure in one.figures.items() if kept(name)})
-
-
-def _refuse_implausible(one: Evaluated) -> None:
-    for name in SPEEDS:
-        figure = one.figures.get(name)
-        if figure and not 1 / IMPLAUSIBLE < figure.measured / figure.predicted < IMPLAUSIBLE:
-            raise InputError(
-                f"{one.run.run_id}: {name} is {figure.measured:g}, predicted {figure.predicted:.4g}: no machine is "
-                f"{IMPLAUSIBLE} times faster or slower",
-                hint="check its unit, and that GPU, model and lengths are those of the run",
-            )
-
-
-def _others(runs: Iterable[MeasuredRun], replaced: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    names = {run.run_id for run in replaced}
-    return [run for run in runs if run.run_id not in names]
+    return replace(one, run=replace(one.run, metrics=whole(one.run.metrics)), figures=whole(one.figures))
 
 
 def _fit(runs: Sequence[MeasuredRun]) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:
-    """What the runs teach, and those that teach nothing with the reason. Raises InputError where all are such."""
+    """The fits, and the runs without use with the reason. Raises InputError where all are such."""
     fits, refused = fit_own(runs, load_calibration())
+    silent = "no metric that a fit uses"
     if not fits:
-        why = refused[0][1] if refused else "no run has a metric that a fit uses"
-        raise InputError(f"nothing to calibrate on: {why}", hint=_SEE_EVALUATE)
-    spoken = {one.run_id for fit in fits for one in fit.design.observed} | {run.run_id for run, _ in refused}
-    silent = [(run, "it has no metric that a fit uses") for run in runs if run.run_id not in spoken]
-    return fits, [*refused, *silent]
-
-
-def _local(effects: Iterable[Effect]) -> Local:
-    return Local(Path("calibration"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=tuple(effects)))
+        raise InputError(f"nothing to calibrate on: {refused[0][1] if refused else silent}", hint=_SEE_EVALUATE)
+    used = {one.run_id for fit in fits for one in fit.design.observed} | {run.run_id for run, _ in refused}
+    return fits, [*refused, *((run, silent) for run in runs if run.run_id not in used)]
 
 
 def _left_out(runs: Sequence[MeasuredRun], fits: Iterable[OwnFit]) -> tuple[Evaluated, ...]:
@@ -213,18 +201,13 @@ def _left_out(runs: Sequence[MeasuredRun], fits: Iterable[OwnFit]) -> tuple[Eval
         return ()
     folds = min(len(runs), MOST_FOLDS)
     fold = {run.run_id: place % folds for place, run in enumerate(runs)}
-    found: dict[str, Evaluated] = {}
+    predicted: dict[str, Evaluated] = {}
     for number in progress.each(range(folds), lambda _: "predicting the runs that a fit to the others did not see"):
-        local = _local(effects_of(one for fit in fits for one in _without(fit, fold, number)))
-        found |= {run.run_id: evaluate_run(run, local) for run in runs if fold[run.run_id] == number}
-    return tuple(found[run.run_id] for run in runs)
-
-
-def _without(fit: OwnFit, fold: Mapping[str, int], number: int) -> Iterator[OwnFit]:
-    """The same without the runs of a fold; nothing where no run is left."""
-    used = np.array([fold[one.run_id] != number for one in fit.design.observed])
-    if used.any():
-        yield fit.to_some(used)
+        used = [(fit, np.array([fold[one.run_id] != number for one in fit.design.observed])) for fit in fits]
+        effects = effects_of(fit.to_some(seen) for fit, seen in used if seen.any())
+        local = Local(Path("calibration"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=effects))
+        predicted |= {run.run_id: evaluate_run(run, local) for run in runs if fold[run.run_id] == number}
+    return tuple(predicted[run.run_id] for run in runs)
 
 
 def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
@@ -241,7 +224,7 @@ def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
 
 
 def figures_of(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
-    """All figures of a metric; without a name, those of all metrics that fits use."""
+    """Return all figures of a metric; without a name, those of all metrics that fits use."""
     wanted = load_structure()["sigma"] if metric is None else (metric,)
     return [figure for one in evaluated for name, figure in one.figures.items() if name in wanted]
 
@@ -267,8 +250,8 @@ def _widths(evaluated: Iterable[Evaluated]) -> list[float]:
 def _score(evaluated: Sequence[Evaluated]) -> float:
     """Mean interval score of the logarithms (Gneiting and Raftery, JASA 102, 2007), less is better.
 
-    The width, and 2 / (1 - 0.9) times how far a measurement lies outside. Figures without an interval, of metrics that
-    no fit uses, count by their error.
+    It is the width, and 2 / (1 - 0.9) times how far a measurement lies outside. Figures without an interval, of metrics
+    that no fit uses, count by their error.
     """
     missed = [max(log(f.lo / f.measured), log(f.measured / f.hi), 0.0) for f in figures_of(evaluated) if f.lo and f.hi]
     if not missed:
@@ -277,26 +260,24 @@ def _score(evaluated: Sequence[Evaluated]) -> float:
 
 
 def _reason(shipped: Sequence[Evaluated], answer: CalibrationOutcome) -> str | None:
-    """Why nothing is kept; None where intervals are better: narrower, and around more of what was measured.
+    """The reason to discard a calibration; None where its intervals are better: narrower, around more measurements.
 
-    Judged by runs that the fit did not see, where there are enough.
+    It is judged by runs that the fit did not see, where there are enough.
     """
     before, after = _score(shipped), _score(answer.left_out or answer.after)
     if after < before:
         return None
     if not answer.left_out:
-        return f"the interval score is {after:.3f} with what was learnt and {before:.3f} without: less is better"
+        return f"it makes predictions worse (interval score {after:.3f} with it, {before:.3f} without; less is better)"
     return (
-        f"for runs that the fit did not see the interval score is {after:.3f} with what was learnt and {before:.3f} "
-        "without (less is better): what one run teaches does not hold for the others"
+        f"it makes predictions of runs that the fit did not see worse (interval score {after:.3f} with it, "
+        f"{before:.3f} without; less is better): add more runs"
     )
 
 
 def _notes(
-    used: Sequence[MeasuredRun], kept: Sequence[MeasuredRun], factors: Sequence[Factor], left_out: Sequence[Evaluated]
+    used: Sequence[MeasuredRun], again: int, factors: Sequence[Factor], left_out: Sequence[Evaluated]
 ) -> Iterator[str]:
-    names = {run.run_id for run in used}
-    again = sum(run.run_id in names for run in kept)
     if again:
         yield f"{again} of the {len(used)} runs are from earlier calibrations; --fresh leaves them out"
     known = {factor.target for factor in factors if factor.determined}
@@ -305,23 +286,18 @@ def _notes(
         names_of = "; ".join(MEANINGS[target] for target in unknown)
         yield f"these runs do not determine: {names_of}; those factors stay close to 1"
     if not left_out:
-        yield "with fewer than three runs none is left out: the error after is of the runs that the fit saw"
-    settings = {(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in map(_covariates, used)}
-    if len(settings) == 1:
-        yield "one setting was measured: whether this holds for other models on the machine is not known"
+        yield "with fewer than three runs, the error after is of the runs that the fit saw: none is left out"
+    covariates = [case_of(run).deployment.covariates for run in used]
+    if len({(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in covariates}) == 1:
+        yield "one setting was measured: other models on the machine may differ"
     served = {_load(run) for run in used if run.bench == "serve"}
     if len(served) == 1:
         yield (
-            "one load was measured: it does not tell slow prompts from a slow client, and the TTFT of other loads may "
-            "be far off; a run with --max-concurrency 1 beside it tells them apart"
+            "one load was measured: slow prompts and a slow client look alike, and the TTFT of other loads may be far "
+            "off; add a run with --max-concurrency 1"
         )
 
 
 def _load(run: MeasuredRun) -> tuple[object, ...]:
-    """What tells one load from another."""
     lengths = run.input_len or run.mean_input_len, run.output_len or run.mean_output_len
     return (*lengths, run.arrival, run.max_concurrency, run.request_rate)
-
-
-def _covariates(run: MeasuredRun) -> Mapping[str, str]:
-    return case_of(run).deployment.covariates

@@ -1,7 +1,14 @@
 """Predicted beside measured: each run is replayed with the settings that it states.
 
-``ASSUMED`` says what is taken for settings that a run does not state. No run is dropped: one that cannot be predicted
+``ASSUMED`` lists the values of settings that a run does not state. No run is dropped: one that cannot be predicted
 is counted with its reason.
+
+``vllm bench`` draws the same requests for the same seed, so the mean of the answers tells the seed::
+
+    100 answers, uniform in [49, 950], seed 42        491.46 tokens on average; published: 491.5
+    100 answers, uniform in [49, 950], seed 0         549.6
+
+Its arrivals, and the order of long and short prompts, follow from the seed too.
 """
 
 from __future__ import annotations
@@ -9,17 +16,16 @@ from __future__ import annotations
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from math import inf
 from statistics import mean, median
-from typing import Any
+from typing import Any, Literal
 
 from planner import progress
-from planner.engine import EngineArgs, EngineVersion, parse_version
+from planner.engine import EngineArgs, EngineVersion, parse_version, tagged
 from planner.errors import InputError, PlannerError
-from planner.evidence.drawn import USUAL_SEEDS, as_counted
-from planner.evidence.runs import MeasuredRun, find_contradictions
+from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, find_contradictions
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import UNQUANTIZED, Model, as_quantized, resolve_model
@@ -29,7 +35,7 @@ from planner.timing import Calibration
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Load
 
-#: What is taken for what a run does not state.
+#: Assumed values of settings that a run does not state.
 ASSUMED = {
     "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths, these scatter by 10 %",
     "num_scheduler_steps": "10 for offline throughput on the V0 engine, as AMD's tables were run",
@@ -63,6 +69,12 @@ NARROW_WEIGHTS = frozenset({"fp8", "mxfp8", "nvfp4", "mxfp4", "fp4-experts+fp8"}
 CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
 #: The longest request that most published servers allowed: vLLM refuses to start where one such does not fit.
 SERVED_CONTEXT = 32768
+#: Seeds of ``vllm bench``: its default, and the one that is given most.
+USUAL_SEEDS = (0, 42)
+#: Lengths that people ask for are multiples of one of these.
+ROUND_TOK = (50, 64)
+#: Means are published with a decimal.
+PRINTED_TOK = 0.051
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class Case:
     workload: Load
 
     def with_fits(self, calibration: Calibration | None) -> Case:
-        """The same, predicted with other efficiencies; None: ours."""
+        """A copy with other efficiencies; None: ours."""
         return replace(self, deployment=replace(self.deployment, calibration=calibration))
 
 
@@ -124,44 +136,37 @@ def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = Fal
         case = case_of(run, local, resent=resent)
         prediction = simulate(case)
         predicted = figures_in_columns(case, prediction)
-        origin = case.deployment.calibrated_by
     except PlannerError as error:
         return Evaluated(run, {}, error.cause)
-    figures = {
-        name: _figure(prediction, name, measured, predicted[name])
-        for name, measured in run.metrics.items()
-        if name in predicted
-    }
-    return Evaluated(run, figures, None if figures else "no metric of this bench was measured", origin)
-
-
-def _figure(prediction: Prediction, name: str, measured: float, predicted: float) -> PredictedFigure:
-    bounds = prediction.uncertainty.factors(name)
-    return PredictedFigure(measured, predicted, *(predicted * factor for factor in bounds or ()))
+    figures = {}
+    for name, measured in run.metrics.items():
+        if (value := predicted.get(name)) is not None:
+            bounds = prediction.uncertainty.factors(name) or ()
+            figures[name] = PredictedFigure(measured, value, *(value * factor for factor in bounds))
+    why = None if figures else "no metric of this bench was measured"
+    return Evaluated(run, figures, why, case.deployment.calibrated_by)
 
 
 def simulate(case: Case) -> Prediction:
-    """The run's bench, replayed."""
+    """Replay the run's bench."""
     return Prediction.of(case.deployment, case.workload, bench=case.run.bench)
 
 
 def predict(case: Case) -> dict[str, float]:
-    """Every metric that the run's bench reports, under the names of the columns."""
+    """Return every metric that the run's bench reports, under the names of the columns."""
     return figures_in_columns(case, simulate(case))
 
 
 def figures_in_columns(case: Case, prediction: Prediction) -> dict[str, float]:
-    """Every metric that the run's bench reports, under the names of the columns."""
+    """Return the metrics of a prediction that the run's bench reports, under the names of the columns."""
     result = prediction.figures
     if case.run.bench == "latency":
         output_tok = case.workload.num_prompts * case.workload.output_len
         latency_s = result["avg_latency"]
         return {"avg_latency_s": latency_s, "output_throughput": output_tok / latency_s}
     if case.run.bench == "throughput":
-        return {
-            "output_throughput": result["output_throughput"],
-            "total_token_throughput": result["tokens_per_second"],
-        }
+        rates = {"output_throughput": "output_throughput", "total_token_throughput": "tokens_per_second"}
+        return {column: result[key] for column, key in rates.items()}
     return {name: value for name, value in result.items() if isinstance(value, float)}
 
 
@@ -182,24 +187,23 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
     if context > model.max_position_embeddings:  # it ran, so a longer context was allowed
         model = replace(model, max_position_embeddings=context)
     spread = run.expert_parallel_size > 1 and model.is_moe
-    args = EngineArgs(
-        tensor_parallel_size=run.tensor_parallel_size,
-        pipeline_parallel_size=run.pipeline_parallel_size,
-        data_parallel_size=run.data_parallel_size,
-        enable_expert_parallel=spread,
-        kv_cache_dtype=_KV_NAMES.get(run.kv_cache_dtype, run.kv_cache_dtype) or "auto",
-        max_model_len=context,
-        max_num_seqs=run.max_num_seqs,
-        max_num_batched_tokens=run.max_num_batched_tokens,
-        enable_chunked_prefill=(run.max_num_batched_tokens or context) < context or None,  # or vLLM had refused
-        async_scheduling=run.async_scheduling,
-        gpu_memory_utilization=run.gpu_memory_utilization,
-        enforce_eager=bool(run.enforce_eager),
-        enable_prefix_caching=run.enable_prefix_caching,
-        allow_unvalidated=True,
-    )
+    stated = {name: getattr(run, name) for name in tagged("result") if name in RUN_COLUMNS}
+    args = EngineArgs(**{
+        **stated,
+        "enable_expert_parallel": spread,
+        "kv_cache_dtype": _KV_NAMES.get(run.kv_cache_dtype, run.kv_cache_dtype) or "auto",
+        "max_model_len": context,
+        "enable_chunked_prefill": (run.max_num_batched_tokens or context) < context or None,  # or vLLM had refused
+        "enforce_eager": bool(run.enforce_eager),
+        "allow_unvalidated": True,
+    })  # fmt: skip
     deployment = _deployed(run, model, profile, args, local)
-    _refuse_impossible(deployment)
+    weights_bytes, memory_bytes = deployment.budget.binding.weights.loaded_bytes, profile.memory_bytes
+    if weights_bytes > memory_bytes:  # a measured run outweighs estimated overheads, but weights are arithmetic
+        raise InputError(
+            f"{format_bytes(weights_bytes)} of weights do not fit in the {format_bytes(memory_bytes)} of each GPU",
+            hint="check model, weight_dtype and tensor_parallel_size of the run",
+        )
     held = max(run.max_model_len or min(SERVED_CONTEXT, model.max_position_embeddings), length)
     deployment = replace(deployment, least_cache_tok=held + deployment.config.block_size)
     if run.bench == "throughput" and deployment.config.engine == "V0":
@@ -211,7 +215,7 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
 
 
 def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
-    """Ids of the runs whose server has answered the same prompts before, as ``ASSUMED`` says."""
+    """Return the ids of the runs whose server has answered the same prompts before, see ``ASSUMED``."""
     sweeps: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
     for run in runs:
         if run.length_distribution == "sharegpt" and run.request_rate:
@@ -240,17 +244,6 @@ def _keeps(deployment: Deployment, workload: Load) -> bool:
         return False
     held_tok = deployment.limits(workload.max_total_len).kv_cache_tokens
     return workload.num_prompts * workload.total_len <= held_tok
-
-
-def _refuse_impossible(deployment: Deployment) -> None:
-    """A measured run outweighs estimated overheads, but weights are arithmetic."""
-    weights_bytes = deployment.budget.binding.weights.loaded_bytes
-    memory_bytes = deployment.profile.memory_bytes
-    if weights_bytes > memory_bytes:
-        raise InputError(
-            f"{format_bytes(weights_bytes)} of weights do not fit in the {format_bytes(memory_bytes)} of each GPU",
-            hint="check model, weight_dtype and tensor_parallel_size of the run",
-        )
 
 
 def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineArgs, local: Local) -> Deployment:
@@ -300,7 +293,7 @@ def _model(name: str, base_model: str, weight_dtype: str) -> Model:
 
 @cache
 def usual_prompts() -> dict[str, float]:
-    """Prompt tokens of data sets whose runs state those of the answers alone."""
+    """Return the prompt tokens of data sets whose runs state those of the answers alone."""
     text = (data_dir("hardware") / "calibration" / "workload.toml").read_text(encoding="utf-8")
     known: dict[str, float] = tomllib.loads(text)["prompt_tokens"]
     return known
@@ -311,7 +304,25 @@ def run_workload(run: MeasuredRun) -> Load:
     load, input_tok, output_tok = _stated_load(run), run.mean_input_len, run.mean_output_len
     if not _scatter(run) or not input_tok or not output_tok:
         return load
-    return as_counted(load, input_tok, output_tok, USUAL_SEEDS if run.seed is None else [run.seed])
+    seeds = USUAL_SEEDS if run.seed is None else (run.seed,)
+    seeded = next(filter(None, (_of_seed(load, seed, output_tok) for seed in seeds)), None)
+    with_answers = seeded or _stretched(load, "output_len", output_tok)
+    return _stretched(with_answers, "input_len", input_tok)  # a chat template adds tokens to each prompt
+
+
+def _of_seed(load: Load, seed: int, output_tok: float) -> Load | None:
+    """``load`` with a round length from which ``seed`` draws answers of ``output_tok`` on average, if there is one."""
+    near = _stretched(replace(load, seed=seed), "output_len", output_tok)
+    for step in ROUND_TOK:
+        rounded = replace(near, output_len=max(round(near.output_len / step), 1) * step)
+        if abs(float(rounded.requests().output_len.mean()) - output_tok) <= PRINTED_TOK:
+            return rounded
+    return None
+
+
+def _stretched(load: Load, name: Literal["input_len", "output_len"], counted_tok: float) -> Load:
+    drawn_tok = float(getattr(load.requests(), name).mean())
+    return replace(load, **{name: max(round(getattr(load, name) * counted_tok / drawn_tok), 1)})
 
 
 def _stated_load(run: MeasuredRun) -> Load:
@@ -353,7 +364,7 @@ def _stated_load(run: MeasuredRun) -> Load:
 
 
 def _scatter(run: MeasuredRun) -> float:
-    """By which share the lengths vary that are called fixed: as stated, or as means say that stand alone."""
+    """The share by which lengths vary that are called fixed: as stated, or as means show that stand alone."""
     if run.length_distribution != "fixed":
         return 0.0
     if run.random_range_ratio is not None:
@@ -395,17 +406,13 @@ def statistics(figures: Sequence[PredictedFigure]) -> dict[str, Any]:
 
 def evaluation_json(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
     """``planner evaluate --format json``."""
-    return {"rows": list(_rows(evaluated)), "summary": summary(evaluated)}
-
-
-def _rows(evaluated: Sequence[Evaluated]) -> Iterator[dict[str, Any]]:
-    for one in evaluated:
-        yield {
+    rows = [
+        {
             "run_id": one.run.run_id,
             "refused": one.refused,
             "calibration": one.calibration,
-            "metrics": {
-                name: {"measured": f.measured, "predicted": f.predicted, "lo": f.lo, "hi": f.hi}
-                for name, f in one.figures.items()
-            },
+            "metrics": {name: asdict(figure) for name, figure in one.figures.items()},
         }
+        for one in evaluated
+    ]
+    return {"rows": rows, "summary": summary(evaluated)}

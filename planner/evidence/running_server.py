@@ -1,6 +1,6 @@
-"""A running vLLM server: what serves, what it is asked for, and what it measures of itself.
+"""A running vLLM server: its engine, its load, and what it measures of itself.
 
-Three addresses say so: ``/version``, ``/v1/models`` and ``/metrics``. The names of the metrics are those of vLLM's
+They are read from ``/version``, ``/v1/models`` and ``/metrics``. The names of the metrics are those of vLLM's
 ``v1/metrics/loggers.py``, 0.8 to 0.27: gaps between tokens were ``time_per_output_token_seconds`` up to 0.11, and are
 ``inter_token_latency_seconds`` now. Counters are read twice, so that what happened in between is the load of now.
 
@@ -22,7 +22,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from math import ceil, inf, log
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from planner.engine import EngineArgs
@@ -58,7 +58,7 @@ _MEANS_S = {
 
 @dataclass(frozen=True)
 class SeenServer:
-    """What a server says of itself."""
+    """Engine, load and figures that a server reports."""
 
     url: str
     version: str
@@ -80,20 +80,22 @@ class SeenServer:
         return None if blocks is None or size is None else blocks * size
 
     def words(self, tensor_parallel_size: int) -> tuple[str, ...]:
-        """The line that would serve so, as far as the server says it."""
-        shares = {"--max-model-len": self.max_model_len, "--gpu-memory-utilization": self.gpu_memory_utilization}
-        words = [word for flag, value in shares.items() if value for word in (flag, str(value))]
-        if self.cache.get("cache_dtype", "auto") != "auto":
-            words += ["--kv-cache-dtype", self.cache["cache_dtype"]]
-        if self.cache.get("enable_prefix_caching") in ("True", "False"):
-            words.append(f"--{'' if self.cache['enable_prefix_caching'] == 'True' else 'no-'}enable-prefix-caching")
+        """Return a line that serves like this, as far as the server reports it."""
+        dtype, caching = self.cache.get("cache_dtype"), self.cache.get("enable_prefix_caching")
+        values = {
+            "--max-model-len": self.max_model_len,
+            "--gpu-memory-utilization": self.gpu_memory_utilization,
+            "--kv-cache-dtype": None if dtype == "auto" else dtype,
+        }
+        switch = {"True": ["--enable-prefix-caching"], "False": ["--no-enable-prefix-caching"]}.get(caching or "", [])
         sizes = {"--tensor-parallel-size": tensor_parallel_size, "--data-parallel-size": self.engines}
-        words += [word for flag, value in sizes.items() if value > 1 for word in (flag, str(value))]
-        return ("vllm", "serve", self.model, *words)
+        words = [word for flag, value in values.items() if value for word in (flag, str(value))]
+        ranks = [word for flag, value in sizes.items() if value > 1 for word in (flag, str(value))]
+        return ("vllm", "serve", self.model, *words, *switch, *ranks)
 
     @property
     def gpu_memory_utilization(self) -> float | None:
-        """The share of the memory that the server took; None where it does not say."""
+        """The share of the memory that the server took; None where it is not reported."""
         try:
             return float(self.cache["gpu_memory_utilization"])
         except (KeyError, ValueError):
@@ -101,7 +103,7 @@ class SeenServer:
 
 
 def look_at_server(url: str, *, window_s: float = WINDOW_S) -> SeenServer:
-    """Ask a server twice, ``window_s`` apart. Raises InputError for what is no vLLM server, or does not answer."""
+    """Ask a server twice, ``window_s`` apart. Raises InputError for a server that is not vLLM, or does not answer."""
     root = _checked(url)
     version = str(_json(root, "/version").get("version", ""))
     listed = _json(root, "/v1/models").get("data")
@@ -154,8 +156,8 @@ def _seen(
 
 
 def likely_tensor_parallel(seen: SeenServer, model: Model, profile: GpuProfile, version: EngineVersion) -> int:
-    """The size whose KV cache is nearest to the server's, which does not say it; 1 where nothing tells."""
-    found: dict[int, float] = {}
+    """Return the size whose KV cache is nearest to the server's, which does not report it; 1 without a cache size."""
+    distance: dict[int, float] = {}
     size, most = 1, max(profile.gpus_per_node // seen.engines, 1)
     while seen.kv_cache_tokens and size <= most:
         try:
@@ -168,13 +170,13 @@ def likely_tensor_parallel(seen: SeenServer, model: Model, profile: GpuProfile, 
             tokens = Serving.of(model, profile, args, version).fit(ways_out=False).kv_cache_tokens
         except PlannerError:
             tokens = 0
-        found[size] = abs(log(tokens / seen.kv_cache_tokens)) if tokens > 0 else inf
+        distance[size] = abs(log(tokens / seen.kv_cache_tokens)) if tokens > 0 else inf
         size *= 2
-    return min(found, key=found.__getitem__, default=1)
+    return min(distance, key=distance.__getitem__, default=1)
 
 
 def _model_of(model: Mapping[str, Any]) -> str:
-    """What was loaded: ``root``, unless that is a path of the server's machine and the name is a hub id."""
+    """The loaded model: ``root``, unless that is a path of the server's machine and the name is a hub id."""
     name, root = str(model.get("id", "")), str(model.get("root") or "")
     hub_id = re.compile(r"[\w-][\w.-]*/[\w.-]+")
     is_path = root and not hub_id.fullmatch(root)
@@ -198,7 +200,7 @@ class Samples:
 
 
 def _samples(text: str) -> Samples:
-    found = Samples()
+    samples = Samples()
     for line in text.splitlines():
         match = _SAMPLE.match(line)
         if not match or not match["name"].startswith("vllm:") or match["name"].endswith("_bucket"):
@@ -208,14 +210,14 @@ def _samples(text: str) -> Samples:
             value = float(match["value"])
         except ValueError:
             continue
-        if not abs(value) <= MOST_COUNTED:  # not a number either
+        if not abs(value) <= MOST_COUNTED:  # nor NaN
             continue
-        found.values[match["name"]] += value
+        samples.values[match["name"]] += value
         if match["name"] == "vllm:num_requests_running":
-            found.engines.add(labels.get("engine", "0"))
+            samples.engines.add(labels.get("engine", "0"))
         if match["name"] == "vllm:cache_config_info":
-            found.cache = labels
-    return found
+            samples.cache = labels
+    return samples
 
 
 # --- asking --------------------------------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ def _checked(url: str) -> str:
     odd = any(char.isspace() or not char.isprintable() for char in parts.hostname or " ")  # nor does http.client
     if parts.scheme not in ("http", "https") or odd or not parts.hostname or parts.username is not None:
         raise InputError(
-            f"--url {parts.scheme}://{(parts.hostname or '')[:200]} is no address of a server",
+            f"--url {parts.scheme}://{(parts.hostname or '')[:200]} is not the address of a server",
             hint=f"write it as http://HOST:PORT; a key goes into the environment, as {KEY}",
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -239,16 +241,15 @@ def _checked(url: str) -> str:
 
 
 def _json(root: str, path: str) -> Mapping[str, Any]:
-    text = _get(root, path)
     try:
-        found = json.loads(text)
+        content = json.loads(_get(root, path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{root}{path} is not JSON", hint=ROOT_HINT) from error
-    return found if isinstance(found, Mapping) else {}
+    return content if isinstance(content, Mapping) else {}
 
 
 def _get(root: str, path: str) -> str:
-    """An answer, in a thread of its own: only so the time is over for a server that sends a byte now and then."""
+    """An answer, in a thread of its own: the time limit then holds for a server that sends a byte now and then."""
     answer: Future[str] = Future()
 
     def ask() -> None:
@@ -261,13 +262,14 @@ def _get(root: str, path: str) -> str:
     try:
         return answer.result(ANSWER_S)
     except TimeoutError:
-        _refuse(root, path, f"no answer within {ANSWER_S:g} s")
+        cause = f"no answer within {ANSWER_S:g} s"
     except (OSError, HTTPException, ValueError) as error:
-        _refuse(root, path, getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    raise InputError(f"{root}{path}: {' '.join(cause.split())[:200]}", hint="is the server up, and its port reachable?")
 
 
 def _chunks(root: str, path: str) -> Iterator[bytes]:
-    """What the server itself answers: no proxy is asked, and no redirect is followed."""
+    """The server's own answer: no proxy is asked, and no redirect is followed."""
     headers = {"Accept-Encoding": "identity"}
     if key := os.environ.get(KEY):
         headers["Authorization"] = f"Bearer {key}"
@@ -284,7 +286,3 @@ def _chunks(root: str, path: str) -> Iterator[bytes]:
             if left < 0:
                 raise ValueError(f"its answer has more than {MOST_ANSWER_BYTES:,} bytes")
             yield chunk
-
-
-def _refuse(root: str, path: str, cause: str) -> Never:
-    raise InputError(f"{root}{path}: {' '.join(cause.split())[:200]}", hint="is the server up, and its port reachable?")

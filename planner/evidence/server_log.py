@@ -1,4 +1,4 @@
-"""What a server logged besides its memory: its version, its settings, and how full its KV cache was.
+"""A server's log beside its memory: version, settings, and how full the KV cache was.
 
 >>> log = read_server_log("Engine 000: Running: 4 reqs, Waiting: 2 reqs, Preemptions: 3, GPU KV cache usage: 99.5%")
 >>> log.preemptions, log.peak_cache_usage
@@ -54,7 +54,7 @@ class ServerLog:
 
 
 def read_server_log(text: str) -> ServerLog:
-    """Read what ``text`` says. Of several start-ups the last counts."""
+    """Read a log. Of several start-ups the last counts."""
     version: str | None = None
     settings: dict[str, Any] = {}
     counted, seen = 0, 0
@@ -82,5 +82,5 @@ def read_server_log(text: str) -> ServerLog:
 
 
 def _most(expression: re.Pattern[str], text: str, scale: float) -> float | None:
-    found = [float(value) for value in expression.findall(text)]
-    return max(found) / scale if found else None
+    values = [float(value) for value in expression.findall(text)]
+    return max(values) / scale if values else None

@@ -177,13 +177,13 @@ def test_a_key_is_sent_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ("url", "words"),
     [
         ("file:///etc/passwd", "file://"),
-        ("ftp://127.0.0.1/x", "ftp://127.0.0.1 is no address"),
-        ("http://", "is no address"),
-        ("http://user:password@127.0.0.1", "http://127.0.0.1 is no address"),
+        ("ftp://127.0.0.1/x", "ftp://127.0.0.1 is not the address"),
+        ("http://", "is not the address"),
+        ("http://user:password@127.0.0.1", "http://127.0.0.1 is not the address"),
         ("http://127.0.0.1:port", "Port"),
         ("http://[::1", "Invalid"),
-        ("http://a b:80", "http://a b is no address"),
-        ("\ntouch x\n", "is no address"),
+        ("http://a b:80", "http://a b is not the address"),
+        ("\ntouch x\n", "is not the address"),
         ("http://127.0.0.1:1", "onnection refused"),
     ],
 )
