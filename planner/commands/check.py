@@ -8,8 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
+from planner import planning
 from planner.commands.declare import Argument, Option, command
 from planner.commands.options import (
     LOAD,
@@ -24,7 +25,7 @@ from planner.commands.options import (
     gpu_option,
 )
 from planner.errors import InputError
-from planner.planning import defaults, draft_of, find_gpu, fits_for, load_model, version_for
+from planner.planning import defaults
 from planner.resources import read_given
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ Url = Annotated[
     Option(metavar="URL", help="Running vLLM server to read settings and load from, instead of a line and a load."),
 ]
 Seconds = Annotated[
-    float | None, Field(ge=0), Option("--url-seconds", help="How long to watch that server. Default: 5.")
+    float | None, Interval(ge=0), Option("--url-seconds", help="How long to watch that server. Default: 5.")
 ]
 OneGpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
 AsModel = Annotated[
@@ -70,15 +71,17 @@ AsModel = Annotated[
     Option(metavar="MODEL", autocompletion=complete_model, help="Model that a path in the line stands for."),
 ]
 Concurrency = Annotated[
-    int | None, Field(ge=1), Option(panel=LOAD, help="Concurrent requests. Default: as many as run at once.")
+    int | None, Interval(ge=1), Option(panel=LOAD, help="Concurrent requests. Default: as many as run at once.")
 ]
-NumPrompts = Annotated[int | None, Field(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
+NumPrompts = Annotated[int | None, Interval(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
 Given = Annotated[
     "Mapping[str, str] | Sequence[str]",
     Option("--set", kind=list[str], metavar="NAME=VALUE", help="A variable of the script, as a run would have it."),
 ]
 Goal = Annotated[defaults.Goal, Option(help="Goal to optimise when suggesting changes.")]
-Gpus = Annotated[int | None, Field(ge=1), Option(help="GPUs that a better plan may use. Default: as many as the line.")]
+Gpus = Annotated[
+    int | None, Interval(ge=1), Option(help="GPUs that a better plan may use. Default: as many as the line.")
+]
 
 
 #: ``--`` in front of the line is not needed: what is no option of this command belongs to the line.
@@ -133,7 +136,7 @@ def check_command(
     if wanted is None:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
     planned = plan.network_gb_per_s if plan else None
-    profile, remarks = find_gpu(wanted, planned if network_gb_per_s is None else network_gb_per_s)
+    profile, remarks = planning.find_gpu(wanted, planned if network_gb_per_s is None else network_gb_per_s)
     version = engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None)
     asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
     if seen:
@@ -145,11 +148,11 @@ def check_command(
             max_concurrency=max_concurrency or seen.in_flight,
         )
     if seen and line is None:
-        text, notes = _as_served(seen, load_model(as_model or seen.model, **hub).model, profile, version)
+        text, notes = _as_served(seen, planning.load_model(as_model or seen.model, **hub).model, profile, version)
         remarks = (*remarks, *notes)
     if plan:
         asked = asked.as_planned(plan)
-    judge = _Judge(profile, version, as_model, asked, fits_for(calibration), hub, plan)
+    judge = _Judge(profile, version, as_model, asked, planning.fits_for(calibration), hub, plan)
     judged = tuple(((), judge.verdict(launch)) for launch in _launches(text, profile, variables))
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
     return replace(CheckAnswer.of(judged, tuple(dict.fromkeys(remarks))), seen=seen, explain=explain)
@@ -172,7 +175,7 @@ def _as_served(
     """The words of the line that a server runs with, and the assumptions in them."""
     from planner.evidence import likely_tensor_parallel
 
-    size = likely_tensor_parallel(seen, model, profile, version_for(version, profile))
+    size = likely_tensor_parallel(seen, model, profile, planning.version_for(version, profile))
     remark = f"the server does not say its tensor parallel size: {size} is taken"
     if seen.kv_cache_tokens:
         remark += f", whose KV cache is nearest to its {seen.kv_cache_tokens:,} tokens"
@@ -198,7 +201,7 @@ class _Judge:
         from planner.planning import check_line, client_request
 
         server = launch.server
-        version = version_for(self.version or (server and server.image_version) or None, self.profile)
+        version = planning.version_for(self.version or (server and server.image_version) or None, self.profile)
 
         def read_in(one: Found) -> "ServeLine":
             return read_line(one.argv, version, env=one.env, platform=self.profile.platform)
@@ -217,8 +220,8 @@ class _Judge:
             read = replace(read, problems=(*read.problems, *problems))
         if len(clients) > 1:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
-        resolved = load_model(self._model(read), **self.hub)
-        return check_line(read, resolved, self.profile, version, asked, self.local, draft_of(read.args))
+        resolved = planning.load_model(self._model(read), **self.hub)
+        return check_line(read, resolved, self.profile, version, asked, self.local, planning.draft_of(read.args))
 
     def _model(self, read: "ServeLine") -> str:
         model = self.as_model or read.model

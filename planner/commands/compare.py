@@ -1,10 +1,12 @@
 """GPUs side by side: ``planner compare``."""
 
 from itertools import product
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
+from planner import planning
 from planner.commands.declare import Option, command
 from planner.commands.load import checked_workload, fields_of, load_of, refuse_contradictions, rivals
 from planner.commands.options import (
@@ -23,7 +25,7 @@ from planner.commands.options import (
     assignments,
 )
 from planner.errors import InputError
-from planner.planning import Serving, check_context, defaults, typed
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from planner.output import ComparisonAnswer
     from planner.workload import Load
 
-Whole = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Whole = Annotated[int, Interval(ge=1)]
+Positive = Annotated[float, Interval(gt=0, lt=inf)]
 
 
 def _several(flag: str, *names: str, text: str) -> Any:
@@ -56,7 +58,7 @@ Per = Annotated[
 ]
 Packages = Annotated[
     int | None,
-    Field(ge=1),
+    Interval(ge=1),
     Option(help="Packages of each type. Default: the fewest on which all hold the model."),
 ]
 InputLens = Annotated[
@@ -129,11 +131,11 @@ def compare_gpus(
         input_len, output_len, random_range_ratio = named.input_len, named.output_len, named.range_ratio
     rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
     loads = _loads(input_len, output_len, max_concurrency, request_rate, rhythm)
-    servings = Serving.on_each(model, gpu, partitions=partitions, **options)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     asked, profiles = servings[0], [serving.profile for serving in servings]
     prices = parse_prices(assignments(price), profiles)
     for load in loads:
-        check_context(load, asked.longest_context, asked.resolved.resolved)
+        planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     sizes = (asked.args.tensor_parallel_size,) if "tensor_parallel_size" in options else ()
     question = Question(asked, per, packages, sizes)
     comparison = compare_hardware(question, profiles, loads, prices)
@@ -177,7 +179,7 @@ def _loads(
 def _numbers(name: str, given: Any, kind: Any) -> list[Any]:
     """One number or several, in their order."""
     values: Iterable[Any] = given if hasattr(given, "__iter__") and not isinstance(given, str) else [given]
-    numbers = [typed(name, value, kind) for value in values]
+    numbers = [planning.typed(name, value, kind) for value in values]
     if not numbers:
         flag = f"--{name.replace('_', '-')}"
         raise InputError(f"{flag} is empty", hint=f"for example {flag} 8")

@@ -2,7 +2,7 @@
 
 ::
 
-    Count = Annotated[int, Field(ge=1), Option(help="Number of runs.")]
+    Count = Annotated[int, Interval(ge=1), Option(help="Number of runs.")]
 
     class Common:
         verbose: Annotated[bool, Option(help="More details.")] = False
@@ -10,7 +10,7 @@
     @command("fit", help="Does it fit?", groups=(Common,), engine=("max_model_len",))
     def fit(model: Model, *, count: Count = 1, **options: Any) -> FitAnswer: ...
 
-The annotation of a parameter is the name of an alias, or ``ALIAS | None``. ``Field`` bounds the value, ``Option`` says
+The annotation of a parameter is an alias, or ``ALIAS | None``. ``Interval`` bounds the value; ``Option`` says
 how it is typed. The decorated function checks its keywords, whoever calls it; ``adapter`` makes a command line of it.
 Nothing here imports typer, so that a program that uses the library does not wait for it.
 """
@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
 
 from planner.errors import UnknownNameError
 
@@ -74,7 +72,7 @@ class Parameter:
     type: Any
     default: Any  #: ``REQUIRED`` where there is none
     option: Option
-    bounds: tuple[FieldInfo, ...] = ()
+    bounds: tuple[Any, ...] = ()  #: of annotated_types
     positional: bool = False  #: one of ``*names``
 
     @property
@@ -90,8 +88,9 @@ class Parameter:
     @property
     def limits(self) -> dict[str, float]:
         """The bounds that include their value, as ``min`` and ``max``."""
-        rules = [rule for field in self.bounds for rule in field.metadata]
-        pairs = [(word, getattr(rule, key, None)) for rule in rules for word, key in (("min", "ge"), ("max", "le"))]
+        pairs = [
+            (word, getattr(bound, key, None)) for bound in self.bounds for word, key in (("min", "ge"), ("max", "le"))
+        ]
         own = {word: self.option.settings.get(word) for word in ("min", "max")}
         return {word: value for word, value in (*own.items(), *pairs) if value is not None}
 
@@ -204,7 +203,7 @@ def _of_function(function: Callable[..., Any]) -> Iterator[Parameter]:
 def _declared(name: str, alias: Any, default: Any, positional: bool = False) -> Iterator[Parameter]:
     """The parameter, where its alias says how it is typed."""
     kind, *metadata = get_args(alias) or (None,)
-    bounds = tuple(rule for rule in metadata if isinstance(rule, FieldInfo))
+    bounds = tuple(rule for rule in metadata if not isinstance(rule, Option))
     yield from (Parameter(name, kind, default, one, bounds, positional) for one in metadata if isinstance(one, Option))
 
 

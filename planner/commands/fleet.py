@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
+from planner import planning
 from planner.commands.declare import Option, command, taken
 from planner.commands.load import check_planned_rate, check_router, load_of, refuse_contradictions, rivals, slos_of
 from planner.commands.options import (
@@ -35,7 +36,7 @@ from planner.commands.options import (
 )
 from planner.engine import tagged
 from planner.errors import InputError
-from planner.planning import Serving, check_context, defaults
+from planner.planning import defaults
 from planner.units import GB, whole_number
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class FleetOptions:
     """What a fleet has beside the servers that carry the load."""
 
     headroom: Annotated[float, _fleet("Extra load to carry, as a share of the load.")] = 0.2
-    n_plus: Annotated[int, Field(ge=0, le=100), _fleet("Spare servers of each kind.")] = 1
+    n_plus: Annotated[int, Interval(ge=0, le=100), _fleet("Spare servers of each kind.")] = 1
     minimise: Annotated[defaults.Objective, _fleet("Quantity to minimise.")] = "usd"
     rent: Annotated[defaults.RentedBy, _fleet("Billing unit: gpu or node.")] = "gpu"
     stock: Annotated[
@@ -91,7 +92,7 @@ class FleetOptions:
     ] = ()
     disaggregated: Annotated[bool, _fleet("Also plan separate servers for prefill and decode.")] = False
     kv_transfer_gb_per_s: Annotated[
-        float | None, Field(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), _fleet(_KV)
+        float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), _fleet(_KV)
     ] = None
 
 
@@ -147,12 +148,12 @@ def size_fleet(
     percentile = f"{percentile:g}" if isinstance(percentile, float | int) else percentile
     slos = slos_of(demands, {"ttft": ttft, "tpot": tpot, "e2el": e2el}, str(percentile))
     check_router(router, demands)
-    servings = Serving.on_each(model, gpu, partitions=partitions, **options)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     first, profiles = servings[0], tuple(serving.profile for serving in servings)
     prices = parse_prices(assignments(price), profiles)
     stock = _stocks(assignments(fleet.get("stock", ())), profiles)
     for demand in demands:
-        check_context(demand, first.longest_context, first.resolved.resolved)
+        planning.check_context(demand, first.longest_context, first.resolved.resolved)
     asked = FleetRequest(
         model=first.resolved,
         gpus=profiles,

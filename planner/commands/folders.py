@@ -5,15 +5,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from annotated_types import Interval
 
-from planner import progress
+from planner import planning, progress
 from planner.commands.declare import Argument, Option, command
 from planner.commands.measured import TOOLS
 from planner.commands.options import Calibration, Force, PathName
 from planner.commands.streams import write
 from planner.errors import InputError
-from planner.planning import fits_for
 
 if TYPE_CHECKING:
     from planner.evidence import PlanFolders
@@ -36,7 +35,7 @@ ReportFormat = Annotated[
     Literal["html", "svg", "term"], Option(help="HTML page, one chart as SVG, or charts of characters on stdout.")
 ]
 Chart = Annotated[ChartName, Option(help="One chart. Without it, term prints all.")]
-Width = Annotated[int, Field(ge=240, le=2000), Option(help="Width of an SVG chart in pixels. Default: 720.")]
+Width = Annotated[int, Interval(ge=240, le=2000), Option(help="Width of an SVG chart in pixels. Default: 720.")]
 
 
 @command("report", help="One page on the plans of a folder: charts, reasons, scripts.")
@@ -62,7 +61,7 @@ def report(
     if output is not None and format == "term":
         raise InputError("-o: charts of characters go to stdout", hint="leave -o out, and redirect what is printed")
     folders = read_plan_folders(directory)
-    local = fits_for(calibration)
+    local = planning.fits_for(calibration)
     print_notes(local.notes)
     if format == "term":
         _print_charts(folders, local, chart)
@@ -149,7 +148,7 @@ class SiteOptions:
         list[str], _site("Taint that the server tolerates. Repeatable.", "--toleration", metavar=_TOLERATION)
     ] = []  # noqa: RUF012
     node_selector: Annotated[list[str], _site("Label of the nodes to run on. Repeatable.", metavar="KEY=VALUE")] = []  # noqa: RUF012
-    start_timeout_s: Annotated[int | None, Field(ge=1), _site(_TIMEOUT, "--start-timeout")] = None
+    start_timeout_s: Annotated[int | None, Interval(ge=1), _site(_TIMEOUT, "--start-timeout")] = None
     container: Annotated[Literal["pyxis", "apptainer"], _site("What runs containers under Slurm.")] = "pyxis"
 
 
@@ -246,10 +245,10 @@ def validate_plan(
 
 TunedDir = Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")]
 Runs = Annotated[
-    int, Field(ge=1), Option(help="Runs after which no other begins, earlier ones counted. Default: no limit.")
+    int, Interval(ge=1), Option(help="Runs after which no other begins, earlier ones counted. Default: no limit.")
 ]
 Minutes = Annotated[
-    float, Field(gt=0), Option(help="Minutes of all runs after which no other begins. Default: no limit.")
+    float, Interval(gt=0), Option(help="Minutes of all runs after which no other begins. Default: no limit.")
 ]
 Retry = Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")]
 
@@ -285,7 +284,7 @@ def tune(
 
     # on the command line each step is reported on stderr as it happens: a run takes minutes
     tuner = Tuner(Path(directory), _report if command_line else progress.say)
-    tuner.run(fits_for(calibration), runs=runs, minutes=minutes, retry=retry)
+    tuner.run(planning.fits_for(calibration), runs=runs, minutes=minutes, retry=retry)
     try:
         return TuningAnswer(tuner, tuner.learn())
     except InputError as error:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from planner import planning
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults, typed
+from planner.planning import defaults
 from planner.workload import (
     DEFAULT_PERCENTILE,
     NAMED,
@@ -105,7 +106,7 @@ def load_of(
     Raises InputError for values that ``vllm bench`` would not accept, and UnknownNameError for an unknown workload.
     """
     if request_rate is not None:
-        check_rate(request_rate := typed("request_rate", request_rate, float))
+        check_rate(request_rate := planning.typed("request_rate", request_rate, float))
     rate = None if request_rate is None or not isfinite(request_rate) else request_rate
     rhythm: dict[str, Any] = {"seed": seed or 0, "burstiness": 1.0 if burstiness is None else burstiness}
     if num_prompts is not None:
@@ -147,17 +148,17 @@ KINDS: Mapping[str, Any] = {
 
 def fields_of(**given: Any) -> Load:
     """The load with these fields. Raises InputError for values that ``vllm bench`` would not accept."""
-    return Load(**{name: typed(name, value, KINDS[name]) for name, value in given.items()})
+    return Load(**{name: planning.typed(name, value, KINDS[name]) for name, value in given.items()})
 
 
 def with_fields(load: Load, **given: Any) -> Load:
     """``load`` with other fields. Raises InputError as ``fields_of``."""
-    return replace(load, **{name: typed(name, value, KINDS[name]) for name, value in given.items()})
+    return replace(load, **{name: planning.typed(name, value, KINDS[name]) for name, value in given.items()})
 
 
 def checked_workload(name: Any, *, turns: bool = True) -> str:
     """``--workload``. Raises UnknownNameError, and InputError for one of several turns without ``turns``."""
-    typed("workload", name, str)
+    planning.typed("workload", name, str)
     if name not in NAMED and name not in named_sessions():
         raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/library.md")
     if name not in NAMED and not turns:

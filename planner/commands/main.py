@@ -41,7 +41,7 @@ PROGRAMS = ("planner", "llm-serving-planner")
 COMMANDS = {
     "fit": "fit", "predict": "predict", "recommend": "recommend", "compare": "compare", "fleet": "fleet",
     "check": "check", "tune": "folders", "validate": "folders", "calibrate": "measured", "report": "folders",
-    "evaluate": "measured", "workflow": "workflow", "deploy": "folders", "ui": "ui",
+    "evaluate": "measured", "workflow": "workflow", "deploy": "folders", "ui": "web",
     "hardware": "catalog", "models": "catalog",
 }  # fmt: skip
 #: Groups of commands, with their help.

@@ -4,12 +4,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
+from planner import planning
 from planner.commands.declare import Argument, Option, command, taken
 from planner.commands.options import LOAD, Calibration, PathName, complete_model, gpu_option
 from planner.engine import tagged
-from planner.planning import engine_args, fits_for
 from planner.resources import alone_in
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Output = Annotated[
     PathName, Option("-o", "--output", kind=Path, metavar="FILE", help="Default: this user's own calibration.")
 ]
 Fresh = Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")]
-Count = Annotated[int | None, Field(ge=1)]
+Count = Annotated[int | None, Interval(ge=1)]
 
 
 class ResultOptions:
@@ -61,7 +61,7 @@ class ResultOptions:
 def _stated(facts: dict[str, Any]) -> "Stated":
     from planner.evidence import Stated
 
-    return Stated(**taken(facts, ResultOptions), args=engine_args(facts))
+    return Stated(**taken(facts, ResultOptions), args=planning.engine_args(facts))
 
 
 @command(
@@ -84,7 +84,7 @@ def evaluate(runs: Runs, *, calibration: Calibration = None, chart: Chart | None
     from planner.output import Evaluation, chart_writer
 
     draw = chart_writer(chart) if chart else None
-    local = fits_for(calibration)
+    local = planning.fits_for(calibration)
     table = read_measurements(Path(runs), _stated(facts))
     answer = Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
     if draw:

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from annotated_types import Interval
 
 from planner.commands.declare import Argument, Option
 from planner.engine import SETTINGS
@@ -75,7 +75,7 @@ GpusOrDefault = Annotated[
 Partitions = Annotated[bool, Option("--partitions", help="With --gpu all, also partitions and MIG profiles.")]
 NetworkGbPerS = Annotated[
     float | None,
-    Field(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),
+    Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),
     Option(
         metavar="GB/S",
         help="Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's.",
@@ -100,7 +100,7 @@ Explain = Annotated[bool, Option(help="Verbose output: all candidates, full tabl
 Revision = Annotated[str | None, Option(help="Branch, tag or commit on the hub.")]
 Refresh = Annotated[bool, Option(help="Ask the hub even if the answer is known locally.")]
 Timeout = Annotated[
-    float | None, Field(ge=0), Option(metavar="S", help="Seconds for all hub requests about a model. Default: 30.")
+    float | None, Interval(ge=0), Option(metavar="S", help="Seconds for all hub requests about a model. Default: 30.")
 ]
 Force = Annotated[bool, Option(help="Write into a folder that exists.")]
 Format = Annotated[FormatName, Option(help="Form of the data on stdout.")]
@@ -157,7 +157,7 @@ RandomOutputLen = Annotated[int | None, _tokens("Output", "--random-output-len",
 RangeRatio = Annotated[
     float | None, Option(panel=LOAD, default=0.0, help="Lengths vary by this share in both directions, such as 0.2.")
 ]
-PrefixLen = Annotated[int, Field(ge=0), Option(panel=LOAD, help="Tokens that all prompts begin with.")]
+PrefixLen = Annotated[int, Interval(ge=0), Option(panel=LOAD, help="Tokens that all prompts begin with.")]
 PrefixCacheHitRate = Annotated[float, Option(panel=LOAD, help="Share of each prompt that is in the prefix cache.")]
 WorkloadName = Annotated[
     str | None,
@@ -171,9 +171,9 @@ RouterName = Annotated[
     Literal["round-robin", "least-loaded", "prefix-aware"] | None,
     Option(panel=LOAD, help="Which server gets which request. Default: round-robin."),
 ]
-NumPrompts = Annotated[int, Field(ge=1), Option(panel=LOAD, help="Requests.")]
-BatchSize = Annotated[int, Field(ge=1), Option(panel=LOAD, help="Prompts of the one batch.")]
-MaxConcurrency = Annotated[int | None, Field(ge=1), Option(panel=LOAD, help="Maximum concurrent requests.")]
+NumPrompts = Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Requests.")]
+BatchSize = Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Prompts of the one batch.")]
+MaxConcurrency = Annotated[int | None, Interval(ge=1), Option(panel=LOAD, help="Maximum concurrent requests.")]
 RequestRate = Annotated[float, Option(panel=LOAD, help="Requests per second.")]
 TotalRate = Annotated[float | None, Option(panel=LOAD, help="Requests per second, of all servers together.")]
 
@@ -199,7 +199,7 @@ Burstiness = Annotated[
     float | None, Option(panel=LOAD, default=1.0, help="Of the arrivals: 1 is Poisson, less is burstier.")
 ]
 Seed = Annotated[
-    int | None, Field(ge=0, le=2**32 - 1), Option(panel=LOAD, default=0, help="Seed of random lengths and arrivals.")
+    int | None, Interval(ge=0, le=2**32 - 1), Option(panel=LOAD, default=0, help="Seed of random lengths and arrivals.")
 ]
 
 # --- Latency targets
@@ -225,7 +225,7 @@ Percentile = Annotated[
 ]
 Confidence = Annotated[
     float | None,
-    Field(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE),
+    Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE),
     Option(
         panel=TARGETS,
         metavar="P",
@@ -254,7 +254,7 @@ class PlannedLoad:
     router: RouterName = None
     seed: Seed = None
     num_prompts: Annotated[
-        int | None, Field(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")
+        int | None, Interval(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")
     ] = None
     ttft: Ttft = None
     tpot: Tpot = None

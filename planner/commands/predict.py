@@ -5,8 +5,9 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
+from planner import planning
 from planner.commands.declare import Option, command, taken
 from planner.commands.load import fields_of, load_of, refuse_contradictions, rivals, with_fields
 from planner.commands.options import (
@@ -34,10 +35,10 @@ from planner.commands.options import (
     WorkloadName,
 )
 from planner.errors import InputError
-from planner.planning import Bench, Serving, check_load
 
 if TYPE_CHECKING:
     from planner.output import PredictionAnswer, PredictionRefused
+    from planner.planning import Bench
     from planner.workload import Load
 
 
@@ -65,7 +66,7 @@ Percentiles = Annotated[
     tuple[float, ...],
     Option(kind=str, read=_percentiles, default="99", panel=LOAD, help="Percentiles to report, such as 50,90,99."),
 ]
-Ms = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Ms = Annotated[float, Interval(gt=0, lt=inf)]
 Goodput = Annotated[
     dict[str, Ms] | None,
     Option(
@@ -143,7 +144,7 @@ def predict_serve(
         load = load.share_of(1, most=given["num_prompts"])
     load = with_fields(load, num_prompts=load.count, prefix_len=load.prefix_len or prefix_len, **fields)
     asked = {"percentiles": metric_percentiles, "goodput": goodput or {}}
-    return _predict("serve", load, Serving(model, gpu, **options), explain, **asked)
+    return _predict("serve", load, planning.Serving(model, gpu, **options), explain, **asked)
 
 
 @command(
@@ -170,7 +171,7 @@ def predict_throughput(
         input_len=input_len, output_len=output_len, num_prompts=num_prompts, seed=seed,
         prefix_len=random_prefix_len, prefix_cache_hit_rate=prefix_cache_hit_rate,
     )  # fmt: skip
-    return _predict("throughput", load, Serving(model, gpu, **options), explain)
+    return _predict("throughput", load, planning.Serving(model, gpu, **options), explain)
 
 
 @command(
@@ -191,18 +192,18 @@ def predict_latency(
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict what ``vllm bench latency`` would measure: seconds of one batch from start to end."""
     load = fields_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)
-    return _predict("latency", load, Serving(model, gpu, **options), explain)
+    return _predict("latency", load, planning.Serving(model, gpu, **options), explain)
 
 
 def _predict(
-    bench: Bench, load: "Load", serving: Serving, explain: bool, **asked: Any
+    bench: "Bench", load: "Load", serving: "planning.Serving", explain: bool, **asked: Any
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict ``load``; ``asked`` is for the result of the bench."""
     from planner.output import PredictionAnswer, PredictionRefused
 
     resolved, notes = serving.resolved, (*serving.notes, *load.notes)
     deployment = serving.engine_of(bench)
-    check_load(load, deployment.config.max_model_len, resolved.resolved)
+    planning.check_load(load, deployment.config.max_model_len, resolved.resolved)
     if deployment.requests_held(load.longest_len) < 1:
         return PredictionRefused(deployment, load, resolved, notes)
     prediction = serving.predict(load, bench=bench, **asked)

@@ -6,8 +6,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
+from planner import planning
 from planner.commands.declare import COMMANDS, Option, command, taken
 from planner.commands.load import (
     check_burstiness,
@@ -29,7 +30,7 @@ from planner.commands.options import (
 )
 from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError
-from planner.planning import Serving, check_context, defaults, engine_args
+from planner.planning import defaults
 from planner.units import MOST_FIGURE
 from planner.workload import LATENCIES, Targets, benchmarks
 
@@ -49,12 +50,12 @@ class SearchOptions:
     """The space and the goal of a search."""
 
     goal: Annotated[defaults.Goal | None, Option(default=defaults.GOAL, help="Optimisation goal.")] = None
-    gpus: Annotated[int | None, Field(ge=1), Option(default=defaults.GPUS_PER_NODE, help="GPUs of one node.")] = None
-    nodes: Annotated[int | None, Field(ge=1, le=defaults.MOST_NODES), Option(help=_NODES)] = None
+    gpus: Annotated[int | None, Interval(ge=1), Option(default=defaults.GPUS_PER_NODE, help="GPUs of one node.")] = None
+    nodes: Annotated[int | None, Interval(ge=1, le=defaults.MOST_NODES), Option(help=_NODES)] = None
     disaggregated: Annotated[
         bool, Option(help="Use separate prefill and decode servers where they take fewer GPUs.")
     ] = False
-    pick: Annotated[int, Field(ge=1), Option(help="Plan to print and to write; 1 is the best.")] = 1
+    pick: Annotated[int, Interval(ge=1), Option(help="Plan to print and to write; 1 is the best.")] = 1
 
 
 @command(
@@ -105,7 +106,7 @@ def recommend_plans(
     options = dict(stated)
     search, given = taken(options, SearchOptions), taken(options, PlannedLoad)
     load, targets = planned_load(given, options.get("scheduling_policy"))
-    servings = Serving.on_each(
+    servings = planning.Serving.on_each(
         defaults.MODEL if model is None else model,
         defaults.GPUS if gpu is None else gpu,
         partitions=partitions,
@@ -118,7 +119,7 @@ def recommend_plans(
             "--price without targets and without a load: plans are then in the order of the goal, not of USD",
             hint="add a target such as --tpot 100, or --request-rate; or ask planner compare",
         )
-    check_context(load, asked.longest_context, asked.resolved.resolved)
+    planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     pick, disaggregated = search.get("pick", 1), "disaggregated" in search
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
@@ -317,7 +318,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
         elif isinstance(value, bool):
             if value or name == "enable_prefix_caching":
                 yield flag_of(name) if value else flag_of(f"no_{name}")
-        elif name == "speculative_config" and (drafts := engine_args({name: value}).speculative_config):
+        elif name == "speculative_config" and (drafts := planning.engine_args({name: value}).speculative_config):
             yield from (flag_of(name), drafts.text)
         elif declared[name].kind == list[str]:  # repeated
             for one in assignments(value):

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from annotated_types import Interval
 
+from planner import planning
 from planner.commands.declare import Argument, Option, command
 from planner.commands.options import (
     LOAD,
@@ -19,7 +20,6 @@ from planner.commands.options import (
     gpu_option,
     model_argument,
 )
-from planner.planning import find_gpu, fits_for
 
 
 def complete_workflow(incomplete: str) -> list[str]:
@@ -33,7 +33,7 @@ Name = Annotated[str, Argument(metavar="list|NAME", autocompletion=complete_work
 Gpu = Annotated[str, gpu_option("Profile id, alias or file; or 'local'. Default: the document's.")]
 Show = Annotated[bool, Option(help="Show the document's numbers beside the predictions, and write nothing.")]
 OutputDir = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")]
-Count = Annotated[int | None, Field(ge=1)]
+Count = Annotated[int | None, Interval(ge=1)]
 
 
 class ChoiceOptions:
@@ -102,8 +102,8 @@ def workflow(
         print_workflows([one.summary() for one in list_workflows().values()], format)
         return
     chosen = find_workflow(name)
-    profile, remarks = find_gpu(gpu) if gpu else (None, ())
-    local = fits_for(calibration)
+    profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())
+    local = planning.fits_for(calibration)
     print_notes((*remarks, *local.notes))
     choice = Choice(gpu=profile, local=local, timeout_s=choices.pop("timeout", None), **choices)
     if show:

@@ -409,4 +409,4 @@ def typed(name: str, value: Any, kind: Any, *, flag: str = "") -> Any:
     except ValidationError as error:
         wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
         cause = f"{flag or flag_of(name)} must be {wanted}, got {repr(value)[:80]}"
-        raise InputError(cause, hint=f"give {name} as {wanted}") from error
+        raise InputError(cause, hint=f"give such a value, or leave {name} out") from error

@@ -138,7 +138,7 @@ def test_a_prediction_is_the_table_of_the_bench_and_fits_too(words: tuple[str, .
             ("USD per GPU and hour, on demand", "kW assume"),
         ),
         (("fit", LLAMA, "--gpu", "h100"), ("rule of thumb",)),
-        (("fit", LLAMA, "--gpu", "all"), ("mi355x-cpx", "a10g")),
+        (("fit", LLAMA, "--gpu", "all"), ("a10g",)),
         (("check", "--gpu", "h100", "vllm", "serve", LLAMA, "--enforce-eager"), ("-> ", "defaults: ")),
     ],
     ids=lambda value: value[0],

@@ -17,9 +17,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
 
+from planner import planning
 from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults, find_gpus
+from planner.planning import defaults
 
 if TYPE_CHECKING:
     from planner.output import Asked, Played, Probed
@@ -62,7 +63,7 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
             raise UnknownNameError(name, text[:80], WORDS[name], see="the page")
         else:
             given[name] = text
-    profiles, _ = find_gpus([name for name in given["gpu"] if not name.lower().endswith(".toml")])
+    profiles, _ = planning.find_gpus([name for name in given["gpu"] if not name.lower().endswith(".toml")])
     if len(profiles) > MOST_GPUS:
         raise InputError(f"{len(profiles)} GPUs are chosen", hint=f"the page compares up to {MOST_GPUS}")
     if not given["model"]:
