@@ -8,7 +8,7 @@ from annotated_types import Interval
 
 from planner import planning
 from planner.commands.declare import Option, command
-from planner.commands.load import checked_workload, fields_of, load_of, refuse_contradictions, rivals
+from planner.commands.load import checked_workload, load_of, refuse_contradictions, rivals
 from planner.commands.options import (
     LOAD,
     SERVING,
@@ -26,12 +26,12 @@ from planner.commands.options import (
 )
 from planner.errors import InputError
 from planner.planning import defaults
+from planner.workload import Load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from planner.output import ComparisonAnswer
-    from planner.workload import Load
 
 Whole = Annotated[int, Interval(ge=1)]
 Positive = Annotated[float, Interval(gt=0, lt=inf)]
@@ -148,7 +148,7 @@ def _loads(
     max_concurrency: "int | Sequence[int] | None",
     request_rate: "float | Sequence[float] | None",
     rhythm: "Mapping[str, Any]",
-) -> "list[Load]":
+) -> list[Load]:
     """Every pair of lengths under every load, each once."""
     arrivals: list[dict[str, Any]]
     if request_rate is not None:
@@ -166,8 +166,7 @@ def _loads(
     most = max(len(inputs), len(outputs))
     pairs = zip(inputs * (most if len(inputs) == 1 else 1), outputs * (most if len(outputs) == 1 else 1), strict=True)
     every = dict.fromkeys(
-        fields_of(input_len=given, output_len=answered, num_prompts=1, **load)
-        for (given, answered), load in product(pairs, arrivals)
+        Load(given, answered, num_prompts=1, **load) for (given, answered), load in product(pairs, arrivals)
     )
     if len(every) > defaults.MOST_LOADS:
         raise InputError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from planner import planning
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
@@ -106,7 +105,7 @@ def load_of(
     Raises InputError for values that ``vllm bench`` would not accept, and UnknownNameError for an unknown workload.
     """
     if request_rate is not None:
-        check_rate(request_rate := planning.typed("request_rate", request_rate, float))
+        check_rate(request_rate)
     rate = None if request_rate is None or not isfinite(request_rate) else request_rate
     rhythm: dict[str, Any] = {"seed": seed or 0, "burstiness": 1.0 if burstiness is None else burstiness}
     if num_prompts is not None:
@@ -115,10 +114,10 @@ def load_of(
         return Load.trace(trace, rate)
     if classes:
         check_classes(classes, scheduling_policy)
-        _ = fields_of(input_len=1, output_len=1, **rhythm)  # refuses what is no load
+        _ = Load(1, 1, **rhythm)  # refuses what is no load
         return Load.classes_of(classes, **rhythm)
     if workload is None:
-        lengths = {
+        lengths: dict[str, Any] = {
             "input_len": defaults.LEN if input_len is None else input_len,
             "output_len": defaults.LEN if output_len is None else output_len,
             "range_ratio": random_range_ratio or 0.0,
@@ -134,31 +133,12 @@ def load_of(
     else:
         named = NAMED[workload]
         lengths = {"input_len": named.input_len, "output_len": named.output_len, "range_ratio": named.range_ratio}
-    arrivals = {} if request_rate is None else {"request_rate": request_rate}
-    return fields_of(**lengths, **rhythm, **arrivals)
-
-
-#: Types of the fields of ``Load`` that options set.
-KINDS: Mapping[str, Any] = {
-    **dict.fromkeys(("input_len", "output_len", "num_prompts", "seed", "prefix_len"), int),
-    **dict.fromkeys(("request_rate", "burstiness", "range_ratio", "prefix_cache_hit_rate"), float),
-    "max_concurrency": int | None,
-}
-
-
-def fields_of(**given: Any) -> Load:
-    """The load with these fields. Raises InputError for values that ``vllm bench`` would not accept."""
-    return Load(**{name: planning.typed(name, value, KINDS[name]) for name, value in given.items()})
-
-
-def with_fields(load: Load, **given: Any) -> Load:
-    """``load`` with other fields. Raises InputError as ``fields_of``."""
-    return replace(load, **{name: planning.typed(name, value, KINDS[name]) for name, value in given.items()})
+    arrivals: dict[str, Any] = {} if request_rate is None else {"request_rate": request_rate}
+    return Load(**lengths, **rhythm, **arrivals)
 
 
 def checked_workload(name: Any, *, turns: bool = True) -> str:
     """``--workload``. Raises UnknownNameError, and InputError for one of several turns without ``turns``."""
-    planning.typed("workload", name, str)
     if name not in NAMED and name not in named_sessions():
         raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/library.md")
     if name not in NAMED and not turns:

@@ -1,6 +1,7 @@
 """How fast? ``planner predict``, in the words of ``vllm bench``."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from annotated_types import Interval
 
 from planner import planning
 from planner.commands.declare import Option, command, taken
-from planner.commands.load import fields_of, load_of, refuse_contradictions, rivals, with_fields
+from planner.commands.load import load_of, refuse_contradictions, rivals
 from planner.commands.options import (
     LOAD,
     SERVING,
@@ -35,11 +36,11 @@ from planner.commands.options import (
     WorkloadName,
 )
 from planner.errors import InputError
+from planner.workload import Load
 
 if TYPE_CHECKING:
     from planner.output import PredictionAnswer, PredictionRefused
     from planner.planning import Bench
-    from planner.workload import Load
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
@@ -142,7 +143,7 @@ def predict_serve(
     load = load_of(**given, scheduling_policy=options.get("scheduling_policy"))
     if load.drawn:  # the last ones of several turns, after those that have filled the cache
         load = load.share_of(1, most=given["num_prompts"])
-    load = with_fields(load, num_prompts=load.count, prefix_len=load.prefix_len or prefix_len, **fields)
+    load = replace(load, num_prompts=load.count, prefix_len=load.prefix_len or prefix_len, **fields)
     asked = {"percentiles": metric_percentiles, "goodput": goodput or {}}
     return _predict("serve", load, planning.Serving(model, gpu, **options), explain, **asked)
 
@@ -167,9 +168,9 @@ def predict_throughput(
     **options: Any,
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict what ``vllm bench throughput`` would measure: all prompts at once, without a server."""
-    load = fields_of(
-        input_len=input_len, output_len=output_len, num_prompts=num_prompts, seed=seed,
-        prefix_len=random_prefix_len, prefix_cache_hit_rate=prefix_cache_hit_rate,
+    load = Load(
+        input_len, output_len, num_prompts, seed=seed or 0, prefix_len=random_prefix_len,
+        prefix_cache_hit_rate=prefix_cache_hit_rate,
     )  # fmt: skip
     return _predict("throughput", load, planning.Serving(model, gpu, **options), explain)
 
@@ -191,12 +192,12 @@ def predict_latency(
     **options: Any,
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict what ``vllm bench latency`` would measure: seconds of one batch from start to end."""
-    load = fields_of(input_len=input_len, output_len=output_len, num_prompts=batch_size)
+    load = Load(input_len, output_len, batch_size)
     return _predict("latency", load, planning.Serving(model, gpu, **options), explain)
 
 
 def _predict(
-    bench: "Bench", load: "Load", serving: "planning.Serving", explain: bool, **asked: Any
+    bench: "Bench", load: Load, serving: "planning.Serving", explain: bool, **asked: Any
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict ``load``; ``asked`` is for the result of the bench."""
     from planner.output import PredictionAnswer, PredictionRefused

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,6 @@ from planner.commands.load import (
     refuse_contradictions,
     rivals,
     targets_of,
-    with_fields,
 )
 from planner.commands.options import (
     Explain,
@@ -194,7 +194,7 @@ def planned_load(given: Mapping[str, Any], scheduling_policy: str | None) -> "tu
         percentile=f"{percentile:g}" if isinstance(percentile, float) else percentile,
         **of_targets,
     )
-    return with_fields(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
+    return replace(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
 
 
 def script_files(recommendation: "Recommendation") -> dict[str, str]:

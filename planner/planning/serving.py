@@ -397,15 +397,15 @@ def checked_rate(name: str, gb_per_s: float | None) -> float | None:
     return rate
 
 
-def typed(name: str, value: Any, kind: Any, *, flag: str = "") -> Any:
+def typed(name: str, value: Any, kind: Any, *, flag: str = "", strict: bool = True) -> Any:
     """``value`` as a plain one of ``kind``, bounds included; numbers of numpy and the like are taken.
 
-    Raises InputError, naming the flag, for any other value.
+    Without ``strict`` a text is read as a number. Raises InputError, naming the flag, for any other value.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     try:
-        return TypeAdapter(kind).validate_python(value, strict=not isinstance(value, list | tuple | dict))
+        return TypeAdapter(kind).validate_python(value, strict=strict and not isinstance(value, list | tuple | dict))
     except ValidationError as error:
         wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
         cause = f"{flag or flag_of(name)} must be {wanted}, got {repr(value)[:80]}"

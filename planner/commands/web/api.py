@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cached_property
 from os import PathLike
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from pydantic import TypeAdapter
 
 import planner
-from planner.commands.declare import COMMANDS, Argument, Command, Option, Parameter
+from planner.commands.declare import COMMANDS, REQUIRED, Argument, Command, Option, Parameter
 from planner.errors import InputError, UnknownNameError
+from planner.planning import typed
 
 if TYPE_CHECKING:
     from planner.output import Answer
@@ -67,28 +69,23 @@ class Operation:
                 raise UnknownNameError("parameter", name[:80], self.parameters, see="/api/openapi.json")
             given.setdefault(name, []).append(text)
         for name, one in self.parameters.items():
-            if one.default is inspect.Parameter.empty and name not in given:
+            if one.default is REQUIRED and name not in given:
                 raise InputError(f"the parameter {name} is missing", hint="/api/openapi.json lists all parameters")
         return self.function(**{name: _value(self.parameters[name], texts) for name, texts in given.items()})
 
 
 def operations() -> dict[str, Operation]:
     """Every path below /api."""
-    found = {}
-    for path, (words, name) in ANSWERED.items():
-        function = getattr(planner, name)
-        found[path] = Operation(path, COMMANDS[words], function)
-    return found
+    functions = {path: getattr(planner, name) for path, (_, name) in ANSWERED.items()}  # declares their commands
+    return {path: Operation(path, COMMANDS[ANSWERED[path][0]], function) for path, function in functions.items()}
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
 def _kind(parameter: Parameter) -> Any:
-    """The type of the words that are typed, without None and without annotations."""
+    """The type of the words that are typed, without None."""
     kind = parameter.kind
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
     if get_origin(kind) in (Union, UnionType):
         kinds = [one for one in get_args(kind) if one is not NoneType]
         kind = kinds[0] if len(kinds) == 1 else str
@@ -96,7 +93,7 @@ def _kind(parameter: Parameter) -> Any:
 
 
 def _names_a_file(parameter: Parameter) -> bool:
-    """Whether a value is the path of a file; a model and a GPU are names, a line is text."""
+    """True if a value is the path of a file; a model and a GPU are names, a line is text."""
     if isinstance(parameter.type, str) or parameter.name == LINE:
         return False
     kinds = {parameter.type, *get_args(parameter.type), parameter.option.kind}
@@ -104,43 +101,16 @@ def _names_a_file(parameter: Parameter) -> bool:
 
 
 def _value(parameter: Parameter, texts: list[str]) -> Any:
-    kind, option = _kind(parameter), parameter.option
-    if parameter.name == LINE:
+    """The value that texts stand for; the function checks bounds and names."""
+    kind, option, name = _kind(parameter), parameter.option, parameter.name
+    if name == LINE:
         return _line(texts)
-    if get_origin(kind) is list:
-        each = get_args(kind)[0]
-        value: Any = [_one(parameter, each, text) for text in texts]
-    elif len(texts) > 1:
-        raise InputError(f"{parameter.name} is given {len(texts)} times", hint="give it once")
-    else:
-        value = _one(parameter, kind, texts[0])
+    value: Any = texts if get_origin(kind) is list else texts[0]
+    if value is not texts and len(texts) > 1:
+        raise InputError(f"{name} is given {len(texts)} times", hint="give it once")
+    if kind in (int, float, bool):
+        value = typed(name, value, kind, flag=name, strict=False)
     return value if option.read is None else option.read(value)
-
-
-def _one(parameter: Parameter, kind: Any, text: str) -> Any:
-    wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a name")
-    try:
-        if get_origin(kind) is Literal:
-            if text not in get_args(kind):
-                raise UnknownNameError(parameter.name, text[:80], map(str, get_args(kind)), see="/api/openapi.json")
-            return text
-        if kind is bool:
-            return {"true": True, "1": True, "on": True, "false": False, "0": False}[text.lower()]
-        if isinstance(kind, type) and (kind in (int, float) or issubclass(kind, Enum)):
-            return _within(parameter, kind(text))
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{parameter.name} {text[:80]!r} is not {wanted}", hint=f"give {wanted}") from error
-    return text
-
-
-def _within(parameter: Parameter, value: Any) -> Any:
-    """The value. Raises InputError where the declaration has bounds and it lies outside."""
-    low, high = parameter.limits.get("min"), parameter.limits.get("max")
-    if isinstance(value, int | float) and not (value >= (value if low is None else low)):
-        raise InputError(f"{parameter.name} must be at least {low}, got {value}", hint="give a larger one")
-    if isinstance(value, int | float) and high is not None and value > high:
-        raise InputError(f"{parameter.name} must be at most {high}, got {value}", hint="give a smaller one")
-    return value
 
 
 def _line(texts: list[str]) -> str | list[str]:
@@ -190,26 +160,16 @@ def _described(one: Operation) -> Iterator[tuple[str, Any]]:
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     kind, default = _kind(parameter), parameter.default
-    is_list = get_origin(kind) is list
-    schema = _schema(parameter, get_args(kind)[0] if is_list else kind)
-    if is_list:
-        schema = {"type": "array", "items": schema}
+    bounds = {"min": "minimum", "max": "maximum"}
+    schema = TypeAdapter(kind).json_schema() | {bounds[key]: value for key, value in parameter.limits.items()}
     if isinstance(default, bool | int | str) or (isinstance(default, float) and default < float("inf")):
         schema["default"] = default
-    required = default is inspect.Parameter.empty and parameter.name != LINE
-    found = {
-        "name": parameter.name, "in": "query", "required": required, "schema": schema,
+    described = {
+        "name": parameter.name,
+        "in": "query",
+        "required": default is REQUIRED and parameter.name != LINE,
+        "schema": schema,
         "description": parameter.option.settings.get("help", ""),
-    }  # fmt: skip
-    return {**found, "style": "form", "explode": True} if is_list or isinstance(parameter.option, Argument) else found
-
-
-def _schema(parameter: Parameter, kind: Any) -> dict[str, Any]:
-    if get_origin(kind) is Literal:
-        return {"type": "string", "enum": list(get_args(kind))}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return {"type": "string", "enum": [str(one.value) for one in kind]}
-    words = {int: "integer", float: "number", bool: "boolean"}
-    schema: dict[str, Any] = {"type": words.get(kind, "string")}
-    bounds = {"min": "minimum", "max": "maximum"}
-    return schema | {bounds[key]: value for key, value in parameter.limits.items()}
+    }
+    repeated = get_origin(kind) is list or isinstance(parameter.option, Argument)
+    return described | ({"style": "form", "explode": True} if repeated else {})

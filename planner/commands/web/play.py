@@ -14,8 +14,10 @@ from io import BytesIO
 from math import ceil
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 from urllib.parse import urlencode
+
+from annotated_types import Interval
 
 from planner import planning
 from planner.commands.recommend import recommend_plans, script_files
@@ -26,17 +28,17 @@ if TYPE_CHECKING:
     from planner.output import Asked, Played, Probed
     from planner.workload import Load
 
-#: Field of ``Asked`` -> type, least, most.
-NUMBERS: Mapping[str, tuple[type, float, float]] = {
-    "gpus": (int, 1, 72),
-    "flight": (int, 1, 4096),
-    "rate": (float, 0.1, 1000),
-    "input_len": (int, 1, 1_000_000),
-    "output_len": (int, 1, 1_000_000),
-    "ttft": (float, 1, 60_000),
-    "tpot": (float, 1, 1000),
-    "e2el": (float, 1, 600_000),
-    "confidence": (float, defaults.LEAST_CONFIDENCE, defaults.MOST_CONFIDENCE),
+#: Field of ``Asked`` -> type and bounds.
+NUMBERS: Mapping[str, Any] = {
+    "gpus": Annotated[int, Interval(ge=1, le=72)],
+    "flight": Annotated[int, Interval(ge=1, le=4096)],
+    "rate": Annotated[float, Interval(ge=0.1, le=1000)],
+    "input_len": Annotated[int, Interval(ge=1, le=1_000_000)],
+    "output_len": Annotated[int, Interval(ge=1, le=1_000_000)],
+    "ttft": Annotated[float, Interval(ge=1, le=60_000)],
+    "tpot": Annotated[float, Interval(ge=1, le=1000)],
+    "e2el": Annotated[float, Interval(ge=1, le=600_000)],
+    "confidence": Annotated[float, Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE)],
 }
 WORDS = {"goal": get_args(defaults.Goal), "by": ("flight", "rate"), "percentile": ("50", "90", "99", "mean")}
 MOST_GPUS = 8  #: of one question
@@ -58,7 +60,7 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
         if name == "gpu":
             given["gpu"] = tuple(dict.fromkeys(texts))
         elif name in NUMBERS:
-            given |= {name: _number(name, text)} if text else {}
+            given |= {name: planning.typed(name, text, NUMBERS[name], flag=name, strict=False)} if text else {}
         elif name in WORDS and text not in WORDS[name]:
             raise UnknownNameError(name, text[:80], WORDS[name], see="the page")
         else:
@@ -69,17 +71,6 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
     if not given["model"]:
         raise InputError("no model is named", hint="name one of the catalog, or any id of the hub")
     return Asked(**{**given, "gpu": tuple(profile.id for profile in profiles)})
-
-
-def _number(name: str, text: str) -> float:
-    kind, least, most = NUMBERS[name]
-    try:
-        value = float(kind(text)) if kind is float else int(text)
-    except ValueError as error:
-        raise InputError(f"{name} {text[:40]!r} is not a number", hint="give one, or leave it out") from error
-    if not least <= value <= most:  # nor NaN
-        raise InputError(f"{name} must be from {least:,g} to {most:,g}, got {text[:40]}", hint="give such a number")
-    return value
 
 
 def address(asked: Asked) -> str:
