@@ -1,6 +1,6 @@
-"""What would vLLM do with these settings? Versions, flags, defaults, refusals, sharding, commands, images, recipes.
+"""Settings of vLLM: versions, flags, defaults, refusals, sharding, command lines, images, recipes.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
 """
 
 import lazy_loader as lazy

@@ -1,4 +1,4 @@
-"""What is served beside the model: drafts (``--speculative-config``) and LoRA adapters, and what a version refuses.
+"""Drafts (``--speculative-config``) and LoRA adapters that are served with a model, and refusals by version.
 
 ::
 
@@ -265,7 +265,7 @@ ADAPTED_TABLES = frozenset(
 
 
 def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfig | None:
-    """The adapters that ``args`` leave room for; None without ``--enable-lora``, as in vLLM.
+    """Adapter slots that ``args`` ask for; None without ``--enable-lora``, as in vLLM.
 
     Raises InputError for a rank that no version takes, IllegalPlanError for what vLLM refuses.
     """

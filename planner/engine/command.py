@@ -27,14 +27,14 @@ from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.workload import Load
 
-LOOPBACK = "127.0.0.1"  #: what a server binds to, and is reached at on its own machine
+LOOPBACK = "127.0.0.1"  #: address of a server on its own machine
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (in a container, whose port is published on LOOPBACK; or where the user asks)
 
 Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
 
 #: Settings that a line names even where they are the default.
 _ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
-#: Where images keep vLLM's benchmark scripts: AMD's, and those of the vLLM project.
+#: Folders of vLLM's benchmark scripts in images of AMD and of the vLLM project.
 BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
 _SCRIPTS: dict[VllmCommand, VllmCommand] = {
     "bench serve": "benchmark_serving.py",
@@ -253,7 +253,7 @@ def _range_ratio(workload: Load, line: _Line) -> float:
 
 
 def program_argv(command: VllmCommand, version: EngineVersion, platform: str) -> tuple[list[str], VllmCommand]:
-    """How a command begins, and which one it is then: the program where it exists, else the script before it.
+    """First words of a command, and its name: the program if the version has it, else the older script.
 
     ``command`` may be either of the two.
     """
@@ -278,7 +278,7 @@ class _Line:
         self.command = command
 
     def __contains__(self, flag: str) -> bool:
-        """Whether the version's command takes ``flag``."""
+        """True if the version's command takes ``flag``."""
         return bool(flag_status(self.version, flag, self.command))
 
     def add(self, flag: str, value: str | int | float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How a vLLM version behaves where versions differ: which engine and model runner serve a model, and what they do.
+"""Behaviour that differs between vLLM versions: the engine, the model runner, and their features.
 
 Each switch names the release in which it turned, and the file of vLLM that says so; the source distributions of 0.6.3
 to 0.33.0 were read.
@@ -52,16 +52,16 @@ _V1_SERVES_SINCE: dict[str, Release] = {
     "MiniMaxText01ForCausalLM": (0, 10, 1), "MiniMaxM1ForCausalLM": (0, 10, 1),
     "BloomForCausalLM": (0, 10, 2), "MllamaForConditionalGeneration": V0_GONE_IN,
 }  # fmt: skip
-#: From here on models with states get V1 without being asked for ("V1 mamba models are unoptimized" before).
+#: First release that runs models with states on V1 by default ("V1 mamba models are unoptimized" before).
 _STATES_SINCE: Release = (0, 10, 2)
 #: V1 runs on CPUs from the first of these on; from the second on, until the oracle goes, without sliding windows.
 _CPU_SINCE, _NO_WINDOWS_ON_CPU_SINCE = (0, 9, 1), (0, 9, 2)
-#: From here on V1 runs pipelines with the default executor.
+#: First release whose V1 runs pipelines with the default executor.
 _PIPELINES_SINCE: Release = (0, 9, 1)
 
 
 def has_both_engines(version: EngineVersion) -> bool:
-    """Whether a server of ``version`` may run either engine."""
+    """True if a server of ``version`` may run either engine."""
     return BOTH_SINCE <= version.release < V0_GONE_IN
 
 
@@ -130,14 +130,14 @@ def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: Engine
 
 
 def pipelines_on_v1(options: Mapping[str, str], version: EngineVersion) -> bool:
-    """Whether ``--distributed-executor-backend`` keeps a pipeline on V1 that would otherwise run on V0."""
+    """True if ``--distributed-executor-backend`` keeps a pipeline on V1 that would otherwise run on V0."""
     backends = ("ray",) if version.release < (0, 9) else ("ray", "mp", "external_launcher")
     both = BOTH_SINCE <= version.release < _PIPELINES_SINCE
     return both and options.get("--distributed-executor-backend") in backends
 
 
 def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
-    """Whether the V1 engine of ``version`` can serve the model."""
+    """True if the V1 engine of ``version`` can serve the model."""
     release = version.release
     windows = any(isinstance(mixer, Attention) and mixer.window for mixer in model.mixers())
     if on_cpu and (release < _CPU_SINCE or (windows and _NO_WINDOWS_ON_CPU_SINCE <= release < ORACLE_GONE_IN)):
@@ -146,7 +146,7 @@ def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
 
 
 def _falls_back(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
-    """Whether ``version``, which has both engines, runs the model on V0 where nobody asks for V1."""
+    """True if ``version``, which has both engines, runs the model on V0 by default."""
     states = any(isinstance(mixer, StateMixer) for mixer in model.mixers())
     return not v1_serves(model, version, on_cpu=on_cpu) or (states and version.release < _STATES_SINCE)
 
@@ -217,7 +217,7 @@ def _v1_reads_fp8(release: tuple[int, ...], capability: tuple[int, int]) -> bool
 # --- which model runner -----------------------------------------------------------------------------------------------
 
 
-#: Steps that have the pipeline to themselves: none, those that sample a token, or all.
+#: ``sampling``: steps that sample a token.
 LoneSteps = Literal["none", "sampling", "all"]
 
 #: First release with the second runner for dense models, and for all others that are not named here.
@@ -232,7 +232,7 @@ _NAMED_FROM: dict[str, Release] = {
     "KimiK3ForConditionalGeneration": (0, 27),
     "DeepseekV4ForCausalLM": (0, 28),
 }
-#: The same on AMD GPUs, where it was slower or failed. 0.29 alone had it for the last one before.
+#: Later on AMD GPUs, where it was slower or failed. 0.29 alone had it for the last one before.
 _NAMED_ON_ROCM_FROM: dict[str, Release] = {
     "KimiK3ForConditionalGeneration": (0, 28),
     "DeepseekV4ForCausalLM": (0, 32),
@@ -243,7 +243,7 @@ _UNQUANTIZED = ("bf16", "fp16", "fp32")
 
 
 def lone_steps(model: Model, config: EngineConfig, profile: GpuProfile) -> LoneSteps:
-    """Which steps enter a pipeline only when the one before has left it, and are waited for by the next one likewise.
+    """Steps that have a pipeline to themselves: the step before has left it, and the next one waits.
 
     The first runner waits for every step in 0.16 to 0.19, and from 0.20 on no longer for one in which all prompts go
     on (``_pp_receive_prev_sampled_token_ids_to_input_batch``; pull request 38726). From 0.28 it waits a little later,
@@ -277,13 +277,13 @@ def _second_runner_from(model: Model, config: EngineConfig, profile: GpuProfile)
 GraphMode = Literal["decode", "piecewise", "full-and-piecewise"]
 #: MLA's cache: one row of latents, such rows padded to 256 bytes, or the keys and values of every head.
 Latents = Literal["rows", "padded rows", "heads"]
-#: What cuts the logits to top-k and top-p. ``unknown``: FlashInfer where somebody installed it, sorting elsewhere.
+#: Sampler of top-k and top-p. ``unknown``: FlashInfer if it is installed, else sorting.
 Sampler = Literal["sorting", "triton", "flashinfer", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What an engine of one version does on one GPU where no option says otherwise."""
+    """Default behaviour of an engine of one version on one GPU."""
 
     engine: Engine
     chunked_prefill_above: int | None  #: prompts are split where max_model_len is above this; 0 always, None never
@@ -296,7 +296,7 @@ class Features:
     max_graph_batch: int  #: largest batch that is captured, whatever ``max_num_seqs`` is
     graphs_in_budget: bool  #: graph memory is subtracted before the KV cache is sized; else it comes on top
     activation_includes_graphs: bool  #: the printed activation peak contains the graph estimate
-    sampler: Sampler  #: where nobody chooses: sorting holds the logits about ten times over, the others about four
+    sampler: Sampler  #: by default; sorting holds the logits about ten times over, the others about four
     kv_tokens: Literal["blocks", "concurrency"]  #: logged KV tokens: blocks x block size, or concurrency x length
     window_batches: int  #: batches in flight whose tokens a sliding window keeps blocks for
     default_gpu_memory_utilization: float
@@ -307,7 +307,7 @@ class Features:
     pipeline_remainder_last: bool  #: layers left over by the division into stages all go to the last stage
     fp8_blocks: Fp8Blocks  #: which blocks of fp8 weights a shard may cut
     streams_online_quantization: bool  #: ``--quantization fp8`` never holds the 16-bit model
-    reserves_whole_prompt: bool  #: a prompt is admitted where all of it has room; ``--scheduler-reserve-full-isl``
+    reserves_whole_prompt: bool  #: a prompt is admitted if all of it fits; ``--scheduler-reserve-full-isl``
     watermark: float  #: share of the KV blocks that an admission leaves free
     context_parallel_heads: bool  #: decode context parallelism serves grouped-query attention too, not only latent
     draft_models: bool  #: speculative decoding with a second, smaller model
@@ -425,10 +425,10 @@ def _max_graph_batch(version: EngineVersion, profile: GpuProfile, engine: Engine
 
 
 def is_hybrid(model: Model) -> bool:
-    """Whether some layers of the model keep a state instead of a KV cache."""
+    """True if some layers of the model keep a state instead of a KV cache."""
     return any(isinstance(mixer, StateMixer) for mixer in model.mixers())
 
 
 def uses_latent_attention(model: Model) -> bool:
-    """Whether vLLM runs the model's attention as MLA."""
+    """True if vLLM runs the model's attention as MLA."""
     return any(isinstance(mixer, LatentAttention) for mixer in model.mixers())

@@ -1,4 +1,4 @@
-"""What each vLLM version accepts: options, variables and values; and the variables that a plan sets.
+"""Options, variables and values that each vLLM version accepts; and the variables of a plan.
 
 The table, ``flags.json``, was written by the real parsers of every version from 0.6.3 to 0.33.0
 (``tests/real_parsers`` rebuilds it). AMD's images are builds of forks: what they had before upstream is in
@@ -44,7 +44,7 @@ Spans = tuple[tuple[int, int], ...]  #: first and last index into the list of ve
 #: Commands whose options include those of the engine.
 _ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
 
-#: What to use instead of an option, variable or configuration key that is gone.
+#: Replacements of options, variables and configuration keys that are gone.
 _REPLACED_BY = {
     "--num-scheduler-steps": "--async-scheduling (0.10.0 on)",
     "--swap-space": "nothing: V1 recomputes instead of swapping",
@@ -94,7 +94,7 @@ _EARLY_ON_ROCM = {
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether one version knows a name, and otherwise since or until when others did."""
+    """Support of a name by one version, and the versions that have it."""
 
     state: Literal["known", "not yet", "gone", "unknown"]
     since: str = ""  #: the version where it appeared
@@ -117,7 +117,7 @@ class Status:
 
     @property
     def hint(self) -> str:
-        """What to do about it, empty where nothing is known."""
+        """Replacement, or the version to choose; empty if unknown."""
         if self.replaced_by:
             return f"use {self.replaced_by}" if not self.replaced_by.startswith("nothing") else self.replaced_by
         return f"choose vLLM {self.since} or later" if self.state == "not yet" else ""
@@ -137,7 +137,7 @@ class FlagProblem:
 
 
 def flag_status(version: EngineVersion, flag: str, command: VllmCommand = "serve") -> Status:
-    """Whether ``command`` of ``version`` takes the option ``flag`` (long or short, hyphens or underscores)."""
+    """Status of the option ``flag`` (long or short, hyphens or underscores) of ``command``."""
     name = spelled(flag)
     tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
     names = (name, "--optimization-level") if name == "-O" else (name,)  # -O3 from 0.12.0 on
@@ -146,7 +146,7 @@ def flag_status(version: EngineVersion, flag: str, command: VllmCommand = "serve
 
 
 def env_status(version: EngineVersion, name: str, *, platform: str = "") -> Status:
-    """Whether ``version`` reads the variable ``name``; what does not start with ``VLLM_`` is not vLLM's to know."""
+    """Status of a variable; all that do not start with ``VLLM_`` are known."""
     if not name.startswith("VLLM_"):
         return Status("known")
     early = _EARLY_ON_ROCM.get(name)
@@ -157,24 +157,24 @@ def env_status(version: EngineVersion, name: str, *, platform: str = "") -> Stat
 
 @lru_cache(maxsize=1)
 def known_variables() -> tuple[str, ...]:
-    """Variables that some version reads."""
+    """Names of the variables that any version reads."""
     return (*_table("env"), *_EARLY_ON_ROCM)
 
 
 def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
-    """Whether ``version`` knows ``value`` of ``--kv-cache-dtype`` or ``--quantization``, or a configuration key."""
+    """Status of a value of ``--kv-cache-dtype`` or ``--quantization``, or of a configuration key."""
     return _status(version, value, _table(kind).get(value, ()))
 
 
 def command_status(version: EngineVersion, command: VllmCommand) -> Status:
-    """Whether ``version`` has ``command`` at all."""
+    """Status of a command."""
     spans = [span for found in _table(command).values() for span in found]
     first, last = min(a for a, _ in spans), max(b for _, b in spans)
     return _status(version, command, ((first, last),))
 
 
 def takes_value(version: EngineVersion, flag: str) -> bool:
-    """Whether ``flag`` is followed by a value in ``version``; switches are not."""
+    """False for a switch."""
     index = _index(version)
     return not any(a <= index <= b for a, b in _table("switches").get(spelled(flag), ()))
 
@@ -214,7 +214,7 @@ def _status(version: EngineVersion, name: str, spans: Spans) -> Status:
 
 @lru_cache(maxsize=256)
 def _index(version: EngineVersion) -> int:
-    """Which column of the table answers for ``version``: the newest one that is not newer."""
+    """Column of the table for ``version``: the newest one that is not newer."""
     releases = [release_of(name) for name in table_versions()]
     return max(bisect_right(releases, version.release) - 1, 0)
 
@@ -292,11 +292,11 @@ class Environment(dict[str, str]):
         return cls({str(name): _checked(str(name), value) for name, value in pairs.items()})
 
     def switch(self, name: str) -> bool | None:
-        """Whether a variable switches something on or off; None where it is not set."""
+        """Value of a switch; None if it is not set."""
         return {"1": True, "0": False}.get(self.get(name, ""))
 
     def number(self, name: str) -> int | None:
-        """The whole number that a variable has; None where it has none."""
+        """Whole number; None if it is not set, or another text."""
         return whole_number(self.get(name, ""))
 
 
@@ -326,7 +326,7 @@ def _checked(name: str, value: Any) -> str:
 
 
 def is_value(name: str, text: str) -> bool:
-    """Whether a variable takes a value."""
+    """True if a variable takes the value ``text``."""
     known = VARIABLES.get(name)
     if name == CPU_KVCACHE_SPACE:
         return 1 <= (whole_number(text) or 0) <= MOST_FIGURE

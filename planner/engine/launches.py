@@ -46,7 +46,7 @@ class Found:
 
     @property
     def command(self) -> VllmCommand:
-        """Which of vLLM's commands it is."""
+        """Name of the command."""
         return split_command(self.argv)[0] or "serve"
 
 
@@ -92,7 +92,7 @@ def _in_container(words: Sequence[str]) -> Found | None:
 
 
 def _is_server_image(name: str) -> bool:
-    """Whether an image is the vLLM project's own, whose entry point is the server."""
+    """True for an image of the vLLM project: its entry point is the server."""
     return _OFFICIAL_IMAGE.fullmatch(name) is not None
 
 
@@ -248,7 +248,7 @@ class _Frame:
 
 
 class _Script:
-    """What a script sets and launches, in its order."""
+    """Reader of a script: variables and launches, in order."""
 
     def __init__(self, gpu: GpuProfile | None, given: Mapping[str, str]) -> None:
         self.gpu = gpu
@@ -330,7 +330,7 @@ class _Script:
         return dict(self.scalars), dict(self.arrays)
 
     def _statement(self, words: list[str]) -> None:
-        """Follow one command, or look into it where it stands in what is not followed."""
+        """Follow one command; inside a loop or a function only look for launches."""
         if self.frames and (conditions := self.frames[-1].conditions) is not None:
             conditions.append(words)
             return
@@ -391,7 +391,7 @@ class _Script:
             raise InputError(f"{name} grows beyond {MOST_CHARACTERS:,} characters", hint=_HINT)
 
     def _holds(self, conditions: Sequence[list[str]]) -> bool | None:
-        """Whether a condition is true; None where only a run decides."""
+        """Value of a condition; None if only a run decides."""
         if len(conditions) != 1:
             return None
         words = conditions[0]
@@ -409,7 +409,7 @@ class _Script:
         return None
 
     def _expand(self, raw: str, *, splits: bool = True) -> list[str]:
-        """The words that a written word becomes: none, one or several; one where it does not fall apart."""
+        """Words that a written word expands to; exactly one without ``splits``."""
         words, quoted = [""], False
         for match in _PIECE.finditer(raw):
             kind, piece = match.lastgroup, match[0]
@@ -441,7 +441,7 @@ class _Script:
         return re.sub(rf"{_EXPANSION}|{_ESCAPED}", stands_for, written)
 
     def _value(self, match: re.Match[str]) -> str:
-        """What ``$NAME`` or ``${NAME:-DEFAULT}`` stands for; the text itself where the script does not say."""
+        """Value of ``$NAME`` or ``${NAME:-DEFAULT}``; the text itself if it is unknown."""
         name = match[1] or match[2]
         if name in self.arrays:
             return " ".join(self.arrays[name] if "[" in match[0] else self.arrays[name][:1])
@@ -450,7 +450,7 @@ class _Script:
         return match[0] if match[3] is None or name in self.unknown else self._text(match[3].strip("\"'"))
 
     def _answer(self, written: str) -> str:
-        """What a command prints, where the GPU says it: its compute capability or its architecture."""
+        """Output of a command that asks for compute capability or architecture; else its text."""
         gpu = self.gpu
         if gpu and "compute_cap" in written and gpu.compute_capability:
             return "{}.{}".format(*gpu.compute_capability)
@@ -531,7 +531,7 @@ def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mapping[str, str]) -> tuple[Launch, ...]:
-    """What one container starts. Of Kubernetes ``command`` is the entry point, of compose what comes behind it."""
+    """Launches of one container. ``command`` is the entry point in Kubernetes, and its arguments in compose."""
     kubernetes = "args" in container or isinstance(container.get("env"), list)
     entry = _words(container.get("command" if kubernetes else "entrypoint"))
     rest = _words(container.get("args" if kubernetes else "command"))
@@ -551,7 +551,7 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
 
 
 def _with(found: Found, env: Mapping[str, str], version: str) -> Found:
-    """What its container adds: variables, and the version of its image, unless it starts another one itself."""
+    """``found`` with the variables of its container, and the version of its image."""
     return replace(found, env={**env, **found.env}, image_version=found.image_version or version)
 
 

@@ -74,7 +74,7 @@ _LOAD = {
     "--seed": "seed",
 }  # fmt: skip
 _FRACTIONS = ("request_rate", "burstiness", "range_ratio")
-#: How each command is written.
+#: First words of each command.
 _SPELLED: dict[VllmCommand, list[str]] = {
     command: [command] if command.endswith(".py") else ["vllm", *command.split()] for command in get_args(VllmCommand)
 }
@@ -123,7 +123,7 @@ def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
 
 
 def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
-    """What ``version`` refuses or ignores in a command: options, their values, variables set before it.
+    """Problems of a command: options, values and variables that ``version`` refuses or ignores.
 
     Reads ``vllm serve``, ``vllm bench serve|throughput|latency`` and the ``benchmark_*.py`` scripts; other commands
     are not vLLM's and have no problems. With ``platform`` ``rocm``, what AMD's images had early is no problem.
@@ -217,7 +217,7 @@ def _missing(word: str, status: Status) -> Iterator[FlagProblem]:
 
 @dataclass(frozen=True, slots=True)
 class ServeLine:
-    """What a line asks for, and what its version does not take: of the server, or of a benchmark."""
+    """Settings of a command line of the server or of a benchmark, and its problems."""
 
     model: str | None  #: hub id or path; None: the line names none
     args: EngineArgs
@@ -240,12 +240,12 @@ class ServeLine:
 
     @property
     def refused(self) -> bool:
-        """Whether the parser stops with an error."""
+        """True if the parser stops with an error."""
         return any(problem.fatal for problem in self.problems)
 
     @property
     def is_offline(self) -> bool:
-        """Whether it is a benchmark with an engine of its own."""
+        """True for a benchmark with an engine of its own."""
         return self.command in OFFLINE
 
     def workload(self, version: EngineVersion) -> Load:
@@ -409,7 +409,7 @@ class _LineReader:
             self.others[flag] = " ".join(values)
 
     def combine(self) -> None:
-        """What only several options together say: the draft of older versions, and what they refuse beside it."""
+        """Combine options: the draft of older versions, which refuse several scheduler steps with it."""
         model, tokens = (self.options.get(flag) for flag in ("--speculative-model", "--num-speculative-tokens"))
         if model and tokens and {"--speculative-model", "--num-speculative-tokens"} <= self.known:
             count = tokens if (number := whole_number(tokens)) is None else number
@@ -461,7 +461,7 @@ def _count(text: str) -> int:
 
 
 def _reader(row: Setting) -> Callable[[str], Any]:
-    """How the text of a value is read; the readers raise ValueError or InputError."""
+    """Function that reads the text of a value; it raises ValueError or InputError."""
     if row.name == "speculative_config":
         return parse_speculative_config
     if row.scaled:

@@ -1,4 +1,4 @@
-"""What is published: images, how to start a container of them, and recipes with what their authors report broken.
+"""Published images, options of their containers, and recipes with known issues.
 
 A tag is pinned where a source names it. For a version without such a tag, the name follows the vLLM project's release
 images, and the answer says that no source ran it.
@@ -39,7 +39,7 @@ from planner.resources import package_dir
 
 @dataclass(frozen=True, slots=True)
 class ImageBuild:
-    """How an image is made from source. ``args`` are build arguments that its Dockerfile declares."""
+    """Build of an image from source. ``args`` are build arguments of its Dockerfile."""
 
     name: str
     repository: str
@@ -56,7 +56,7 @@ class ImageBuild:
 
     @property
     def source(self) -> str:
-        """What a plan says of its image."""
+        """Source of the image, for a plan."""
         return f"built at commit {self.commit[:12]} by build_image.sh" if self.commit else "built by build_engine.sh"
 
 
@@ -124,7 +124,7 @@ def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
 
 @lru_cache(maxsize=1)
 def builds() -> dict[str, ImageBuild]:
-    """How images are made, by the names under which workflows ask for them."""
+    """Builds of images, by the names that workflows use."""
     entries: list[dict[str, Any]] = _images_table()["build"]
     lists = ("corrections",)
     return {e["name"]: ImageBuild(**{**e, **{name: tuple(e[name]) for name in lists if name in e}}) for e in entries}
@@ -274,7 +274,6 @@ def recipe_for(
 
 
 def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: EngineVersion, *, fp8_kv: bool) -> bool:
-    """Whether everything that a layer asks for holds."""
     name = model.id.rstrip("/").rsplit("/", 1)[-1].lower()
     tests: dict[str, Callable[[Any], bool]] = {
         "platform": lambda asked: asked == profile.platform,
@@ -296,7 +295,6 @@ def _without_sums(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _engine_choice(version: EngineVersion, engine: Engine) -> dict[str, str]:
-    """Which of the two engines, while both are there and V1 is the default."""
     if version.release < (0, 8):
         return {}
     return {"VLLM_USE_V1": "1" if engine == "V1" else "0"}
@@ -351,8 +349,8 @@ def _known_keys(
 ) -> dict[str, Any]:
     """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before there were modes.
 
-    Of FlashInfer and the like, whose full graphs are for decode batches only, ``FULL`` becomes ``FULL_AND_PIECEWISE``
-    when the engine starts (``gpu_model_runner.py``).
+    With FlashInfer and similar backends, whose full graphs are for decode batches only, ``FULL`` becomes
+    ``FULL_AND_PIECEWISE`` when the engine starts (``gpu_model_runner.py``).
     """
     found: dict[str, Any] = {}
     for key, value in config.items():
@@ -383,7 +381,7 @@ def _recipes_table() -> dict[str, Any]:
 def known_issues(
     config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile, *, compilation: str = ""
 ) -> Iterator[FlagProblem]:
-    """What these settings run into that the parser takes and a vendor reports broken.
+    """Settings that the parser takes and a vendor reports broken.
 
     ``compilation`` is the text of ``--compilation-config``.
     """

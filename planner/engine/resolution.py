@@ -1,4 +1,4 @@
-"""From the settings that are asked for to those that the engine runs with: vLLM's defaults, and its refusals.
+"""Resolution of the settings that the engine runs with: vLLM's defaults, and its refusals.
 
 Defaults that moved between versions were read off vLLM's source distributions, 0.6.3 to 0.33.0; the file and the
 function are named. Start-up logs agree where they tell (``GPU KV cache size``, ``max_num_seqs`` in the engine's own
@@ -367,7 +367,7 @@ class _Resolver:
         return tokens, seqs
 
     def _chunks_at_first(self, max_model_len: int) -> bool:
-        """Whether V0 would chunk if it were not for MLA: 0.7.1 to 0.7.3 check the token budget before they see that."""
+        """True if V0 would chunk without MLA: 0.7.1 to 0.7.3 check the token budget before they see MLA."""
         asked = self.args.enable_chunked_prefill
         return max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda" if asked is None else asked
 
@@ -470,7 +470,7 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
     16 for models with KV heads. MLA follows its kernel (``platforms/cuda.py`` to 0.17, the backends'
     ``get_preferred_block_size`` after): FlashMLA 64 on Hopper until FlashAttention took over in 0.18, CUTLASS 128
     and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19. Blocks of hybrid models grow to the size of
-    their state; the memory room computes that.
+    their state; the memory package computes that.
     """
     release = version.release
     if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
@@ -515,7 +515,7 @@ class KvDtype:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether an element takes one byte."""
+        """True if an element takes one byte."""
         return self.dtype.startswith("fp8")
 
 

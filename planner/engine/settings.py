@@ -4,8 +4,8 @@ A field of ``EngineArgs`` is that declaration. Options, keywords of the library,
 lines and what plans and answers repeat all follow from it, by ``SETTINGS``, ``tagged`` and the properties of
 ``EngineConfig``. A new option of vLLM is a field here, and its meaning where it has one.
 
-``EngineArgs`` is what somebody asks for, ``None`` meaning the default of the version at hand. ``EngineConfig`` is what
-the engine then runs with: memory, simulation and launch lines read it.
+``EngineArgs`` has the requested settings, ``None`` meaning the default of the version at hand. ``EngineConfig`` has
+those that the engine then runs with: memory, simulation and launch lines read it.
 
 >>> SETTINGS["tensor_parallel_size"].flags
 ('--tensor-parallel-size', '-tp')
@@ -29,7 +29,7 @@ from planner.units import GIB, MOST_FIGURE
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
-#: How tokens are drafted, see ``planner.engine.beside``.
+#: Methods of speculative decoding, see ``planner.engine.beside``.
 SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "eagle3", "ngram", "suffix"]
 #: Uses of a setting. ``axes``: parallel axes that every answer names. ``layout``: how the model lies on the GPUs.
 #: ``batch``: bounds of one step. ``searched``: chosen by a search. ``plan``: repeated in a plan. ``result``: asked of
@@ -41,7 +41,7 @@ MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How tokens are drafted: ``--speculative-config``."""
+    """Value of ``--speculative-config``."""
 
     method: SpeculativeMethod
     num_speculative_tokens: int
@@ -53,7 +53,7 @@ class SpeculativeConfig:
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether a second checkpoint is loaded."""
+        """True if a second checkpoint is loaded."""
         return self.method in ("draft_model", "eagle", "eagle3")
 
     @property
@@ -83,12 +83,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """``--tensor-parallel-size``."""
+        """Its long spelling: ``--max-num-seqs``."""
         return flag_of(self.name)
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
+        """True for an option without a value."""
         return self.kind in (bool, bool | None)
 
     @property
@@ -171,8 +171,8 @@ class EngineArgs:
     block_size: int | None = _row(None, "Tokens of a KV block.", "plan logged", **_COUNT)
     enforce_eager: bool = _row(False, "No CUDA/HIP graphs.", _GIVEN)
     max_cudagraph_capture_size: int | None = _row(None, "Largest batch with a graph.", "logged recommend", **_COUNT)
-    speculative_config: SpeculativeConfig | None = _row(None, "How tokens are drafted.", "recommend", **_JSON)
-    enable_lora: bool = _row(False, "Make room for LoRA adapters.", "recommend")
+    speculative_config: SpeculativeConfig | None = _row(None, "Speculative decoding.", "recommend", **_JSON)
+    enable_lora: bool = _row(False, "Serve LoRA adapters.", "recommend")
     max_loras: int | None = _row(None, "Adapters in one batch. Default: 1.", "recommend", **_COUNT)
     max_lora_rank: int | None = _row(None, "Largest rank. Default: 16.", "recommend", **_COUNT)
     max_cpu_loras: int | None = _row(None, "Adapters in host memory. Default: as --max-loras.", "recommend", **_COUNT)
@@ -187,7 +187,7 @@ class EngineArgs:
     async_scheduling: bool | None = _row(None, "Schedule while the GPU computes.", "plan result")
     scheduling_policy: str | None = _row(
         None,
-        "Who comes first: fcfs, or priority (of --class, the lower number).",
+        "Order of requests: fcfs, or priority (the lower number of --class first).",
         "recommend fleet",
         only="time",
         metavar="POLICY",
@@ -221,12 +221,12 @@ class EngineArgs:
 
     @property
     def flashinfer_sampler(self) -> bool | None:
-        """Whether FlashInfer samples; None: as the version and what is installed have it."""
+        """True if FlashInfer samples; None: default of the version, or installed or not."""
         return self.env.switch(FLASHINFER_SAMPLER)
 
     @property
     def mxfp4_use_marlin(self) -> bool | None:
-        """Whether Marlin's kernels run MXFP4 experts; None: as the GPU has it."""
+        """True if Marlin's kernels run MXFP4 experts; None: default of the GPU."""
         return self.env.switch(MXFP4_MARLIN)
 
     @property
@@ -235,7 +235,7 @@ class EngineArgs:
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
-#: What ``speculative_config`` of EngineArgs holds too, and vLLM has no option for.
+#: Kept in ``speculative_config`` of EngineArgs; vLLM has no such option.
 ACCEPTANCE_RATE = Setting(
     name="speculative_acceptance_rate",
     kind=str | None,
@@ -320,19 +320,19 @@ class EngineConfig(EngineArgs):
 
     @property
     def kv_cache_given_by(self) -> str:
-        """What gives the size of the KV cache, as it is written."""
+        """Variable or option that gives the size of the KV cache, with its value."""
         if self.cpu_kvcache_space:
             return f"{CPU_KVCACHE_SPACE}={self.cpu_kvcache_space}"
         return f"{flag_of('kv_cache_memory_bytes')} {self.kv_cache_memory_bytes}"
 
     @property
     def layout(self) -> dict[str, Any]:
-        """How the model lies on the GPUs, in the names that every answer has for it: parallel axes, element types."""
+        """Parallel axes and element types, in the names of every answer."""
         return {**self.settings("axes"), "weight_dtype": self.weight_dtype, "kv_cache_dtype": self.kv_cache_dtype}
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What a search chooses: the layout, the largest batch and the token budget."""
+        """Settings that a search chooses: the layout, the largest batch and the token budget."""
         return self.layout | self.settings("batch")
 
     @property

@@ -1,4 +1,4 @@
-"""What each rank holds: sizes of the parallel axes, which of them are legal, and the piece of a weight on one rank.
+"""Parallel layouts: sizes of the axes, legal sizes, and the piece of a weight on one rank.
 
 ::
 
@@ -106,7 +106,7 @@ def padded_vocab(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What the rank that holds most of a weight holds of it. Memory and time both count from here."""
+    """Piece of a weight on the rank that holds most of it, for memory and time."""
 
     copies: int
     shape: tuple[int, ...]  #: of one copy, vocabulary padding included
@@ -115,7 +115,7 @@ class Piece:
 
     @property
     def params(self) -> int:
-        """Number of parameters, all copies."""
+        """Elements of all copies."""
         return self.copies * prod(self.shape)
 
     @property
@@ -194,7 +194,7 @@ def problems(
     allow_unvalidated: bool = False,
     fp8_blocks: Fp8Blocks = "whole",
 ) -> Iterator[LayoutProblem]:
-    """What forbids ``layout``, hardware first; nothing when it is legal.
+    """Refusals of ``layout``, hardware first; empty if it is legal.
 
     ``fp8_blocks``: which blocks of fp8 weights a shard may cut, see ``Fp8Blocks``.
     """
@@ -272,7 +272,6 @@ def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: b
 
 
 def _ruled_out(profile: GpuProfile, rule: PartitionRule, what: str, allow_unvalidated: bool) -> Iterator[LayoutProblem]:
-    """What a rule of the profile forbids, or disputes."""
     fix = rule.fix or "use the whole GPU"
     if not rule.allowed:
         yield LayoutProblem(f"{profile.name}: {rule.reason} (source: {rule.source})", fix)

@@ -56,7 +56,7 @@ OLDEST: Release = (0, 4, 2)
 
 
 def release_text(release: Release) -> str:
-    """Numbers as text: ``0.11.0``."""
+    """``0.11.0``."""
     return ".".join(map(str, release))
 
 
@@ -98,7 +98,6 @@ class EngineVersion:
     engine: Literal["", "V0", "V1"] = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """The release: ``0.11.0``."""
         return release_text(self.release)
 
 

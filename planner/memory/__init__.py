@@ -1,6 +1,6 @@
-"""Does it fit? Bytes that vLLM holds on each GPU: weights, KV cache, the peak of the profile run, everything else.
+"""Bytes that vLLM holds on each GPU: weights, KV cache, the peak of the profile run, everything else.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
 """
 
 import lazy_loader as lazy

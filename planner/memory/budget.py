@@ -1,4 +1,4 @@
-"""What vLLM finds for its KV cache when it starts, by version.
+"""Memory that vLLM has for its KV cache when it starts, by version.
 
 ::
 
@@ -7,7 +7,7 @@
 
 Graphs are captured after the cache was made, outside the budget, up to 0.19; from 0.20.0 their estimate is taken
 from it. Weights and the cache are arithmetic; the rest is fitted, so ``available`` is an
-interval. Pipeline stages differ: the stage whose cache holds the fewest blocks binds.
+interval. Pipeline stages differ: the stage whose cache holds the fewest blocks is the limit.
 
 Where the size of the cache is given, on a CPU or by ``--kv-cache-memory-bytes``, everything else has the rest of the
 memory, graphs too: vLLM profiles nothing then (``determine_available_memory`` of ``v1/worker/gpu_worker.py``).
@@ -46,7 +46,7 @@ from planner.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a budget depends on besides model, GPU and settings."""
+    """Inputs of a budget besides model, GPU and settings."""
 
     constants: Constants | None = None  #: fitted overheads; None: those that we ship
     draft: Model | None = None  #: the second model of ``--speculative-config``
@@ -79,7 +79,7 @@ class StageBudget:
 
     @cached_property
     def left(self) -> Interval:
-        """What weights and overheads leave of what vLLM may take; negative where they need more."""
+        """Share of vLLM less weights and overheads; negative where they need more."""
         taken = [self.activation, self.non_torch, self.unexplained]
         if self.graphs_in_budget:
             taken.append(self.graphs)
@@ -94,7 +94,7 @@ class StageBudget:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Memory of one engine: every stage, the pool of KV blocks over them, and the stage that binds."""
+    """Memory of one engine: every stage, the pool of KV blocks over them, and the limiting stage."""
 
     model: Model
     config: EngineConfig
@@ -124,7 +124,7 @@ class MemoryBudget:
         return (self.pool.blocks_per_request(num_tokens) + 1) * stage.block_bytes
 
     def logged_tokens(self, num_blocks: float) -> int:
-        """What "GPU KV cache size" would print for this version."""
+        """Tokens that this version prints as "GPU KV cache size"."""
         if not num_blocks or not self.pool.groups:
             return 0
         return self.pool.logged_tokens(
@@ -147,7 +147,7 @@ class MemoryBudget:
 def memory_budget(
     model: Model, profile: GpuProfile, config: EngineConfig, basis: Basis = SHIPPED_BASIS
 ) -> MemoryBudget:
-    """How the memory of each GPU is divided. Raises InputError for a KV cache type whose layout is not known."""
+    """Divide the memory of each GPU. Raises InputError for a KV cache type whose layout is not known."""
     layout, found = Layout.of(config), features_of(config, profile)
     overheads = overheads_of(model, profile, config, basis.constants or shipped())
     memory = overheads.find("memory")
@@ -252,7 +252,7 @@ def _pool(
 
 
 def keeps_windows(model: Model, found: Features) -> bool:
-    """Whether layers with a window, or with chunks, keep only what a query can still see."""
+    """True if layers with a window, or with chunks, keep only the tokens that a query can still see."""
     chunked = any(isinstance(m, Attention) and m.chunk for m in dict.fromkeys(model.mixers()))
     return found.keeps_chunks if chunked else found.keeps_windows
 

@@ -1,4 +1,4 @@
-"""What each layer keeps of a request: bytes of a token, a window, or a state of fixed size, on one rank.
+"""KV cache of each layer: bytes of a token, a window, or a state of fixed size, on one rank.
 
 ::
 
@@ -75,7 +75,7 @@ DRAFTED_STATES = ("mamba2", "gdn", "kda")
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """What one layer keeps on one rank. Two layers with equal specs can share a block table."""
+    """Cache of one layer on one rank. Two layers with equal specs can share a block table."""
 
     kind: Kind
     block_size: int  #: tokens of one page
@@ -131,7 +131,7 @@ class CacheSettings:
 
     @classmethod
     def of(cls, config: EngineConfig, profile: GpuProfile) -> CacheSettings:
-        """Those of an engine on a GPU."""
+        """Settings of an engine on a GPU."""
         speculative = config.speculative_config
         return cls(
             config.tensor_parallel_size,
@@ -146,7 +146,7 @@ class CacheSettings:
 
 
 def packs_sparse_latents(profile: GpuProfile) -> bool:
-    """Whether sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576.
+    """True if sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576.
 
     FlashInfer's kernels for SM 10.x keep plain rows: a B200 logged 78 x 576 + 21 x 132 bytes per token.
     """
@@ -349,7 +349,7 @@ class BlockPool:
         return num_blocks / self.blocks_per_request(num_tokens)
 
     def logged_tokens(self, num_blocks: int, max_model_len: int, *, by_concurrency: bool) -> int:
-        """What "GPU KV cache size" prints: ``by_concurrency`` from 0.20.0 on, by block size before."""
+        """Tokens that "GPU KV cache size" prints: ``by_concurrency`` from 0.20.0 on, by block size before."""
         if by_concurrency or not self.block_size:
             return int(self.max_concurrency(num_blocks, max_model_len) * max_model_len)
         return num_blocks // len(self.groups) * self.block_size * self.context_shards

@@ -48,7 +48,6 @@ class Interval:
 
     @classmethod
     def exact(cls, value: float) -> Interval:
-        """A figure without error."""
         return cls(value, value, value)
 
     def scaled(self, factor: float) -> Interval:
@@ -56,11 +55,9 @@ class Interval:
         return Interval(self.mid * factor, self.low * factor, self.high * factor)
 
     def larger(self, other: Interval) -> Interval:
-        """The larger of two peaks."""
         return Interval(max(self.mid, other.mid), max(self.low, other.low), max(self.high, other.high))
 
     def smaller(self, other: Interval) -> Interval:
-        """The smaller of two bounds."""
         return Interval(min(self.mid, other.mid), min(self.low, other.low), min(self.high, other.high))
 
     def plus(self, other: Interval) -> Interval:
@@ -69,7 +66,7 @@ class Interval:
 
 
 def total(parts: Iterable[Interval]) -> Interval:
-    """The sum of independent parts."""
+    """Sum of independent parts: errors add in quadrature."""
     parts = tuple(parts)
     mid = sum(part.mid for part in parts)
     below = hypot(*(part.mid - part.low for part in parts))
@@ -96,7 +93,7 @@ class FittedConstant:
     origin: str = SHIPPED  #: the file it was read from, where that is not ours
 
     def holds(self, release: tuple[int, ...], where: Mapping[str, Any]) -> bool:
-        """Whether the constant applies to this release and to everything in ``where`` that it names."""
+        """True if the constant applies to this release and to everything in ``where`` that it names."""
         return self.since <= release < self.until and all(where.get(key) == value for key, value in self.where.items())
 
 
@@ -165,7 +162,7 @@ def shipped() -> Constants:
 
 
 def spread() -> dict[str, float]:
-    """How far each constant may be off for another model on the same GPU, as a share."""
+    """Relative spread of each constant over models on one GPU."""
     return dict(_shipped_table()["spread"])
 
 
@@ -202,7 +199,7 @@ def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
         raise TypeError("where has values that are no texts or numbers")
     size = where.get("tensor_parallel_size", 1)
     if not isinstance(size, int) or size < 1:
-        raise ValueError(f"tensor_parallel_size {size!r} is no number of GPUs")
+        raise ValueError(f"tensor_parallel_size {size!r} must be a number of GPUs")
     return FittedConstant(
         name=name,
         interval=Interval(mid, low, high),

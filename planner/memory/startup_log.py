@@ -1,9 +1,9 @@
-"""Reads what vLLM logged about memory when it started: any version, every rank.
+"""Memory figures of a start-up log of vLLM: any version, every rank.
 
 vLLM's lines changed with its versions. V0 names the parts in one sentence and counts blocks. V1 prints the cache in
 GiB and in tokens. Later versions add what graphs took, and print weights and non-torch memory together as "consumed".
-Each line gives a number, its meaning, and the rank that printed it. Where ranks disagree, the smallest cache binds, as
-it does in vLLM. Of a file with several start-ups, the last one counts.
+Each line gives a number, its meaning, and the rank that printed it. Where ranks disagree, the smallest cache counts,
+as in vLLM. Of a file with several start-ups, the last one counts.
 
 >>> log = read_startup_log('''Model loading took 14.9889 GiB and 3.56 seconds
 ... Available KV cache memory: 4.75 GiB
@@ -45,7 +45,7 @@ from planner.units import GIB
 
 _N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
 _WHOLE = r"\d{1,18}\b"
-#: What is read per rank: (field, expression). GiB unless the field says otherwise; V0's "GB" are GiB as well.
+#: Figures per rank: (field, expression). GiB unless the field says otherwise; V0's "GB" are GiB as well.
 _PER_RANK: tuple[tuple[str, str], ...] = (
     ("weights", rf"(?:Loading model weights took|[Mm]odel loading took) {_N} Gi?B"),
     ("weights", rf"model weights takes? {_N} ?GiB"),
@@ -78,7 +78,7 @@ _PER_RANK: tuple[tuple[str, str], ...] = (
     ("max_model_len", rf"Maximum concurrency for {_N} tokens per request"),
     ("block_size", rf"Setting attention block size to {_N} tokens"),
 )
-#: What the engine printed of its own settings, where it has a form of its own.
+#: Settings that the engine prints in forms of their own.
 _SPELLED: tuple[tuple[str, str], ...] = (
     ("version", r"(?:vLLM API server version|LLM engine \(v|LLM engine \(version) ?(\d+\.\d+[\w.+]*)"),
     ("model", r"(?:with config: |\()model='([^']+)'"),
@@ -95,7 +95,7 @@ _SPELLED: tuple[tuple[str, str], ...] = (
     ("speculative_method", r"SpeculativeConfig\(method='(\w+)'"),
     ("num_speculative_tokens", r"num_spec(?:ulative)?_tokens=(\d{1,18})\)"),
 )
-#: Those and all others: ``name=value`` of its summary, ``'name': value`` of its arguments.
+#: All settings: ``name=value`` of its summary, ``'name': value`` of its arguments.
 _SETTINGS = (
     *_SPELLED,
     *(
@@ -104,7 +104,7 @@ _SETTINGS = (
         if name not in dict(_SPELLED)
     ),
 )
-#: What the engine printed of a choice of its own: words, setting, value.
+#: Choices that the engine prints: words, setting, value.
 _CHOICES: tuple[tuple[str, str, str], ...] = (
     ("Using FlashInfer for top-p & top-k sampling", "flashinfer_sampler", "True"),
     ("Using 'MARLIN' Mxfp4 MoE backend", "mxfp4_use_marlin", "True"),
@@ -121,7 +121,7 @@ _REFUSALS = (
     "less than requested memory for kv",  # on a CPU, cpu_worker.py
     "out of memory",
 )
-#: What vLLM prints when the user gave the size of the cache; it then does not measure what is left.
+#: Words of a start whose cache has a given size: vLLM then measures no memory.
 _GIVEN = ("as specified by kv_cache_memory_bytes", "Explicitly set (")
 GIVEN = "the size of this cache was given (--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE), not measured"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -130,7 +130,7 @@ _GIB_FIELDS = frozenset(
     ("weights", "non_torch", "activation", "available", "total", "consumed", "graphs", "graphs_estimated")
 )
 
-#: Of these the smallest binds.
+#: The smallest of all ranks counts.
 _BINDING = frozenset(("available", "tokens", "blocks", "concurrency"))
 
 _per_rank = tuple((field, re.compile(expression)) for field, expression in _PER_RANK)
@@ -151,7 +151,7 @@ class StartupLog:
     consumed_bytes: float | None = None  #: weights and non-torch memory as one figure (0.27 on)
     graph_bytes: float | None = None
     graph_estimate_bytes: float | None = None
-    kv_cache_bytes: float | None = None  #: of the rank with the least: it binds
+    kv_cache_bytes: float | None = None  #: least of all ranks
     kv_cache_tokens: int | None = None
     num_gpu_blocks: int | None = None
     max_concurrency: float | None = None
@@ -164,7 +164,7 @@ class StartupLog:
 
 
 def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLog:
-    """What a start-up log says about memory.
+    """Read the memory figures of a start-up log.
 
     ``model`` is the expected model, or all names of it. Raises InputError when the text is not a start-up log of vLLM,
     when it ends before the cache was made, or when it is of another model.
@@ -273,12 +273,11 @@ def _startup_log(
 
 
 def _disagreements(values: dict[str, list[float]]) -> list[str]:
-    """Ranks that found different caches: the smallest binds."""
     notes = []
     for field, name in (("available", "KV cache memory"), ("tokens", "KV cache tokens"), ("blocks", "GPU blocks")):
         found = values.get(field, [])
         if len(set(found)) > 1:
-            notes.append(f"ranks disagree on {name} ({min(found):,g} to {max(found):,g}): the smallest binds")
+            notes.append(f"ranks disagree on {name} ({min(found):,g} to {max(found):,g}): the smallest counts")
     return notes
 
 
@@ -302,7 +301,7 @@ PEAKS = ("sampler", "forward", "encoder")
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """What a log says, or implies, about the overheads on one GPU, bytes; None: nothing."""
+    """Overheads on one GPU that a log prints or implies, bytes; None: unknown."""
 
     activation: Interval | None
     non_torch: Interval | None
@@ -417,7 +416,7 @@ def _peaks(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Inte
 
 
 def _unexplained(rest: float, parts: MemoryParts, budget: MemoryBudget) -> Interval:
-    """The remainder that makes the parts add up to what is not cache; predicted weights are a little off too."""
+    """Remainder that makes the parts add up to the memory beside the cache; predicted weights err a little too."""
     stage = budget.binding
     taken = [parts.activation or stage.activation, parts.non_torch or stage.non_torch]
     if stage.graphs_in_budget:

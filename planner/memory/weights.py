@@ -12,7 +12,7 @@ left out, except for MXFP4 experts, whose kernels pad every shard.
 
 What a rank holds beside the model, LoRA adapters and drafts, and what host memory holds instead.
 
-**Adapters.** vLLM makes room for ``max_loras`` adapters of ``max_lora_rank`` when it loads the model, used or not, for
+**Adapters.** vLLM allocates ``max_loras`` adapters of ``max_lora_rank`` when it loads the model, used or not, for
 every linear layer (``create_lora_weights`` in ``lora/layers/``)::
 
     A = rank x inputs,  B = outputs x rank              of each matrix, beside its own piece on the rank:
@@ -24,7 +24,7 @@ run fused (q, k, v) have an A each; experts have one pair each. Where embedding 
 whole on every rank: (vocabulary + hidden) x rank.
 
 **Host memory.** ``--cpu-offload-gb`` keeps that many GiB of each rank's decoder layers there.
-``--kv-offloading-size`` is room for KV blocks there, all ranks together; the cache on the GPU does not change.
+``--kv-offloading-size`` holds KV blocks there, all ranks together; the cache on the GPU does not change.
 
 **Drafts** stand on the last pipeline stage::
 
@@ -109,7 +109,7 @@ class RankWeights:
 
     @cached_property
     def loaded_bytes(self) -> int:
-        """What "Model loading took" counts: weights on the GPU, products of them, adapters and rotary table."""
+        """Bytes of "Model loading took": weights on the GPU, products of them, adapters and rotary table."""
         return self.weight_bytes - self.offloaded_bytes + self.absorbed_bytes + self.lora_bytes + self.rotary_bytes
 
 
@@ -131,7 +131,7 @@ def with_absorbed(stages: tuple[RankWeights, ...], model: Model, layout: Layout,
 
 
 def absorbed_bytes(model: Model, layout: Layout, dtype: str, layers: range) -> int:
-    """What V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes.
+    """Products that V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes.
 
     The products of query and key up-projections and of value and output projections, as precise as the weights; the
     rotary part of the query projection and the up-projections themselves, in 16 bits (``process_weights_after_loading``
@@ -226,11 +226,11 @@ class _Parts:
 
     model: Model
     layout: Layout
-    dtype: Precision  #: of what is not quantised
+    dtype: Precision  #: of unquantised weights
     architecture: str
 
     def bytes_of(self, weights: Iterable[tuple[Weight, Precision]]) -> Counter[tuple[Component, str]]:
-        """Of these weights with their precisions; MTP modules are left out."""
+        """Sum over weights with their precisions, without MTP modules."""
         found: Counter[tuple[Component, str]] = Counter()
         quantization = self.model.quantization
         kernels_pad = quantization.method == "mxfp4" and bool(self.architecture)

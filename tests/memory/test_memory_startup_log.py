@@ -75,7 +75,7 @@ def test_later_versions_sum_weights_and_what_is_outside_torch() -> None:
 def test_of_ranks_that_disagree_the_smallest_binds() -> None:
     log = read_startup_log(CONSUMED)
     assert log.kv_cache_bytes == pytest.approx(27.85 * GIB)
-    assert any("27.85 to 27.91" in note and "smallest binds" in note for note in log.notes)
+    assert any("27.85 to 27.91" in note and "smallest counts" in note for note in log.notes)
 
 
 def test_a_refused_start_is_read_with_its_reason() -> None:
