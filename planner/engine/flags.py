@@ -86,10 +86,7 @@ _REPLACED_BY = {
 }
 
 #: In AMD's images one release before upstream (their documentation of 0.9.1).
-_EARLY_ON_ROCM = {
-    "VLLM_ROCM_USE_AITER_MHA": (0, 9, 1),
-    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": (0, 9, 1),
-}
+_EARLY_ON_ROCM = {"VLLM_ROCM_USE_AITER_MHA": (0, 9, 1), "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": (0, 9, 1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,7 @@ _SWITCHES = {
 }
 #: Options whose values, or the keys of whose JSON, differ between versions.
 _VALUES: dict[str, Values] = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
-_KEYS: dict[str, Values] = {
-    "--compilation-config": "compilation_config",
-    "--speculative-config": "speculative_config",
-}
+_KEYS: dict[str, Values] = {"--compilation-config": "compilation_config", "--speculative-config": "speculative_config"}
 #: Options of the benchmarks that say the load, by the names of ``Load``; one batch of latency is ``num_prompts``.
 _LOAD = {
     "--input-len": "input_len", "--random-input-len": "input_len", "--output-len": "output_len",

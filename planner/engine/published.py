@@ -96,14 +96,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
         return replace(same[0], note=f"its source ran it on {where}, not on {profile.id}")
     if own := _commit_of(version, profile.platform):
         note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {own.version}"
-        return Image(
-            own.image,
-            version,
-            profile.platform,
-            pinned=True,
-            source=own.source,
-            note=note,
-        )
+        return Image(own.image, version, profile.platform, pinned=True, source=own.source, note=note)
     return _by_name(profile, version)
 
 

@@ -536,25 +536,16 @@ def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile,
     flag = LONG_NAMES.get(name, name)
     status = value_status(version, "kv_cache_dtype", flag)
     if status.state == "unknown":
-        raise InputError(
-            f"--kv-cache-dtype {asked} is not a value that vLLM knows",
-            hint=possible,
-        )
+        raise InputError(f"--kv-cache-dtype {asked} is not a value that vLLM knows", hint=possible)
     if not status:
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {asked}: vLLM {version} does not have it ({status})",
-            hint=possible,
-        )
+        raise IllegalPlanError(f"--kv-cache-dtype {asked}: vLLM {version} does not have it ({status})", hint=possible)
     if name in LONG_NAMES:  # vLLM 0.33 refuses it and older versions compute nonsense
         raise IllegalPlanError(
             f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in",
             hint=f"leave it at auto, or use --dtype {asked}",
         )
     if name not in KV_ELEMENT_BYTES:
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {asked}: its layout in memory is not modelled",
-            hint=possible,
-        )
+        raise IllegalPlanError(f"--kv-cache-dtype {asked}: its layout in memory is not modelled", hint=possible)
     return KvDtype(name, flag)
 
 

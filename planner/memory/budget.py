@@ -19,15 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from planner.engine import (
-    CPU_KVCACHE_SPACE,
-    EngineConfig,
-    EngineVersion,
-    Features,
-    Layout,
-    features_of,
-    graph_batches,
-)
+from planner.engine import CPU_KVCACHE_SPACE, EngineConfig, EngineVersion, Features, Layout, features_of, graph_batches
 from planner.hardware import GpuProfile
 from planner.memory.cache import BlockPool, CacheSettings, CacheSpec, block_pool, element_bytes, layer_specs
 from planner.memory.overheads import Constants, Interval, Overheads, peak_terms, shipped, total
@@ -128,9 +120,7 @@ class MemoryBudget:
         if not num_blocks or not self.pool.groups:
             return 0
         return self.pool.logged_tokens(
-            int(num_blocks),
-            self.config.max_model_len,
-            by_concurrency=self.features.kv_tokens == "concurrency",
+            int(num_blocks), self.config.max_model_len, by_concurrency=self.features.kv_tokens == "concurrency"
         )
 
     def capacity_tokens(self, num_blocks: float) -> int:

@@ -364,12 +364,7 @@ class BlockPool:
 
 
 def block_pool(
-    layers: LayerSpecs,
-    *,
-    hybrid: bool,
-    in_flight_tokens: int,
-    states_per_request: int = 1,
-    context_shards: int = 1,
+    layers: LayerSpecs, *, hybrid: bool, in_flight_tokens: int, states_per_request: int = 1, context_shards: int = 1
 ) -> BlockPool:
     """The pool for ``layers``; without ``hybrid``, windows and chunks are kept whole like full attention."""
     members = tuple(layers) if hybrid else _promoted(layers)

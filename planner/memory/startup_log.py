@@ -212,8 +212,7 @@ def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[s
 def _check_complete(values: dict[str, list[float]], refusal: str | None) -> None:
     if not values and refusal is None:
         raise InputError(
-            "this log has no line of a vLLM start-up",
-            hint="give the server's output from its start, at log level INFO",
+            "this log has no line of a vLLM start-up", hint="give the server's output from its start, at log level INFO"
         )
     has_cache = values.keys() & {"available", "tokens", "blocks"}
     if not has_cache and refusal is None:

@@ -168,13 +168,7 @@ def rotary_bytes(model: Model, dtype: Precision) -> int:
     return round(elements) * dtype.bits // 8
 
 
-def weight_bytes(
-    weight: Weight,
-    precision: Precision,
-    layout: Layout,
-    *,
-    padding: tuple[int, int] = (1, 1),
-) -> int:
+def weight_bytes(weight: Weight, precision: Precision, layout: Layout, *, padding: tuple[int, int] = (1, 1)) -> int:
     """Bytes of ``weight`` on the rank that holds most of it; ``padding`` rounds an expert's (intermediate, hidden)."""
     piece = held_piece(weight, layout)
     if padding != (1, 1):
