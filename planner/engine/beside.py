@@ -27,7 +27,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from planner.engine.features import Features
+from planner.engine.features import Features, releases
 from planner.engine.flags import flag_status, value_status
 from planner.engine.settings import (
     ACCEPTANCE_RATE,
@@ -201,9 +201,8 @@ def check_speculative_config(
 ) -> None:
     """Raise IllegalPlanError where the version, the engine or the model cannot draft like that."""
     old = bool(flag_status(version, OLD_FLAGS["model"]))
-    status = flag_status(version, FLAG)
-    if not status and not old:
-        raise IllegalPlanError(f"{FLAG}: vLLM {version} does not have it ({status})", hint=status.hint)
+    if not old:
+        flag_status(version, FLAG).require(f"{FLAG}: vLLM {version}")
     if found.engine == "V0":
         _check_v0(wanted, version)
     for key in json.loads(wanted.text or "{}"):
@@ -248,16 +247,6 @@ def _check_v0(wanted: SpeculativeConfig, version: EngineVersion) -> None:
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_VOCABULARY = 258_048  #: ``lora/layers/logits_processor.py``
-#: Architectures whose embedding and lm_head are adapted too (``embedding_modules`` of their classes).
-ADAPTED_TABLES = frozenset(
-    (
-        "ApertusForCausalLM", "CohereForCausalLM", "DeciLMForCausalLM", "Exaone4ForCausalLM", "ExaoneForCausalLM",
-        "FalconH1ForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM",
-        "GraniteMoeSharedForCausalLM", "JambaForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "LlamaForCausalLM",
-        "MiniCPMForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "NemotronForCausalLM",
-        "NemotronHForCausalLM", "PhiMoEForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SolarForCausalLM",
-    )
-)  # fmt: skip
 
 
 def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfig | None:
@@ -278,7 +267,7 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
             f"--max-cpu-loras {in_host} is less than --max-loras {loras}",
             hint="raise it: host memory holds a copy of each adapter on the GPU",
         )
-    if model.vocab_size > MOST_VOCABULARY and model.architecture in ADAPTED_TABLES:
+    if model.vocab_size > MOST_VOCABULARY and model.architecture in releases("adapted_tables"):
         raise IllegalPlanError(
             f"--enable-lora: vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows, and {model.id} has "
             f"{model.vocab_size:,}",
@@ -301,7 +290,7 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
         max_cpu_loras=in_host,
         fully_sharded_loras=args.fully_sharded_loras,
         adapts_experts=version.release >= (0, 11, 1),
-        adapts_tables=model.architecture in ADAPTED_TABLES,
+        adapts_tables=model.architecture in releases("adapted_tables"),
     )
 
 

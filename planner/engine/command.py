@@ -283,12 +283,7 @@ class _Line:
 
     def add(self, flag: str, value: str | int | float | None = None) -> None:
         """Append an option. Raises IllegalPlanError when the version does not take it."""
-        status = flag_status(self.version, flag, self.command)
-        if not status:
-            raise IllegalPlanError(
-                f"{flag}: {self.command} of vLLM {self.version} does not take it ({status})",
-                hint=status.hint or "leave it out",
-            )
+        flag_status(self.version, flag, self.command).require(f"{flag}: {self.command} of vLLM {self.version}")
         self.words += [flag] if value is None else [flag, str(value)]
 
     def switch(self, flag: str, *, on: bool) -> None:

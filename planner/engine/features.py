@@ -20,17 +20,20 @@ batches under way as there are stages, and a request is in one of them.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 from typing import Literal
 
 from planner.engine.settings import Engine, EngineConfig, SpeculativeMethod
 from planner.engine.sharding import Fp8Blocks
-from planner.engine.version import EngineVersion, Release
+from planner.engine.version import EngineVersion, Release, release_of
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import Attention, LatentAttention, Model, StateMixer
+from planner.resources import package_dir
 
 # --- which engine -----------------------------------------------------------------------------------------------------
 
@@ -45,13 +48,6 @@ _V1_BACKENDS = (
     "XFORMERS_VLLM_V1",
 )  # fmt: skip
 
-#: Architectures that only V0 served at first, with the release whose V1 serves them.
-_V1_SERVES_SINCE: dict[str, Release] = {
-    "NemotronHForCausalLM": (0, 9, 2), "GraniteMoeHybridForCausalLM": (0, 9, 2),
-    "MambaForCausalLM": (0, 10, 1), "FalconMambaForCausalLM": (0, 10, 1), "JambaForCausalLM": (0, 10, 1),
-    "MiniMaxText01ForCausalLM": (0, 10, 1), "MiniMaxM1ForCausalLM": (0, 10, 1),
-    "BloomForCausalLM": (0, 10, 2), "MllamaForConditionalGeneration": V0_GONE_IN,
-}  # fmt: skip
 #: First release that runs models with states on V1 by default ("V1 mamba models are unoptimized" before).
 _STATES_SINCE: Release = (0, 10, 2)
 #: V1 runs on CPUs from the first of these on; from the second on, until the oracle goes, without sliding windows.
@@ -142,7 +138,7 @@ def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
     windows = any(isinstance(mixer, Attention) and mixer.window for mixer in model.mixers())
     if on_cpu and (release < _CPU_SINCE or (windows and _NO_WINDOWS_ON_CPU_SINCE <= release < ORACLE_GONE_IN)):
         return False
-    return release >= _V1_SERVES_SINCE.get(model.architecture, BOTH_SINCE)
+    return release >= releases("v1").get(model.architecture, BOTH_SINCE)
 
 
 def _falls_back(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
@@ -222,23 +218,6 @@ LoneSteps = Literal["none", "sampling", "all"]
 
 #: First release with the second runner for dense models, and for all others that are not named here.
 _DENSE_FROM, _ALL_FROM = (0, 25), (0, 29)
-_NAMED_FROM: dict[str, Release] = {
-    "LlamaForCausalLM": (0, 23),
-    "MistralForCausalLM": (0, 23),
-    "Qwen3ForCausalLM": (0, 23),
-    "DeepseekV2ForCausalLM": (0, 24),
-    "GraniteMoeForCausalLM": (0, 24),
-    "Qwen2MoeForCausalLM": (0, 24),
-    "KimiK3ForConditionalGeneration": (0, 27),
-    "DeepseekV4ForCausalLM": (0, 28),
-}
-#: Later on AMD GPUs, where it was slower or failed. 0.29 alone had it for the last one before.
-_NAMED_ON_ROCM_FROM: dict[str, Release] = {
-    "KimiK3ForConditionalGeneration": (0, 28),
-    "DeepseekV4ForCausalLM": (0, 32),
-    "DeepseekV32ForCausalLM": (0, 32),
-    "GlmMoeDsaForCausalLM": (0, 32),
-}
 _UNQUANTIZED = ("bf16", "fp16", "fp32")
 
 
@@ -264,11 +243,11 @@ def _second_runner_from(model: Model, config: EngineConfig, profile: GpuProfile)
     that chooses, and options that the second runner lacks, are not known here.
     """
     name = model.architecture
-    if profile.platform == "rocm" and name in _NAMED_ON_ROCM_FROM:
-        return _NAMED_ON_ROCM_FROM[name]
+    if profile.platform == "rocm" and name in releases("second_runner_on_rocm"):
+        return releases("second_runner_on_rocm")[name]
     others = _ALL_FROM if model.is_moe or is_hybrid(model) else _DENSE_FROM
-    named = _NAMED_FROM.get(name, others)
-    return (0, 24) if named == (0, 23) and config.weight_dtype not in _UNQUANTIZED else named
+    named = releases("second_runner").get(name, others)
+    return (0, 24) if named == (0, 23, 0) and config.weight_dtype not in _UNQUANTIZED else named
 
 
 # --- what it does -----------------------------------------------------------------------------------------------------
@@ -432,3 +411,20 @@ def is_hybrid(model: Model) -> bool:
 def uses_latent_attention(model: Model) -> bool:
     """True if vLLM runs the model's attention as MLA."""
     return any(isinstance(mixer, LatentAttention) for mixer in model.mixers())
+
+
+Facts = Literal["first", "last", "v1", "second_runner", "second_runner_on_rocm", "adapted_tables"]
+
+
+def releases(what: Facts) -> Mapping[str, Release]:
+    """Release of each architecture in a table of ``architectures.toml``."""
+    return _architectures()[what]
+
+
+@cache
+def _architectures() -> dict[str, dict[str, Release]]:
+    read = tomllib.loads((package_dir("engine") / "architectures.toml").read_text("utf-8"))
+    return {
+        what: {name: release_of(release) for release, names in entries.items() for name in names}
+        for what, entries in read.items()
+    }

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from functools import lru_cache
 from typing import Any, Literal, Self
 
 from planner.engine.version import EngineVersion, release_of, release_text
-from planner.errors import InputError, UnknownNameError
+from planner.errors import IllegalPlanError, InputError, UnknownNameError
 from planner.resources import package_dir
 from planner.secrets import is_secret
 from planner.units import MOST_FIGURE, whole_number
@@ -44,46 +45,6 @@ Spans = tuple[tuple[int, int], ...]  #: first and last index into the list of ve
 #: Commands whose options include those of the engine.
 _ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
 
-#: Replacements of options, variables and configuration keys that are gone.
-_REPLACED_BY = {
-    "--num-scheduler-steps": "--async-scheduling (0.10.0 on)",
-    "--swap-space": "nothing: V1 recomputes instead of swapping",
-    "--disable-log-requests": "--no-enable-log-requests",
-    "--max-seq-len-to-capture": "--max-cudagraph-capture-size",
-    "--cuda-graph-sizes": "--cudagraph-capture-sizes",
-    "--use-v2-block-manager": "nothing: it is the only one",
-    "--speculative-model": "--speculative-config",
-    "--num-speculative-tokens": "--speculative-config",
-    "--task": "--runner and --convert",
-    "--rope-scaling": "--hf-overrides",
-    "--device": "nothing: it is detected",
-    "--guided-decoding-backend": "--structured-outputs-config",
-    "--enable-reasoning": "--reasoning-parser",
-    "--endpoint-type": "--backend",
-    "--dataset": "--dataset-name and --dataset-path",
-    "VLLM_USE_V1": "nothing: V1 is the only engine",
-    "VLLM_ATTENTION_BACKEND": "--attention-backend",
-    "VLLM_USE_TRTLLM_ATTENTION": "--attention-config.use_trtllm_attention",
-    "VLLM_FLASH_ATTN_VERSION": "--attention-config.flash_attn_version",
-    "VLLM_ALL2ALL_BACKEND": "--all2all-backend",
-    "VLLM_USE_FLASHINFER_MOE_FP4": "--moe-backend",
-    "VLLM_USE_FLASHINFER_MOE_FP8": "--moe-backend",
-    "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": "--moe-backend",
-    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "--moe-backend",
-    "VLLM_FLASHINFER_MOE_BACKEND": "--moe-backend",
-    "VLLM_USE_AITER_UNIFIED_ATTENTION": "VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION",
-    "VLLM_TORCH_PROFILER_DIR": "--profiler-config",
-    "full_cuda_graph": "cudagraph_mode",
-    "level": "mode",
-    "use_cudagraph": "cudagraph_mode",
-    "max_capture_size": "max_cudagraph_capture_size",
-    "enable_fi_allreduce_fusion": "fuse_allreduce_rms",
-    "enable_noop": "eliminate_noops",
-    "enable_fusion": "fuse_norm_quant and fuse_act_quant",
-    "enable_attn_fusion": "fuse_attn_quant",
-    "enable_sequence_parallelism": "enable_sp",
-    "enable_async_tp": "fuse_gemm_comms",
-}
 
 #: In AMD's images one release before upstream (their documentation of 0.9.1).
 _EARLY_ON_ROCM = {"VLLM_ROCM_USE_AITER_MHA": (0, 9, 1), "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": (0, 9, 1)}
@@ -111,6 +72,11 @@ class Status:
             case "gone":
                 return f"gone in {self.gone_in}"
         return "never known"
+
+    def require(self, what: str, otherwise: str = "leave it out") -> None:
+        """Raise IllegalPlanError unless the version has the name: ``what`` names it and the version."""
+        if not self:
+            raise IllegalPlanError(f"{what} does not have it ({self})", hint=self.hint or otherwise)
 
     @property
     def hint(self) -> str:
@@ -200,13 +166,13 @@ def _status(version: EngineVersion, name: str, spans: Spans) -> Status:
     names, index = table_versions(), _index(version)
     if not spans:
         return Status("unknown")
-    since, replaced_by = names[spans[0][0]], _REPLACED_BY.get(name, "")
+    since = names[spans[0][0]]
     if any(first <= index <= last for first, last in spans):
         return Status("known", since)
     ended = [last for _, last in spans if last < index]
     if not ended:
         return Status("not yet", names[next(first for first, _ in spans if first > index)])
-    return Status("gone", since, names[max(ended) + 1], replaced_by)
+    return Status("gone", since, names[max(ended) + 1], _replacements().get(name, ""))
 
 
 @lru_cache(maxsize=256)
@@ -220,6 +186,11 @@ def _index(version: EngineVersion) -> int:
 def _data() -> dict[str, Any]:
     data: dict[str, Any] = json.loads((package_dir("engine") / "flags.json").read_text(encoding="utf-8"))
     return data
+
+
+@lru_cache(maxsize=1)
+def _replacements() -> dict[str, str]:
+    return tomllib.loads((package_dir("engine") / "replaced.toml").read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=32)

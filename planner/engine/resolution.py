@@ -7,9 +7,7 @@ summary). Nothing here looks at memory: whether the settings fit is another ques
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Literal
 
 from planner.engine.beside import check_speculative_config, ignored_lora_flags, resolve_lora
@@ -20,6 +18,7 @@ from planner.engine.features import (
     default_engine,
     is_hybrid,
     needs_v0,
+    releases,
     uses_latent_attention,
     v1_serves,
     version_features,
@@ -35,7 +34,7 @@ from planner.engine.flags import (
     value_status,
 )
 from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig
-from planner.engine.version import EngineVersion, Release, release_of, release_text
+from planner.engine.version import EngineVersion, release_text
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.model import (
@@ -47,7 +46,6 @@ from planner.model import (
     StateMixer,
     load_quantized,
 )
-from planner.resources import package_dir
 from planner.units import GIB
 
 Usage = Literal["serve", "offline"]
@@ -137,7 +135,6 @@ class _Resolver:
         return EngineConfig(**as_given | resolved, defaults_taken=tuple(self.taken))
 
     def _took(self, what: str) -> None:
-        """Note a default that was taken."""
         if what:
             self.taken.append(what)
 
@@ -150,12 +147,8 @@ class _Resolver:
                 continue
             if row.on == "gpu" and self.profile.platform == "cpu":
                 raise IllegalPlanError(f"{row.flag}: vLLM does not use it on a CPU", hint="leave it out")
-            status = flag_status(self.version, row.flag)
-            if not status and row.name != "speculative_config":  # whose older spellings are checked below
-                raise IllegalPlanError(
-                    f"{row.flag}: vLLM {self.version} does not have it ({status})", hint=status.hint or "leave it out"
-                )
-
+            if row.name != "speculative_config":  # whose older spellings are checked below
+                flag_status(self.version, row.flag).require(f"{row.flag}: vLLM {self.version}")
         if self.args.scheduling_policy not in (None, *POLICIES):
             raise InputError(
                 f"--scheduling-policy {self.args.scheduling_policy!r} is unknown", hint=f"use {' or '.join(POLICIES)}"
@@ -244,12 +237,9 @@ class _Resolver:
         """The type of the linear weights, after ``--quantization``. The version must have the method."""
         asked, served = self.args.quantization, self.model
         if asked:
-            status = value_status(self.version, "quantization", asked)
-            if not status:
-                raise IllegalPlanError(
-                    f"--quantization {asked}: vLLM {self.version} does not have it ({status})",
-                    hint=status.hint or "leave it out to serve the checkpoint as it is",
-                )
+            value_status(self.version, "quantization", asked).require(
+                f"--quantization {asked}: vLLM {self.version}", "leave it out to serve the checkpoint as it is"
+            )
             served = load_quantized(self.model, asked)
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
@@ -308,11 +298,9 @@ class _Resolver:
         return asked
 
     def _utilization(self, found: Features) -> float:
-        asked = self.args.gpu_memory_utilization
-        if asked is None:
-            self._took(f"gpu_memory_utilization {found.default_gpu_memory_utilization} (vLLM {self.version})")
-            return found.default_gpu_memory_utilization
-        return asked
+        asked, default = self.args.gpu_memory_utilization, found.default_gpu_memory_utilization
+        self._took("" if asked else f"gpu_memory_utilization {default} (vLLM {self.version})")
+        return asked or default
 
     def _chunked_prefill(self, found: Features, max_model_len: int) -> bool:
         asked, drafts = self.args.enable_chunked_prefill, self.args.speculative_config
@@ -348,10 +336,8 @@ class _Resolver:
             tokens = min(tokens, seqs * max_model_len)
             seqs = asked_seqs or min(seqs, asked_tokens or tokens)
         tokens = asked_tokens or tokens
-        for name, value, asked in (
-            ("max_num_batched_tokens", tokens, asked_tokens),
-            ("max_num_seqs", seqs, asked_seqs),
-        ):
+        limits = ("max_num_batched_tokens", tokens, asked_tokens), ("max_num_seqs", seqs, asked_seqs)
+        for name, value, asked in limits:
             self._took("" if asked else f"{name} {value} (vLLM {self.version} {found.engine}, {self.usage})")
         if tokens < seqs:
             raise IllegalPlanError(
@@ -592,39 +578,17 @@ def _modelled(version: EngineVersion) -> list[str]:
     return [name for name in names if value_status(version, "kv_cache_dtype", name)]
 
 
-# --- architectures that a release knows -------------------------------------------------------------------------------
-
-
 def check_known(model: Model, version: EngineVersion) -> None:
     """Raise IllegalPlanError where ``version`` has no implementation of the model's architecture.
 
     A build whose release is assumed (a date, a development build, a plugin with models of its own) is not judged.
     """
-    if version.note or version.build != "vllm":
+    name = model.architecture
+    first, last = releases("first").get(name, version.release), releases("last").get(name, version.release)
+    if version.note or version.build != "vllm" or first <= version.release <= last:
         return
-    first, last = releases_of(model.architecture)
-    if first and version.release < first:
-        raise IllegalPlanError(
-            f"vLLM {version} does not know {model.architecture}, the architecture of {model.id}",
-            hint=f"choose --engine-version {release_text(first)} or later",
-        )
-    if last and version.release > last:
-        raise IllegalPlanError(
-            f"vLLM {version} no longer knows {model.architecture}, the architecture of {model.id}",
-            hint=f"choose --engine-version {release_text(last)} or before",
-        )
-
-
-def releases_of(architecture: str) -> tuple[Release | None, Release | None]:
-    """The first and the last release that know ``architecture``; None: no bound is known."""
-    table = _table()
-    return table["first"].get(architecture), table["last"].get(architecture)
-
-
-@cache
-def _table() -> dict[str, dict[str, Release]]:
-    read = tomllib.loads((package_dir("engine") / "architectures.toml").read_text("utf-8"))
-    return {
-        bound: {name: release_of(release) for release, names in entries.items() for name in names}
-        for bound, entries in read.items()
-    }
+    early = version.release < first
+    raise IllegalPlanError(
+        f"vLLM {version} {'does not know' if early else 'no longer knows'} {name}, the architecture of {model.id}",
+        hint=f"choose --engine-version {release_text(first if early else last)} or {'later' if early else 'before'}",
+    )
