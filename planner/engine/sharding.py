@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
-from typing import Literal
+from typing import Any, Literal
 
-from planner.engine.settings import EngineArgs, EngineConfig
+from planner.engine.settings import EngineArgs, flag_of, tagged
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, PartitionRule
 from planner.model import Attention, Component, Mixer, Model, Precision, Shard, StateMixer, Weight
@@ -43,14 +43,9 @@ class Layout:
     enable_expert_parallel: bool = False
 
     @classmethod
-    def of(cls, settings: EngineArgs | EngineConfig) -> Layout:
-        """The layout that the engine's settings ask for."""
-        return cls(
-            settings.tensor_parallel_size,
-            settings.pipeline_parallel_size,
-            settings.data_parallel_size,
-            settings.enable_expert_parallel,
-        )
+    def of(cls, settings: EngineArgs) -> Layout:
+        """The layout of an engine's settings."""
+        return cls(**settings.settings("axes"))
 
     @property
     def num_gpus(self) -> int:
@@ -65,15 +60,8 @@ class Layout:
     @cached_property
     def flags(self) -> str:
         """The sizes that are not 1, as flags of ``vllm serve``."""
-        words = [
-            f"--{name.replace('_', '-')} {size}"
-            for name, size in (
-                ("tensor_parallel_size", self.tensor_parallel_size),
-                ("pipeline_parallel_size", self.pipeline_parallel_size),
-                ("data_parallel_size", self.data_parallel_size),
-            )
-            if size > 1
-        ]
+        sizes = {name: getattr(self, name) for name in tagged("axes")}
+        words = [f"{flag_of(name)} {size}" for name, size in sizes.items() if size > 1]
         return " ".join(words + ["--enable-expert-parallel"] * self.enable_expert_parallel) or "one GPU"
 
 
@@ -178,37 +166,6 @@ MERGED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_
 # --- what is legal ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutProblem:
-    """Why a layout cannot run, and what to do instead."""
-
-    cause: str
-    hint: str
-
-
-def problems(
-    model: Model,
-    profile: GpuProfile,
-    layout: Layout,
-    *,
-    allow_unvalidated: bool = False,
-    fp8_blocks: Fp8Blocks = "whole",
-) -> Iterator[LayoutProblem]:
-    """Refusals of ``layout``, hardware first; empty if it is legal.
-
-    ``fp8_blocks``: which blocks of fp8 weights a shard may cut, see ``Fp8Blocks``.
-    """
-    yield from _hardware_problems(profile, layout, allow_unvalidated)
-    yield from _head_problems(model, layout)
-    yield from _expert_problems(model, layout)
-    if layout.pipeline_parallel_size > model.num_layers:
-        yield LayoutProblem(
-            f"--pipeline-parallel-size {layout.pipeline_parallel_size}: {model.id} has {model.num_layers} layers",
-            "use fewer stages",
-        )
-    yield from _cut_problems(model, layout, fp8_blocks)
-
-
 def check_layout(
     model: Model,
     profile: GpuProfile,
@@ -217,46 +174,49 @@ def check_layout(
     allow_unvalidated: bool = False,
     fp8_blocks: Fp8Blocks = "whole",
 ) -> None:
-    """Raise IllegalPlanError with the first of ``problems``; return when there is none."""
-    for problem in problems(model, profile, layout, allow_unvalidated=allow_unvalidated, fp8_blocks=fp8_blocks):
-        raise IllegalPlanError(problem.cause, hint=problem.hint)
+    """Raise IllegalPlanError for a layout that cannot run. ``fp8_blocks``: blocks that a shard may cut."""
+    for problem in _problems(model, profile, layout, allow_unvalidated, fp8_blocks):
+        raise problem
 
 
 def legal_tensor_parallel_sizes(
     model: Model,
     profile: GpuProfile,
     *,
-    pipeline_parallel_size: int = 1,
-    data_parallel_size: int = 1,
-    enable_expert_parallel: bool = False,
     allow_unvalidated: bool = False,
     fp8_blocks: Fp8Blocks = "whole",
     most: int = 1,
+    **others: Any,
 ) -> tuple[int, ...]:
     """TP sizes that run inside one node, or fill several up to ``most`` GPUs, ascending.
 
-    Empty when another axis already forbids the layout.
+    ``others`` are the other axes of ``Layout``. Empty if one of them already forbids the layout.
     """
     node = profile.gpus_per_node
-    return tuple(
-        size
-        for size in (*range(1, node + 1), *range(2 * node, most + 1, node))
-        if not any(
-            problems(
-                model,
-                profile,
-                Layout(size, pipeline_parallel_size, data_parallel_size, enable_expert_parallel),
-                allow_unvalidated=allow_unvalidated,
-                fp8_blocks=fp8_blocks,
-            )
+    sizes = (*range(1, node + 1), *range(2 * node, most + 1, node))
+    layouts = {size: Layout(tensor_parallel_size=size, **others) for size in sizes}
+    return tuple(s for s in sizes if not any(_problems(model, profile, layouts[s], allow_unvalidated, fp8_blocks)))
+
+
+def _problems(
+    model: Model, profile: GpuProfile, layout: Layout, allow_unvalidated: bool, fp8_blocks: Fp8Blocks
+) -> Iterator[IllegalPlanError]:
+    """Refusals of a layout, hardware first; none if it is legal."""
+    yield from _hardware_problems(profile, layout, allow_unvalidated)
+    yield from _head_problems(model, layout)
+    yield from _expert_problems(model, layout)
+    if layout.pipeline_parallel_size > model.num_layers:
+        yield IllegalPlanError(
+            f"--pipeline-parallel-size {layout.pipeline_parallel_size}: {model.id} has {model.num_layers} layers",
+            hint="use fewer stages",
         )
-    )
+    yield from _cut_problems(model, layout, fp8_blocks)
 
 
-def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: bool) -> Iterator[LayoutProblem]:
+def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: bool) -> Iterator[IllegalPlanError]:
     sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.data_parallel_size)
     if min(sizes) < 1:
-        yield LayoutProblem(f"parallel sizes must be at least 1, got {sizes}", "leave the flag out for 1")
+        yield IllegalPlanError(f"parallel sizes must be at least 1, got {sizes}", hint="leave the flag out for 1")
         return
     tensor_parallel_size = layout.tensor_parallel_size
     if profile.partition and profile.partition.legal:
@@ -265,46 +225,48 @@ def _hardware_problems(profile: GpuProfile, layout: Layout, allow_unvalidated: b
         rule = profile.partition.tensor_parallel_rule(tensor_parallel_size)
         yield from _ruled_out(profile, rule, "tensor parallelism", allow_unvalidated)
     if tensor_parallel_size > profile.gpus_per_node and tensor_parallel_size % profile.gpus_per_node:
-        yield LayoutProblem(
+        yield IllegalPlanError(
             f"--tensor-parallel-size {tensor_parallel_size}: a node of {profile.id} has {profile.gpus_per_node} GPUs",
-            "use a size that fills its nodes, or cut the layers over nodes with --pipeline-parallel-size",
+            hint="use a size that fills its nodes, or cut the layers over nodes with --pipeline-parallel-size",
         )
 
 
-def _ruled_out(profile: GpuProfile, rule: PartitionRule, what: str, allow_unvalidated: bool) -> Iterator[LayoutProblem]:
+def _ruled_out(
+    profile: GpuProfile, rule: PartitionRule, what: str, allow_unvalidated: bool
+) -> Iterator[IllegalPlanError]:
     fix = rule.fix or "use the whole GPU"
     if not rule.allowed:
-        yield LayoutProblem(f"{profile.name}: {rule.reason} (source: {rule.source})", fix)
+        yield IllegalPlanError(f"{profile.name}: {rule.reason} (source: {rule.source})", hint=fix)
     elif not rule.validated and not allow_unvalidated:
-        yield LayoutProblem(
+        yield IllegalPlanError(
             f"{profile.name}: {what} is not validated: {rule.reason} (source: {rule.source})",
-            f"{fix}; --allow-unvalidated plans it all the same",
+            hint=f"{fix}; --allow-unvalidated plans it all the same",
         )
 
 
-def _head_problems(model: Model, layout: Layout) -> Iterator[LayoutProblem]:
+def _head_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:
     tensor_parallel_size = layout.tensor_parallel_size
     flag = f"--tensor-parallel-size {tensor_parallel_size}"
     for mixer in dict.fromkeys(model.mixers()):
         what, heads = _heads(mixer)
         if heads % tensor_parallel_size:
-            yield LayoutProblem(
+            yield IllegalPlanError(
                 f"{flag}: the {heads} {what} of {model.id} are not divisible by {tensor_parallel_size}",
-                f"use a divisor of {heads}",
+                hint=f"use a divisor of {heads}",
             )
             return
         kv_heads = mixer.num_kv_heads if isinstance(mixer, Attention) else 1
         if kv_heads % tensor_parallel_size and tensor_parallel_size % kv_heads:
-            yield LayoutProblem(
+            yield IllegalPlanError(
                 f"{flag}: {kv_heads} KV heads of {model.id} can be neither divided nor repeated evenly",
-                f"use a divisor or a multiple of {kv_heads}",
+                hint=f"use a divisor or a multiple of {kv_heads}",
             )
             return
     rows = padded_vocab(model.vocab_size)
     if rows % tensor_parallel_size:
-        yield LayoutProblem(
+        yield IllegalPlanError(
             f"{flag}: the vocabulary of {model.id}, padded to {rows}, is not divisible by {tensor_parallel_size}",
-            "use a power of two",
+            hint="use a power of two",
         )
 
 
@@ -312,22 +274,22 @@ def _heads(mixer: Mixer) -> tuple[str, int]:
     return ("state heads" if isinstance(mixer, StateMixer) else "attention heads"), mixer.num_heads
 
 
-def _expert_problems(model: Model, layout: Layout) -> Iterator[LayoutProblem]:
+def _expert_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:
     if not layout.enable_expert_parallel:
         return
     experts = min((layer.moe.num_experts for layer in model.layers if layer.moe), default=0)
     if not experts:
-        yield LayoutProblem(
-            f"--enable-expert-parallel: {model.id} has no experts", "leave out --enable-expert-parallel"
+        yield IllegalPlanError(
+            f"--enable-expert-parallel: {model.id} has no experts", hint="leave out --enable-expert-parallel"
         )
     elif layout.expert_ranks > experts:
-        yield LayoutProblem(
+        yield IllegalPlanError(
             f"--enable-expert-parallel: {layout.expert_ranks} ranks (TP x DP) for {experts} experts of {model.id}",
-            "use fewer ranks",
+            hint="use fewer ranks",
         )
 
 
-def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterator[LayoutProblem]:
+def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterator[IllegalPlanError]:
     """Matrices that do not divide into so many pieces, or whose quantisation groups the cut would split."""
     if layout.expert_ranks == 1:
         return
@@ -340,17 +302,17 @@ def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterat
         if padded:
             continue
         if weight.shape[axis] % cut:
-            yield LayoutProblem(
+            yield IllegalPlanError(
                 f"{weight.shape[axis]} {'inputs' if axis == -1 else 'outputs'} of {path} are not divisible by {cut}",
-                _cut_hint(weight, layout),
+                hint=_cut_hint(weight, layout),
             )
             return
         block = _split_block(weight, precision, axis, weight.shape[axis] // cut, fp8_blocks)
         if block:
-            yield LayoutProblem(
+            yield IllegalPlanError(
                 f"{path}: a shard of {weight.shape[axis] // cut} is not divisible by the {precision.name} "
                 f"quantization block of {block}",
-                _cut_hint(weight, layout),
+                hint=_cut_hint(weight, layout),
             )
             return
 
