@@ -1,6 +1,9 @@
-"""How do requests fare? A replay of continuous batching, and its result in the words of ``vllm bench``.
+"""A replay of continuous batching, and its result with the keys and tables of ``vllm bench``.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+``tests/reference_scheduler.py`` is the best introduction: the same scheduler step by step, in 311 lines without any
+short cut. Tests hold the replay, which is much faster, to its results.
+
+``__init__.pyi`` lists the names that other packages may use; each is imported when it is first used.
 """
 
 import lazy_loader as lazy

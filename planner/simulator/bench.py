@@ -1,4 +1,4 @@
-"""Results in the words of ``vllm bench``: the keys of its result files, and the tables it prints.
+"""Results as ``vllm bench`` gives them: the keys of its result files, and the tables it prints.
 
 ``*_result`` turn a replay into the dictionary that the bench of that name saves; ``*_table`` print such a
 dictionary, measured or predicted, as the bench prints it. Definitions are those of ``vllm/benchmarks/serve.py``,
@@ -52,14 +52,13 @@ def percentiles_of(values: NDArray[np.float64] | TokenRuns, percents: Sequence[f
 
 
 def _moments_s(values_s: NDArray[np.float64] | TokenRuns) -> tuple[float, float]:
-    """Mean and standard deviation; zeros where there is nothing."""
     if isinstance(values_s, TokenRuns):
         return values_s.moments_s()
     return (float(values_s.mean()), float(values_s.std())) if len(values_s) else (0.0, 0.0)
 
 
 def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
-    """The figure that a target holds, in milliseconds; 0 where nothing was measured, as in vLLM.
+    """The figure that a target limits, in milliseconds; 0 where nothing was measured, as in vLLM.
 
     The first ``after`` requests do not count, nor do those of other classes where the target is that of one. ITL pools
     the gaps of all requests, so it counts them all.
@@ -75,11 +74,11 @@ def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
 def hopeless_at(
     limits_s: Mapping[Slo, float], num_requests: int, of_class: Mapping[str, int] | None = None
 ) -> Callable[[Mapping[str, float], str], bool]:
-    """Counts requests that end, and says when a target is broken whatever the others do.
+    """Return a function that counts requests that end, and tells when a target is missed whatever the others do.
 
-    ``limits_s`` is what the statistic of each target may be, in s. A percentile is above it for certain once more of
-    the ``num_requests``, or of the number of its class in ``of_class``, are above it than the percentile leaves out.
-    Means may recover; gaps are not looked at.
+    ``limits_s`` is the limit of the statistic of each target, in s. A percentile is missed for certain once more
+    requests exceed its limit than it leaves out, of ``num_requests`` or of the number of its class in ``of_class``.
+    Means may recover; gaps between tokens do not count.
     """
     sent = {"": num_requests, **(of_class or {})}
     limits_s = {slo: limit_s for slo, limit_s in limits_s.items() if slo.metric in OF_A_REQUEST and slo.group in sent}
@@ -165,8 +164,7 @@ def serve_result(
 
 
 def _said(value: float) -> float | str:
-    """JSON has no infinity."""
-    return "inf" if isinf(value) else value
+    return "inf" if isinf(value) else value  # JSON has no infinity
 
 
 def class_result(
@@ -189,7 +187,7 @@ def class_result(
 
 
 def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> BenchResult:
-    """What ``vllm bench serve`` adds where the server drafts; ``acceptance_rates`` position by position.
+    """Figures that ``vllm bench serve`` adds where the server drafts; ``acceptance_rates`` position by position.
 
     Every decode step of a request verifies one draft, as ``vllm/benchmarks/serve.py`` (0.27) counts them.
     """
@@ -213,14 +211,9 @@ def _statistics(name: str, values_s: NDArray[np.float64] | TokenRuns, percents: 
         )
     mean_s, std_s = _moments_s(values_s)
     median_s, *at_s = percentiles_of(values_s, [50, *percents])
-    result = {
-        f"mean_{name}_ms": float(mean_s / MS),
-        f"median_{name}_ms": float(median_s / MS),
-        f"std_{name}_ms": float(std_s / MS),
-    }
-    return result | {
-        f"p{percent:g}_{name}_ms": float(value_s / MS) for percent, value_s in zip(percents, at_s, strict=True)
-    }
+    labels = ("mean", "median", "std", *(f"p{percent:g}" for percent in percents))
+    values = zip(labels, (mean_s, median_s, std_s, *at_s), strict=True)
+    return {f"{label}_{name}_ms": float(value_s / MS) for label, value_s in values}
 
 
 def good_requests(replay: Replay, targets_ms: Mapping[str, float]) -> int:
@@ -282,16 +275,12 @@ def throughput_result(replay: Replay, *, model_id: str = "") -> BenchResult:
 def latency_result(replay: Replay, *, model_id: str = "") -> BenchResult:
     """The result file of ``vllm bench latency`` for one iteration: a prediction has no spread."""
     latency_s = replay.duration_s
-    return {
-        "model_id": model_id,
-        "avg_latency": latency_s,
-        "latencies": [latency_s],
-        "percentiles": {str(percent): latency_s for percent in LATENCY_PERCENTILES},
-    }
+    percentiles = {str(percent): latency_s for percent in LATENCY_PERCENTILES}
+    return {"model_id": model_id, "avg_latency": latency_s, "latencies": [latency_s], "percentiles": percentiles}
 
 
 def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) -> str:
-    """What ``vllm bench serve`` of ``release`` prints for ``result``.
+    """The table that ``vllm bench serve`` of ``release`` prints for ``result``.
 
     Where the result has ``KEY_lo`` and ``KEY_hi`` beside a key, two columns give the interval.
     """
@@ -357,14 +346,13 @@ def _row(result: BenchResult, label: str, key: str, digits: int) -> str:
 
 
 def _interval(result: BenchResult, key: str, digits: int = 2) -> str:
-    """``12.30 to 15.60``; empty where ``result`` has none for ``key``."""
     if f"{key}_lo" not in result:
         return ""
     return f"{result[f'{key}_lo']:.{digits}f} to {result[f'{key}_hi']:.{digits}f}"
 
 
 def throughput_table(result: BenchResult) -> str:
-    """What ``vllm bench throughput`` prints for a result of ``throughput_result``; the interval below, if any."""
+    """The lines that ``vllm bench throughput`` prints for ``result``, and the interval, if any."""
     output_tok = round(result["output_throughput"] * result["elapsed_time"])
     keys = ("requests_per_second", "requests/s"), ("tokens_per_second", "total tokens/s")
     rates = *keys, ("output_throughput", "output tokens/s")
@@ -378,7 +366,7 @@ def throughput_table(result: BenchResult) -> str:
 
 
 def latency_table(result: BenchResult) -> str:
-    """What ``vllm bench latency`` prints for ``result``; the interval below, if any."""
+    """The lines that ``vllm bench latency`` prints for ``result``, and the interval, if any."""
     lines = [f"Avg latency: {round(result['avg_latency'], 4)} seconds"]
     lines += [f"{percent}% percentile latency: {round(s, 4)} seconds" for percent, s in result["percentiles"].items()]
     if between := _interval(result, "avg_latency", 4):

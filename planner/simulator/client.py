@@ -13,10 +13,9 @@ import numpy as np
 
 from planner import progress
 from planner.errors import InputError
+from planner.simulator.blocks import PrefixBlocks, Tree
 from planner.simulator.limits import SchedulerLimits, StepTimer
-from planner.simulator.lockstep import Lockstep
-from planner.simulator.priority import PriorityRank
-from planner.simulator.rank import ENDS, DpRank
+from planner.simulator.rank import ENDS, DpRank, Lockstep, PriorityRank
 from planner.simulator.record import Log, Replay, TokenRuns
 from planner.simulator.sequence import Sequence
 from planner.workload import Load, Requests
@@ -24,34 +23,33 @@ from planner.workload import Load, Requests
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Asked with the metrics of every request that ends, in s by name, and with its class: whether there is no point in
-#: going on.
+#: Called with the metrics of every request that ends, in s by name, and with its class; true ends the replay.
 Hopeless = Callable[[Mapping[str, float], str], bool]
 #: Chunks of prompts that are replayed at most, and for each request: a budget of two tokens would take minutes.
 MOST_CHUNKS, MOST_CHUNKS_EACH = 40_000, 20
 MOST_CHUNKS_EACH_SHARED = 100  #: where prompts have something in common, and most of a long one is usually found
-SAID_EACH = 10_000  #: requests after which a replay says how far it is
-#: Of an open loop, requests that are handed to the engine together, and how long before it can see them, at least.
+PROGRESS_EACH = 10_000  #: requests after which a replay reports its progress
+#: Requests of an open loop that are handed to the engine together, and how long before it can see them, at least.
 AHEAD, AHEAD_S = 4096, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Seconds that pass outside the engine. Zero: an infinitely fast front end and network."""
+    """Seconds that pass outside the engine. Zero: an infinitely fast API server and network."""
 
     request_s: float = 0.0  #: from sending a request until the scheduler can see it
     response_s: float = 0.0  #: from the end of a step until the client holds its tokens
-    #: that the front end works on a request; those sent at the same moment wait for each other, since they pass
+    #: work of the API server on a request; those sent at the same moment wait for each other, since they pass
     #: its stages (template, tokenizer) side by side on one core
     frontend_s: float = 0.0
-    tokenize_s: float = 0.0  #: that it works on a token of the prompt, beside others
+    tokenize_s: float = 0.0  #: its work on a token of the prompt, beside others
 
     def __post_init__(self) -> None:
         if min(self.request_s, self.response_s, self.frontend_s, self.tokenize_s) < 0:
             raise InputError("the delays of the client must not be negative", hint="leave them out for none")
 
     def delay_s(self, prompt_tok: int, together: int) -> float:
-        """From sending a request, one of ``together``, until the scheduler can see it."""
+        """Seconds from sending a request, one of ``together``, until the scheduler can see it."""
         return self.request_s + self.frontend_s * together + self.tokenize_s * prompt_tok
 
 
@@ -107,7 +105,7 @@ class _Sender:
         self.ready_s = array("d")  # when the engine sees it
         self._ahead_s = -inf  # until when each rank knows what comes next
         self._together = _together(self.arrival_s, self.opening) if client.frontend_s else None
-        # who waits behind the first is looked at by nobody, unless others may go ahead
+        # the scheduler looks at the first that waits alone, unless others may go ahead
         in_order = limits.scheduling_policy == "fcfs" and not limits.host_blocks
         self._in_parts = in_order and self.opening == len(self.input_len)
         self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
@@ -118,7 +116,7 @@ class _Sender:
         self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
 
     def run(self, hopeless: Hopeless | None = None) -> None:
-        """From the opening burst to the last token, or to the request after which all is ``hopeless``."""
+        """Replay from the opening burst to the last token, or to the request that makes it ``hopeless``."""
         count, end_s, next_event = len(self.input_len), self.log.end_s, attrgetter("event")
         one = self.clocked[0] if len(self.clocked) == 1 else None
         self._open(0.0 if self.opening == count else inf)  # in a closed loop what follows is sent after all of these
@@ -137,7 +135,7 @@ class _Sender:
                 end_s[index] = time_s
                 if hopeless and hopeless(self._metrics_s(index), self._class_of(index)):
                     return
-                if index % SAID_EACH == SAID_EACH - 1:
+                if index % PROGRESS_EACH == PROGRESS_EACH - 1:
                     progress.say(f"{index + 1:,} of {count:,} requests")
                 if self.opening < count and len(self.sent_s) < count:
                     self._send_next(time_s + self.client.response_s, len(done))
@@ -145,7 +143,7 @@ class _Sender:
     def _open(self, time_s: float) -> bool:
         """Send what the engine may look at up to ``time_s`` and a while longer, and for each rank one request more.
 
-        Of a burst no more than the ranks can admit, and then some: a million would take half a gigabyte. Whether
+        Of a burst send little more than the ranks can admit: a million would take half a gigabyte. Return whether
         anything was sent.
         """
         before = len(self.sent_s)
@@ -179,14 +177,14 @@ class _Sender:
             self.ranks[place].submit(ready_s, sequence)
 
     def _metrics_s(self, index: int) -> dict[str, float]:
-        """What the client measures of a request that has ended, in s; 0 for the TPOT of a single token, as in vLLM."""
+        """Metrics of a request that has ended, in s; 0 for the TPOT of a single token, as in vLLM."""
         sent_s, first_s, end_s = self.sent_s[index], self.log.first_token_s[index], self.log.end_s[index]
         response_s, more_tok = self.client.response_s, self.output_len[index] - 1
         tpot_s = (end_s - first_s) / more_tok if more_tok else 0.0
         return {"ttft": first_s + response_s - sent_s, "tpot": tpot_s, "e2el": end_s + response_s - sent_s}
 
     def _class_of(self, index: int) -> str:
-        """The name of the class of a request; empty where none are told apart."""
+        """The name of the class of a request; empty without classes."""
         sent = self.requests
         return sent.groups[sent.group[index]] if sent.group is not None else ""
 
@@ -232,19 +230,16 @@ class _Sender:
 
 
 def _ranks(timer: StepTimer, limits: SchedulerLimits, log: Log, requests: Requests) -> list[DpRank]:
-    """The DP ranks; where it is known what requests have in common, with blocks that know it too."""
+    """The DP ranks, with blocks that know what requests have in common where the requests tell."""
     ranks = range(limits.data_parallel_size)
     kind = PriorityRank if limits.scheduling_policy == "priority" else DpRank
     if requests.prefixes is None or not limits.enable_prefix_caching:
         return [kind(timer, limits, log) for _ in ranks]
-    from planner.simulator.prefix import PrefixBlocks, Tree
-
     tree = Tree(requests, limits.block_size)
     caches = [PrefixBlocks(limits.num_blocks, limits.block_size, tree) for _ in ranks]
     if not limits.host_blocks:
         return [kind(timer, limits, log, kv) for kv in caches]
-    from planner.simulator.host import HostBlocks
-    from planner.simulator.offload import OffloadRank
+    from planner.simulator.offload import HostBlocks, OffloadRank
 
     blocks, size, block_s = limits.host_blocks, limits.block_size, limits.host_block_s
     return [OffloadRank(timer, limits, log, kv, HostBlocks(blocks, size, tree, block_s)) for kv in caches]

@@ -1,4 +1,4 @@
-"""What bounds a replay: the limits of the engine's scheduler, and the clock of a step."""
+"""Bounds of a replay: the limits of the engine's scheduler, and the clock of a step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class SchedulerLimits:
     V1 order holds: running requests first, then waiting ones, in one step; V0 with chunked prefill did nearly
     the same. ``scheduler_reserve_full_isl`` (on in V0, and since 0.19) admits a prompt only when all of it fits into
     the free blocks, not just its first chunk, and ``watermark`` is the share of all blocks that stays free then.
-    ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole blocks, that is found in the prefix cache,
-    ``shared_prefix_tok`` what all prompts begin with and all find there; blocks are counted for each request, shared or
-    not; a preempted request finds its own blocks again with ``enable_prefix_caching``, as far as nobody has taken them.
-    ``load_s_per_tok`` is what a token takes that is found in host memory instead: blocks are loaded one request after
-    the other before its prompt can be scheduled. ``host_blocks`` is the room in host memory of each DP rank for blocks
-    of requests of which it is known what they have in common, and ``host_block_s`` what one takes over the link, see
-    ``planner.simulator.offload``. ``async_scheduling`` decides on a step while the one before still runs: what arrives
-    is seen one step later, and a request that has ended keeps its place and blocks for one step more.
+    ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole blocks, that is found in the prefix cache.
+    ``shared_prefix_tok`` tokens begin all prompts, and all find them there; blocks are counted for each request, shared
+    or not; a preempted request finds its own blocks again with ``enable_prefix_caching``, as far as they are not taken.
+    ``load_s_per_tok`` is the time of a token that is found in host memory instead: blocks are loaded one request after
+    the other before its prompt can be scheduled. ``host_blocks`` fit into the host memory of each DP rank, of requests
+    whose common prefixes are known, and one takes ``host_block_s`` over the link, see ``planner.simulator.offload``.
+    ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later, and a
+    request that has ended keeps its place and blocks for one step more.
 
     With ``lockstep`` the ``data_parallel_size`` ranks share their experts and take every step together. Without
     stages that pipeline it (``pipelined``) a step never takes less time for more of anything in its batch.
@@ -42,7 +42,7 @@ class SchedulerLimits:
     more, and moves it on by ``tokens_per_step`` on average. All requests move alike: n steps make
     floor(n x ``tokens_per_step``) tokens, so differences in acceptance between requests are not seen.
 
-    ``scheduling_policy`` is ``fcfs`` or ``priority``, see ``planner.simulator.priority``.
+    ``scheduling_policy`` is ``fcfs`` or ``priority``, see ``planner.simulator.rank``.
 
     Not modelled: ``long_prefill_token_threshold`` (off by default), that requests take turns where the
     budget does not hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request

@@ -1,6 +1,19 @@
-"""A DP rank with a second tier of KV blocks in host memory (``--kv-offloading-size``).
+"""A second tier of KV blocks in host memory (``--kv-offloading-size``): the blocks there, and a DP rank that uses them.
 
-As in ``v1/core/sched/scheduler.py`` and ``v1/worker/gpu/kv_connector.py`` of 0.32:
+``HostBlocks`` is vLLM's OffloadingConnector, piece by piece instead of block by block. As in
+``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and ``v1/kv_offload/cpu`` of 0.32, with its
+defaults (LRU, one block at a time, prompts only):
+
+- The full blocks of a prompt that a step computes are offered when it is scheduled. Those that the host does not hold
+  are copied there. Where it is full, those that were used longest ago go, but none that is being copied; without
+  enough of these nothing is copied, and the blocks are offered again.
+- What was found on the GPU alone is offered too. After blocks were loaded only those behind them are.
+- Blocks are found from the moment on that the scheduler knows that their copy has ended. A request that would find
+  some before waits, and so does one whose blocks are just being loaded for another.
+- A request that ends has used all its blocks, the last one first. Until then blocks count as used when they came.
+- Each direction of the link takes one copy after the other.
+
+``OffloadRank`` schedules as ``v1/core/sched/scheduler.py`` and ``v1/worker/gpu/kv_connector.py`` of 0.32 do:
 
 - A waiting request whose blocks are found on the host gets room for them on the GPU and steps aside until they are
   there. It takes no place and no budget meanwhile. Those behind it go on.
@@ -15,15 +28,304 @@ host is offered again in every step (here with every change of the batch).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from math import inf, nextafter
 
-from planner.simulator.blocks import KvBlocks
-from planner.simulator.host import Copy, HostBlocks
+from planner.simulator.blocks import OPEN, KvBlocks, Piece, Tree
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.rank import BEGINS, MOMENT_S, DpRank
 from planner.simulator.record import Log
 from planner.simulator.sequence import Sequence, Step
 from planner.timing import Batch
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """Blocks of a request on their way from or to the host."""
+
+    index: int
+    pieces: list[Piece]
+    stores: bool
+    blocks: int = 0
+    end_s: float = inf  #: known when it begins
+
+    def __post_init__(self) -> None:
+        self.blocks = sum(last - first for _, first, last in self.pieces)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Blocks of one node of the tree that follow each other and were used together."""
+
+    node: int
+    first: int
+    last: int  #: the block after it
+    turn: int  #: when the block that goes first was used, in blocks; the others follow
+    backwards: bool  #: the last block goes first
+    store: Copy | None = None  #: that has not ended yet
+    loads: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return self.store is None and not self.loads and self.last > self.first
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request, as the host sees it."""
+
+    path: list[int]
+    own: int  #: first block beyond all that is shared
+    prompt_tok: int
+    offered: int = 0  #: blocks from the first on that were stored or found
+    stores: int = 0  #: under way
+    used: list[Piece] = field(default_factory=list)
+
+
+class HostBlocks:
+    """The blocks that host memory keeps for one DP rank, and the link to it."""
+
+    def __init__(self, total: int, block_size: int, tree: Tree, block_s: float) -> None:
+        """``total`` blocks; ``block_s`` is the time of one over the link, in s, either way."""
+        self.total, self.block_size, self.block_s = total, block_size, block_s
+        self.loaded = self.stored = 0  #: blocks so far
+        self._tree = tree
+        self._parts: dict[int, list[_Part]] = {}  # by node, in order
+        self._queue: list[tuple[int, int, _Part]] = []  # heap of idle parts; entries of another turn are void
+        self._ticket = count()
+        self._turn = 0
+        self._requests: dict[int, _Request] = {}
+        self._copies: tuple[deque[Copy], deque[Copy]] = (deque(), deque())  # loads and stores that have begun
+        self._link_free_s = [0.0, 0.0]
+        for node, first, last in tree.remembered(total):
+            part = _Part(node, first, last, self._turn, backwards=True)
+            self._parts[node] = [part]
+            self._queue.append((self._turn, next(self._ticket), part))  # in the order of a heap
+            self._turn += last - first
+        self._free, self._idle = total - self._turn, self._turn  # blocks that hold nothing, and those that may go
+
+    def know(self, index: int, prompt_tok: int) -> None:
+        """Note a request; ``prompt_tok`` counts the first time."""
+        if index not in self._requests:
+            path = self._tree.path_of(index)
+            own = self._tree.stop[path[-1]] if path else 0
+            self._requests[index] = _Request([*path, -1 - index], own, prompt_tok)
+
+    def find(self, index: int, first: int, last: int) -> int | None:
+        """Count the blocks from ``first`` to before ``last`` that can be loaded; None where the request has to wait."""
+        if self._requests[index].stores:
+            return None
+        found, waits = first, False
+        for node, begin, end in self._pieces(index, first, last):
+            for part in self._parts.get(node, ()):
+                if part.first > found:
+                    break
+                if part.last > found:
+                    waits = waits or part.store is not None or part.loads > 0
+                    found = min(part.last, end)
+            if found < end or found < begin:
+                break
+        return None if waits else found - first
+
+    def load(self, index: int, first: int, last: int) -> Copy:
+        """Order a copy of blocks that ``find`` found; it is to ``begin``."""
+        request, pieces = self._requests[index], self._pieces(index, first, last)
+        for piece in pieces:
+            for part in self._cut(piece):
+                if part.idle:
+                    self._idle -= part.last - part.first
+                part.loads += 1
+        request.used += pieces
+        request.offered = last
+        return Copy(index, pieces, stores=False)
+
+    def offer(self, index: int, tok: int) -> Copy | None:
+        """Order a copy of the blocks that the host lacks of a request with ``tok`` tokens computed after this step."""
+        request = self._requests[index]
+        last = min(tok, request.prompt_tok) // self.block_size
+        if last <= request.offered:
+            return None
+        held: list[_Part] = []
+        lacking: list[Piece] = []
+        for node, begin, end in self._pieces(index, request.offered, last):
+            at = begin
+            for part in self._cut((node, begin, end)):
+                if part.first > at:
+                    lacking.append((node, at, part.first))
+                at = part.last
+                held.append(part)
+            if at < end:
+                lacking.append((node, at, end))
+        request.used += [(part.node, part.first, part.last) for part in held if part.store is None]
+        request.used += lacking
+        if not lacking:
+            request.offered = last
+            return None
+        copy = Copy(index, lacking, stores=True)
+        if not self._make_room(copy.blocks, held):
+            return None
+        for node, begin, end in lacking:
+            self._insert(_Part(node, begin, end, self._turn, backwards=False, store=copy))
+            self._turn += end - begin
+        self._free -= copy.blocks
+        request.offered = last
+        request.stores += 1
+        return copy
+
+    def lacks(self, index: int, tok: int) -> bool:
+        """Whether the first ``tok`` tokens of a request did not fit."""
+        request = self._requests[index]
+        return min(tok, request.prompt_tok) // self.block_size > request.offered
+
+    def begin(self, copy: Copy, time_s: float) -> None:
+        """Send a copy over the link from ``time_s`` on, after those before it in its direction."""
+        way = copy.stores
+        self._link_free_s[way] = copy.end_s = max(self._link_free_s[way], time_s) + copy.blocks * self.block_s
+        self._copies[way].append(copy)
+        if copy.stores:
+            self.stored += copy.blocks
+        else:
+            self.loaded += copy.blocks
+
+    def learn(self, time_s: float) -> list[Copy]:
+        """Tell the scheduler of the copies that have ended by ``time_s``; return the loads among them."""
+        loads, stores = self._copies
+        ended = []
+        while loads and loads[0].end_s <= time_s:
+            ended.append(loads.popleft())
+            self._settle(ended[-1])
+        while stores and stores[0].end_s <= time_s:
+            self._settle(stores.popleft())
+        return ended
+
+    @property
+    def next_end_s(self) -> float:
+        """End of the next copy; infinite where none is under way."""
+        return min((copies[0].end_s for copies in self._copies if copies), default=inf)
+
+    def end(self, index: int) -> None:
+        """End a request: its blocks are the ones used last, the first of them at the very last."""
+        for piece in reversed(_joined(self._requests.pop(index).used)):
+            above: _Part | None = None
+            for part in reversed(self._cut(piece)):
+                part.turn, part.backwards = self._turn, True
+                self._turn += part.last - part.first
+                if above is not None and above.idle and part.idle and part.last == above.first:
+                    part.last, part.turn = above.last, above.turn
+                    above.first = above.last
+                    self._parts[part.node].remove(above)
+                above = part
+                self._queued(part)
+
+    def _pieces(self, index: int, first: int, last: int) -> list[Piece]:
+        """Places in the tree of the blocks of a request from ``first`` to before ``last``."""
+        request = self._requests[index]
+        start, stop = self._tree.start, self._tree.stop
+        pieces = []
+        for node in request.path:
+            begin, end = (request.own, OPEN) if node < 0 else (start[node], stop[node])
+            if begin >= last:
+                break
+            if end > first:
+                pieces.append((node, max(begin, first), min(end, last)))
+        return pieces
+
+    def _cut(self, piece: Piece) -> list[_Part]:
+        """Parts of a piece that the host holds, in order; parts that reach beyond it are cut."""
+        node, begin, end = piece
+        parts = self._parts.get(node, [])
+        for at in (begin, end):
+            for place, part in enumerate(parts):
+                if part.first < at < part.last:
+                    rest = _Part(node, at, part.last, part.turn, part.backwards, part.store, part.loads)
+                    part.last = at
+                    if part.backwards:
+                        part.turn += rest.last - at
+                    else:
+                        rest.turn += at - part.first
+                    parts.insert(place + 1, rest)
+                    self._queued(part)
+                    self._queued(rest)
+                    break
+        return [part for part in parts if begin <= part.first < end]
+
+    def _insert(self, part: _Part) -> None:
+        parts = self._parts.setdefault(part.node, [])
+        place = len(parts)
+        while place and parts[place - 1].first > part.first:
+            place -= 1
+        parts.insert(place, part)
+
+    def _queued(self, part: _Part) -> None:
+        if part.idle:
+            heappush(self._queue, (part.turn, next(self._ticket), part))
+
+    def _make_room(self, blocks: int, kept: list[_Part]) -> bool:
+        """Drop blocks until ``blocks`` fit, but none of ``kept``; return whether they fit."""
+        missing = blocks - self._free
+        if missing <= 0:
+            return True
+        if missing > self._idle - sum(part.last - part.first for part in kept if part.idle):
+            return False
+        spared = []
+        while missing > 0:
+            entry = heappop(self._queue)
+            turn, _, part = entry
+            if part.turn != turn or not part.idle:
+                continue
+            if part in kept:
+                spared.append(entry)
+                continue
+            gone = min(part.last - part.first, missing)
+            missing -= gone
+            self._free += gone
+            self._idle -= gone
+            part.turn += gone
+            if part.backwards:
+                part.last -= gone
+            else:
+                part.first += gone
+            if part.last > part.first:
+                self._queued(part)
+                continue
+            self._parts[part.node].remove(part)
+            if not self._parts[part.node]:
+                del self._parts[part.node]
+        for entry in spared:
+            heappush(self._queue, entry)
+        return True
+
+    def _settle(self, copy: Copy) -> None:
+        for piece in copy.pieces:
+            for part in self._cut(piece):
+                if not copy.stores:
+                    part.loads -= 1
+                elif part.store is copy:
+                    part.store = None
+                else:
+                    continue
+                if part.idle:
+                    self._idle += part.last - part.first
+                    self._queued(part)
+        if copy.stores and copy.index in self._requests:
+            self._requests[copy.index].stores -= 1
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Pieces in order, each block once."""
+    joined: list[Piece] = []
+    for node, first, last in sorted(pieces, key=lambda piece: piece[1]):
+        if joined and joined[-1][0] == node and joined[-1][2] >= first:
+            joined[-1] = (node, joined[-1][1], max(joined[-1][2], last))
+        else:
+            joined.append((node, first, last))
+    return joined
+
+
+# --- the DP rank ---------------------------------------------------------------------------------------------------
 
 
 class OffloadRank(DpRank):
@@ -35,8 +337,8 @@ class OffloadRank(DpRank):
         self._loading: dict[int, Sequence] = {}  # requests whose blocks are on their way, or there
         self._had: dict[int, int] = {}  # blocks on the GPU of each of them
         self._there: set[int] = set()  # those of which the scheduler knows that all is there
-        self._deferred = self._blocked = False  # whether requests wait for a copy, and whether for room
-        self._unstored: dict[int, int] = {}  # requests that found no room on the host, and their tokens
+        self._deferred = self._blocked = False  # whether requests wait for a copy, and whether for free blocks
+        self._unstored: dict[int, int] = {}  # requests that did not fit on the host, and their tokens
         self._ordered: list[Copy] = []  # loads
         self._offered: list[Copy] = []  # stores of the step to come
         self._stores: list[Copy] = []  # and of the one before
@@ -50,13 +352,12 @@ class OffloadRank(DpRank):
         self._looked = False  # whether this is the second look of an idle engine
 
     def submit(self, ready_s: float, sequence: Sequence) -> None:
-        """As ``DpRank.submit``."""
         super().submit(ready_s, sequence)
         if self._asleep and ready_s < self.event[0]:
             self.event = (ready_s, BEGINS)
 
     def plan(self, start_s: float) -> Step:
-        """As ``DpRank.plan``; a step of nothing where all wait for copies."""
+        """Plan as a ``DpRank`` does; a step of nothing where all wait for copies."""
         if self._asleep or start_s > self._ended_s:
             self._looks_s = [start_s] * len(self._looks_s)
         self._woken, self._asleep, self._looked = self._asleep, False, False
@@ -73,7 +374,7 @@ class OffloadRank(DpRank):
         return step
 
     def start(self, step: Step, first_s: float, steps: int, growth_s: float) -> None:
-        """As ``DpRank.start``; copies begin when the first step has computed."""
+        """Start as a ``DpRank`` does; copies begin when the first step has computed."""
         idle = not step.chunks and not step.batch.decode_seqs
         self._copy(step.start_s + (0.0 if idle else first_s))
         if not idle:
@@ -86,7 +387,6 @@ class OffloadRank(DpRank):
         self.event = (min(awaited_s, self._inbox[0][0] if self._inbox else inf), BEGINS)
 
     def end(self) -> list[int]:
-        """As ``DpRank.end``."""
         step, self._ended_s = self._step, self.event[0]
         done = super().end()
         starts = [step.begins_s(at) for at in range(max(step.steps - len(self._looks_s), 0), step.steps)]
@@ -98,13 +398,13 @@ class OffloadRank(DpRank):
         return done
 
     def _pause(self, time_s: float) -> None:
-        """Nothing is left to compute at ``time_s``: a step of nothing passes."""
+        """Pass a step of nothing at ``time_s``: nothing is left to compute."""
         self._copy(time_s)
         ended, self._old, self._ended = [*self._old, *self._ended], [], []
         self._forget(ended)
 
     def _forget(self, ended: list[int]) -> None:
-        """Requests have ended before this step was scheduled."""
+        """Drop requests that ended before this step was scheduled."""
         for index in ended:
             if index in self._unstored:
                 self._offer(index, self._unstored[index])
@@ -134,7 +434,7 @@ class OffloadRank(DpRank):
         return chunks
 
     def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
-        """As ``DpRank._admit``: those that were loaded, then others, as far as none of their blocks are on the host."""
+        """Admit loaded requests, then others, as far as none of their blocks are on the host."""
         chunks: list[tuple[Sequence, int]] = []
         aside: list[Sequence] = []
         places = self._places - len(self._leaving)
@@ -162,7 +462,7 @@ class OffloadRank(DpRank):
         return chunks
 
     def _look_up(self, sequence: Sequence, budget_tok: int) -> int | None:
-        """Admit the first that waits, or load blocks for it: the tokens of its first chunk; None if it has to wait."""
+        """Admit the first that waits, or load blocks for it; return the tokens of its first chunk, None if it waits."""
         cached_tok, held = self.kv.find(sequence)
         self.host.know(sequence.index, sequence.prompt_tok)
         size = self.kv.block_size
@@ -176,24 +476,24 @@ class OffloadRank(DpRank):
         self._blocked = not new_tok
         return new_tok
 
-    def _order(self, sequence: Sequence, cached_tok: int, held: int, found: int) -> bool:
-        """Load ``found`` blocks of a waiting request behind those that the GPU has; whether there is room."""
+    def _order(self, sequence: Sequence, cached_tok: int, held: int, loaded: int) -> bool:
+        """Load ``loaded`` blocks of a waiting request behind those that the GPU has; return whether they fit."""
         kv, index = self.kv, sequence.index
-        blocks = cached_tok // kv.block_size + found
+        blocks = cached_tok // kv.block_size + loaded
         whole = kv.blocks(sequence.prompt_tok) if self.limits.scheduler_reserve_full_isl else blocks
         if whole - held > kv.free or blocks - held > kv.free - self._reserved_blocks():
             return False
         kv.take(blocks - kv.reuse(sequence, cached_tok))
-        self._ordered.append(self.host.load(index, blocks - found, blocks))
+        self._ordered.append(self.host.load(index, blocks - loaded, blocks))
         self._had[index] = blocks
         self._loading[index] = sequence
         if not sequence.lost_tok:
             self.log.cached_tok[index] = blocks * kv.block_size
-            self.log.host_tok[index] = found * kv.block_size
+            self.log.host_tok[index] = loaded * kv.block_size
         return True
 
     def _resume(self, sequence: Sequence, budget_tok: int) -> int:
-        """The first chunk of a request whose blocks are there: its tokens, 0 where there is no room."""
+        """Admit a request whose blocks are there; return the tokens of its first chunk, 0 where it does not fit."""
         kv, had = self.kv, self._had[sequence.index]
         sequence.done_tok = min(had * kv.block_size, sequence.prompt_tok - 1)
         rest_tok = sequence.prompt_tok - sequence.done_tok
@@ -213,7 +513,7 @@ class OffloadRank(DpRank):
         return new_tok
 
     def _reserved_blocks(self) -> int:
-        """What prompts under way still need: the one that is being computed, and those that are being loaded."""
+        """Blocks that prompts under way still need: the one that is being computed, and those that are loaded."""
         kv = self.kv
         blocks = sum(kv.blocks(each.prompt_tok) - self._had[index] for index, each in self._loading.items())
         if self._partial is not None:
@@ -228,7 +528,7 @@ class OffloadRank(DpRank):
         return step
 
     def _stop_for_copies(self) -> None:
-        """End the run where the scheduler hears of a copy that somebody waits for."""
+        """End the run where the scheduler hears of a copy that a request waits for."""
         step = self._step
         if self._stores:
             self.stop_after(1)
@@ -248,7 +548,6 @@ class OffloadRank(DpRank):
         super()._vacate()
 
     def _offer(self, index: int, tok: int) -> None:
-        """A request will have ``tok`` tokens after this step."""
         copy = self.host.offer(index, tok)
         if copy is not None:
             self._offered.append(copy)
@@ -258,7 +557,7 @@ class OffloadRank(DpRank):
             self._unstored.pop(index, None)
 
     def _copy(self, time_s: float) -> None:
-        """Stores of the step before, and loads, begin at ``time_s``."""
+        """Begin the stores of the step before, and loads, at ``time_s``."""
         for copy in (*self._stores, *self._ordered):
             self.host.begin(copy, time_s)
         self._ordered.clear()

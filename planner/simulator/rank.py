@@ -1,4 +1,4 @@
-"""One DP rank: its queues, its KV blocks and its clock.
+"""One DP rank: its queues, its KV blocks and its clock. And ranks that serve by priority, or step together.
 
 The decode clock counts the tokens that each running request has got by decoding: one for every step, or as many as
 ``SchedulerLimits`` says with speculative decoding, the same for all. A request that starts to decode at tick c with n
@@ -9,8 +9,11 @@ on how many requests run.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Several
 from heapq import heappop, heappush
 from math import inf, nextafter
+from operator import attrgetter, ge
 
 from planner.simulator.blocks import KvBlocks
 from planner.simulator.limits import SchedulerLimits, StepTimer
@@ -27,7 +30,7 @@ ENDS, BEGINS = 0, 1
 class DpRank:
     """One data-parallel rank; without data parallelism, the whole engine.
 
-    ``event`` says when it is to be called next, and whether ``begin`` or ``end`` is.
+    ``event`` is the time of its next call, and whether it is one of ``begin`` or ``end``.
     """
 
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
@@ -41,7 +44,7 @@ class DpRank:
         self.kv = kv or KvBlocks(limits.num_blocks, limits.block_size, caching=limits.enable_prefix_caching)
         self.least_free = self.kv.free  # blocks, at any time
         self.most_seqs = self.most_tok = 0  # of any step: requests that were admitted, and tokens
-        self.step_runs: list[StepRun] | None = None  #: every step, where somebody asks for them
+        self.step_runs: list[StepRun] | None = None  #: every step, where they are wanted
         self.event: tuple[float, int] = (inf, BEGINS)
         self._inbox: deque[tuple[float, Sequence]] = deque()  # sent, by the time they can be seen
         self._waiting: deque[Sequence] | ByPriority = deque()
@@ -64,7 +67,7 @@ class DpRank:
         return len(self._waiting) + len(self._inbox) > self._places
 
     def submit(self, ready_s: float, sequence: Sequence) -> None:
-        """A request that the scheduler can see from ``ready_s`` on; calls must be in order of that time."""
+        """Queue a request that the scheduler can see from ``ready_s`` on; calls must be in order of that time."""
         self._inbox.append((ready_s, sequence))
         time_s, kind = self.event
         if kind == ENDS:
@@ -104,7 +107,7 @@ class DpRank:
         return self._prefill(start_s, chunks) if chunks else self._decode(start_s, once=not calm or expecting)
 
     def batch_at(self, step: Step, at: int) -> Batch:
-        """What step ``at`` of a row that decodes computes: the first batch on contexts that have grown."""
+        """The batch of step ``at`` of a row that decodes: the first one on contexts that have grown."""
         first = step.batch
         if not at:
             return first
@@ -124,7 +127,7 @@ class DpRank:
 
     @property
     def steps(self) -> int:
-        """Of the row that is under way; one, where nobody decodes in it."""
+        """Steps of the row that is under way; one without decoding requests."""
         return max(self._step.steps, 1)
 
     def stop_after(self, steps: int) -> None:
@@ -134,13 +137,13 @@ class DpRank:
             self.event = (self._step.end_s, ENDS)
 
     def rest(self) -> None:
-        """A row in which this engine had nothing to do has ended."""
+        """End a row in which this engine had nothing to do."""
         end_s = self.event[0]
         self._last_start_s = self._step.begins_s(self._step.steps - 1)
         self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
 
     def _schedule(self) -> tuple[list[tuple[Sequence, int]], bool]:
-        """Chunks of prompts for the step to come, and whether nobody was preempted for it."""
+        """Chunks of prompts for the step to come, and whether it preempted no request."""
         if self.limits.prefill_first:
             chunks = self._admit(self.limits.max_num_batched_tokens)
             return chunks, bool(chunks) or self._make_room()
@@ -150,7 +153,7 @@ class DpRank:
         if self._partial is not None:
             chunks = self._continue_prompt(self._partial, budget_tok)
             calm = calm and bool(chunks)
-        if calm and self._waiting:  # nobody is admitted in a step that preempts
+        if calm and self._waiting:  # a step that preempts admits no request
             chunks += self._admit(budget_tok - sum(new_tok for _, new_tok in chunks))
         return chunks, calm
 
@@ -160,7 +163,7 @@ class DpRank:
             self._waiting.append(inbox.popleft()[1])
 
     def _make_room(self) -> bool:
-        """Take the blocks of the next step, preempting the youngest where they lack; whether nobody had to go."""
+        """Take the blocks of the next step, preempting the youngest where they lack; return whether none had to go."""
         calm, kv = True, self.kv
         while (need := kv.need_of(self._clock, self._pace.ticks(1))) > kv.free:
             self._preempt_youngest()
@@ -173,7 +176,7 @@ class DpRank:
         self._preempt(self._running.popitem()[1])
 
     def _preempt(self, sequence: Sequence, given_tok: int = 0) -> None:
-        """Back to the head of the waiting queue; all its tokens are to be computed again, unless they are found.
+        """Put a request back to the head of the queue; its tokens are to be computed again, unless they are found.
 
         ``given_tok``: tokens for which the step to come had given it blocks already.
         """
@@ -187,7 +190,7 @@ class DpRank:
         self._waiting.appendleft(sequence)
 
     def _stop_decoding(self, sequence: Sequence) -> int:
-        """What it has sampled is part of its prompt from now on; how many of its tokens are computed."""
+        """Make the sampled tokens part of the prompt; return how many tokens of the request are computed."""
         context_tok = sequence.context_tok(self._clock)
         self.kv.leave(context_tok, self._clock)
         self._context_tok -= context_tok
@@ -203,7 +206,7 @@ class DpRank:
         return context_tok
 
     def _continue_prompt(self, sequence: Sequence, budget_tok: int) -> list[tuple[Sequence, int]]:
-        """The next chunk of the prompt that is under way; nothing when it had to be preempted itself."""
+        """Return the next chunk of the prompt that is under way; none when it had to be preempted itself."""
         new_tok = min(sequence.prompt_tok - sequence.done_tok, budget_tok)
         blocks = self.kv.blocks(sequence.done_tok + new_tok) - self.kv.blocks(sequence.done_tok)
         if not self._claim(sequence, blocks):
@@ -212,7 +215,7 @@ class DpRank:
         return [(sequence, new_tok)]
 
     def _claim(self, sequence: Sequence, blocks: int) -> bool:  # noqa: ARG002
-        """Take blocks for the prompt of the youngest; False when it had to go itself, for lack of them."""
+        """Take blocks for the prompt of the youngest; return False when it had to go itself, for lack of them."""
         if blocks > self.kv.free:
             self._preempt_youngest()
             return False
@@ -235,7 +238,7 @@ class DpRank:
         return chunks
 
     def _begin_prompt(self, sequence: Sequence, cached_tok: int, held: int, budget_tok: int) -> int:
-        """Admit a request with its first chunk, as ``kv.find`` has found it; the tokens of that, 0 for lack of room."""
+        """Admit a request with its first chunk, as ``kv.find`` found it; return its tokens, 0 where it does not fit."""
         kv = self.kv
         rest_tok = sequence.prompt_tok - cached_tok
         new_tok = rest_tok if rest_tok < budget_tok else budget_tok
@@ -274,7 +277,7 @@ class DpRank:
         return Step(start_s, 0.0, batch, steps=0 if self.limits.prefill_first else 1, chunks=chunks)
 
     def _decode(self, start_s: float, once: bool) -> Step:
-        """As many decode steps as are alike, to the next ending, lack of blocks or admission; or just one.
+        """Decode steps that are alike, to the next ending, lack of blocks or admission; or just one.
 
         The context of a step includes the token it computes.
         """
@@ -286,7 +289,7 @@ class DpRank:
         return Step(start_s, 0.0, Batch(seqs, self._context_tok + seqs), steps=steps, may_be_cut=room)
 
     def _steps_that_fit(self, steps: int) -> int:
-        """How many of ``steps`` steps find enough free blocks; those of the first are taken already."""
+        """Count the steps, of ``steps``, that have enough free blocks; those of the first are taken already."""
         first_ticks = self._pace.ticks(1)
         ticks = self._pace.ticks(steps) - first_ticks
         fit = self.kv.ticks_that_fit(self._clock + first_ticks, ticks)
@@ -324,13 +327,13 @@ class DpRank:
         if self.kv.free < self.least_free:
             self.least_free = self.kv.free
         done: list[int] = []
-        due = self._due() if self._ending_clocks and self._ending_clocks[0] <= self._clock else ()
-        for sequence in due:
-            context_tok = sequence.context_tok(self._clock)
-            self._context_tok -= context_tok
-            self.kv.leave(context_tok, self._clock)
-            self._leave(sequence, context_tok)
-            done.append(sequence.index)
+        while self._ending_clocks and self._ending_clocks[0] <= self._clock:  # their last tokens have come
+            for sequence in self._endings.pop(heappop(self._ending_clocks), ()):
+                context_tok = sequence.context_tok(self._clock)
+                self._context_tok -= context_tok
+                self.kv.leave(context_tok, self._clock)
+                self._leave(sequence, context_tok)
+                done.append(sequence.index)
         if step.chunks:
             done += [seq.index for seq, new_tok in step.chunks if self._computed(seq, new_tok, end_s)]
         if self._running or self._waiting:
@@ -338,13 +341,6 @@ class DpRank:
         else:
             self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
         return done
-
-    def _due(self) -> list[Sequence]:
-        """Those whose last token has come, in the order of their ends."""
-        due: list[Sequence] = []
-        while self._ending_clocks and self._ending_clocks[0] <= self._clock:
-            due += self._endings.pop(heappop(self._ending_clocks), ())
-        return due
 
     def _leave(self, sequence: Sequence, tok: int) -> None:
         """End a request. With asynchronous scheduling the next step has been scheduled around it already."""
@@ -355,13 +351,13 @@ class DpRank:
             self.kv.release(sequence.index, tok)
 
     def _vacate(self) -> None:
-        """Let go of the places and blocks of the requests that have ended."""
+        """Free the places and blocks of the requests that have ended."""
         for sequence, tok in self._leaving.items():
             self.kv.release(sequence.index, tok)
         self._leaving.clear()
 
     def _tick(self, step: Step, end_s: float) -> None:
-        """Every decoding request got the tokens of ``step.steps`` steps."""
+        """Give every decoding request the tokens of ``step.steps`` steps."""
         seqs = self.kv.seqs
         ticks, first_ticks = self._pace.ticks(step.steps), self._pace.ticks(1)
         if not step.chunks:
@@ -389,7 +385,7 @@ class DpRank:
             gaps.add(first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs)
 
     def _computed(self, sequence: Sequence, new_tok: int, end_s: float) -> bool:
-        """A chunk of a prompt was computed; whether that was the end of the request."""
+        """Account for a chunk of a prompt; return whether that was the end of the request."""
         sequence.done_tok += new_tok
         if sequence.done_tok < sequence.prompt_tok:
             return False
@@ -420,3 +416,185 @@ class DpRank:
             heappush(self._ending_clocks, ends)
         else:
             others.append(sequence)
+
+
+# --- priority ------------------------------------------------------------------------------------------------------
+
+_rank = attrgetter("rank")
+
+
+class PriorityRank(DpRank):
+    """A DP rank under ``--scheduling-policy priority``.
+
+    As in ``vllm/v1/core/sched`` (``request_queue.py``, ``scheduler.py``) of 0.32. A lower number comes first; of equal
+    ones that which was sent first.
+
+    - Waiting requests are admitted in that order, those that were preempted among them. They preempt no other.
+    - Running requests get their blocks in the order of their admission. Where one finds none, the last of all that run
+      goes, even if this step had served it already.
+    - Where that is the very request that found none, the step ends there: those admitted after it keep their blocks,
+      and wait for the next step.
+    """
+
+    def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
+        super().__init__(timer, limits, log, kv)
+        self._waiting = ByPriority()
+        self._calm = True  # the step to come preempted no request
+        self._halted = False  # it ended with a request that found no block
+        self._missed: list[Sequence] = []  # decoding, but not in the step to come
+        self._served: set[int] | None = None  # in the step to come, so far; None: all
+
+    def end(self) -> list[int]:
+        done = super().end()
+        if self._missed:  # they are back for the next step
+            self._rejoin(self._ticked_s)
+        return done
+
+    def _schedule(self) -> tuple[list[tuple[Sequence, int]], bool]:
+        if self._missed:  # an empty step takes no time, and ``plan`` tries again
+            self._rejoin(self._ticked_s)
+        self._calm, self._halted = True, False
+        return super()._schedule()
+
+    def _make_room(self) -> bool:
+        ticks = self._pace.ticks(1)
+        need = self.kv.need_of(self._clock, ticks)
+        if need <= self.kv.free:
+            self.kv.take(need)
+            return True
+        self._served = set()
+        for sequence in [*self._running.values()]:
+            if sequence is self._partial or sequence.index not in self._running:
+                continue
+            if self._halted:
+                self._miss(sequence)
+                continue
+            context_tok = sequence.context_tok(self._clock)
+            if self._claim(sequence, self.kv.blocks(context_tok + ticks) - self.kv.blocks(context_tok)):
+                self._served.add(sequence.index)
+        self._served = None
+        return False
+
+    def _continue_prompt(self, sequence: Sequence, budget_tok: int) -> list[tuple[Sequence, int]]:
+        return [] if self._halted else super()._continue_prompt(sequence, budget_tok)
+
+    def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
+        return super()._admit(budget_tok) if self._calm else []
+
+    def _claim(self, sequence: Sequence, blocks: int) -> bool:
+        while blocks > self.kv.free:
+            self._calm = False
+            victim = max((*self._running.values(), *self._leaving), key=_rank)
+            if victim in self._leaving:  # with asynchronous scheduling it still stands among them
+                self.kv.release(victim.index, self._leaving.pop(victim))
+                continue
+            del self._running[victim.index]
+            served = victim is not self._partial and (self._served is None or victim.index in self._served)
+            self._preempt(victim, self._pace.ticks(1) if served else 0)
+            if victim is sequence:
+                self._halted = True
+                return False
+        self.kv.take(blocks)
+        return True
+
+    def _decode(self, start_s: float, once: bool) -> Step:
+        step = super()._decode(start_s, once)
+        step.may_be_cut = len(self._running) < self.limits.places  # who comes may go ahead of those that wait
+        return step
+
+    def _miss(self, sequence: Sequence) -> None:
+        """Leave a request out of the step to come; it keeps its blocks."""
+        self._stop_decoding(sequence)
+        sequence.prompt_tok -= 1  # its last token was sampled, but is not computed
+        sequence.remaining_tok += 1
+        self._missed.append(sequence)
+
+    def _rejoin(self, now_s: float) -> None:
+        """Decode on, beside those that have had a token at ``now_s``."""
+        if self.kv.seqs:
+            self._stalled[now_s] = self.kv.seqs
+        for sequence in self._missed:
+            assert sequence.last_token_s is not None  # it decodes
+            self._stalled[sequence.last_token_s] = self._stalled.get(sequence.last_token_s, 0) + 1
+            self._join(sequence, sequence.last_token_s)
+        self._missed.clear()
+
+
+# --- lockstep ------------------------------------------------------------------------------------------------------
+
+#: Amounts of work in a batch; what a DP rank does not fill is left out.
+_work = attrgetter(
+    "decode_seqs", "decode_context_tok", "prefill_seqs", "prefill_tok", "prefill_pair_tok", "prefill_finishing"
+)
+
+
+class Lockstep:
+    """DP ranks that share their experts and take every step together, each with its own queue and cache.
+
+    vLLM's ranks meet at every layer of experts (``run_engine_core`` and ``v1/worker/dp_utils.py`` of 0.27):
+    a rank without work runs an empty batch beside the others, and all wait for the one with the most to do. So a prompt
+    on one of them holds up the tokens of all. Used as a ``DpRank`` is.
+    """
+
+    def __init__(self, timer: StepTimer, ranks: Several[DpRank], limits: SchedulerLimits) -> None:
+        """``limits`` are those of each of them."""
+        self.timer, self.ranks, self.limits = timer, ranks, limits
+        self.event: tuple[float, int] = (inf, BEGINS)
+        self._resting: list[DpRank] = []
+
+    def submit(self, place: int, ready_s: float, sequence: Sequence) -> None:
+        """Queue a request for the rank at ``place``, as ``DpRank.submit`` does."""
+        self.ranks[place].submit(ready_s, sequence)
+        self._wait()
+
+    def begin(self) -> None:
+        """Start what is to start now, on all ranks."""
+        start_s = self.event[0]
+        self._resting = [rank for rank in self.ranks if rank.event[0] > start_s]
+        steps = {rank: rank.plan(start_s) for rank in self.ranks if rank not in self._resting}
+        longest = max(min(step.steps for step in steps.values()), 1)
+        tokens = sum(self._tokens(step.batch) for step in steps.values())
+        slowest = list(steps.items()) if self.limits.pipelined else _largest(steps)
+        first_s = self._time_s(slowest, tokens, 0)
+        row = straight(lambda at: self._time_s(slowest, tokens, at), longest, first_s)
+        for rank in self.ranks:
+            step = steps.get(rank) or Step(start_s, first_s, Batch(), may_be_cut=True)
+            rank.start(step, first_s, *row)
+        self._wait()
+
+    def end(self) -> list[int]:
+        """Account for what ends now on all ranks, and return the requests that are done."""
+        done: list[int] = []
+        for rank in self.ranks:
+            if rank in self._resting:
+                rank.rest()
+            else:
+                done += rank.end()
+        self._wait()
+        return done
+
+    def _time_s(self, steps: Iterable[tuple[DpRank, Step]], tokens: int, at: int) -> float:
+        """Seconds of the rank that takes longest over its step ``at``, beside the others: ``tokens`` in all."""
+        batches = (rank.batch_at(step, at) for rank, step in steps)
+        return max(self.timer.step_s(batch._replace(peer_tok=tokens - self._tokens(batch))) for batch in batches)
+
+    def _tokens(self, batch: Batch) -> int:
+        return batch.decode_seqs * self.limits.decode_tok + batch.prefill_tok
+
+    def _wait(self) -> None:
+        """The next event: all ranks end together, after as many steps as the first of them wants to look up."""
+        if any(rank.event[1] == ENDS for rank in self.ranks):
+            steps = min(rank.steps for rank in self.ranks)
+            for rank in self.ranks:
+                rank.stop_after(steps)
+        self.event = min(rank.event for rank in self.ranks)
+
+
+def _largest(steps: Mapping[DpRank, Step]) -> list[tuple[DpRank, Step]]:
+    """Steps whose batch no other exceeds in everything, now and as contexts grow: one of them takes longest."""
+    by_work = {_work(step.batch): (rank, step) for rank, step in steps.items()}
+    largest: list[tuple[float, ...]] = []
+    for work in sorted(by_work, reverse=True):
+        if not any(all(map(ge, larger, work)) for larger in largest):
+            largest.append(work)
+    return [by_work[work] for work in largest]

@@ -1,4 +1,4 @@
-"""What a replay leaves behind: times of every request, and the token gaps of every run of equal steps."""
+"""Results of a replay: times of every request, and the token gaps of every run of equal steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, nan
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,23 +31,12 @@ class Tally:
 
     steps: int = 0
     time_s: float = 0.0
-    decode_seqs: int = 0
-    decode_context_tok: float = 0.0
-    prefill_seqs: int = 0
-    prefill_tok: int = 0
-    prefill_pair_tok: float = 0.0
-    prefill_finishing: int = 0
+    sums: list[float] = field(default_factory=lambda: [0, 0.0, 0, 0, 0.0, 0])  #: of the first fields of the batches
 
     def add(self, batch: Batch, time_s: float) -> None:
-        """Count one step."""
         self.steps += 1
         self.time_s += time_s
-        self.decode_seqs += batch.decode_seqs
-        self.decode_context_tok += batch.decode_context_tok
-        self.prefill_seqs += batch.prefill_seqs
-        self.prefill_tok += batch.prefill_tok
-        self.prefill_pair_tok += batch.prefill_pair_tok
-        self.prefill_finishing += batch.prefill_finishing
+        self.sums[:] = map(add, self.sums, batch)
 
     def add_run(self, seqs: int, context_tok: float, steps: int, time_s: float, growth_tok: float) -> None:
         """Count ``steps`` decode steps of ``seqs`` requests, the first on ``context_tok`` tokens.
@@ -55,21 +45,15 @@ class Tally:
         """
         self.steps += steps
         self.time_s += time_s
-        self.decode_seqs += seqs * steps
-        self.decode_context_tok += context_tok * steps + growth_tok * seqs * steps * (steps - 1) / 2
+        self.sums[0] += seqs * steps
+        self.sums[1] += context_tok * steps + growth_tok * seqs * steps * (steps - 1) / 2
 
     def mean(self) -> Batch | None:
         """The average step, counts rounded; None when there was none."""
         if not self.steps:
             return None
-        return Batch(
-            decode_seqs=round(self.decode_seqs / self.steps),
-            decode_context_tok=self.decode_context_tok / self.steps,
-            prefill_seqs=round(self.prefill_seqs / self.steps),
-            prefill_tok=round(self.prefill_tok / self.steps),
-            prefill_pair_tok=self.prefill_pair_tok / self.steps,
-            prefill_finishing=round(self.prefill_finishing / self.steps),
-        )
+        seqs, context_tok, prompts, prompt_tok, pair_tok, finishing = (total / self.steps for total in self.sums)
+        return Batch(round(seqs), context_tok, round(prompts), round(prompt_tok), pair_tok, round(finishing))
 
 
 class StepRun(NamedTuple):
@@ -92,7 +76,6 @@ class GapLog:
         self.steps, self.tokens = array("q"), array("q")
 
     def add(self, start_s: float, steps: int, gap_s: float, growth_s: float, tokens: int) -> None:
-        """One run of steps."""
         self.start_s.append(start_s)
         self.steps.append(steps)
         self.gap_s.append(gap_s)
@@ -101,12 +84,12 @@ class GapLog:
 
 
 class NoGaps(GapLog):
-    """Where nobody asks for them."""
+    """A log that keeps no gaps."""
 
     __slots__ = ()
 
     def add(self, start_s: float, steps: int, gap_s: float, growth_s: float, tokens: int) -> None:
-        """Forget it."""
+        """Discard the gap."""
 
 
 @dataclass(slots=True)
@@ -124,7 +107,6 @@ class Log:
 
     @classmethod
     def of(cls, num_requests: int, *, keep_gaps: bool = True) -> Log:
-        """An empty log."""
         first_s, end_s = array("d", [nan]) * num_requests, array("d", [inf]) * num_requests
         none = array("q", [0]) * num_requests
         return cls(first_s, end_s, none, none[:], GapLog() if keep_gaps else NoGaps())
@@ -146,21 +128,20 @@ class TokenRuns:
 
     @classmethod
     def of(cls, log: GapLog, *, delay_s: float = 0.0) -> TokenRuns:
-        """What was logged, in the same memory, and seen ``delay_s`` later."""
-        columns = (np.asarray(column) for column in (log.start_s, log.steps, log.gap_s, log.growth_s, log.tokens))
-        found = cls(*columns)
+        """A view of a log, in the same memory, seen ``delay_s`` later."""
+        runs = cls(*map(np.asarray, (log.start_s, log.steps, log.gap_s, log.growth_s, log.tokens)))
         if delay_s:
-            np.add(found.start_s, delay_s, out=found.start_s)
-        return found
+            np.add(runs.start_s, delay_s, out=runs.start_s)
+        return runs
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The gap of every single step in s, and how many tokens came after that gap."""
-        run, k = self._steps()
+        run, k = _spelt_out(self.steps)
         return self.gap_s[run] + k * self.growth_s[run], self.tokens[run]
 
     def emissions(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The end of every single step in s, and how many tokens came then."""
-        run, k = self._steps()
+        run, k = _spelt_out(self.steps)
         past_s = (k + 1) * self.gap_s[run] + k * (k + 1) / 2 * self.growth_s[run]
         return self.start_s[run] + past_s, self.tokens[run]
 
@@ -173,23 +154,20 @@ class TokenRuns:
 
     def moments_s(self) -> tuple[float, float]:
         """Mean and standard deviation of the gaps of all tokens."""
-        count = max(int((self.steps * self.tokens).sum()), 1)
-        mean_s = sum(part._sum_s() for part in self._pieces()) / count
-        squares = sum(part._squares_about(mean_s) for part in self._pieces())
+        count, sum_s, squares = max(int((self.steps * self.tokens).sum()), 1), 0.0, 0.0
+        for part in self._pieces():
+            sum_k = part.steps * (part.steps - 1) / 2
+            sum_s += float((part.tokens * (part.steps * part.gap_s + sum_k * part.growth_s)).sum())
+        mean_s = sum_s / count
+        for part in self._pieces():
+            sum_k = part.steps * (part.steps - 1) / 2
+            first_s, sum_k2 = part.gap_s - mean_s, sum_k * (2 * part.steps - 1) / 3
+            terms = part.steps * first_s**2 + 2 * sum_k * first_s * part.growth_s + sum_k2 * part.growth_s**2
+            squares += float((part.tokens * terms).sum())
         return mean_s, max(squares / count, 0.0) ** 0.5
 
-    def _sum_s(self) -> float:
-        sum_k = self.steps * (self.steps - 1) / 2
-        return float((self.tokens * (self.steps * self.gap_s + sum_k * self.growth_s)).sum())
-
-    def _squares_about(self, mean_s: float) -> float:
-        sum_k = self.steps * (self.steps - 1) / 2
-        first_s, sum_k2 = self.gap_s - mean_s, sum_k * (2 * self.steps - 1) / 3
-        squares = self.steps * first_s**2 + 2 * sum_k * first_s * self.growth_s + sum_k2 * self.growth_s**2
-        return float((self.tokens * squares).sum())
-
     def _pieces(self) -> Iterator[TokenRuns]:
-        """As many runs as a sum can look at without much memory, in the same memory themselves."""
+        """Views of as many runs as a sum can look at without much memory."""
         return (self._of(slice(at, at + PART)) for at in range(0, len(self.steps), PART))
 
     def gaps_at(self, ranks: Iterable[int]) -> NDArray[np.float64]:
@@ -215,20 +193,15 @@ class TokenRuns:
                 below = most_s < low_s
                 below_tok += int((piece.steps * piece.tokens)[below].sum())
                 chosen.append(piece._of(np.flatnonzero(~below & (least_s <= high_s))))
-            near = TokenRuns._joined(chosen)
+            columns = ("start_s", "steps", "gap_s", "growth_s", "tokens")
+            near = TokenRuns(*(np.concatenate([getattr(part, name) for part in chosen]) for name in columns))
             if 0 <= rank - below_tok < (near.steps * near.tokens).sum():
                 (gap_s,) = near._gaps_at([rank - below_tok])
                 if low_s <= gap_s <= high_s:
                     return float(gap_s)
         return float(self._gaps_at([rank])[0])
 
-    @classmethod
-    def _joined(cls, parts: list[TokenRuns]) -> TokenRuns:
-        columns = ("start_s", "steps", "gap_s", "growth_s", "tokens")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
-
     def _ends_s(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The shortest gap of each run, and the longest."""
         last_s = self.gap_s + (self.steps - 1) * self.growth_s
         return np.minimum(self.gap_s, last_s), np.maximum(self.gap_s, last_s)
 
@@ -264,16 +237,13 @@ class TokenRuns:
         return float(gap_s[order][np.searchsorted(np.cumsum(near.tokens[run][order]), rank, side="right")])
 
     def _upto(self, gap_s: float, least_s: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Of each run, whose shortest gap is ``least_s``, how many steps are not longer than ``gap_s``; to rounding."""
+        """Steps of each run, whose shortest gap is ``least_s``, that are not longer than ``gap_s``; to rounding."""
         steps = np.floor((gap_s - least_s) / np.maximum(np.abs(self.growth_s), TINY)) + 1
         whole: NDArray[np.int64] = np.clip(steps, 0, self.steps).astype(np.int64)
         return whole
 
     def _of(self, runs: NDArray[np.int64] | slice) -> TokenRuns:
         return TokenRuns(self.start_s[runs], self.steps[runs], self.gap_s[runs], self.growth_s[runs], self.tokens[runs])
-
-    def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return _spelt_out(self.steps)
 
 
 def _spelt_out(steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -292,7 +262,7 @@ _OF_REQUESTS = (
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A workload served: the client's view of every request, and what the engine did meanwhile.
+    """A load served: the client's view of every request, and the engine's steps.
 
     Arrays have shape (num_requests,), in the order sent. Times are seconds since the start of the benchmark.
     """
@@ -330,7 +300,7 @@ class Replay:
         return replace(self, **arrays)
 
     def without_gaps(self) -> Replay:
-        """The same without the gaps between tokens, which are most of a long replay."""
+        """A copy without the gaps between tokens, which are most of a long replay."""
         return replace(self, token_runs=TokenRuns.of(GapLog()))
 
     @property

@@ -1,4 +1,4 @@
-"""What a DP rank works on: requests, steps or rows of equal steps, and how many tokens a step makes."""
+"""The work of a DP rank: requests, steps or rows of equal steps, and the tokens of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import ceil, floor, sqrt
 from planner.simulator.record import StepRun
 from planner.timing import Batch
 
-#: How far the middle of a row of decode steps may be from a straight line, relative; shorter rows are not checked.
+#: Largest distance of the middle of a row of decode steps from a straight line, relative; short rows are not checked.
 BEND, SHORT_RUN = 1e-3, 32
 TINY_S = 1e-12  #: so that nothing is divided by zero
 
@@ -42,12 +42,12 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its place among others: by priority, then as they were sent."""
+        """Order among others: by priority, then as they were sent."""
         return self.priority, self.index
 
 
 class ByPriority:
-    """Waiting requests, the first by ``rank`` ahead, also of those that were preempted; in the words of a deque."""
+    """Waiting requests, the first by ``rank`` ahead, also of those that were preempted; used as a deque."""
 
     __slots__ = ("_heap",)
 
@@ -55,17 +55,14 @@ class ByPriority:
         self._heap: list[tuple[tuple[int, int], Sequence]] = []
 
     def append(self, sequence: Sequence) -> None:
-        """One more."""
         heappush(self._heap, (sequence.rank, sequence))
 
     appendleft = append
 
     def popleft(self) -> Sequence:
-        """Take the first."""
         return heappop(self._heap)[1]
 
     def __getitem__(self, place: int) -> Sequence:
-        """The first, at 0."""
         return self._heap[place][1]
 
     def __len__(self) -> int:
@@ -74,27 +71,26 @@ class ByPriority:
 
 @dataclass(slots=True)
 class Step:
-    """What the engine is busy with: one step with prompts in it, or a run of steps that only decode."""
+    """One step with prompts in it, or a run of steps that only decode."""
 
     start_s: float
     first_s: float  #: duration of the first step
     batch: Batch  #: of the first step
     growth_s: float = 0.0  #: by which each further step is longer
-    steps: int = 1  #: that decode; 0 while prompts keep everybody else waiting (V0)
+    steps: int = 1  #: that decode; 0 while all others wait for prompts (V0)
     chunks: Several[tuple[Sequence, int]] = ()  #: prompts, with their new tokens
     may_be_cut: bool = False  #: whether a request that comes in meanwhile ends the run
 
     def begins_s(self, step: int) -> float:
-        """When step ``step`` of the run begins."""
+        """Start of step ``step`` of the run."""
         return self.start_s + step * self.first_s + step * (step - 1) / 2 * self.growth_s
 
     @property
     def end_s(self) -> float:
-        """When the last step ends."""
         return self.begins_s(self.steps) if self.steps > 1 else self.start_s + self.first_s
 
     def before(self, time_s: float) -> int:
-        """How many of the further steps begin at ``time_s`` at the latest."""
+        """Count the further steps that begin at ``time_s`` at the latest."""
         last = self.steps - 1
         if last < 1 or time_s < self.start_s + self.first_s:
             return 0
@@ -110,7 +106,7 @@ class Step:
         return step
 
     def run(self, end_s: float, grown_tok: int) -> StepRun:
-        """What ended at ``end_s``; the last batch is the first on contexts that grew by ``grown_tok`` each."""
+        """The record of a run that ended at ``end_s``: in its last batch contexts have grown by ``grown_tok`` each."""
         first, last = self.batch, self.batch
         if self.steps > 1:
             last = Batch(first.decode_seqs, first.decode_context_tok + grown_tok * first.decode_seqs)
@@ -118,7 +114,7 @@ class Step:
 
 
 def straight(time_of: Callable[[int], float], steps: int, first_s: float) -> tuple[int, float]:
-    """How many of ``steps`` steps grow evenly, halving until the middle one does, and by how much each.
+    """Count the steps, of ``steps``, that grow evenly, halving until the middle one does, and the growth of each.
 
     ``time_of`` gives the seconds of a step by its place in the row. Interpolation between the first and the last one
     is exact where time is linear in the context.
@@ -170,5 +166,5 @@ class Pace:
         return steps
 
     def take(self, steps: int) -> None:
-        """Go on by ``steps`` steps."""
+        """Advance by ``steps`` steps."""
         self._steps += steps

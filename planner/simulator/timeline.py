@@ -97,14 +97,14 @@ class Timeline:
             return {}
         divisor = np.maximum(served.output_len - 1, 1) if metric == "tpot" else np.ones(len(from_s))
         order = several[np.argsort(((to_s - from_s) / divisor)[several], kind="stable")]
-        found = {}
+        sums = {}
         for statistic in statistics:
             low, high = NEAR[statistic]
             chosen = order[int(low * len(order)) : max(int(high * len(order)), int(low * len(order)) + 1)]
             weights = self._between(from_s[chosen], to_s[chosen], 1 / divisor[chosen] / len(chosen))
             waits = self._delays.items() if metric != "tpot" else ()
-            found[statistic] = StepSum(weights, delays={name: float(times[chosen].mean()) for name, times in waits})
-        return found
+            sums[statistic] = StepSum(weights, delays={name: float(times[chosen].mean()) for name, times in waits})
+        return sums
 
     def _between(self, from_s: Floats, to_s: Floats, share: Floats) -> Floats:
         """For each batch: sum over requests of ``share`` x its steps between the request's two moments."""
@@ -122,10 +122,10 @@ class Timeline:
 
     def _by_batch(self, per_run: Floats) -> Floats:
         """Half of a run of steps counts as its first batch, half as its last: loads grow evenly between them."""
-        found: Floats = np.zeros(len(self.batches))
+        halves: Floats = np.zeros(len(self.batches))
         for end in self._ends:
-            found += np.bincount(end, per_run / 2, len(found))
-        return found
+            halves += np.bincount(end, per_run / 2, len(halves))
+        return halves
 
 
 def _representatives(runs: Sequence[StepRun]) -> tuple[list[Batch], tuple[Ints, Ints]]:
