@@ -7,7 +7,7 @@ not. Of two equal options the last one counts.
 >>> for problem in find_flag_problems("vllm serve m --swap-space 16".split(), parse_version("0.18.0")):
 ...     print(problem)
 --swap-space: gone in 0.18.0 (nothing: V1 recomputes instead of swapping)
->>> read_line(["vllm", "serve", "m", "-tp=2", "--max_num_seqs", "8"], parse_version("0.27.1")).args.max_num_seqs
+>>> read_line(["vllm", "serve", "m", "-tp=2", "--block_size", "8"], parse_version("0.27.1")).args.block_size
 8
 """
 
