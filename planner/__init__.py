@@ -1,8 +1,12 @@
 """Plan how to serve a large language model with vLLM, before renting a GPU.
 
->>> from planner import check_fit
->>> check_fit("meta-llama/Llama-2-7b-hf", "mi300x", calibration="none").verdict
+>>> import planner
+>>> serving = planner.Serving("meta-llama/Llama-2-7b-hf", gpu="mi300x", calibration="none")
+>>> serving.fit().verdict
 'fits'
+>>> load = planner.Load.closed_loop(8, input_len=512, output_len=128)
+>>> serving.predict(load).figures["completed"]
+40
 
 ``__init__.pyi`` lists what is public, see ``docs/library.md``. Importing this package imports nothing else: a name is
 imported when it is first used.

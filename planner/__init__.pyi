@@ -1,13 +1,21 @@
 # What ``from planner import ...`` gives. Names, keywords and keys of answers stay and only grow.
 
-# A model on a GPU: whether it fits and how fast it is
+# Objects: a server, what is sent to it, and what it answers
 from .planning import Serving as Serving
+from .workload import Load as Load
+from .planning import Fit as Fit
+from .planning import Prediction as Prediction
+from .planning import Capacity as Capacity
+from .planning import Plan as Plan
+from .output import Answer as Answer
+
+# Names
 from .planning import list_gpus as list_gpus
 from .planning import list_models as list_models
 from .planning import load_gpu as load_gpu
 from .planning import load_model as load_model
 
-# A function for each command of the command line
+# The commands of the command line, each answering with an Answer
 from .commands.check import check_command as check_command
 from .commands.compare import compare_gpus as compare_gpus
 from .commands.fit import check_fit as check_fit
@@ -28,7 +36,6 @@ from .commands.folders import tune_plan as tune_plan
 from .hardware import GpuProfile as GpuProfile
 from .model import ResolvedModel as ResolvedModel
 from .workload import Demand as Demand
-from .workload import Load as Load
 
 # What they answer
 from .output import CalibrationAnswer as CalibrationAnswer
@@ -41,10 +48,8 @@ from .output import FleetAnswer as FleetAnswer
 from .output import PredictionAnswer as PredictionAnswer
 from .output import PredictionRefused as PredictionRefused
 from .output import Recommendation as Recommendation
-from .output import Answer as Answer
 from .output import TuningAnswer as TuningAnswer
 from .output import ValidationAnswer as ValidationAnswer
-from .planning import Plan as Plan
 
 # What they raise
 from .errors import HubError as HubError

@@ -43,6 +43,7 @@ from .startup import read_start as read_start
 
 # How fast is it?
 from .predict import ClassFigures as ClassFigures
+from .capacity import Capacity as Capacity
 from .predict import Prediction as Prediction
 from .predict import estimate as estimate
 from .sweep import LoadPoint as LoadPoint

@@ -33,6 +33,7 @@ from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit import Fit, fit_of
 
 if TYPE_CHECKING:
+    from planner.planning.capacity import Capacity
     from planner.planning.predict import Prediction
     from planner.workload import Load
 
@@ -214,6 +215,31 @@ class Serving:
         engine = self.engine_of(bench)
         check_load(load, engine.config.max_model_len, self.resolved.resolved)
         return Prediction.of(engine, load, bench=bench, **asked)
+
+    def capacity(
+        self,
+        load: Load,
+        *,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        itl_ms: float | None = None,
+        e2el_ms: float | None = None,
+        percentile: float | str = 99,
+        confidence: float = defaults.CONFIDENCE,
+    ) -> Capacity:
+        """The largest load like ``load`` that meets the targets: a concurrency of a closed loop, else a request rate.
+
+        ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` its
+        90 % interval. The targets are met at ``percentile`` (99, ``"mean"``) with probability ``confidence``. Raises as
+        ``predict``.
+        """
+        from planner.planning.capacity import Capacity
+        from planner.workload import Targets, parse_slos
+
+        check_context(load, self.deployment.config.max_model_len, self.resolved.resolved)
+        slos = parse_slos({"ttft": ttft_ms, "tpot": tpot_ms, "itl": itl_ms, "e2el": e2el_ms}, str(percentile))
+        by: Literal["concurrency", "rate"] = "concurrency" if load.max_concurrency else "rate"
+        return Capacity(self.deployment, load, Targets(slos, by, confidence=confidence))
 
     def engine_of(self, bench: Bench) -> Deployment:
         """The engine that a benchmark measures. Raises as ``memory``."""

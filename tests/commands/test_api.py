@@ -18,10 +18,14 @@ from hypothesis import strategies as st
 import planner
 from planner import (
     Answer,
+    Capacity,
+    Fit,
     IllegalPlanError,
     InputError,
     Load,
     PlannerError,
+    Prediction,
+    Serving,
     calibrate_from,
     check_command,
     check_fit,
@@ -44,6 +48,7 @@ from planner import (
 from planner.engine import SETTINGS
 
 ROOT = Path(__file__).parents[2]
+NOUNS = (Serving, Load, Fit, Prediction, Capacity)
 GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
 LLAMA = "meta-llama/Llama-2-7b-hf"
 LONG = "meta-llama/Llama-3.1-8B-Instruct"
@@ -134,6 +139,34 @@ def test_the_library_says_what_the_command_prints(ask: Callable[[], Answer], wor
     assert all(one["schema_version"] == 1 for one in (data if isinstance(data, list) else [data]))
     assert all(len(row) == len(answer.rows()[0]) for row in answer.rows())
     assert all(note.split()[0] in command.err for note in answer.shown_notes)
+
+
+def test_objects_and_functions_answer_alike() -> None:
+    serving = Serving(LONG, gpu="h100", tensor_parallel_size=2, max_model_len=4096)
+    answer = check_fit(LONG, "h100", tensor_parallel_size=2, max_model_len=4096)
+    assert serving.fit().kv_cache_tokens == answer.record.kv_cache_tokens
+    load = Load.closed_loop(4, input_len=512, output_len=64, num_prompts=16)
+    asked: Any = {"input_len": 512, "output_len": 64, "num_prompts": 16, "max_concurrency": 4}
+    served = predict_serve(LONG, "h100", **asked, tensor_parallel_size=2, max_model_len=4096)
+    assert serving.predict(load).result.items() <= served.result.items()
+    capacity = serving.capacity(load, tpot_ms=20)
+    most = capacity.largest()
+    assert most is not None and capacity.interval()[0] <= most.value <= capacity.interval()[1]
+    too_long = Load.closed_loop(4, input_len=4096, output_len=64)
+    with pytest.raises(InputError, match="more than the 4096"):
+        serving.predict(too_long)
+    with pytest.raises(InputError, match="more than the 4096"):
+        serving.capacity(too_long, tpot_ms=20)
+
+
+def test_one_model_is_served_by_several_gpus() -> None:
+    servings = Serving.on_each(LLAMA, "h100,mi300x", kv_cache_dtype="fp8")
+    assert [one.profile.id for one in servings] == ["h100-sxm", "mi300x"]
+    assert {id(one.resolved) for one in servings} == {id(servings[0].resolved)}
+    assert servings[0].changed(tensor_parallel_size=2).fit(ways_out=False).config.tensor_parallel_size == 2
+    everything = {one.profile.id for one in Serving.on_each(LLAMA, "all", partitions=True)}
+    assert everything == set(list_gpus())
+    assert {one.profile.id for one in Serving.on_each(LLAMA, "all")} < everything
 
 
 def test_measurements_of_a_plan_and_what_they_teach(tmp_path: Path) -> None:
@@ -397,7 +430,7 @@ def _signatures() -> Iterator[str]:
     for name in planner.__all__:
         public = getattr(planner, name)
         yield name
-        if inspect.isfunction(public) or public is planner.Serving:
+        if inspect.isfunction(public) or public is Serving:
             for parameter in inspect.signature(public).parameters.values():
                 if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "command_line":
                     yield f"{name}: {_typed(parameter)}"
@@ -405,7 +438,7 @@ def _signatures() -> Iterator[str]:
             for option in declared.parameters.values() if declared else ():
                 if option.name not in {*inspect.signature(public).parameters, *SETTINGS}:
                     yield f"{name}: keyword {option.name}: {_text(option.type)} = {option.default!r}"
-        if inspect.isclass(public) and (issubclass(public, Answer) or public is planner.Serving):
+        if inspect.isclass(public) and (issubclass(public, Answer) or public in NOUNS):
             yield from (f"{name}.{key}" for key in dir(public) if not key.startswith("_"))
 
 
