@@ -369,7 +369,7 @@ def _closed_form_load(deployment: Deployment, load: Load, margins: Sequence[tupl
 
 def most_in_flight(deployment: Deployment) -> int:
     """Requests that the server computes at once, all DP ranks together."""
-    return deployment.config.max_num_seqs * deployment.config.data_parallel_size
+    return deployment.config.max_running
 
 
 def _fastest(deployment: Deployment, load: Load, most: int) -> Estimate:

@@ -697,7 +697,7 @@ def _budget_lines(fit: Fit) -> Iterator[ArithmeticLine]:
     if stage.given_bytes is None:
         how = f"{config.gpu_memory_utilization:g} of it (--gpu-memory-utilization)"
         yield ArithmeticLine("budget", _both(stage.requested_bytes), how)
-    rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    rows = config.sampled_rows
     how = f"sampling {rows:,} rows of {budget.model.vocab_size:,} logits, "
     how += f"or {config.max_num_batched_tokens:,} tokens at once"
     yield ArithmeticLine("activation peak", _range(stage.activation), how)

@@ -398,8 +398,7 @@ def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
     return {
         **fields_of(pool, "class=demand.name", "gpu=kind.profile.id", "model=kind.candidate.resolved.resolved"),
         **fields_of(pool, "servers", "kind.num_gpus"),
-        **config.layout,
-        **fields_of(config, "max_num_seqs", "max_num_batched_tokens"),
+        **config.choice,
         "engine_version": str(config.version),
         "calibration": pool.kind.deployment.calibrated_by,
         "largest_load": pool.load.value,

@@ -119,9 +119,7 @@ class Rejected:
             gpu=candidate.deployment.profile.id,
             model=candidate.resolved.resolved,
             reason=reason,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            **config.layout,
+            **config.choice,
         )
 
     @classmethod

@@ -296,9 +296,7 @@ def closest_point(candidate: Candidate) -> dict[str, Any]:
     return {
         "gpu": candidate.deployment.profile.id,
         "model": candidate.resolved.resolved,
-        **config.layout,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
+        **config.choice,
         "load": {load.by: load.value},
         "targets": [planned_target(reading).model_dump() for reading in load.readings],
         "limits": what_limits(candidate.deployment, load),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 from typing import Any
 
-from planner.engine import EngineArgs, flag_of
+from planner.engine import SETTINGS, EngineArgs, flag_of, tagged
 from planner.errors import InputError
 from planner.hardware import load_profile
 from planner.memory import Basis
@@ -36,10 +36,7 @@ from planner.units import MS
 from planner.workload import Load
 
 #: Settings that a search chooses, so that they are open again unless the plan's command gave them.
-OPEN: Mapping[str, Any] = {
-    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "enable_expert_parallel": False,
-    "kv_cache_dtype": "auto", "max_num_seqs": None, "max_num_batched_tokens": None,
-}  # fmt: skip
+OPEN: Mapping[str, Any] = {name: SETTINGS[name].default for name in tagged("searched")}
 #: Probability of being better than the best prediction, below which a setting is not worth a run.
 LEAST_ODDS = 0.01
 #: Of all engines together, and of one checkpoint, layout and KV dtype: what is predicted alike is soon told apart.
