@@ -138,15 +138,15 @@ def check_command(
     planned = plan.network_gb_per_s if plan else None
     profile, remarks = planning.find_gpu(wanted, planned if network_gb_per_s is None else network_gb_per_s)
     version = engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None)
-    asked = LineRequest(input_len, output_len, max_concurrency, num_prompts, gpus, goal)
+    given = {
+        "input_len": input_len or (seen and seen.input_len),
+        "output_len": output_len or (seen and seen.output_len),
+        "max_concurrency": max_concurrency or (seen and seen.in_flight),
+        "num_prompts": num_prompts,
+    }
+    asked = LineRequest({name: value for name, value in given.items() if value}, gpus, goal)
     if seen:
         version = version or seen.version
-        asked = replace(
-            asked,
-            input_len=input_len or seen.input_len,
-            output_len=output_len or seen.output_len,
-            max_concurrency=max_concurrency or seen.in_flight,
-        )
     if seen and line is None:
         text, notes = _as_served(seen, planning.load_model(as_model or seen.model, **hub).model, profile, version)
         remarks = (*remarks, *notes)
@@ -198,7 +198,7 @@ class _Judge:
     def verdict(self, launch: "Launch") -> "LineVerdict":
         """One engine with the client beside it; a client alone with the server of its plan, or of its model."""
         from planner.engine import Found, read_line
-        from planner.planning import check_line, client_request
+        from planner.planning import Serving, check_line
 
         server = launch.server
         version = planning.version_for(self.version or (server and server.image_version) or None, self.profile)
@@ -215,13 +215,13 @@ class _Judge:
         read = read_in(server)
         asked = self.asked
         if clients:
-            asked = client_request(asked, clients[0], version)
+            asked = asked.with_client(clients[0], version)
             problems = tuple(problem for client in clients for problem in client.problems)
             read = replace(read, problems=(*read.problems, *problems))
         if len(clients) > 1:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
         resolved = planning.load_model(self._model(read), **self.hub)
-        return check_line(read, resolved, self.profile, version, asked, self.local, planning.draft_of(read.args))
+        return check_line(read, Serving.of(resolved, self.profile, read.args, version, local=self.local), asked)
 
     def _model(self, read: "ServeLine") -> str:
         model = self.as_model or read.model

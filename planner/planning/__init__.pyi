@@ -20,7 +20,6 @@ from .serving import GpuName as GpuName
 from .serving import ModelName as ModelName
 from .serving import check_context as check_context
 from .serving import check_load as check_load
-from .serving import draft_of as draft_of
 from .serving import engine_args as engine_args
 from .serving import find_gpu as find_gpu
 from .serving import find_gpus as find_gpus
@@ -137,7 +136,6 @@ from .check import LineVerdict as LineVerdict
 from .check import Served as Served
 from .check import asked_by as asked_by
 from .check import check_line as check_line
-from .check import client_request as client_request
 from .check import launched_args as launched_args
 from .check import redeploy as redeploy
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, log
 from typing import Any, Literal
 
@@ -28,21 +27,19 @@ from planner.engine import (
 from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis, unset_kv_cache_space
-from planner.model import Model, ResolvedModel, resolve_model
+from planner.model import Model, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
-from planner.planning.defaults import Goal
-from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.defaults import WORTH_IT, Goal
+from planner.planning.deployment import Deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import Bench, Prediction
 from planner.planning.recommend.assemble import rank, recipe_of
 from planner.planning.recommend.goals import Merit
-from planner.planning.recommend.request import Candidate, Ranking, Request
+from planner.planning.recommend.request import Ranking, Request
 from planner.planning.serving import Serving
-from planner.workload import Load, Slo, Targets
-
-WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
+from planner.workload import Load, Targets
 
 #: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
 SETTINGS = (
@@ -54,61 +51,56 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class LineRequest:
-    """The load to compare at, as far as it is given, and what is wanted."""
+    """The load to compare at, as far as it is given, and the goal of a better plan."""
 
-    input_len: int | None = None
-    output_len: int | None = None
-    max_concurrency: int | None = None
-    num_prompts: int | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)  #: fields of the load that were given by hand
     gpus: int | None = None  #: that a plan may use; None: as many as the line, or a node where the line does not start
     goal: Goal = "balanced"
-    like: Load | None = None  #: how lengths vary, what prompts share, how they arrive; None: equal, closed loop
-    slos: tuple[Slo, ...] = ()  #: what a better plan has to keep
-    confidence: float = defaults.CONFIDENCE  #: with which
-    sent: Load | None = None  #: the load of the client beside the line, or of a plan for several classes
+    like: Load | None = None  #: the rest of the load; None: requests of one length, in a closed loop
+    fixed: bool = False  #: ``like`` is sent as it stands: by the client beside the line, or for a plan of classes
+    targets: Targets = field(default_factory=Targets)  #: that a better plan has to meet
 
     def as_planned(self, plan: Plan) -> LineRequest:
         """What is left open, as in the load that a plan was made for; a concurrency takes the place of its rate."""
-        load, service = plan.workload.sent, plan.service
+        service, load = plan.service, plan.load
         slos = tuple(target.slo for target in service.targets) if service else ()
-        found = replace(
-            self,
-            input_len=self.input_len or load.input_len,
-            output_len=self.output_len or load.output_len,
-            max_concurrency=self.max_concurrency or load.max_concurrency,
-            num_prompts=self.num_prompts or load.num_prompts,
-            like=replace(load, request_rate=inf) if self.max_concurrency else load,
-            slos=tuple(slo for slo in slos if not slo.group),
-            confidence=service.confidence if service else defaults.CONFIDENCE,
-        )
-        if self.input_len or self.output_len or self.max_concurrency or self.num_prompts:  # another load than its own
-            return found
-        return replace(found, slos=slos, sent=plan.load if plan.classes else None)
+        if self.given:  # another load than the plan's own
+            slos, load = tuple(slo for slo in slos if not slo.group), plan.workload.sent
+        if "max_concurrency" in self.given:
+            load = replace(load, request_rate=inf)
+        confidence = service.confidence if service else defaults.CONFIDENCE
+        targets = Targets(slos, confidence=confidence)
+        return replace(self, like=load, fixed=bool(load.classes), targets=targets)
+
+    def with_client(self, client: ServeLine, version: EngineVersion) -> LineRequest:
+        """The load that the client beside the line sends; what was given by hand counts before it."""
+        given = {**self.given, "request_rate": inf} if "max_concurrency" in self.given else self.given
+        return replace(self, given=given, like=client.workload(version), fixed=True)
 
     def load(self, default_len: int) -> Load:
-        """What is asked for, ``default_len`` where no length is; of one request where no number is."""
-        if self.sent:
-            return self.sent
-        input_len, output_len = self.input_len or default_len, self.output_len or default_len
-        given = Load(input_len, output_len, self.num_prompts or 1, max_concurrency=self.max_concurrency)
-        if self.like is None:
-            return given
-        own = {name: getattr(given, name) for name in ("input_len", "output_len", "num_prompts", "max_concurrency")}
-        return replace(self.like, **own)
+        """The load, with ``default_len`` where no length is given; of one request where no number is."""
+        return replace(self.like or Load(default_len, default_len), **self.given)
+
+    @property
+    def num_prompts(self) -> int | None:
+        """The number of requests that was given, or is planned."""
+        if "num_prompts" in self.given:
+            return int(self.given["num_prompts"])
+        return self.like.num_prompts if self.like and (self.like.classes or not self.fixed) else None
 
     def closed(self, load: Load, concurrency: int) -> Load:
-        """``load`` with so many in flight, and as many requests as show it where no number is asked for."""
-        if self.sent:
+        """``load`` with so many in flight, and as many requests as a steady state needs unless a number is given."""
+        if self.fixed:
             return load
         prompts = self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
         return replace(load, max_concurrency=concurrency, num_prompts=prompts)
 
-    def targets(self, load: Load) -> Targets | None:
-        """What decides besides the goal: latency targets, or requests that come at a rate."""
+    def targets_at(self, load: Load) -> Targets | None:
+        """The targets and the rate of ``load``; None where the goal decides alone."""
         if isfinite(load.request_rate):
-            return Targets(self.slos, "rate", load.request_rate, confidence=self.confidence)
-        if self.slos and load.max_concurrency:
-            return Targets(self.slos, "concurrency", load.max_concurrency, confidence=self.confidence)
+            return replace(self.targets, by="rate", value=load.request_rate)
+        if self.targets.slos and load.max_concurrency:
+            return replace(self.targets, by="concurrency", value=load.max_concurrency)
         return None
 
 
@@ -154,9 +146,7 @@ class Served:
 class LineVerdict:
     """What is said about a line. ``fit`` and ``served`` are None where it does not get so far."""
 
-    resolved: ResolvedModel
-    profile: GpuProfile
-    version: EngineVersion
+    serving: Serving  #: the model, GPU, version and calibration
     line: ServeLine
     goal: Goal
     refusal: PlannerError | None = None  #: why vLLM refuses the settings, whatever the memory
@@ -164,7 +154,6 @@ class LineVerdict:
     workload: Load | None = None
     served: Served | None = None
     ranking: Ranking | None = None
-    local: Local = SHIPPED  #: fits that predict
     offline: Prediction | None = None  #: of a benchmark that has an engine of its own: what its result would be
 
     @property
@@ -172,29 +161,27 @@ class LineVerdict:
         """Whether the server would come up: no option is refused, and memory is enough."""
         return not self.line.refused and self.refusal is None and self.fit is not None and self.fit.fits
 
-    @cached_property
-    def recommended(self) -> Served | None:
-        """The best plan for this GPU at the same load, replayed; None where nothing fits."""
-        return self._replayed(self.ranking.best if self.ranking else None)
-
-    @cached_property
-    def recommended_same_model(self) -> Served | None:
-        """The best plan that keeps the checkpoint, where the best one does not."""
-        if not self.ranking or not self.ranking.best or self.ranking.best.resolved.resolved == self.resolved.resolved:
-            return None
-        own = (c for c in self.ranking.candidates if c.resolved.resolved == self.resolved.resolved)
-        return self._replayed(next(own, None))
-
     def better(self) -> Iterator[Served]:
-        """The plans that are worth a change, best first."""
-        merit = Merit.among(self.ranking.candidates if self.ranking else (), self.goal)
-        for plan in (self.recommended, self.recommended_same_model):
-            if plan and (not self.served or plan.merit(merit) > log(WORTH_IT) + self.served.merit(merit)):
+        """The plans that are worth a change, best first: of any checkpoint, and of the line's own."""
+        candidates = self.ranking.candidates if self.ranking else ()
+        merit = Merit.among(candidates, self.goal)
+        best = next(iter(candidates), None)
+        same = next((one for one in candidates if one.resolved.resolved == self.model), None)
+        for candidate in (best, same if same is not best else None):
+            if candidate is None or self.workload is None:
+                continue
+            plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload)
+            if not self.served or plan.merit(merit) > log(WORTH_IT) + self.served.merit(merit):
                 yield plan
+
+    @property
+    def model(self) -> str:
+        """The checkpoint of the line."""
+        return self.serving.resolved.resolved
 
     def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:
         """Settings in which ``plan`` differs from the line: name -> (the line's, the plan's)."""
-        line = {"model": self.resolved.resolved, **self.settings}
+        line = {"model": self.model, **self.settings}
         planned = {"model": plan.model, **line_settings(plan.config)}
         return {name: (value, planned[name]) for name, value in line.items() if value != planned[name]}
 
@@ -208,71 +195,59 @@ class LineVerdict:
         given = {name: getattr(self.line.args, name, None) for name in SETTINGS}
         return {name: value for name, value in given.items() if value not in (None, "auto")}
 
-    def _replayed(self, candidate: Candidate | None) -> Served | None:
-        if candidate is None or self.workload is None:
-            return None
-        return _serve(candidate.resolved.resolved, candidate.deployment, self.workload)
 
+def check_line(line: ServeLine, serving: Serving, asked: LineRequest) -> LineVerdict:
+    """Judge a line for the model, GPU, version and calibration of ``serving``.
 
-def client_request(asked: LineRequest, client: ServeLine, version: EngineVersion) -> LineRequest:
-    """``asked``, with the load that the client's line sends; what was asked for by hand counts before it."""
-    names = ("input_len", "output_len", "max_concurrency", "num_prompts")
-    own = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    if "max_concurrency" in own:
-        own["request_rate"] = inf
-    return replace(asked, sent=replace(client.workload(version), **own))
-
-
-def check_line(
-    line: ServeLine,
-    resolved: ResolvedModel,
-    profile: GpuProfile,
-    version: EngineVersion,
-    asked: LineRequest,
-    local: Local = SHIPPED,
-    draft: Model | None = None,
-) -> LineVerdict:
-    """Judge a line for GPUs of ``profile`` under ``version``, without the options that the version refuses.
-
-    ``local`` holds the fits to predict with, ``draft`` is the second model that the line names. Raises InputError for
-    a load that the line's own context does not hold, and whatever says that the model is not understood.
+    Options that the version refuses are left out. Raises InputError for a load that the line's own context does not
+    hold, and whatever says that the model is not understood.
     """
-    answer = LineVerdict(resolved, profile, version, line, asked.goal, local=local)
-    basis = Basis(local.constants, draft)
+    answer = LineVerdict(serving, line, asked.goal)
     try:
-        version = replace(version, engine=asked_by(line, resolved.model, profile, version))  # a plan chooses for itself
-        line = _with_cache_space(line, profile, version)
-        if line.is_offline:
-            line = _as_offline(line, resolved.model, profile, version)
-        args, result = _fit(line, resolved, profile, version, basis)
+        line, timed, result = _fitted(line, serving)
     except InputError as error:
-        if line.is_offline:
-            return replace(answer, refusal=error)
-        return _with_plan(replace(answer, refusal=error), asked, defaults.LEN)
-    line = _fallen_back(line, result.config, profile, answer.version)
+        answer = replace(answer, refusal=error)
+        return answer if line.is_offline else _with_plan(answer, asked, defaults.LEN)
+    line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")
-    issues = known_issues(result.config, line.env, resolved.model, profile, compilation=compilation)
+    issues = known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
-    room = result.config.max_model_len // 2
     if line.is_offline:
-        return _offline(answer, args)
+        return _offline(answer, timed)
+    room = min(defaults.LEN, result.config.max_model_len // 2)
     if not result.fits:
-        return _with_plan(answer, asked, min(defaults.LEN, room))
-    deployment = replace(result.deployment, calibration=local.calibration)
-    drafts = args.speculative_config
-    if drafts and not drafts.acceptance_rates:  # a line does not say how many are accepted: timed without drafts
-        args = replace(args, speculative_config=None)
-        version = replace(version, engine=result.config.engine)  # which the drafts may have decided
-        deployment = resolve_deployment(
-            resolved.model, profile, args, version, basis=basis, calibration=local.calibration
-        )
-    if deployment.config.engine == "V0" and profile.platform != "cpu":  # on CPUs vLLM takes one step at a time
-        config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
-        deployment = replace(deployment, config=config)
-    workload = _workload(asked, deployment, min(defaults.LEN, room))
-    served = _serve(resolved.resolved, deployment, workload)
-    answer = replace(answer, workload=workload, served=served)
+        return _with_plan(answer, asked, room)
+    deployment = _engine(timed, line)
+    workload = _workload(asked, deployment, room)
+    answer = replace(answer, workload=workload, served=_serve(answer.model, deployment, workload))
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _fitted(line: ServeLine, serving: Serving) -> tuple[ServeLine, Serving, Fit]:
+    """The line with vLLM's defaults, its engine and its fit; a context of ``auto`` is the longest that fits."""
+    version = replace(serving.version, engine=asked_by(line, serving.model, serving.profile, serving.version))
+    line = _with_cache_space(line, serving.profile, version)
+    if line.is_offline:
+        line = _as_offline(line, serving.model, serving.profile, version)
+    timed = serving.changed(args=line.args, engine_version=version)
+    result = timed.fit()
+    longest = result.largest_max_model_len
+    if line.longest_context and not result.fits and longest >= 1:
+        timed = timed.changed(max_model_len=longest)
+        result = timed.fit()
+    return line, timed, result
+
+
+def _engine(serving: Serving, line: ServeLine, bench: Bench = "serve") -> Deployment:
+    """The engine that is timed: a line does not say how many drafts are accepted, so it is timed without them."""
+    drafts = serving.args.speculative_config
+    if drafts and not drafts.acceptance_rates:
+        decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
+        serving = serving.changed(speculative_config=None, engine_version=decided)
+    deployment = serving.engine_of(bench)
+    if deployment.config.engine != "V0" or serving.profile.platform == "cpu":  # there vLLM takes one step at a time
+        return deployment
+    return replace(deployment, config=replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps))
 
 
 def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> ServeLine:
@@ -284,9 +259,9 @@ def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: Eng
     return replace(line, args=replace(args, **config.settings("batch")))
 
 
-def _offline(answer: LineVerdict, args: EngineArgs) -> LineVerdict:
+def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
     """What an offline benchmark would measure, where it starts and its requests are no longer than its context."""
-    fit, load = answer.fit, answer.line.workload(answer.version)
+    fit, load = answer.fit, answer.line.workload(answer.serving.version)
     answer = replace(answer, workload=load)
     if fit is None or not fit.fits:
         return answer
@@ -295,20 +270,8 @@ def _offline(answer: LineVerdict, args: EngineArgs) -> LineVerdict:
             f"requests of {load.max_total_len:,} tokens are longer than --max-model-len {fit.config.max_model_len:,}"
         )
         return replace(answer, refusal=InputError(cause, hint="raise it, or send shorter ones"))
-    drafts = args.speculative_config
-    version = replace(answer.version, engine=fit.config.engine)
-    if drafts and not drafts.acceptance_rates:  # timed without drafts, as a server's line
-        args = replace(args, speculative_config=None)
-    deployment = resolve_deployment(
-        answer.resolved.model, answer.profile, args, version, offline=True, basis=Basis(answer.local.constants),
-        calibration=answer.local.calibration,
-    )  # fmt: skip
-    if deployment.config.engine == "V0":
-        deployment = replace(
-            deployment, config=replace(deployment.config, num_scheduler_steps=answer.line.num_scheduler_steps)
-        )
     bench: Bench = "latency" if "latency" in answer.line.command else "throughput"
-    return replace(answer, offline=Prediction.of(deployment, load, bench=bench))
+    return replace(answer, offline=Prediction.of(_engine(timed, answer.line, bench), load, bench=bench))
 
 
 def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> Engine | Literal[""]:
@@ -356,20 +319,6 @@ def _only_v0_here(config: EngineConfig, profile: GpuProfile, version: EngineVers
     return tuple(word for word, setting in given.items() if default_engine(version, profile, **setting) == "V0")
 
 
-def _fit(
-    line: ServeLine, resolved: ResolvedModel, profile: GpuProfile, version: EngineVersion, basis: Basis
-) -> tuple[EngineArgs, Fit]:
-    """Whether the settings fit; a context of ``auto`` becomes the longest that does."""
-
-    serving = Serving.of(resolved, profile, line.args, version, basis=basis)
-    result = serving.fit()
-    longest = result.largest_max_model_len
-    if not line.longest_context or result.fits or longest < 1:
-        return line.args, result
-    args = replace(line.args, max_model_len=longest)
-    return args, serving.changed(args=args).fit()
-
-
 def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Load:
     """The load to compare at: as asked, else 1024 in and out, and as many requests as run at once."""
     load, config = asked.load(default_len), deployment.config
@@ -379,11 +328,11 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> L
             f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line",
             hint="give a smaller --random-input-len or --random-output-len, or raise --max-model-len in the line",
         )
-    if isfinite(load.request_rate) or asked.sent:
+    if isfinite(load.request_rate) or asked.fixed:
         return load
     held = int(deployment.requests_held(longest))
     most = max(config.data_parallel_size, min(config.max_running, held * config.data_parallel_size))
-    return asked.closed(load, asked.max_concurrency or most)
+    return asked.closed(load, load.max_concurrency or most)
 
 
 def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> LineVerdict:
@@ -404,18 +353,18 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking
     ranks = line.tensor_parallel_size * line.pipeline_parallel_size * line.data_parallel_size
     (ranking,) = rank(
         Request(
-            model=answer.resolved,
-            gpus=(answer.profile,),
+            model=answer.serving.resolved,
+            gpus=(answer.serving.profile,),
             goal=asked.goal,
             load=workload,
             max_concurrency=workload.max_concurrency,
             num_prompts=asked.num_prompts,
             gpus_per_node=asked.gpus or (ranks if answer.served else None),
-            version=answer.version,
-            basis=Basis(answer.local.constants),
-            calibration=answer.local.calibration,
+            version=answer.serving.version,
+            basis=Basis(answer.serving.local.constants),
+            calibration=answer.serving.local.calibration,
             args=EngineArgs(max_model_len=context, allow_unvalidated=line.allow_unvalidated),
-            targets=asked.targets(workload),
+            targets=asked.targets_at(workload),
         )
     )
     most = asked.gpus or (ranks if answer.served else inf)
@@ -440,15 +389,11 @@ def launched_args(plan: Plan) -> EngineArgs:
 
 def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     """The engine that ``serve_argv`` launches. Raises PlannerError where its model or GPU is not known here."""
-    profile, model = load_profile(plan.gpu).with_network(plan.network_gb_per_s), resolve_model(plan.model).model
+    profile, model = load_profile(plan.gpu).with_network(plan.network_gb_per_s), resolve_model(plan.model)
     if plan.nodes > 1:
         profile = profile.with_node(plan.gpus_per_node)
     version = parse_version(plan.engine_version)
     line = read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
-    version = replace(version, engine=asked_by(line, model, profile, version))
+    version = replace(version, engine=asked_by(line, model.model, profile, version))
     basis, args = Basis(local.constants), launched_args(plan)
-    deployment = resolve_deployment(model, profile, args, version, basis=basis, calibration=local.calibration)
-    if deployment.config.engine == "V0" and profile.platform != "cpu":
-        config = replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps)
-        return replace(deployment, config=config)
-    return deployment
+    return _engine(Serving.of(model, profile, args, version, local=local, basis=basis), line)

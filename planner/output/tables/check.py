@@ -66,7 +66,7 @@ class Way:
 
     def rows(self) -> list[dict[str, Any]]:
         """The line and the better plans under its load."""
-        own = self.record.resolved.resolved
+        own = self.record.model
         plans = [_row(plan.model if plan.model != own else "same model, other settings", plan) for plan in self.better]
         return [*([_row("this line", self.record.served)] if self.record.served else []), *plans]
 
@@ -157,7 +157,7 @@ class CheckAnswer(Answer):
         line = shown.record.line
         if len(self.ways) > 1:
             where = f"{starting} of {len(self.ways)} ways through the script start"
-            yield wrapped(f"{shown.record.resolved.resolved} on {shown.record.profile.id}: {where}")
+            yield wrapped(f"{shown.record.model} on {shown.record.serving.profile.id}: {where}")
             for way in self.ways[:BRIEF_WAYS]:
                 yield from items("-" if way.record.starts else "x", [f"{way.condition}: {_verdict(way.record)}"])
             if len(self.ways) > BRIEF_WAYS:
@@ -192,9 +192,9 @@ def _judged(way: Way) -> dict[str, Any]:
     record = way.record
     return {
         "starts": record.starts,
-        "model": fields_of(record.resolved, "requested", "resolved"),
-        "gpu": record.profile.id,
-        "engine_version": str(record.version),
+        "model": fields_of(record.serving.resolved, "requested", "resolved"),
+        "gpu": record.serving.profile.id,
+        "engine_version": str(record.serving.version),
         "calibration": _calibration(record),
         "flags": [fields_of(problem, "flag=word", "cause", "hint", "fatal") for problem in record.line.problems],
         "not_simulated": list(record.line.not_simulated),
@@ -237,10 +237,10 @@ def _seen_lines(seen: SeenServer, record: LineVerdict) -> Iterator[str]:
 
 
 def _headline(answer: LineVerdict) -> str:
-    where = f"{answer.settings.get('tensor_parallel_size', 1)} x {answer.profile.id}"
+    where = f"{answer.settings.get('tensor_parallel_size', 1)} x {answer.serving.profile.id}"
     if answer.fit:
-        where = f"{answer.fit.config.num_gpus} x {answer.profile.id}"
-    return f"{answer.resolved.resolved} on {where}, vLLM {answer.version}: {_verdict(answer)}"
+        where = f"{answer.fit.config.num_gpus} x {answer.serving.profile.id}"
+    return f"{answer.serving.resolved.resolved} on {where}, vLLM {answer.serving.version}: {_verdict(answer)}"
 
 
 def _start(way: Way) -> Iterator[str]:
@@ -363,9 +363,9 @@ def _about_engine(answer: LineVerdict) -> Iterator[str]:
 def _notes(answer: LineVerdict) -> Iterator[str]:
     if used := _calibration(answer):
         yield f"calibration: {used}"
-    yield from answer.resolved.notes
-    if answer.version.note:
-        yield answer.version.note
+    yield from answer.serving.resolved.notes
+    if answer.serving.version.note:
+        yield answer.serving.version.note
     if answer.line.not_simulated:
         yield f"not simulated: {', '.join(answer.line.not_simulated)}"
     yield from _about_drafts(answer)
