@@ -65,10 +65,10 @@ def refuse_contradictions(given: Mapping[str, Any], *, planned: bool) -> None:
 
     ``planned``: servers are planned for the load; else it is sent as a benchmark sends it.
     """
-    said = [name for name, value in given.items() if value is not None and value != () and value != ""]
+    present = [name for name, value in given.items() if value is not None and value != () and value != ""]
     for rule in EXCLUSIONS:
-        both = [name for name in rule.excluded if name in said]
-        if rule.option in said and both and (planned or not rule.planned):
+        both = [name for name in rule.excluded if name in present]
+        if rule.option in present and both and (planned or not rule.planned):
             raise InputError(f"{_flag(rule.option)} and {_flag(both[0])} are both given", hint=rule.hint)
 
 

@@ -135,7 +135,7 @@ class Capacity:
         return against(served, self.slos, confidence, exactly=exactly, steady=self._steady)
 
     def _ended_too_early(self, served: Prediction, confidence: float) -> bool:
-        """Whether what missed a target with another confidence may meet it with this one."""
+        """True if a load that missed a target with another confidence may meet it with this one."""
         least = {slo: least_upper(self.deployment, slo.key, confidence, open_loop=True) for slo in self.slos}
         return any(least[slo] < margin for slo, margin in served.margins.items())
 
@@ -261,13 +261,13 @@ def steady_rate(deployment: Deployment, load: Load, *, confidence: float = defau
 
 
 def doubt_at(deployment: Deployment, load: Load, concurrency: int) -> Uncertainty:
-    """How far measurements may lie from the closed form with ``concurrency`` requests."""
+    """Uncertainty of the closed form with ``concurrency`` requests."""
     each = ceil(concurrency / deployment.config.data_parallel_size)
     return estimated_uncertainty(deployment, load.input_len, load.output_len, each, load.prefix_len)
 
 
 def usual_doubt(deployment: Deployment, load: Load) -> Uncertainty:
-    """That of the closed form with a usual number of requests."""
+    """Uncertainty of the closed form with a usual number of requests."""
     return doubt_at(deployment, load, min(most_in_flight(deployment), USUAL_BATCH))
 
 
@@ -377,17 +377,17 @@ def _fastest(deployment: Deployment, load: Load, most: int) -> Estimate:
 
     More of them than that leave too few tokens of a step to prompts.
     """
-    best = found = at_concurrency(deployment, load, most)
+    best = current = at_concurrency(deployment, load, most)
     slower = 0
-    while found.concurrency > 1 and slower < 2:  # fewer yet are slower still
-        found = at_concurrency(deployment, load, found.concurrency // 2)
-        slower = 0 if _request_per_s(found) > _request_per_s(best) else slower + 1
-        best = found if not slower else best
+    while current.concurrency > 1 and slower < 2:  # fewer yet are slower still
+        current = at_concurrency(deployment, load, current.concurrency // 2)
+        slower = 0 if _request_per_s(current) > _request_per_s(best) else slower + 1
+        best = current if not slower else best
     return best
 
 
-def _request_per_s(found: Estimate) -> float:
-    return found.concurrency / found.e2el_s
+def _request_per_s(figures: Estimate) -> float:
+    return figures.concurrency / figures.e2el_s
 
 
 def at_concurrency(deployment: Deployment, load: Load, concurrency: int) -> Estimate:

@@ -61,7 +61,7 @@ class LineRequest:
     targets: Targets = field(default_factory=Targets)  #: that a better plan has to meet
 
     def as_planned(self, plan: Plan) -> LineRequest:
-        """What is left open, as in the load that a plan was made for; a concurrency takes the place of its rate."""
+        """Fill what is left open from the load that a plan was made for; a concurrency takes the place of its rate."""
         service, load = plan.service, plan.load
         slos = tuple(target.slo for target in service.targets) if service else ()
         if self.given:  # another load than the plan's own
@@ -144,7 +144,7 @@ class Served:
 
 @dataclass(frozen=True)
 class LineVerdict:
-    """What is said about a line. ``fit`` and ``served`` are None where it does not get so far."""
+    """The verdict on a line. ``fit`` and ``served`` are None where it does not get so far."""
 
     serving: Serving  #: the model, GPU, version and calibration
     line: ServeLine
@@ -158,7 +158,7 @@ class LineVerdict:
 
     @property
     def starts(self) -> bool:
-        """Whether the server would come up: no option is refused, and memory is enough."""
+        """True if the server comes up: no option is refused, and memory is enough."""
         return not self.line.refused and self.refusal is None and self.fit is not None and self.fit.fits
 
     def better(self) -> Iterator[Served]:
@@ -187,7 +187,7 @@ class LineVerdict:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the line runs with; only what it says itself where vLLM refuses it."""
+        """The line's settings; only what it says itself where vLLM refuses it."""
         if self.served:
             return line_settings(self.served.config)
         if self.fit:
@@ -260,7 +260,7 @@ def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: Eng
 
 
 def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
-    """What an offline benchmark would measure, where it starts and its requests are no longer than its context."""
+    """The result of an offline benchmark, where it starts and its requests are no longer than its context."""
     fit, load = answer.fit, answer.line.workload(answer.serving.version)
     answer = replace(answer, workload=load)
     if fit is None or not fit.fits:
@@ -284,8 +284,8 @@ def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: Engine
 
 def _with_cache_space(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:
     """The line with the KV cache that vLLM takes on a CPU where the line gives no size, and a remark on that."""
-    said = line.args.cpu_kvcache_space or any(problem.word == CPU_KVCACHE_SPACE for problem in line.problems)
-    if said or not profile.kv_cache_is_given:
+    given = line.args.cpu_kvcache_space or any(problem.word == CPU_KVCACHE_SPACE for problem in line.problems)
+    if given or not profile.kv_cache_is_given:
         return line
     space = unset_kv_cache_space(profile, version)
     left = "what --gpu-memory-utilization leaves when it starts; the prediction counts whole GiB of that"
@@ -347,7 +347,7 @@ def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> Lin
 
 
 def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking:
-    """What ``recommend`` finds on this GPU. The context is the line's where vLLM takes it; all else is open."""
+    """The plans of ``recommend`` for this GPU. The context is the line's where vLLM takes it; all else is open."""
     line = answer.line.args
     context = line.max_model_len if answer.refusal is None else None
     ranks = line.tensor_parallel_size * line.pipeline_parallel_size * line.data_parallel_size

@@ -51,7 +51,7 @@ def time_shares(deployment: Deployment, served: Replay) -> dict[str, float]:
 
 
 def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight: float) -> str:
-    """What keeps one server with ``in_flight`` requests of ``total_len`` tokens from serving more."""
+    """The cause that keeps one server with ``in_flight`` requests of ``total_len`` tokens from serving more."""
     config = deployment.config
     held = deployment.requests_served(total_len) * config.data_parallel_size
     if in_flight > held:
@@ -63,7 +63,7 @@ def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight
 
 
 def limit_in_words(limit: str) -> str:
-    """What ``find_limit`` says, for a sentence: ``weights bandwidth, 61% of the engine's time``."""
+    """The answer of ``find_limit`` for a sentence: ``weights bandwidth, 61% of the engine's time``."""
     cause, _, share = limit.rpartition(" ")
     return f"{SAID.get(cause, cause)}, {share} of the engine's time" if share.endswith("%") else limit
 
@@ -77,8 +77,8 @@ def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     if step.launch_s > step.gpu_s:
         causes["launches"] += step.launch_s
         return causes
-    found = step_collectives(deployment.model, deployment.profile, deployment.config)
-    collectives = {collective.name for collective in found}
+    exchanges = step_collectives(deployment.model, deployment.profile, deployment.config)
+    collectives = {collective.name for collective in exchanges}
     for part in step.parts:
         if part.name != "host":
             cause = "links" if part.name in collectives else _cause(kinds.get(part.name), part.bound)
@@ -99,7 +99,7 @@ def _cause(kind: OperatorKind | None, bound: str) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """What is served, on how many GPUs of each type."""
+    """A model with its settings, and the GPUs of each type."""
 
     serving: Serving  #: on any of the GPUs
     per: Per = "package"
@@ -203,7 +203,7 @@ LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2e
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of several equal servers gets."""
+    """The load of each of several equal servers."""
 
     servers: int
     workload: Load
@@ -231,7 +231,7 @@ class ComparedPoint:
 
     @cached_property
     def keeps_up(self) -> bool:
-        """Whether no queue grows without end; a closed loop always keeps up."""
+        """True if no queue grows without end; a closed loop always keeps up."""
         if self.workload.max_concurrency is not None:
             return True
         deployment, share = self.setup.deployment, self.shares[0].workload
@@ -261,7 +261,6 @@ class ComparedPoint:
 
     @property
     def usd_per_h(self) -> Span | None:
-        """What the GPUs rent for."""
         return self.price.usd_per_h.times(self.setup.num_gpus) if self.price else None
 
     @property
@@ -312,7 +311,7 @@ class ComparedPoint:
 
     @cached_property
     def bound_by(self) -> str:
-        """What limits the busiest server."""
+        """The cause that limits the busiest server."""
         if not self.keeps_up:
             return "queueing: more arrives than is served"
         share, served = self.shares[0].workload, self.predictions[0].replay
@@ -398,10 +397,10 @@ def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, 
         flying = in_flight(deployment, each, min(each.request_rate, most))
         return (Share(servers, replace(each, num_prompts=_prompts(workload, servers, flying))),)
     small, more = divmod(workload.max_concurrency, servers)
-    found = [(small + 1, more), (small, servers - more)]
+    sizes = [(small + 1, more), (small, servers - more)]
     return tuple(
         Share(count, replace(workload, max_concurrency=places, num_prompts=_prompts(workload, servers, places)))
-        for places, count in found
+        for places, count in sizes
         if places and count
     )
 

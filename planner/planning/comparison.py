@@ -31,7 +31,7 @@ from planner.planning.serving import Serving
 from planner.workload import Load
 
 Figure = Callable[[ComparedPoint], Forecast | None]
-#: What points are ordered by, largest first: heading -> figure; None for who does not keep up.
+#: Figures that points are ordered by, largest first: heading -> figure; None for who does not keep up.
 METRICS: Mapping[str, Figure] = {
     "tokens/s per user": lambda point: point.forecast(point.tok_per_s_per_user, per_user=True),
     "tokens/s per GPU": lambda point: point.forecast(point.tok_per_s_per_gpu),
@@ -51,7 +51,6 @@ class Standing:
 
     @property
     def certain(self) -> bool:
-        """Whether the order holds with ``CERTAIN``."""
         return self.probability >= CERTAIN
 
 
@@ -67,22 +66,21 @@ class Flip:
 
     @property
     def certain(self) -> bool:
-        """Whether both sides hold with ``CERTAIN``."""
         return min(self.probabilities) >= CERTAIN
 
 
 def standings(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> list[Standing]:
     """The order at each place of the axis ``at``, ascending. Who lacks the figure is left out."""
-    found = []
+    places = []
     for value, group in groupby(sorted(points, key=at), key=at):
         forecasts = {point.gpu: forecast for point in group if (forecast := figure(point))}
         order = tuple(sorted(forecasts, key=lambda gpu: -forecasts[gpu].value))
         if len(order) > 1:
             first, second = forecasts[order[0]], forecasts[order[1]]
-            found.append(Standing(value, order, first.beats(second), _equal(first, second)))
+            places.append(Standing(value, order, first.beats(second), _equal(first, second)))
         elif order:
-            found.append(Standing(value, order, 1.0, tied=False))
-    return found
+            places.append(Standing(value, order, 1.0, tied=False))
+    return places
 
 
 def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> Iterator[Flip]:
@@ -93,10 +91,10 @@ def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float],
             by_place.setdefault(at(point), {})[point.gpu] = forecast
     for one, other in combinations(dict.fromkeys(point.gpu for point in points), 2):
         ahead: tuple[float, float] | None = None  # where, and the odds that ``one`` leads there
-        for value, found in by_place.items():
-            if one not in found or other not in found or _equal(found[one], found[other]):
+        for value, forecasts in by_place.items():
+            if one not in forecasts or other not in forecasts or _equal(forecasts[one], forecasts[other]):
                 continue
-            odds = found[one].beats(found[other])
+            odds = forecasts[one].beats(forecasts[other])
             if ahead and (ahead[1] > 0.5) != (odds > 0.5):
                 names = (other, one) if odds > 0.5 else (one, other)
                 yield Flip(*names, ahead[0], value, (_either(ahead[1]), _either(odds)))
@@ -107,13 +105,13 @@ def _either(odds: float) -> float:
     return max(odds, 1 - odds)
 
 
-def describe_order(axis: str, found: Sequence[Standing]) -> str:
-    """Who leads where, and how likely, in one line: ``b200 up to concurrency 32 (62%), mi355x from 64 on (93%)``."""
-    runs = [(leader, list(group)) for leader, group in groupby(found, key=_leader)]
+def describe_order(axis: str, places: Sequence[Standing]) -> str:
+    """The leaders and their odds in one line: ``b200 up to concurrency 32 (62%), mi355x from 64 on (93%)``."""
+    runs = [(leader, list(group)) for leader, group in groupby(places, key=_leader)]
     if len(runs) == 1:
-        where = f" at every {axis}" if len(found) > 1 else ""
-        verb = "lead" if found[0].tied else "leads"
-        return f"{runs[0][0]} {verb}{where}{_odds_in_words(found)}".replace(" alike lead", " lead alike")
+        where = f" at every {axis}" if len(places) > 1 else ""
+        verb = "lead" if places[0].tied else "leads"
+        return f"{runs[0][0]} {verb}{where}{_odds_in_words(places)}".replace(" alike lead", " lead alike")
     return ", ".join(_run_in_words(leader, group, index, len(runs), axis) for index, (leader, group) in enumerate(runs))
 
 
@@ -156,7 +154,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Who leads in one metric along one axis."""
+    """The order in one metric along one axis."""
 
     metric: str
     axis: Axis
@@ -165,7 +163,6 @@ class Order:
 
     @property
     def words(self) -> str:
-        """Who leads where."""
         return describe_order(self.axis.name, self.standings)
 
 
@@ -183,9 +180,9 @@ class Comparison:
         """Each metric along each axis that has more than one value; along one load where there is just one."""
         for axis in self._axes():
             for metric, figure in METRICS.items():
-                found = tuple(standings(axis.points, axis.at, figure))
-                if found and max(len(standing.order) for standing in found) > 1:
-                    yield Order(metric, axis, found, tuple(flips(axis.points, axis.at, figure)))
+                places = tuple(standings(axis.points, axis.at, figure))
+                if places and max(len(standing.order) for standing in places) > 1:
+                    yield Order(metric, axis, places, tuple(flips(axis.points, axis.at, figure)))
 
     def _axes(self) -> Iterator[Axis]:
         loads = list(dict.fromkeys(_load(w) for w in self.workloads))
@@ -218,12 +215,12 @@ def compare_hardware(
     points: list[ComparedPoint] = []
     refused: list[RefusedGpu] = []
     for profile in progress.each(profiles, lambda profile: profile.id):
-        found = find_setups(question, profile, count_gpus(question, profile, share), longest)
-        if isinstance(found, RefusedGpu):
-            refused.append(found)
+        setups = find_setups(question, profile, count_gpus(question, profile, share), longest)
+        if isinstance(setups, RefusedGpu):
+            refused.append(setups)
             continue
         price = price_of(profile, prices)
-        points += [best_point(found, workload, price) for workload in workloads]
+        points += [best_point(setups, workload, price) for workload in workloads]
     return Comparison(question, share, tuple(workloads), tuple(points), tuple(refused))
 
 
@@ -252,11 +249,11 @@ def compare_partitions(
             context = defaults.round_context(workload.max_total_len)
             settings = serving.changed(max_num_seqs=most, max_model_len=context)
             asked = Question(settings, per="node", sizes=(size,))
-            found = find_setups(asked, profile, num_gpus, workload.max_total_len)
-            if isinstance(found, RefusedGpu):
-                refused.append(found)
+            setups = find_setups(asked, profile, num_gpus, workload.max_total_len)
+            if isinstance(setups, RefusedGpu):
+                refused.append(setups)
             else:
-                points += [measure_point(setup, workload) for setup in found]
+                points += [measure_point(setup, workload) for setup in setups]
     return sorted(points, key=lambda point: -point.tok_per_s.mid), refused
 
 

@@ -1,4 +1,4 @@
-"""What is taken where nobody says otherwise, and how far replays and searches go.
+"""Defaults, limits of what may be asked, and judgement constants of replays and searches.
 
 Every number of this kind stands here once, for commands, searches and replays alike.
 """

@@ -57,12 +57,11 @@ class Deployment:
 
     @cached_property
     def budget(self) -> MemoryBudget:
-        """How the memory is divided."""
         return memory_budget(self.model, self.profile, self.config, self.basis)
 
     @cached_property
     def checked(self) -> Checked:
-        """Whether the engine starts: vLLM's own checks of its memory."""
+        """The start-up checks: vLLM's own checks of its memory."""
         loading_bytes = 0
         if self.checkpoint and not self.budget.features.streams_online_quantization:
             stored = stage_weights(self.checkpoint, Layout.of(self.config), self.config.dtype)
@@ -71,7 +70,7 @@ class Deployment:
 
     @cached_property
     def covariates(self) -> dict[str, str]:
-        """What the fits know this engine by."""
+        """The key of this engine in the fits."""
         return timing.covariates_of(self.model, self.profile, self.config)
 
     @cached_property
@@ -96,12 +95,12 @@ class Deployment:
     def calibrated_by(self) -> str:
         """``shipped``, or the files of the user's own fits that have a say in speed or memory."""
         speed = self.calibration.origin(self.covariates) if self.calibration else timing.SHIPPED
-        own = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
-        return ", ".join(name for name in own if name != timing.SHIPPED) or timing.SHIPPED
+        origins = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
+        return ", ".join(name for name in origins if name != timing.SHIPPED) or timing.SHIPPED
 
     @property
     def network_remark(self) -> str:
-        """What to know of an engine over several nodes: its network, and how much was measured; empty on one node."""
+        """Caveat for an engine over several nodes: its network, and how much was measured; empty on one node."""
         nodes, network = self.covariates["nodes"], self.profile.interconnect.network_bandwidth
         if not nodes or network is None:
             return ""
@@ -113,7 +112,7 @@ class Deployment:
 
     @property
     def unused_host_remark(self) -> str:
-        """What to know of ``--kv-offloading-size`` under a load of which it is not known what its prompts share."""
+        """Caveat for ``--kv-offloading-size`` under a load of random prompts."""
         if not self.config.kv_offloading_size:
             return ""
         return (
@@ -122,18 +121,18 @@ class Deployment:
 
     @cached_property
     def known(self) -> Known:
-        """How far its efficiencies are known."""
+        """The distribution of its efficiencies."""
         return (self.calibration or timing.load_calibration()).known(self.covariates)
 
     def with_efficiencies_moved(self, by: NDArray[np.float64]) -> Deployment:
-        """The same engine with the logarithms of its efficiencies moved by ``by``, (parameters,)."""
+        """A copy with the logarithms of its efficiencies moved by ``by``, (parameters,)."""
         moves = zip(timing.PARAMETERS, by.tolist(), strict=True)
         values = {name: getattr(self.efficiency, name) * exp(move) for name, move in moves}
         values |= {name: min(values[name], 1.0) for name in timing.SHARES}
         return replace(self, moved=replace(self.efficiency, **values))
 
     def in_16_bits(self) -> Deployment | None:
-        """The same engine with the weights as they were before they were quantised; None where they do not fit."""
+        """A copy with the weights as they were before they were quantised; None where they do not fit."""
         base = self.model.quantization.base.name
         config = replace(self.config, weight_dtype=base)
         wide = replace(self, model=as_quantized(self.model, base), config=config, checkpoint=None, moved=None)
@@ -165,7 +164,7 @@ class Deployment:
         return max(held, self.least_cache_tok / total_len)
 
     def limits(self, total_len: int) -> SchedulerLimits:
-        """What the scheduler is bound by; the KV cache counts tokens of requests of ``total_len``.
+        """The limits of the scheduler; the KV cache counts tokens of requests of ``total_len``.
 
         Raises InputError where not one such request fits.
         """
@@ -213,8 +212,8 @@ class Deployment:
         limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), load)
         if load.reused:
             limits = self.with_host_blocks(limits)
-        kept = {"keep_steps": keep_steps, "keep_gaps": keep_gaps}
-        return replay(self.timer, load, limits, client, **kept, hopeless=hopeless)
+        lists = {"keep_steps": keep_steps, "keep_gaps": keep_gaps}
+        return replay(self.timer, load, limits, client, **lists, hopeless=hopeless)
 
     def with_prefixes(self, limits: SchedulerLimits, load: Load) -> SchedulerLimits:
         """``limits`` with what the prefix cache spares of ``load``.
@@ -273,7 +272,7 @@ class Deployment:
 
     @property
     def _lockstep(self) -> bool:
-        """Whether DP ranks share their experts, and take every step together."""
+        """True if DP ranks share their experts, and take every step together."""
         return self.config.data_parallel_size > 1 and self.model.is_moe
 
     @property
@@ -283,7 +282,7 @@ class Deployment:
 
     @property
     def _host_bytes_per_s(self) -> float:
-        """What copies of KV blocks reach, one direction."""
+        """Bandwidth of copies of KV blocks, one direction."""
         return timing.host_bytes_per_s(self.profile, "--kv-offloading-size") * self.efficiency.offload_share
 
 

@@ -25,12 +25,10 @@ class Tried(Protocol):
     """A value that was tried."""
 
     @property
-    def value(self) -> float:
-        """What was tried."""
+    def value(self) -> float: ...
 
     @property
-    def meets(self) -> bool:
-        """Whether it meets the condition."""
+    def meets(self) -> bool: ...
 
     @property
     def excess(self) -> float:
@@ -38,7 +36,7 @@ class Tried(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether ``excess`` is exact; False where the trial ended early."""
+        """True if ``excess`` is exact; False where the trial ended early."""
 
 
 One = TypeVar("One", bound=Tried)

@@ -1,4 +1,4 @@
-"""How fast one engine is: ``Prediction``, a replay and what it says; a closed form for a ranking.
+"""Predictions of one engine under a load: a replay (``Prediction``), and a closed form for a ranking.
 
 Every latency that a command states is read from a ``Prediction``: as the benchmark writes it (``result``), or beside
 targets (``against``).
@@ -120,25 +120,24 @@ class Prediction:
 
     @property
     def whole(self) -> bool:
-        """Whether all requests were served."""
         return not self.margins
 
     @cached_property
     def first_order(self) -> UncertaintyOfReplay:
-        """How far measurements may lie from it, where the queue of a slower engine is not replayed."""
+        """Uncertainty to first order: the queue of a slower engine is not replayed."""
         return UncertaintyOfReplay(
             self.deployment, self.load, self.replay, offline=self.bench != "serve", queue_reacts=False
         )
 
     @cached_property
     def uncertainty(self) -> UncertaintyOfReplay:
-        """How far measurements may lie from it; in an open loop the queue of a slower engine is replayed."""
+        """Uncertainty of the figures; in an open loop the queue of a slower engine is replayed."""
         return self.first_order.reacting()
 
     # --- as the benchmark writes it
 
     def reported(self, percentiles: Sequence[float], goodput: Mapping[str, float] | None = None) -> Prediction:
-        """The same replay with other percentiles and targets in its result."""
+        """A copy with other percentiles and targets in its result."""
         made = replace(self, percentiles=tuple(percentiles), goodput=goodput or {})
         vars(made)["uncertainty"] = self.uncertainty
         return made
@@ -195,7 +194,7 @@ class Prediction:
 
     @cached_property
     def unaided(self) -> Prediction | None:
-        """The same load without ``--kv-offloading-size``, where host memory keeps blocks of it."""
+        """The prediction without ``--kv-offloading-size``, where host memory keeps blocks of the load."""
         config = self.deployment.config
         if self.bench != "serve" or not config.kv_offloading_size or not self.load.reused:
             return None
@@ -206,7 +205,6 @@ class Prediction:
 
     @property
     def by(self) -> By:
-        """What its load is counted in."""
         return "rate" if self.load.max_concurrency is None else "concurrency"
 
     def readings(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> tuple[Reading, ...]:
@@ -263,7 +261,6 @@ class Reading:
 
     @property
     def met(self) -> bool:
-        """Whether the target is met with that confidence."""
         return self.expected_ms <= self.slo.limit_ms
 
     @property
@@ -285,7 +282,6 @@ class ServedLoad:
 
     @property
     def by(self) -> By:
-        """What ``value`` counts."""
         return self.prediction.by
 
     @property
@@ -295,12 +291,11 @@ class ServedLoad:
 
     @property
     def replay(self) -> Replay:
-        """What became of it."""
         return self.prediction.replay
 
     @property
     def whole(self) -> bool:
-        """Whether all requests were served; else it ended as soon as a target was missed."""
+        """True if all requests were served; else it ended as soon as a target was missed."""
         return self.prediction.whole
 
     @property
@@ -310,7 +305,6 @@ class ServedLoad:
 
     @property
     def meets(self) -> bool:
-        """Whether the server keeps up, and meets every target."""
         return self.stable and all(reading.met for reading in self.readings)
 
     @property
@@ -387,7 +381,7 @@ def estimate(
 def estimated_uncertainty(
     deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int = 0
 ) -> Uncertainty:
-    """How far measurements may lie from ``estimate``."""
+    """Uncertainty of ``estimate``."""
     steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
     sums = {name: np.array(weights) for name, weights in steps.sums.items()}
     return UncertaintyOfSteps(deployment, steps.batches, sums, lonely=concurrency == 1)

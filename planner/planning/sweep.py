@@ -16,15 +16,12 @@ from planner.errors import PlannerError
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
 from planner.planning.check import redeploy
+from planner.planning.defaults import BELOW, BEYOND, SAME_REPLAY
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan
 from planner.planning.predict import Prediction
 from planner.timing import StepBreakdown
 from planner.workload import Load
-
-BEYOND = (1.25, 1.5, 2.0)  #: loads above the plan's own, to see what happens there
-BELOW = (0.2, 0.4, 0.6, 0.8)  #: rates below it; of a closed loop the powers of two
-SAME = 0.005  #: share by which the replay at the plan's own load may differ from the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +49,10 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
     """Replay ``plan`` at loads around its own. Never raises for a plan that cannot be: ``missing`` says why."""
     try:
         deployment = redeploy(plan, local)
-        workload = plan.workload.sent
-        by = "concurrency" if workload.request_rate == inf else "rate"
-        points = tuple(_points(deployment, workload, by))
-        planned = Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES)
+        load = plan.workload.sent
+        by = "concurrency" if load.request_rate == inf else "rate"
+        points = tuple(_points(deployment, load, by))
+        planned = Prediction.of(deployment, load, percentiles=defaults.PERCENTILES)
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")
     return Sweep(
@@ -79,9 +76,9 @@ def _points(deployment: Deployment, workload: Load, by: str) -> Iterator[LoadPoi
 def _loads(workload: Load, by: str) -> list[float]:
     if by == "rate":
         return [workload.request_rate * share for share in (*BELOW, 1.0, *BEYOND)]
-    own = workload.max_concurrency or workload.num_prompts
-    below = [2**power for power in range(own.bit_length()) if 2**power < own]
-    return sorted({*map(float, below[-8:]), float(own), *(float(round(own * share)) for share in BEYOND)})
+    planned = workload.max_concurrency or workload.num_prompts
+    below = [2**power for power in range(planned.bit_length()) if 2**power < planned]
+    return sorted({*map(float, below[-8:]), float(planned), *(float(round(planned * share)) for share in BEYOND)})
 
 
 def _at(workload: Load, by: str, load: float) -> Load:
@@ -94,7 +91,7 @@ def _at(workload: Load, by: str, load: float) -> Load:
 
 def _notes(plan: Plan, deployment: Deployment, replayed: Mapping[str, Any]) -> Iterator[str]:
     planned, now = plan.predicted.get("output_throughput"), replayed["output_throughput"]
-    if isinstance(planned, int | float) and planned > 0 and abs(now / planned - 1) > SAME:
+    if isinstance(planned, int | float) and planned > 0 and abs(now / planned - 1) > SAME_REPLAY:
         yield (
             f"a replay of the plan's own load gives {now:,.0f} output tokens/s, plan.json says {planned:,.0f}: "
             "the plan was made by another version or calibration of the planner, or with settings that its command "

@@ -1,4 +1,4 @@
-"""How far measurements may lie from a prediction.
+"""Uncertainty of a prediction: the distribution of measurements around it.
 
 ::
 
@@ -44,7 +44,7 @@ RATES = frozenset(
     }
 )  # fmt: skip
 TIMES = frozenset({"duration", "elapsed_time"})
-#: Whose uncertainty a percentile takes: runs were published with means, medians and 99th percentiles.
+#: Statistic whose uncertainty a percentile takes: runs were published with means, medians and 99th percentiles.
 STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
 #: Requests of a longer load whose steps stand for all.
 MOST_REQUESTS = 20_000
@@ -79,7 +79,7 @@ class Figure:
 
 
 class Uncertainty(ABC):
-    """That of the figures of one load on one engine."""
+    """Uncertainty of the figures of one load on one engine."""
 
     def __init__(self, deployment: Deployment, *, lonely: bool, open_loop: bool) -> None:
         """``lonely``: one request at a time. ``open_loop``: requests come at their own pace."""
@@ -87,10 +87,10 @@ class Uncertainty(ABC):
         self._sds: dict[tuple[Figure, bool], float] = {}
 
     def at_own_pace(self) -> Self:
-        """The same where requests come at their own pace: waiting scatters more."""
-        found = copy(self)
-        found._sds, found.open_loop = {}, True
-        return found
+        """A copy for an open loop, where queueing adds variance."""
+        made = copy(self)
+        made._sds, made.open_loop = {}, True
+        return made
 
     def factors(self, key: str, level: float = LEVEL) -> tuple[float, float] | None:
         """Factors around the figure ``key`` between which the share ``level`` of measurements lies."""
@@ -108,13 +108,13 @@ class Uncertainty(ABC):
 
     def beside(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
-        found: dict[str, Any] = {}
+        shown: dict[str, Any] = {}
         for key, value in figures.items():
-            found[key] = value
+            shown[key] = value
             bounds = self.factors(key) if isinstance(value, float) else None
             if bounds:
-                found[f"{key}_lo"], found[f"{key}_hi"] = value * bounds[0], value * bounds[1]
-        return found
+                shown[f"{key}_lo"], shown[f"{key}_hi"] = value * bounds[0], value * bounds[1]
+        return shown
 
     def upper(self, key: str, probability: float) -> float:
         """The factor on the figure ``key`` that a measurement stays below with ``probability``; 1 where unknown."""
@@ -129,7 +129,7 @@ class Uncertainty(ABC):
         return exp((reach if level > 0 else -reach) * self._sd(figure, above=level > 0))
 
     def probability(self, key: str, limit_over_predicted: float) -> float:
-        """That a measurement of ``key`` is at most so many times the prediction; 0 or 1 where nothing is known."""
+        """Probability that a measurement of ``key`` is at most so many times the prediction; 0 or 1 if unknown."""
         figure = Figure.of_key(key)
         scatter = self.scatter(figure)
         if figure is None or scatter is None:
@@ -139,7 +139,7 @@ class Uncertainty(ABC):
         return _probability(scatter, away / sd) if sd else float(away >= 0)
 
     def spread(self, key: str) -> Spread:
-        """What the figure ``key`` hangs on, to compare it with that of another engine."""
+        """Sensitivity of the figure ``key`` to the efficiencies, to compare it with that of another engine."""
         figure = Figure.of_key(key)
         if figure is None:
             raise ValueError(f"{key} is no prediction")
@@ -151,7 +151,7 @@ class Uncertainty(ABC):
         return scatter.noise if scatter else 0.0
 
     def scatter(self, figure: Figure | None) -> Scatter | None:
-        """How far measurements of such a figure lie from predictions."""
+        """Scatter of measurements of such a figure around predictions."""
         if figure is None:
             return None
         scatters = (self.deployment.calibration or load_calibration()).scatters
@@ -176,7 +176,7 @@ class Uncertainty(ABC):
 
 
 class UncertaintyOfReplay(Uncertainty):
-    """From the steps of a replay, and from two more where the queue reacts."""
+    """Uncertainty from the steps of a replay, and from two more replays where the queue reacts."""
 
     def __init__(
         self,
@@ -203,22 +203,22 @@ class UncertaintyOfReplay(Uncertainty):
         self._parts: dict[str, UncertaintyOfReplay] = {}
 
     def reacting(self) -> UncertaintyOfReplay:
-        """The same where the queue reacts, if requests come at their own pace."""
-        found = copy(self)
-        found._sds, found._parts, found._replays = {}, {}, self.open_loop
+        """A copy that replays the queue of a slower engine, in an open loop."""
+        made = copy(self)
+        made._sds, made._parts, made._replays = {}, {}, self.open_loop
         if self._all:
-            found._all = self._all.reacting()
-        return found
+            made._all = self._all.reacting()
+        return made
 
     def among(self, group: str) -> UncertaintyOfReplay:
-        """That of the figures of one class of the requests."""
+        """Uncertainty of the figures of one class of the requests."""
         if group in self._parts:
             return self._parts[group]
-        found = self._parts[group] = copy(self)
-        found._sds, found._parts, found._all, found._group, found._served = {}, {}, self, group, self._served.of(group)
+        made = self._parts[group] = copy(self)
+        made._sds, made._parts, made._all, made._group, made._served = {}, {}, self, group, self._served.of(group)
         for kept in ("_timeline", "_step_gradients", "_slower", "_outcome"):
-            found.__dict__.pop(kept, None)
-        return found
+            made.__dict__.pop(kept, None)
+        return made
 
     def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:
         link = self._move(figure, above, "link") if self._copies else 0.0
@@ -229,7 +229,7 @@ class UncertaintyOfReplay(Uncertainty):
         return sqrt(self._move(figure, above, "engine") ** 2 + link**2 + rest)
 
     def _move(self, figure: Figure, above: bool, slower: str) -> float:
-        """How far the logarithm of the figure moves up, or down, where ``engine`` or ``link`` is slower or faster."""
+        """Move of the figure's logarithm, up or down, where ``engine`` or ``link`` is slower or faster."""
         key = "duration" if figure.of in ("throughput", "latency") else f"{figure.statistic}_{figure.of}"
         move = log(self._end(slower, above != figure.inverse)[key] / self._outcome[key])
         return max(move if above != figure.inverse else -move, 0.0)
@@ -239,7 +239,7 @@ class UncertaintyOfReplay(Uncertainty):
         return _outcome(self._served)
 
     def _end(self, what: str, slower: bool) -> Outcome:
-        """Of the load where ``what`` is one standard deviation slower, or faster. The replay itself is not kept."""
+        """Figures where ``what`` is one standard deviation slower, or faster. The replay itself is not kept."""
         every = self._all or self
         if (what, slower) not in every._ends:
             by = every._slower if what == "engine" else every._slower_link
@@ -251,7 +251,7 @@ class UncertaintyOfReplay(Uncertainty):
 
     @property
     def _copies(self) -> bool:
-        """Whether anything was loaded from the host, whose link has no part in the steps."""
+        """True if anything was loaded from the host, whose link has no part in the steps."""
         rate = self.load.prefix_cache_hit_rate and self.deployment.config.kv_offloading_size
         return bool(rate or self._served.host_tok.any())
 
@@ -304,13 +304,13 @@ class UncertaintyOfReplay(Uncertainty):
     def _slower_link(self) -> Floats:
         """One standard deviation of what the link to the host reaches; no run has tied it to anything else."""
         place = PARAMETERS.index("offload_share")
-        found: Floats = np.zeros(len(PARAMETERS))
-        found[place] = -sqrt(self.deployment.known.covariance[place, place])
-        return found
+        move: Floats = np.zeros(len(PARAMETERS))
+        move[place] = -sqrt(self.deployment.known.covariance[place, place])
+        return move
 
 
 class UncertaintyOfSteps(Uncertainty):
-    """From sums of the steps of a closed form: of ``batches``, weighted by figure."""
+    """Uncertainty from sums of the steps of a closed form: of ``batches``, weighted by figure."""
 
     def __init__(
         self, deployment: Deployment, batches: Sequence[Batch], sums: Mapping[str, Floats], *, lonely: bool = False
@@ -332,25 +332,25 @@ def _relative(slope: Floats, total: float) -> Floats:
 
 def _outcome(served: Replay) -> Outcome:
     """The figures of a replay, or of a class that may have no request in it, as far as two of them are compared."""
-    found = {"duration": served.duration_s if len(served.end_s) else 1.0}
+    figures = {"duration": served.duration_s if len(served.end_s) else 1.0}
     for of in OF_A_REQUEST:
         values_s = getattr(served, f"{of}_s")
         median_s, p99_s = np.percentile(values_s, [50, 99]) if len(values_s) else (1.0, 1.0)
         mean_s = values_s.mean() if len(values_s) else 1.0
         for statistic, value_s in (("mean", mean_s), ("median", median_s), ("p99", p99_s)):
-            found[f"{statistic}_{of}"] = max(float(value_s), 1e-9)
-    return found
+            figures[f"{statistic}_{of}"] = max(float(value_s), 1e-9)
+    return figures
 
 
 def least_upper(deployment: Deployment, key: str, probability: float, *, open_loop: bool = False) -> float:
-    """What ``Uncertainty.upper`` is at least, whatever the load: what the noise alone asks for."""
+    """Lower bound of ``Uncertainty.upper``, whatever the load: what the noise alone asks for."""
     figure = Figure.of_key(key)
     scatters = (deployment.calibration or load_calibration()).scatters
     lonely = figure and scatter_of(scatters, figure, lonely=True)
-    found = [figure and scatter_of(scatters, figure, open_loop=open_loop), lonely]
+    entries = [figure and scatter_of(scatters, figure, open_loop=open_loop), lonely]
     if probability <= 0.5:
         return LEAST_FACTOR
-    return min((exp(_reach(one, 2 * probability - 1) * one.noise) for one in found if one), default=1.0)
+    return min((exp(_reach(one, 2 * probability - 1) * one.noise) for one in entries if one), default=1.0)
 
 
 def scatter_of(
@@ -360,8 +360,8 @@ def scatter_of(
     if figure.of in ("throughput", "latency"):
         return scatters.get({"throughput": "output_throughput", "latency": "avg_latency_s"}[figure.of])
     name = f"{'mean' if lonely else figure.statistic}_{figure.of}_ms"
-    found = scatters.get(f"poisson_{name}") if open_loop and figure.of == "ttft" else None
-    return found or scatters.get(name)
+    special = scatters.get(f"poisson_{name}") if open_loop and figure.of == "ttft" else None
+    return special or scatters.get(name)
 
 
 def quantile_factor(scatter: Scatter, deviation: float, probability: float) -> float:
@@ -384,7 +384,7 @@ def _ratios(scatter: Scatter) -> Floats:
 
 
 def _probability(scatter: Scatter, deviations: float) -> float:
-    """That a measurement lies below so many predicted standard deviations."""
+    """Probability that a measurement lies below so many predicted standard deviations."""
     grid = np.linspace(0.0, 5.0, 501)
     reach = grid * np.interp(grid, _DEVIATIONS, _ratios(scatter))
     normal = float(np.interp(abs(deviations), np.maximum.accumulate(reach), grid))

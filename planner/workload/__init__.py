@@ -1,4 +1,4 @@
-"""What is sent? Lengths, arrivals, loads by name, recorded traces, and the latency targets they must keep.
+"""Loads: lengths, arrivals, loads by name, recorded traces; latency targets.
 
 The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
 """

@@ -135,7 +135,7 @@ class Load:
 
     @classmethod
     def of_trace(cls, trace: Trace, rate: float | None = None) -> Load:
-        """As ``trace``, of a file that was read."""
+        """The load of a file that was read; see ``trace``."""
         sent = trace.busiest if rate is None else trace.busiest.at_pace(trace.busiest_rate / rate)
         load = cls.of_requests(sent, rate or trace.busiest_rate, name="trace")
         return replace(load, burstiness=trace.burstiness, origin=trace)
@@ -365,7 +365,7 @@ class Load:
 
     @property
     def count(self) -> int:
-        """How many requests are sent."""
+        """Number of requests that are sent."""
         return self.num_prompts if self.recorded is None else len(self.recorded.arrival_s)
 
     @property
@@ -377,17 +377,17 @@ class Load:
 
     @property
     def reused(self) -> bool:
-        """Whether it is known what the prompts have in common."""
+        """True if it is known which pieces prompts have in common."""
         return self.recorded is not None and self.recorded.prefixes is not None
 
     @property
     def unsendable(self) -> bool:
-        """Whether no benchmark can send its requests: a trace, or sessions."""
+        """True if no benchmark can send its requests: a trace, or sessions."""
         return self.recorded is not None and not self.classes
 
     @property
     def open(self) -> bool:
-        """Whether requests arrive at a rate, however many are in flight."""
+        """True if requests arrive at a rate, however many are in flight."""
         return self.max_concurrency is None and isfinite(self.request_rate)
 
     @property
@@ -523,7 +523,7 @@ def too_rare(classes: Sequence[Load], num_prompts: int) -> Load | None:
 def benchmarks(
     classes: Sequence[Load], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0
 ) -> tuple[Load, ...]:
-    """What a benchmark of each class sends, about ``num_prompts`` in all: the first with ``seed``, the next with more.
+    """The load of a benchmark of each class, about ``num_prompts`` in all: the first with ``seed``, the next with more.
 
     So their arrivals have nothing to do with each other. Raises InputError for a class that would not send one.
     """
@@ -599,7 +599,6 @@ def _require(holds: bool, cause: str, hint: str) -> None:
 
 @cache
 def _conversation() -> dict[str, float]:
-    """How the lengths of conversations scatter."""
     text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
     known: dict[str, float] = tomllib.loads(text)["conversation"]
     return known

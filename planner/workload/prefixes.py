@@ -1,4 +1,4 @@
-"""What prompts have in common: pieces of text in a tree, so that two prompts share what their paths share.
+"""Prefixes that prompts share: pieces of text in a tree, so that two prompts share what their paths share.
 
 A recorded prompt comes as a list of pieces, each with a name and a number of tokens: the blocks of a published trace,
 or the turns of a conversation. Where a piece has the same name and the same pieces before it, it is the same text.
@@ -60,7 +60,7 @@ class Prefixes:
 
     @classmethod
     def of_arrays(cls, names: Nodes, sizes_tok: Nodes, counts: Nodes, answers: Nodes, before_tok: Nodes) -> Prefixes:
-        """The same from all names and sizes in a row, (pieces,), and how many of them each request has."""
+        """The tree of all names and sizes in a row, (pieces,), and the number of them in each request."""
         last = np.cumsum(counts)
         first = last - counts
         node, parent, users = _chained(names, sizes_tok, first, counts)
@@ -78,28 +78,28 @@ class Prefixes:
         joins[inner] = (users[inner] == users[parent[inner]]) & ~ends_here[parent[inner]]
         joined = np.zeros(len(parent), dtype=bool)  # the child stands for it
         joined[parent[joins]] = True
-        kept = shared & ~joined
-        number = np.where(kept, np.cumsum(kept) - 1, -1)
-        above = _nearest_kept(parent, kept)
-        new_parent = np.where(above[kept] >= 0, number[above[kept]], -1)
-        last_shared = np.where(kept, np.arange(len(parent)), above)  # of each node, itself or the nearest above
+        remains = shared & ~joined
+        number = np.where(remains, np.cumsum(remains) - 1, -1)
+        above = _nearest_kept(parent, remains)
+        new_parent = np.where(above[remains] >= 0, number[above[remains]], -1)
+        last_shared = np.where(remains, np.arange(len(parent)), above)  # of each node, itself or the nearest above
 
         def place(at: Nodes) -> Nodes:
-            found = np.full(len(counts), -1, dtype=np.int64)
+            places = np.full(len(counts), -1, dtype=np.int64)
             some = at >= first
             nearest = last_shared[node[at[some]]]
-            found[some] = np.where(nearest >= 0, number[nearest], -1)
-            return found
+            places[some] = np.where(nearest >= 0, number[nearest], -1)
+            return places
 
         prompt, answer, before = place(prompt_ends), place(last - 1), len(before_tok)
-        return cls(new_parent, end_tok[kept], prompt[before:], answer[before:], answer[:before], before_tok)
+        return cls(new_parent, end_tok[remains], prompt[before:], answer[before:], answer[:before], before_tok)
 
     def chosen(self, which: Nodes | slice) -> Prefixes:
-        """Those of some of the requests."""
+        """The prefixes of some of the requests."""
         return replace(self, prompt=self.prompt[which], answer=self.answer[which])
 
     def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
-        """The same requests on a server that has answered those at the nodes ``earlier`` too.
+        """The requests on a server that has answered those at the nodes ``earlier`` too.
 
         ``before``: which of the requests before the first one of all it has answered.
         """
@@ -123,15 +123,15 @@ class Prefixes:
 
         for node in self.before.tolist():
             see(node)
-        found = []
+        reusable = []
         for prompt, answer in zip(self.prompt.tolist(), self.answer.tolist(), strict=True):
             node = prompt
             while not seen[node]:
                 node = parent[node]
-            found.append(end_tok[node])
+            reusable.append(end_tok[node])
             see(prompt)
             see(answer)
-        return np.array(found, dtype=np.int64)
+        return np.array(reusable, dtype=np.int64)
 
 
 def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[Nodes, Nodes, Nodes]:
@@ -176,10 +176,10 @@ def _summed(parent: Nodes, step: Nodes) -> Nodes:
     return np.array(total, dtype=np.int64)
 
 
-def _nearest_kept(parent: Nodes, kept: NDArray[np.bool_]) -> Nodes:
+def _nearest_kept(parent: Nodes, remains: NDArray[np.bool_]) -> Nodes:
     """For each node the nearest one above it that is kept, or -1."""
-    found: list[int] = []
-    stays = kept.tolist()
+    nearest: list[int] = []
+    stays = remains.tolist()
     for above in parent.tolist():
-        found.append(above if above < 0 or stays[above] else found[above])
-    return np.array(found, dtype=np.int64)
+        nearest.append(above if above < 0 or stays[above] else nearest[above])
+    return np.array(nearest, dtype=np.int64)

@@ -37,7 +37,7 @@ class LoggedRequest:
 
 
 def is_request_log(first: str) -> bool:
-    """Whether a file that begins so is a log of vLLM."""
+    """True if a file that begins so is a log of vLLM."""
     return bool(_TIME.search(first))
 
 
@@ -45,13 +45,13 @@ def read_request_log(lines: Iterator[str], where: str) -> Iterator[LoggedRequest
     """The requests of a log, each once its answer is there, or at the end. Raises InputError for one without tokens."""
     waiting: dict[str, LoggedRequest] = {}
     blocks: dict[tuple[int | str, ...], int] = {}
-    found = False
+    any_request = False
     for number, line in enumerate(lines, 1):
         if received := _RECEIVED.search(line):
             request = waiting[received[1]] = LoggedRequest(number, _seconds(line, where, number))
             most = _MOST.search(line)
             request.output_len = int(most[1]) if most else 0
-            found = True
+            any_request = True
         details = _DETAILS.search(line) or received
         if details and details[1] in waiting and (prompt := _PROMPT.search(line)):
             _tell(waiting[details[1]], _ids(prompt[1]), blocks)
@@ -61,7 +61,7 @@ def read_request_log(lines: Iterator[str], where: str) -> Iterator[LoggedRequest
             yield _checked(request, where)
     for request in waiting.values():
         yield _checked(request, where)
-    if not found:
+    if not any_request:
         raise InputError(f"{where}: a log without requests", hint=_HINT)
 
 

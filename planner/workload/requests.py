@@ -39,7 +39,7 @@ def answer_s(output_tok: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays: a list of requests is itself and no other
 class Requests:
-    """What the client sends, in order: tokens and arrival times. Arrays of shape (num_prompts,)."""
+    """Requests in the order in which a client sends them: tokens and arrival times. Arrays of shape (num_prompts,)."""
 
     input_len: Tokens
     output_len: Tokens
@@ -56,7 +56,7 @@ class Requests:
 
     @property
     def of_classes(self) -> dict[str, int]:
-        """How many there are of each class; empty where none are told apart."""
+        """Number of requests of each class; empty where none are told apart."""
         return {} if self.group is None else {name: int((self.group == k).sum()) for k, name in enumerate(self.groups)}
 
     def first(self, count: int) -> Requests:
@@ -71,7 +71,7 @@ class Requests:
         return Requests(*lengths, self.arrival_s[which], prefixes, priority, group, self.groups)
 
     def at_pace(self, factor: float) -> Requests:
-        """The same requests with all arrivals ``factor`` times as late; 0: all at once."""
+        """A copy with all arrivals ``factor`` times as late; 0: all at once."""
         return self if factor == 1 else replace(self, arrival_s=self.arrival_s * factor)
 
     @property
@@ -80,7 +80,7 @@ class Requests:
         return float(self.prefixes.reusable_tok.mean()) if self.prefixes else 0.0
 
 
-#: Of the prompt; ``--cache-threshold``.
+#: Share of the prompt; ``--cache-threshold``.
 MATCHED = 0.3
 #: Servers are out of balance where the fullest has so many requests more than the emptiest, and so many times as many.
 #: ``--balance-abs-threshold``, ``--balance-rel-threshold``
@@ -88,7 +88,7 @@ UNEVEN, UNEVEN_TIMES = 64, 1.5
 
 
 def share(requests: Requests, servers: int, most: int, router: Router = "round-robin") -> Requests:
-    """What one of ``servers`` gets: at most ``most`` requests, from time zero on.
+    """The requests of one of ``servers``: at most ``most`` requests, from time zero on.
 
     The last ones where prompts have something in common, after all the others; else the first ones. Of several unequal
     shares the one with the most tokens to prefill and to generate.
@@ -115,7 +115,7 @@ def _places(requests: Requests, servers: int, router: Router) -> np.ndarray[tupl
     flying = [0] * servers
     ends: list[tuple[float, int]] = []
     known = _Known(requests, servers) if router == "prefix-aware" and requests.prefixes is not None else None
-    found = np.zeros(len(requests.arrival_s), dtype=np.int64)
+    server_of = np.zeros(len(requests.arrival_s), dtype=np.int64)
     lengths = zip(requests.arrival_s.tolist(), requests.output_len.tolist(), requests.input_len.tolist(), strict=True)
     turn = 0  # the first of equals goes round
     for index, (arrival_s, output_tok, prompt_tok) in enumerate(lengths):
@@ -131,12 +131,12 @@ def _places(requests: Requests, servers: int, router: Router) -> np.ndarray[tupl
             known.sent(index, place)
         flying[place] += 1
         heappush(ends, (arrival_s + answer_s(output_tok), place))
-        found[index] = place
-    return found
+        server_of[index] = place
+    return server_of
 
 
 class _Known:
-    """What a router remembers of the prompts that it has sent."""
+    """The memory of a router: the prompts that each server was sent."""
 
     def __init__(self, requests: Requests, servers: int) -> None:
         prefixes = requests.prefixes

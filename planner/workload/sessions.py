@@ -55,7 +55,7 @@ class Sessions:
     most_tok: int  #: of a prompt and its answer; then the next turn begins anew
 
     def requests(self, rate: float, seed: int = 0) -> Requests:
-        """What comes at ``rate`` requests per second, after other turns of the same sessions."""
+        """Requests at ``rate`` per second, after other turns of the same sessions."""
         import numpy as np
 
         from planner.workload.requests import answer_s
@@ -87,7 +87,7 @@ class Sessions:
         """Arrival, prompt, answer, names and sizes of the pieces of each turn; pieces are named by their turn."""
         from planner.workload.requests import answer_s
 
-        found = []
+        sent = []
         names: list[int] = []
         sizes: list[int] = []
         before_tok = 0
@@ -96,10 +96,10 @@ class Sessions:
             if before_tok + new + answer > self.most_tok:
                 names, sizes, before_tok = [], [], 0
             names, sizes = [*names, 2 * turn, 2 * turn + 1], [*sizes, new, answer]
-            found.append((time_s, before_tok + new, answer, names, sizes))
+            sent.append((time_s, before_tok + new, answer, names, sizes))
             before_tok += new + answer
             time_s += answer_s(answer) + pause_s[turn]
-        return found
+        return sent
 
 
 def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier: int) -> Requests:

@@ -46,7 +46,6 @@ class Metric:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether it is a rate."""
         return self.unit.endswith("/s")
 
 
@@ -136,8 +135,8 @@ def parse_slos(limits_ms: Mapping[str, float | None], percentile: str = "99") ->
     for name in limits_ms:
         if name not in LATENCIES:
             raise InputError(f"unknown target {name!r}", hint=f"use one of {', '.join(LATENCIES)}, in ms")
-    found = [(metric, limits_ms.get(metric)) for metric in LATENCIES]
-    return tuple(Slo(metric, limit_ms, at) for metric, limit_ms in found if limit_ms is not None)
+    limits = [(metric, limits_ms.get(metric)) for metric in LATENCIES]
+    return tuple(Slo(metric, limit_ms, at) for metric, limit_ms in limits if limit_ms is not None)
 
 
 def refuse_gaps_of_one_token(slos: Sequence[Slo], output_len: int) -> None:

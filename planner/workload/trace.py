@@ -73,7 +73,7 @@ class TraceFormat:
     only_with: str = ""  #: another column, which tells two forms apart
 
     def is_of(self, names: set[str]) -> bool:
-        """Whether these columns are those of the form."""
+        """True if these columns are those of the form."""
         return {self.arrival, self.input_len, self.output_len, self.only_with or self.arrival} <= names
 
 
@@ -127,7 +127,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a prompt consists of: names of its pieces, and their tokens, or those of each but the last one.
+    """The pieces of a prompt: names of its pieces, and their tokens, or those of each but the last one.
 
     ``answers``: how many of the last pieces are the answer to it.
     """
@@ -459,7 +459,7 @@ class _Summary:
             notes=tuple(self._notes(len(rows))),
         )
 
-    def _notes(self, kept: int) -> Iterator[str]:
+    def _notes(self, chosen: int) -> Iterator[str]:
         if self.disordered:
             lines = "line" if self.disordered == 1 else "lines"
             yield f"trace: {self.disordered:,} {lines} out of order, the first is {self.first_disordered}; sorted"
@@ -467,12 +467,12 @@ class _Summary:
         for pause_s, line in self.pauses:
             if pause_s >= PAUSE * mean_s:
                 yield f"trace: nothing arrives for {pause_s:,.0f} s before line {line}"
-        if kept < self.rows:
-            yield f"trace: {self.rows:,} requests; planned for the busiest {kept:,} in a row"
+        if chosen < self.rows:
+            yield f"trace: {self.rows:,} requests; planned for the busiest {chosen:,} in a row"
 
 
 def _prefixes(before: list[_Row], rows: list[_Row]) -> Prefixes | None:
-    """What the prompts of ``rows`` have in common, with each other and with those of earlier ones."""
+    """The prefixes that the prompts of ``rows`` share with each other and with those of earlier ones."""
     from planner.workload.prefixes import Prefixes
 
     if not any(row[4] for row in rows):
