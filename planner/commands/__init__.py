@@ -1,4 +1,4 @@
-"""What can be asked: one typed function for each command, which the library offers and the command line calls.
+"""The commands: one function each, which the library offers and the command line calls.
 
 A function takes what the flags say, under their names, and returns an answer; it prints nothing and never exits.
 ``main`` parses, calls, prints, and turns errors into exit statuses. No arithmetic here, and nothing heavy is imported

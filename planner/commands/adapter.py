@@ -1,23 +1,40 @@
-"""From a declared command to a command line: parse the words, call the function, print what it answers."""
+"""Run a declared command: parse the words, call the function, print its answer.
+
+``planner.toml`` in the working directory sets other defaults: a table for each command, a key for each flag::
+
+    [recommend]
+    gpu = ["mi300x", "h100"]
+    random-input-len = 512
+
+    [predict.serve]
+    max-concurrency = 32
+"""
 
 from __future__ import annotations
 
 import inspect
 import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
 from planner.commands.declare import REQUIRED, Argument, Command, Option, Parameter
-from planner.commands.planner_toml import FILE, FROM_FILE, TYPED, UNSAID, source_of
 from planner.errors import InputError
+from planner.resources import read_given
 from planner.secrets import masked
 
 if TYPE_CHECKING:
     from planner.output import Answer
+
+FILE = "planner.toml"
+#: Sources of a value, as the parser calls them.
+TYPED, FROM_FILE, UNSAID = "COMMANDLINE", "DEFAULT_MAP", "DEFAULT"
 
 FORMAT = Parameter(
     "format", Literal["table", "json", "csv", "markdown"], "table", Option(help="Form of the data on stdout.")
@@ -140,3 +157,70 @@ def show(answer: Answer, form: str) -> int:
 
     print_answer(answer, form)
     return 0 if answer.ok else 1
+
+
+# --- planner.toml -----------------------------------------------------------------------------------------------------
+
+
+def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
+    """Defaults of all commands below ``root``, in the form that the parser takes; empty where there is no file.
+
+    Raises InputError, naming the table or the key, for anything that is not a flag of a command.
+    """
+    if not path.exists():
+        return {}
+    try:
+        tables = tomllib.loads(read_given(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {error}", hint="fix the file, or move it away") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint="make it readable, or move it away") from error
+    return _of_group(root, tables, str(path), ())
+
+
+def source_of(context: typer.Context, name: str) -> str:
+    """The source of a value: ``TYPED``, ``FROM_FILE``, ``UNSAID`` or the environment."""
+    return str(getattr(context.get_parameter_source(name), "name", UNSAID))
+
+
+def _of_group(group: Any, tables: dict[str, Any], file: str, names: tuple[str, ...]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {}
+    for name, table in tables.items():
+        command, path = group.commands.get(name), (*names, name)
+        if command is None or not isinstance(table, dict):
+            known = ", ".join(f"[{'.'.join((*names, other))}]" for other in group.commands)
+            raise InputError(f"{file}: {'.'.join(path)} is no table of a command", hint=f"tables are named {known}")
+        below = _of_group if hasattr(command, "commands") else _of_command
+        defaults[name] = below(command, table, file, path)
+    return defaults
+
+
+def _of_command(command: Any, table: dict[str, Any], file: str, names: tuple[str, ...]) -> dict[str, Any]:
+    flags = {_key(spelling): p for p in command.params for spelling in p.opts if p.name != "help"}
+    opposites = {_key(spelling): p for p in command.params for spelling in p.secondary_opts}
+    defaults: dict[str, Any] = {}
+    for key, given in table.items():
+        where = f"{file}: [{'.'.join(names)}] {key}"
+        parameter = flags.get(_key(key)) or opposites.get(_key(key))
+        if parameter is None:
+            near = get_close_matches(_key(key), [*flags, *opposites], n=3)
+            nearest = f"nearest: {', '.join(near)}; " if near else ""
+            raise InputError(f"{where} is not a flag", hint=f"{nearest}keys are flags without their dashes")
+        value = _value(parameter, given, where)
+        defaults[parameter.name] = not value if _key(key) in opposites else value
+    return defaults
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
+
+
+def _value(parameter: Any, value: Any, where: str) -> Any:
+    """The value as the parser takes it: a list for a flag that may be repeated."""
+    repeatable = getattr(parameter, "multiple", False) or parameter.nargs == -1
+    switch = bool(getattr(parameter, "is_flag", False))
+    values = value if isinstance(value, list) and repeatable else [value]
+    if any(isinstance(one, bool) is not switch or not isinstance(one, str | int | float) for one in values):
+        wanted = "true or false" if switch else "a string or a number" + (", or a list of them" if repeatable else "")
+        raise InputError(f"{where} is not {wanted}", hint="write it as after the flag on the command line")
+    return values if repeatable else value

@@ -63,7 +63,7 @@ Url = Annotated[
     Option(metavar="URL", help="Running vLLM server to read settings and load from, instead of a line and a load."),
 ]
 Seconds = Annotated[
-    float | None, Interval(ge=0), Option("--url-seconds", help="How long to watch that server. Default: 5.")
+    float | None, Interval(ge=0), Option("--url-seconds", help="Seconds to watch that server. Default: 5.")
 ]
 OneGpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
 AsModel = Annotated[
@@ -113,14 +113,14 @@ def check_command(
 ) -> "CheckAnswer":
     """Check whether a ``vllm serve`` line starts on GPUs of this kind, what it delivers, and what delivers more.
 
-    ``line`` is the command or the text of a script with it; its words; or the path of a script, of a compose file, of a
-    manifest of Kubernetes, or of a plan's folder, whose plan then says the GPU and the load where nothing else does. A
+    ``line`` is the command or the text of a script with it; or its words; or the path of a script, a compose file or a
+    Kubernetes manifest. It may be a plan's folder, whose plan gives the GPU and the load where nothing else does. A
     client beside the server (``vllm bench serve``) says the load; ``vllm bench latency`` and ``throughput`` are judged
     as engines of their own. Where a script has branches that its GPU or ``variables`` do not decide, each is judged:
     ``answer.branches``. ``as_model`` is what a path in the line stands for. Lengths are tokens; where no load is given
-    it is 1024 in and out, and as many requests as run at once. ``goal`` is the goal of a better plan, ``gpus``
-    how many it may use (as many as the line). ``url`` is a running vLLM server: it is asked what it runs, unless
-    ``line`` says so, and watched for ``url_seconds`` (5): the load is what it has then; ``answer.seen`` has the rest.
+    it is 1024 in and out, and as many requests as run at once. ``goal`` is the goal of a better plan, ``gpus`` how many
+    it may use (as many as the line). ``url`` is a running vLLM server. It is asked what it runs, unless ``line`` says
+    so, and watched for ``url_seconds`` (5) to see its load; ``answer.seen`` has the rest.
 
     ``answer.ok`` is true if it starts, in every branch; ``answer.record`` has the rest. Raises InputError where there
     is no such line, or several that differ, and for a load that its context does not hold.
@@ -184,7 +184,7 @@ def _as_served(
 
 @dataclass
 class _Judge:
-    """The question about each line."""
+    """Judge of the launches of one GPU, version and load."""
 
     profile: "GpuProfile"
     version: str | None

@@ -54,7 +54,7 @@ def _several(flag: str, *names: str, text: str) -> Any:
 
 Per = Annotated[
     defaults.Per,
-    Option(help="What is equal: packages (a GPU with all its partitions), nodes, or logical GPUs as they are."),
+    Option(help="Unit of equal hardware: packages (a GPU with all its partitions), nodes, or logical GPUs."),
 ]
 Packages = Annotated[
     int | None,
@@ -111,10 +111,10 @@ def compare_gpus(
     """Compare GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, odds.
 
     Equal are whole GPUs with all their partitions (``per="package"``, ``packages`` of them), nodes, or logical GPUs.
-    Lengths are tokens, ``workload`` names usual ones instead, ``max_concurrency`` requests in flight (by default 8, 32
-    and 128), ``request_rate`` requests per second, each of all servers of a GPU type together; several make a table for
-    each. ``price`` are USD per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``). The layout is searched
-    unless ``tensor_parallel_size`` is given; the other keywords are those of ``Serving``.
+    Lengths are tokens; ``workload`` names usual ones instead. ``max_concurrency`` (by default 8, 32 and 128 requests)
+    or ``request_rate`` (requests per second) are those of all servers of a GPU type; several make a table for each.
+    ``price`` are USD per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``). The layout is searched unless
+    ``tensor_parallel_size`` is given; the other keywords are those of ``Serving``.
 
     ``answer.record.points`` has every figure, with its interval. Raises InputError for a load or a price that cannot
     be, and what ``Serving`` raises.
@@ -123,9 +123,9 @@ def compare_gpus(
     from planner.planning import Question, compare_hardware, parse_prices
 
     lengths = {"input_len": input_len, "output_len": output_len, "random_range_ratio": random_range_ratio}
-    said = {name: value for name, value in lengths.items() if value not in (defaults.LEN, 0.0)}
+    changed = {name: value for name, value in lengths.items() if value not in (defaults.LEN, 0.0)}
     arrivals = {"max_concurrency": max_concurrency, "request_rate": request_rate}
-    refuse_contradictions({"workload": workload, **said, **arrivals}, planned=True)
+    refuse_contradictions({"workload": workload, **changed, **arrivals}, planned=True)
     if workload is not None:
         named = load_of(workload=checked_workload(workload, turns=False))
         input_len, output_len, random_range_ratio = named.input_len, named.output_len, named.range_ratio

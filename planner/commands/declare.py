@@ -1,6 +1,4 @@
-"""Declarations of commands: their options with types, bounds and help, and the check of values.
-
-::
+"""Declarations of commands: their options with types, bounds and help, and the check of values. An example::
 
     Count = Annotated[int, Interval(ge=1), Option(help="Number of runs.")]
 
@@ -61,12 +59,12 @@ class Option:
 
 
 class Argument(Option):
-    """An ``Option`` without a flag."""
+    """An ``Option`` that is typed without a flag, by its place."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a command."""
+    """A parameter of a command, with its type, bounds and spelling."""
 
     name: str
     type: Any
@@ -82,7 +80,7 @@ class Parameter:
 
     @property
     def flag(self) -> str:
-        """Its first spelling."""
+        """The first spelling of the parameter, such as ``--gpu``."""
         return (self.option.names or (f"--{self.name.replace('_', '-')}",))[0]
 
     @property
@@ -91,11 +89,11 @@ class Parameter:
         pairs = [
             (word, getattr(bound, key, None)) for bound in self.bounds for word, key in (("min", "ge"), ("max", "le"))
         ]
-        own = {word: self.option.settings.get(word) for word in ("min", "max")}
-        return {word: value for word, value in (*own.items(), *pairs) if value is not None}
+        limits = {word: self.option.settings.get(word) for word in ("min", "max")}
+        return {word: value for word, value in (*limits.items(), *pairs) if value is not None}
 
     def check(self, value: Any, see: str) -> Any:
-        """The value as a plain one of its type; numbers of numpy and the like are taken.
+        """The value as a plain one of its type; also numbers of numpy.
 
         ``see`` is where the known names are listed. Raises InputError, naming the flag, for a value of another type or
         out of bounds.
@@ -148,10 +146,11 @@ class Command:
         for name in given:
             if name not in known:
                 raise UnknownNameError("keyword", name, known, see="docs/library.md")
-        own = self.parameters.keys() - SETTINGS.keys()  # engine settings check themselves
+        checked_here = self.parameters.keys() - SETTINGS.keys()  # engine settings check themselves
         see = f"planner {self.words} --help"
         return {
-            name: self.parameters[name].check(value, see) if name in own else value for name, value in given.items()
+            name: self.parameters[name].check(value, see) if name in checked_here else value
+            for name, value in given.items()
         }
 
 
@@ -171,7 +170,7 @@ def command(words: str, **declared: Any) -> Callable[[Function], Function]:
 
 
 def checked(declared: Command, function: Function) -> Function:
-    """``function`` with its keywords checked."""
+    """A copy of ``function`` that checks its keywords by the declaration."""
 
     @wraps(function)
     def asked(*words: Any, **given: Any) -> Any:

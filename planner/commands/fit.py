@@ -1,4 +1,4 @@
-"""Does it fit? ``planner fit``."""
+"""Memory of one engine, or of several: ``planner fit``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many GPUs, and what do they cost? ``planner fleet``."""
+"""Servers, GPUs and cost of a load: ``planner fleet``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -80,7 +80,7 @@ class FleetLoad:
 
 
 class FleetOptions:
-    """What a fleet has beside the servers that carry the load."""
+    """Spares, stock, billing and disaggregation of a fleet."""
 
     headroom: Annotated[float, _fleet("Extra load to carry, as a share of the load.")] = 0.2
     n_plus: Annotated[int, Interval(ge=0, le=100), _fleet("Spare servers of each kind.")] = 1
@@ -124,12 +124,12 @@ def size_fleet(
     """Size servers, GPUs, dollars and watts that carry a load under latency targets.
 
     The load is a ``request_rate`` (requests per second, of all servers together) of ``input_len`` and ``output_len``
-    tokens (1024 each where nothing is said) or of a ``workload`` by name; several ``classes``
-    (``Load.of_class("chat", 20, 1024, 256)``: a name, requests per second, tokens in and out); or a ``trace``, a file
-    of recorded arrivals, which a ``router`` deals to the servers.
-    ``ttft``, ``tpot`` and ``e2el`` are targets in ms at a ``percentile``. ``headroom`` is the share
-    of the load that is carried on top of it, ``n_plus`` spare servers of each kind, ``stock`` whole GPUs that there are
-    at most, ``price`` USD per GPU and hour instead of the profiles'. Settings of the engine may be given instead of
+    tokens (1024 each by default) or of a ``workload`` by name. Or it is several ``classes``
+    (``Load.of_class("chat", 20, 1024, 256)``: a name, requests per second, tokens in and out). Or it is a ``trace``, a
+    file of recorded arrivals, which a ``router`` deals to the servers.
+    ``ttft``, ``tpot`` and ``e2el`` are targets in ms at a ``percentile``. ``headroom`` is the share of the load that is
+    carried on top of it. ``n_plus`` is the number of spare servers of each kind. ``stock`` limits whole GPUs of a type.
+    ``price`` is USD per GPU and hour instead of the profiles'. Settings of the engine may be given instead of
     searched; the other keywords are those of ``Serving``.
 
     ``answer.fleets`` are all fleets, the best first. Raises InputError for an impossible load, target or price, and
@@ -143,7 +143,7 @@ def size_fleet(
     if transfer_gb_per_s is not None and not divide:
         raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
     if output is not None and not divide:
-        raise InputError("-o writes what launches prefill and decode apart", hint="add --disaggregated")
+        raise InputError("-o writes launch scripts of disaggregated serving", hint="add --disaggregated")
     demands, notes = _demands(given)
     percentile = f"{percentile:g}" if isinstance(percentile, float | int) else percentile
     slos = slos_of(demands, {"ttft": ttft, "tpot": tpot, "e2el": e2el}, str(percentile))

@@ -1,4 +1,4 @@
-"""What is done with a plan's folder: ``planner report``, ``deploy``, ``validate`` and ``tune``."""
+"""Commands for a plan's folder: ``planner report``, ``deploy``, ``validate`` and ``tune``."""
 
 import sys
 from enum import StrEnum
@@ -142,17 +142,21 @@ class SiteOptions:
     host: Annotated[str, _site("Address at which the server is reached.")] = "127.0.0.1"
     port: Annotated[int, _site("Port at which the server is reached.")] = 8000
     hf_secret: Annotated[str, _site("Name of the Secret with the key HF_TOKEN.")] = "hf-token"  # noqa: S105
-    cache: Annotated[str, _site("Where models are kept: emptydir, pvc or claim/NAME.")] = "emptydir"
+    cache: Annotated[str, _site("Volume for models: emptydir, pvc or claim/NAME.")] = "emptydir"
     gpu_resource: Annotated[str, _site("Name of the GPUs in the device plugin.")] = ""
     tolerations: Annotated[
         list[str], _site("Taint that the server tolerates. Repeatable.", "--toleration", metavar=_TOLERATION)
     ] = []  # noqa: RUF012
     node_selector: Annotated[list[str], _site("Label of the nodes to run on. Repeatable.", metavar="KEY=VALUE")] = []  # noqa: RUF012
     start_timeout_s: Annotated[int | None, Interval(ge=1), _site(_TIMEOUT, "--start-timeout")] = None
-    container: Annotated[Literal["pyxis", "apptainer"], _site("What runs containers under Slurm.")] = "pyxis"
+    container: Annotated[Literal["pyxis", "apptainer"], _site("Container runtime under Slurm.")] = "pyxis"
 
 
-@command("deploy", help="A plan as docker compose, Kubernetes, Slurm and the like run it.", groups=(SiteOptions,))
+@command(
+    "deploy",
+    help="Deployment files of a plan for docker compose, Kubernetes, Slurm and other platforms.",
+    groups=(SiteOptions,),
+)
 def deploy(
     directory: DeployedDir,
     *,
@@ -218,20 +222,19 @@ ResultFile = Annotated[
 
 @command(
     "validate",
-    help="What the scripts of a plan measured beside its prediction, and why they differ. Exit status 1 if a figure is "
-    "outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
+    help="Measurements of a plan's scripts beside its prediction, with causes of differences. Exit status 1 if a "
+    "figure is outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
 )
 def validate_plan(
     directory: MeasuredDir, *, result: ResultFile | None = None
 ) -> "ValidationAnswer | OfflineValidation":
     """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
 
-    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran, or ``result`` is a file in which another tool
-    says what it measured of it. ``answer.ok`` is true if every measurement
-    lies within its bounds and the server's log, where there is one, says that the plan's vLLM ran with its settings
-    (``answer.record.inside`` and ``answer.record.as_planned``). Where the folder is that of a workflow and only its
-    offline scripts ran, ``answer.lines`` has their measurements beside what is predicted and printed. Raises InputError
-    where there is no plan, or no result.
+    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran; ``result`` is the file of another tool that
+    measured it. ``answer.ok`` is true if every measurement lies within its bounds (``answer.record.inside``) and the
+    server's log, if any, shows the plan's vLLM and settings (``answer.record.as_planned``). For a workflow of which
+    only the offline scripts ran, ``answer.lines`` has their measurements beside the predicted and the printed ones.
+    Raises InputError without a plan or a result.
     """
     from planner.evidence import validate
     from planner.output import ValidationAnswer, validate_offline
@@ -277,8 +280,8 @@ def tune(
     when a tuning begins.
 
     ``answer.best`` is the folder of the best measured plan, ``answer.ok`` is true if it is known to be the best. Raises
-    InputError where there is no plan, or one of a recorded load, where the machine does not pass ``preflight.sh``,
-    where several settings fail and none was measured, and where the state is damaged.
+    InputError without a plan, for a plan of a recorded load, and for a damaged state. Also where the machine does not
+    pass ``preflight.sh``, and where several settings fail and none was measured.
     """
     from planner.output import Tuner, TuningAnswer
 

@@ -114,7 +114,7 @@ def load_of(
         return Load.trace(trace, rate)
     if classes:
         check_classes(classes, scheduling_policy)
-        _ = Load(1, 1, **rhythm)  # refuses what is no load
+        _ = Load(1, 1, **rhythm)  # refuses impossible values
         return Load.classes_of(classes, **rhythm)
     if workload is None:
         lengths: dict[str, Any] = {
@@ -192,7 +192,7 @@ def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], perc
         of_the_server = tuple(slo for slo in slos if slo.metric not in OF_A_REQUEST)
         others = tuple(slo for slo in slos if slo.metric in OF_A_REQUEST)
         by_class = [(one.name, parse_slos(one.limits_ms, percentile) or others) for one in classes]
-        slos = (*of_the_server, *(replace(slo, group=name) for name, own in by_class for slo in own))
+        slos = (*of_the_server, *(replace(slo, group=name) for name, targets in by_class for slo in targets))
     for one in classes:
         if one.recorded is None and not one.range_ratio:
             refuse_gaps_of_one_token([slo for slo in slos if slo.group in ("", one.name)], one.output_len)

@@ -1,6 +1,6 @@
 """The entry point: it turns errors into exit statuses, and it alone writes to the terminal.
 
-0 yes · 1 the honest answer is no · 2 bad input · 3 the hub could not be reached or refused · 70 a bug · 130 Ctrl-C.
+0 yes · 1 no · 2 bad input · 3 the hub could not be reached or refused · 70 a bug · 130 Ctrl-C.
 
 What a command prints is collected and written when the command has ended, so an error leaves nothing half printed.
 """
@@ -23,14 +23,13 @@ import typer
 
 from planner import __version__
 from planner.commands import INTERRUPTED
-from planner.commands.adapter import Typed, add_command
+from planner.commands.adapter import FILE, FROM_FILE, Typed, add_command, read_defaults, source_of
 from planner.commands.declare import COMMANDS as DECLARED
-from planner.commands.planner_toml import FILE, FROM_FILE, read_defaults, source_of
 from planner.commands.streams import NO, YES, complain, progress_on, write
 from planner.errors import PlannerError
 
 BUG = 70
-#: What the parser raises: the base of the bases of typer's own error, wherever its version keeps them.
+#: The error of the parser: the base of the bases of typer's own error, wherever its version keeps them.
 ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
 #: New objects between two looks for unused cycles: a replay makes many that last, and no cycles.
@@ -46,7 +45,7 @@ COMMANDS = {
 }  # fmt: skip
 #: Groups of commands, with their help.
 GROUPS = {
-    "predict": "How fast, in the words of vllm bench.",
+    "predict": "Speed of a server, with the flags and the output of vllm bench.",
     "hardware": "GPU profiles.",
     "models": "Model architectures.",
 }
@@ -157,7 +156,7 @@ def _as_typed(cause: str, words: Sequence[str]) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """What the parser says, after the name of the file where the value is from ``planner.toml``."""
+    """The parser's message, after the name of the file where the value is from ``planner.toml``."""
     message = str(getattr(error, "format_message", error.__str__)()).replace("Value error, ", "")
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context and parameter and source_of(context, parameter.name) == FROM_FILE:
@@ -166,7 +165,7 @@ def _cause(error: Exception) -> str:
 
 
 def _usage_hint(error: Exception) -> str:
-    """Where the options are told; of a word that is none of several, the nearest of these."""
+    """The nearest of several words for a wrong one; else the command that lists the options."""
     context, message = getattr(error, "ctx", None), str(getattr(error, "message", ""))
     if choices := re.search(r"'(.*)' is not one of (.*)", message):
         names = re.findall(r"'([^']+)'", choices[2])

@@ -60,7 +60,7 @@ def model_argument(metavar: str = "MODEL", text: str = "Hub id, folder with a co
 
 
 def gpu_option(text: str, **settings: Any) -> Any:
-    """An option that names GPUs."""
+    """An option that names GPUs, completed by the shell."""
     return Option(**{"kind": str, "metavar": "GPU", "autocompletion": complete_gpu, "help": text, **settings})
 
 
@@ -169,7 +169,7 @@ WorkloadName = Annotated[
 ]
 RouterName = Annotated[
     Literal["round-robin", "least-loaded", "prefix-aware"] | None,
-    Option(panel=LOAD, help="Which server gets which request. Default: round-robin."),
+    Option(panel=LOAD, help="Distribution of requests to servers. Default: round-robin."),
 ]
 NumPrompts = Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Requests.")]
 BatchSize = Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Prompts of the one batch.")]
@@ -196,7 +196,7 @@ Classes = Annotated[
     ),
 ]
 Burstiness = Annotated[
-    float | None, Option(panel=LOAD, default=1.0, help="Of the arrivals: 1 is Poisson, less is burstier.")
+    float | None, Option(panel=LOAD, default=1.0, help="Burstiness of arrivals: 1 is Poisson, less is burstier.")
 ]
 Seed = Annotated[
     int | None, Interval(ge=0, le=2**32 - 1), Option(panel=LOAD, default=0, help="Seed of random lengths and arrivals.")

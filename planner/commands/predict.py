@@ -1,4 +1,4 @@
-"""How fast? ``planner predict``, in the words of ``vllm bench``."""
+"""Speed of one server: ``planner predict``, with the flags and the output of ``vllm bench``."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
-    """The numbers of ``50,90,99``."""
+    """Read a list of numbers such as ``50,90,99``."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:

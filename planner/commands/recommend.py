@@ -1,4 +1,4 @@
-"""Which settings, and how many servers? ``planner recommend``."""
+"""Settings, GPUs and scripts: ``planner recommend``."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ class SearchOptions:
 
 @command(
     "recommend",
-    help="Which settings, and the scripts that launch and prove them.",
+    help="Settings for a goal or for latency targets, and the scripts that launch and check them.",
     groups=(SearchOptions, PlannedLoad, ServerOptions),
     engine=GIVEN,
     rivals=rivals(planned=True),
@@ -78,25 +78,27 @@ def recommend_plans(
 ) -> "Recommendation":
     """Find the best settings for each GPU, for a goal or for latency targets under a load.
 
-    What is left out has the defaults of ``planner recommend``, and ``answer.defaults_taken`` names them: the model
-    ``meta-llama/Llama-3.3-70B-Instruct``, four GPUs side by side, ``goal="balanced"`` (others: ``"min-latency"``,
-    ``"max-throughput"``), ``gpus=8`` in a node, 1024 tokens in and out.
+    Defaults are those of ``planner recommend``; ``answer.defaults_taken`` names them. They are the model
+    ``meta-llama/Llama-3.3-70B-Instruct``, four GPUs, ``goal="balanced"`` (others: ``"min-latency"``,
+    ``"max-throughput"``), ``gpus=8`` in a node, and 1024 tokens in and out.
 
-    The load is given by lengths in tokens or a ``workload`` by name (chat, rag, summarise, code, agent, reasoning) and
-    ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers together); or as
-    a ``trace``, a file of recorded arrivals and lengths; or as ``classes`` (``Load.of_class("chat", 20, 1024, 256)``),
-    which share each server and have targets and priorities of their own. ``router`` says how a trace, or a workload of
-    several turns (multi-turn-chat, coding-agent), is dealt to servers. ``ttft``, ``tpot``, ``itl`` and ``e2el`` are
-    targets in ms at a ``percentile`` (99, ``"mean"``): the cheapest plan is found that meets them
-    with probability ``confidence`` (0.8); several GPUs stand by USD per hour, ``price`` says others than the
-    profiles' per GPU (``{"mi355x": 2.5}``). With ``disaggregated``, prefill and decode on servers of their own are the
-    answer where they take fewer GPUs at that confidence: ``answer.answer_apart``. ``pick`` takes another plan than the
-    best. Settings of the engine may be given; those of the layout are searched and cannot be. ``output`` is a folder to
-    write the scripts into. The other keywords are those of ``Serving``.
+    The load is given by lengths in tokens, or by a ``workload`` by name (chat, rag, summarise, code, agent, reasoning).
+    ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers) go with it. Or it
+    is a ``trace``, a file of recorded arrivals and lengths. Or it is several ``classes`` (``Load.of_class("chat", 20,
+    1024, 256)``), which share each server and have targets and priorities of their own. A ``router`` deals a trace, or
+    a workload of several turns (multi-turn-chat, coding-agent), to servers.
+
+    ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at a ``percentile`` (99, ``"mean"``). The cheapest plan
+    is found that meets them with probability ``confidence`` (0.8). Several GPUs are sorted by USD per hour; ``price``
+    is USD per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``). With ``disaggregated``, separate prefill and
+    decode servers are the answer where they take fewer GPUs: ``answer.answer_apart``.
+
+    ``pick`` takes another plan than the best. Settings of the engine may be given, except those of the layout, which
+    are searched. ``output`` is a folder to write the scripts into. The other keywords are those of ``Serving``.
 
     ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
-    Raises InputError for flags that contradict each other, a trace that cannot be read, a request longer than the
-    model's context and a ``pick`` beyond the last plan, and what ``Serving`` raises.
+    Raises InputError for options that contradict each other, a trace that cannot be read, a request longer than the
+    model's context and a ``pick`` beyond the last plan. Raises also what ``Serving`` raises.
     """
     from planner.output import Recommendation
     from planner.planning import Request, check_apart, parse_prices, rank
@@ -198,7 +200,7 @@ def planned_load(given: Mapping[str, Any], scheduling_policy: str | None) -> "tu
 
 
 def script_files(recommendation: "Recommendation") -> dict[str, str]:
-    """What launches, benchmarks and validates the picked plans: name to content; none where there is no plan.
+    """Scripts that launch, benchmark and validate the picked plans, by name; empty without a plan.
 
     One GPU's scripts have plain names, those of several are in a folder for each.
     """
@@ -229,8 +231,8 @@ def write_scripts(
     """Write what launches, benchmarks and validates the picked plans into ``directory``; all of it or nothing.
 
     One GPU's scripts go into ``directory`` itself, those of several into a folder for each below it. Returns the names
-    of the files; none where there is no plan. Raises InputError for a folder that exists, unless ``force``, and for one
-    that cannot be written.
+    of the files, empty without a plan. Raises InputError for a folder that exists, unless ``force``, and for one that
+    cannot be written.
     """
     from planner.output import write_folder
 

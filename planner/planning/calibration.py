@@ -1,4 +1,4 @@
-"""What the user's own machines taught: one file with two parts.
+"""Calibration of the user's own machines: one file with two parts.
 
 ::
 
@@ -46,7 +46,7 @@ class Local:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the factors belong to other shipped fits than the present ones, and so mean nothing."""
+        """True if the factors belong to other shipped fits than the present ones, and so mean nothing."""
         from planner.timing import base_digest
 
         return self.efficiency is not None and self.efficiency.base != base_digest()
@@ -77,7 +77,7 @@ class Local:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user of the file should know."""
+        """A warning about factors that are left out."""
         if not self.is_stale:
             return ()
         return (
@@ -86,7 +86,7 @@ class Local:
         )
 
 
-#: Nothing of the user's own.
+#: The shipped fits alone.
 SHIPPED = Local()
 
 
@@ -96,7 +96,7 @@ def local_path() -> Path:
 
 
 def local_for(calibration: str | None) -> Local:
-    """What ``--calibration`` means: a file, ``none`` for what we ship alone, by default the user's own where it exists.
+    """Read ``--calibration``: a file, ``none`` for the shipped fits, by default the user's own file where it exists.
 
     Raises InputError for a file that cannot be read.
     """
@@ -106,7 +106,7 @@ def local_for(calibration: str | None) -> Local:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file; in a folder that may not be looked into there is none for us."""
+    """True if the file exists; false in a folder that may not be read."""
     try:
         return path.is_file()
     except OSError:

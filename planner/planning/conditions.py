@@ -18,7 +18,7 @@ ENDS = NormalDist().inv_cdf(0.95)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One check of vLLM's start-up."""
+    """One check of vLLM's start-up, with its margin."""
 
     name: str  #: in vLLM's terms
     margin: Interval  #: bytes per GPU to spare; negative where they lack
@@ -126,9 +126,9 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
     )
 
 
-def _beside(room: Interval, taken: Interval) -> Interval:
-    """``room`` less ``taken``: the low end of one meets the high end of the other."""
-    return Interval(room.mid - taken.mid, room.low - taken.high, room.high - taken.low)
+def _beside(total: Interval, taken: Interval) -> Interval:
+    """``total`` less ``taken``: the low end of one meets the high end of the other."""
+    return Interval(total.mid - taken.mid, total.low - taken.high, total.high - taken.low)
 
 
 def _less(interval: Interval, amount: float) -> Interval:

@@ -1,7 +1,4 @@
-"""Defaults, limits of what may be asked, and judgement constants of replays and searches.
-
-Every number of this kind stands here once, for commands, searches and replays alike.
-"""
+"""Defaults, limits of what may be asked for, and judgement constants of replays and searches, each once."""
 
 from typing import Final, Literal
 
@@ -10,10 +7,9 @@ from planner.workload import CONFIDENCE as CONFIDENCE
 # --- What can be asked for
 
 Goal = Literal["min-latency", "max-throughput", "balanced"]
-#: What each type of GPU gets as much of: whole GPUs (``package``), nodes, or logical GPUs, where a partition counts as
-#: one.
+#: The unit of equal hardware: whole GPUs (``package``), nodes, or logical GPUs, where a partition counts as one.
 Per = Literal["package", "node", "gpu"]
-Objective = Literal["usd", "gpus", "watts"]  #: what the best fleet has least of
+Objective = Literal["usd", "gpus", "watts"]  #: quantity that a fleet minimises
 RentedBy = Literal["gpu", "node"]  #: ``gpu``: single GPUs, of partitions whole packages
 
 # --- What a command plans for
@@ -35,7 +31,7 @@ LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
 LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6  #: of a link: 1 KB/s to 1 PB/s
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.05, 0.99  #: beyond, no run shows the errors of predictions
 LEAST_BURSTINESS = 0.01  #: of a load that is planned for
-MOST_LOADS = 64  #: of one comparison; nobody reads more
+MOST_LOADS = 64  #: of one comparison: a longer table is not read
 MOST_NODES = 8  #: of one server
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
 
@@ -67,14 +63,14 @@ COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, 
 
 # --- Judgement: what nothing measured decides, and why
 
-TOLERANCE = 0.03  #: ratio of loads that are told apart: a replay of so many requests scatters by as much
+TOLERANCE = 0.03  #: ratio of loads that differ: a replay of so many requests scatters by as much
 IDLE = 0.02  #: share of the time that an almost idle server is busy; an engine that misses targets here always does
 NEAR_EDGE = 0.15  #: ratio of two loads between which the limit is read off a line, to about two digits
 NEAR_LIMIT = 0.9  #: expected over limit of a load that is a better start than the closed form
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: a start, not a result
 USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out; it hardly moves
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
-EQUAL = 0.01  #: share by which figures of a comparison differ that are called equal: no prediction tells them apart
+EQUAL = 0.01  #: share by which figures of a comparison differ that are called equal: predictions are no better
 CERTAIN = 0.95  #: probability of an order that is called certain: the 90 % interval of the ratio does not hold 1
 SAME_REPLAY = 0.005  #: share by which a repeated replay may differ from its plan before a note says so
 BEYOND = (1.25, 1.5, 2.0)  #: loads above a plan's own in a chart, to see what happens there

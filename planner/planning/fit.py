@@ -55,7 +55,7 @@ class WayOut:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The entry of ``options[]``."""
+        """The entry of ``options[]`` in JSON."""
         return {
             "change": self.change,
             "settings": dict(self.settings),
@@ -78,7 +78,7 @@ class LogLine:
     inside: bool  #: whether the logged figure is in the interval, its own rounding allowed for
 
     def to_json(self) -> dict[str, Any]:
-        """The entry of ``startup_log[]``."""
+        """The entry of ``startup_log[]`` in JSON."""
         digits = 2 if self.unit == "requests" else None
         low, mid, high = (round(v, digits) for v in (self.predicted.low, self.predicted.mid, self.predicted.high))
         return {
@@ -94,7 +94,7 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether a model starts on a GPU with these settings. Bytes per GPU, tokens and concurrency per engine."""
+    """Memory of a model on a GPU, and whether it starts. Bytes per GPU, tokens and concurrency per engine."""
 
     serving: Serving
     min_tensor_parallel_size: int | None
@@ -104,7 +104,7 @@ class Fit:
 
     @property
     def deployment(self) -> Deployment:
-        """The engine, without efficiencies."""
+        """The engine, for questions about memory alone."""
         return self.serving.memory
 
     @property
@@ -125,12 +125,12 @@ class Fit:
 
     @property
     def budget(self) -> MemoryBudget:
-        """The division of the memory."""
+        """The division of the memory of each GPU."""
         return self.deployment.budget
 
     @property
     def gpu_id(self) -> str:
-        """Profile id of the GPU."""
+        """Profile id of the GPU, such as ``h100-sxm``."""
         return self.deployment.profile.id
 
     @property
@@ -146,8 +146,8 @@ class Fit:
     @property
     def calibration(self) -> str:
         """Source of the overheads for this GPU, version and TP size: ``shipped``, or a file of the user's."""
-        own = self.budget.overheads.own
-        return own[0].origin if own else SHIPPED
+        fits = self.budget.overheads.own
+        return fits[0].origin if fits else SHIPPED
 
     @property
     def binding_condition(self) -> Condition:
@@ -391,10 +391,10 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
             f"vLLM {config.version} samples with FlashInfer where it is installed, in less memory: "
             f"--env {FLASHINFER_SAMPLER}=1 or =0 says which"
         )
-    own = budget.overheads.own
-    if own:
-        logs = ", ".join(dict.fromkeys(log for fit in own for log in fit.logs))
-        yield f"memory overheads of this machine, from {own[0].origin} (log {logs})"
+    learned = budget.overheads.own
+    if learned:
+        logs = ", ".join(dict.fromkeys(log for fit in learned for log in fit.logs))
+        yield f"memory overheads of this machine, from {learned[0].origin} (log {logs})"
     if model.mtp and config.speculative_config is None:
         yield "MTP modules are not loaded: speculative decoding is not asked for"
     if config.speculative_config:
@@ -444,9 +444,8 @@ FRUGAL: tuple[tuple[str, Setting], ...] = (
 def _ways_out(fit: Fit) -> Iterator[WayOut]:
     """Changes after which it fits, each checked by asking again.
 
-    The best setting, precision, number and kind of GPU come first, then the second best of each, and so on: the first
-    three are three kinds of way out where there are as many. Where none of them is enough on such GPUs, several
-    changes together come first.
+    The best setting, precision, number and kind of GPU come first, then the second best of each, and so on. So the
+    first three are of three kinds, if possible. Where none is enough on such GPUs, several changes together come first.
     """
     # the version stays, also where another GPU has another newest image
     serving = fit.serving.changed(engine_version=fit.serving.version)
@@ -523,7 +522,7 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 
 def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
-    """As few of the frugal settings together as are enough; all of them and a shorter context, where none are."""
+    """The fewest frugal settings that are enough together; else all of them and a shorter context."""
     chosen: dict[str, Setting] = {}
     for name, value in FRUGAL:
         if not _saves(name, value, getattr(fit.config, name)):
@@ -574,12 +573,12 @@ def _more_gpus(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 def _more_partitions(serving: Serving) -> Iterator[WayOut]:
     """Tensor parallelism over partitions, in a mode for which a source documents it and another disputes it."""
-    own = serving.profile
-    alike = [p for p in _modes_of(own) if p.partition and p.memory_bytes == own.memory_bytes]
-    for profile in sorted(alike, key=lambda p: p.id != own.id):
+    here = serving.profile
+    alike = [p for p in _modes_of(here) if p.partition and p.memory_bytes == here.memory_bytes]
+    for profile in sorted(alike, key=lambda p: p.id != here.id):
         for size in (2, 4, 8):
             settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
-            if profile.id != own.id:
+            if profile.id != here.id:
                 settings["gpu"] = profile.id
             change = f"{size} partitions, tensor parallel, which is disputed"
             if options := tuple(_option(serving, change, settings, profile=profile)):
@@ -609,8 +608,8 @@ def _several(serving: Serving) -> Iterator[WayOut]:
 
 def _modes(serving: Serving) -> Iterator[WayOut]:
     """The smallest larger mode of the same GPU, the whole GPU among them."""
-    own = serving.profile
-    larger = [p for p in _modes_of(own) if p.memory_bytes > own.memory_bytes] if own.partition else []
+    here = serving.profile
+    larger = [p for p in _modes_of(here) if p.memory_bytes > here.memory_bytes] if here.partition else []
     yield from _first_gpus(serving, larger, "{} instead", 1)
 
 
@@ -620,15 +619,15 @@ def _modes_of(profile: GpuProfile) -> Iterator[GpuProfile]:
 
 def _other_gpus(serving: Serving) -> Iterator[WayOut]:
     """The smallest whole GPUs with more memory on which the same settings fit, in no more nodes."""
-    own, args = serving.profile, serving.args
+    here, args = serving.profile, serving.args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
-    nodes = ceil(ranks / own.gpus_per_node)
+    nodes = ceil(ranks / here.gpus_per_node)
     larger = [
         p
         for p in load_all()
         if p.platform != "cpu"
-        and p.memory_bytes > own.memory_bytes
-        and p.id != own.whole
+        and p.memory_bytes > here.memory_bytes
+        and p.id != here.whole
         and ceil(ranks / p.gpus_per_node) <= nodes
     ]
     yield from _first_gpus(serving, larger, "{}", OTHER_GPUS)
@@ -650,7 +649,7 @@ def _first_gpus(serving: Serving, profiles: list[GpuProfile], change: str, most:
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticLine:
-    """One line of the arithmetic."""
+    """One line of the arithmetic, as ``--explain`` shows it."""
 
     label: str
     value: str

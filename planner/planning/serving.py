@@ -118,7 +118,7 @@ class Serving:
         local: Local = SHIPPED,
         basis: Basis | None = None,
     ) -> Self:
-        """The same of what is resolved already."""
+        """A ``Serving`` of facts that are resolved already."""
         if isinstance(model, Model):
             model = ResolvedModel(model.id, model.id, model, "catalog")
         made = cls.__new__(cls)
@@ -143,23 +143,23 @@ class Serving:
         """A copy with other fields, another ``model``, or other settings of the engine."""
         if "model" in changes:
             changes["resolved"] = replace(self.resolved, model=changes.pop("model"))
-        made, own = self.__class__.__new__(self.__class__), {field.name for field in fields(self)}
-        settings = {name: value for name, value in changes.items() if name not in own}
-        taken = {name: value for name, value in changes.items() if name in own}
-        vars(made).update({name: taken.get(name, getattr(self, name)) for name in own})
+        made, names = self.__class__.__new__(self.__class__), {field.name for field in fields(self)}
+        settings = {name: value for name, value in changes.items() if name not in names}
+        taken = {name: value for name, value in changes.items() if name in names}
+        vars(made).update({name: taken.get(name, getattr(self, name)) for name in names})
         vars(made)["args"] = made.args.changed(**settings)
         return made
 
     @property
     def model(self) -> Model:
-        """The architecture of the checkpoint."""
+        """The architecture of the checkpoint, with its precision."""
         return self.resolved.model
 
     @property
     def longest_context(self) -> int:
         """Tokens of the longest request: those of ``--max-model-len``, at most the model's own context."""
-        own = self.model.max_position_embeddings
-        return min(own, self.args.max_model_len or own)
+        context = self.model.max_position_embeddings
+        return min(context, self.args.max_model_len or context)
 
     @cached_property
     def version(self) -> EngineVersion:
@@ -265,8 +265,8 @@ def load_model(
     ``revision`` is a branch, tag or commit; ``refresh`` asks the hub even where a local answer exists.
     ``timeout`` is in seconds, for all that the hub is asked, by default 30.
 
-    Raises UnknownNameError for a name that is nowhere, InputError for a file that is no model, UnsupportedModelError
-    for an architecture that is not understood, and HubError where the hub cannot be reached or refuses.
+    Raises UnknownNameError for an unknown name, InputError for a file without a model, UnsupportedModelError for an
+    unknown architecture, and HubError where the hub cannot be reached or refuses.
     """
     resolved = model
     if not isinstance(resolved, ResolvedModel):
@@ -424,7 +424,7 @@ def checked_rate(name: str, gb_per_s: float | None) -> float | None:
 
 
 def typed(name: str, value: Any, kind: Any, *, flag: str = "", strict: bool = True) -> Any:
-    """``value`` as a plain one of ``kind``, bounds included; numbers of numpy and the like are taken.
+    """``value`` as a plain one of ``kind``, bounds included; also numbers of numpy.
 
     Without ``strict`` a text is read as a number. Raises InputError, naming the flag, for any other value.
     """

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 #: Settings that a log and a question must agree on, and those that the question may change.
 LAYOUT, FREE = tagged("layout"), tagged("logged")
-#: What a log says of kernels, by the variables that choose them.
+#: Kernels that a log names, by the variables that choose them.
 KERNELS = {"flashinfer_sampler": FLASHINFER_SAMPLER, "mxfp4_use_marlin": MXFP4_MARLIN}
-#: How far a profile's total may be from the one logged: GPUs of one name differ by up to 0.3 %.
+#: Largest difference of a profile's total from the one logged: GPUs of one name differ by up to 0.3 %.
 MEMORY_TOLERANCE = 0.01
-#: How far weights may be from the prediction: 94 % of published logs are within 1 %.
+#: Largest difference of weights from the prediction: 94 % of published logs are within 1 %.
 WEIGHTS_TOLERANCE = 0.01
 #: Weights further off than this are those of another checkpoint.
 OTHER_CHECKPOINT = 0.10

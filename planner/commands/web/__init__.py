@@ -1,7 +1,7 @@
 """A page to play with, and the commands as an HTTP API: ``planner ui``.
 
-``api`` has the commands, ``play`` the page, ``app`` serves both. Only GET is answered, and nothing that it asks changes
-anything. starlette is imported in ``app`` alone.
+``api`` has the commands, ``play`` the page, ``app`` serves both. Only GET is answered, and it changes nothing.
+starlette is imported in ``app`` alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HERE = "127.0.0.1"
 LOOPBACK = (HERE, "localhost", "::1")
 
 Host = Annotated[
-    str, Option(metavar="ADDRESS", help="Address to listen on. Elsewhere than here, a token is asked for.")
+    str, Option(metavar="ADDRESS", help="Address to listen on. Any address other than localhost requires a token.")
 ]
 Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
 Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
@@ -61,10 +61,10 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False) -> None
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(where)
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
     except (OSError, OverflowError, UnicodeError) as error:
         cause = getattr(error, "strerror", None) or str(error)
         raise InputError(f"--host {host} --port {port}: {cause}", hint="name another address or port") from error
-    return found
+    return listening

@@ -75,7 +75,7 @@ class Operation:
 
 
 def operations() -> dict[str, Operation]:
-    """Every path below /api."""
+    """The operations, by path below /api."""
     functions = {path: getattr(planner, name) for path, (_, name) in ANSWERED.items()}  # declares their commands
     return {path: Operation(path, COMMANDS[ANSWERED[path][0]], function) for path, function in functions.items()}
 
@@ -122,8 +122,8 @@ def _line(texts: list[str]) -> str | list[str]:
 # --- documentation ----------------------------------------------------------------------------------------------------
 
 
-def openapi(found: Mapping[str, Operation]) -> dict[str, Any]:
-    """OpenAPI 3.1 of these operations."""
+def openapi(offered: Mapping[str, Operation]) -> dict[str, Any]:
+    """Describe the operations in OpenAPI 3.1."""
     failed = {
         "type": "object",
         "properties": {"error": {"type": "string"}, "hint": {"type": "string"}, "exit_status": {"type": "integer"}},
@@ -134,9 +134,9 @@ def openapi(found: Mapping[str, Operation]) -> dict[str, Any]:
             "title": "planner",
             "version": planner.__version__,
             "description": "The questions of the command line. An answer is what --format json prints; the header"
-            " Planner-Exit-Status is 0 for yes and 1 where the honest answer is no.",
+            " Planner-Exit-Status is 0 for yes and 1 for a negative result.",
         },
-        "paths": {f"/api/{path}": {"get": dict(_described(one))} for path, one in found.items()},
+        "paths": {f"/api/{path}": {"get": dict(_described(one))} for path, one in offered.items()},
         "components": {"schemas": {"Error": failed}},
     }
 

@@ -51,7 +51,7 @@ class Guard:
         self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request, with the headers of every answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -79,23 +79,20 @@ class Guard:
 
     def _without_token(self, request: Request) -> Response | None:
         """Once in the address, then in a cookie; programs send it as ``Authorization: Bearer``."""
-        said = request.query_params.get("token")
-        if said and secrets.compare_digest(said.encode(), self.token.encode()):
+        token = request.query_params.get("token")
+        if token and secrets.compare_digest(token.encode(), self.token.encode()):
             rest = [(name, value) for name, value in parse_qsl(request.url.query) if name != "token"]
             answer = RedirectResponse(f"{request.url.path}?{urlencode(rest)}".rstrip("?"), 303)
             answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
             return answer
-        kept = request.cookies.get(COOKIE) or request.headers.get("authorization", "").removeprefix("Bearer ")
-        if secrets.compare_digest(kept.encode(), self.token.encode()):
+        token = request.cookies.get(COOKIE) or request.headers.get("authorization", "").removeprefix("Bearer ")
+        if secrets.compare_digest(token.encode(), self.token.encode()):
             return None
         return Response("open the address that planner ui printed: it has the token\n", 401, media_type="text/plain")
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether a Host header is an address or this machine's own name, whatever the port: a tunnel has another one.
-
-    A name that somebody else chose is not.
-    """
+    """True if a Host header is an address or this machine's own name, with any port: a tunnel has another one."""
     name = re.sub(r":\d*$", "", host)
     try:
         ip_address(name.strip("[]"))
@@ -124,18 +121,18 @@ def make_app(*, token: str = "") -> Starlette:
 
 
 class Pages:
-    """The page and its parts."""
+    """Handlers of the page and of what it loads."""
 
     def __init__(self) -> None:
         self.memory = Memory()
         self.places, self.aside = asyncio.Semaphore(SEARCHES), asyncio.Semaphore(1)
 
     async def front(self, request: Request) -> Response:
-        """The page with its answer."""
+        """Send the page with its answer."""
         return await self._html(request, self._front)
 
     async def answer(self, request: Request) -> Response:
-        """The answer of a search."""
+        """Send the answer of a search."""
         async with self.places:
             if await request.is_disconnected():  # another one follows already
                 return Response(status_code=204)
@@ -146,14 +143,14 @@ class Pages:
         return await self._html(request, self._live)
 
     async def ladder(self, request: Request) -> Response:
-        """What other confidences cost: several searches, which keep no other waiting."""
+        """Send the cost of other confidences: several searches, behind all others."""
         async with self.aside:
             if await request.is_disconnected():
                 return Response(status_code=204)
             return await self._html(request, self._ladder)
 
     async def scripts(self, request: Request) -> Response:
-        """The scripts of a search."""
+        """Send the scripts of a search as a zip file."""
 
         def made() -> Response:
             content = zipped(self.memory.search(read_asked(_query(request))))
@@ -163,14 +160,14 @@ class Pages:
         return await _answered(made)
 
     def style(self, request: Request) -> Response:
-        """The style sheet."""
+        """Send the style sheet of the page."""
         from planner.output import style
 
         del request
         return Response(style(), media_type="text/css")
 
     def script(self, request: Request) -> Response:
-        """The page's script."""
+        """Send the script of the page."""
         from planner.output import script
 
         del request
@@ -226,12 +223,12 @@ def _query(request: Request) -> dict[str, list[str]]:
 
 
 async def _answered(made: Callable[[], Response]) -> Response:
-    """What ``made`` gives, or its error as JSON."""
+    """The response of ``made``, or its error as JSON."""
     try:
         return await run_in_threadpool(made)
     except PlannerError as error:
-        said = {"error": error.cause, "hint": error.hint, "exit_status": error.exit_status}
-        return _json(json.dumps(said), 502 if isinstance(error, HubError) else 400)
+        content = {"error": error.cause, "hint": error.hint, "exit_status": error.exit_status}
+        return _json(json.dumps(content), 502 if isinstance(error, HubError) else 400)
 
 
 async def _called(request: Request, operation: Operation, places: asyncio.Semaphore) -> Response:

@@ -48,7 +48,7 @@ LIVE_PROMPTS = 100  #: of a replay while a slider moves: enough for a mean, and 
 
 
 def read_asked(query: Mapping[str, list[str]]) -> Asked:
-    """What an address asks. Raises InputError, naming the parameter, for what makes no question."""
+    """Read the question of an address. Raises InputError, naming the parameter, for an impossible one."""
     from planner.output import Asked
 
     known = {field.name for field in fields(Asked)}
@@ -82,7 +82,7 @@ def address(asked: Asked) -> str:
 
 
 class Memory:
-    """What was searched for, the latest first to be asked again and last to be forgotten."""
+    """The latest searches."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, Played] = OrderedDict()
@@ -91,16 +91,16 @@ class Memory:
     def search(self, asked: Asked) -> Played:
         """The search, made or remembered. Raises what ``recommend_plans`` raises."""
         key = sha256(address(asked).encode()).hexdigest()[:16]
-        found = self.remembered(key) or _searched(asked, key)
+        played = self.remembered(key) or _searched(asked, key)
         with self._alone:
-            self._found[key] = found
+            self._found[key] = played
             self._found.move_to_end(key)
             while len(self._found) > REMEMBERED:
                 self._found.popitem(last=False)
-        return found
+        return played
 
     def ladder(self, asked: Asked) -> list[Played]:
-        """The same question at other confidences, the lowest first."""
+        """Searches of the question at other confidences, the lowest first."""
         return [self.search(replace(asked, confidence=level)) for level in defaults.LADDER]
 
     def remembered(self, key: str) -> Played | None:
@@ -118,7 +118,7 @@ def _searched(asked: Asked, key: str) -> Played:
         {**asked.targets, "percentile": asked.percentile, "confidence": asked.confidence} if asked.targets else {}
     )
     promised = bool(targets) or asked.by == "rate"
-    found = recommend_plans(
+    answer = recommend_plans(
         asked.model,
         asked.gpu,
         goal=None if promised else asked.goal,
@@ -128,14 +128,14 @@ def _searched(asked: Asked, key: str) -> Played:
         **load,
         **targets,
     )
-    plan = found.best
+    plan = answer.best
     sweep = sweep_loads(plan, fits_for(None)) if plan else Sweep()
-    played = Played(asked, key, found, plan, sweep, None, 0.0)
+    played = Played(asked, key, answer, plan, sweep, None, 0.0)
     return replace(played, own=replayed(played), seconds=monotonic() - began_s)
 
 
 def moved(played: Played, asked: Asked) -> Played | None:
-    """The same search with another load, other targets and another confidence; None where something else differs."""
+    """Reuse a search if only load, targets or confidence changed; else None."""
     same = ("model", "gpu", "gpus", "by", "input_len", "output_len", "percentile")
     if any(getattr(played.asked, name) != getattr(asked, name) for name in same):
         return None
@@ -166,7 +166,7 @@ def replayed(played: Played) -> Probed | None:
 
 
 def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
-    """What one server gets, and its load as the curve counts it."""
+    """The load of one server, and its place on the curve."""
     if asked.by == "rate":
         rate = asked.rate / servers
         return replace(sent, request_rate=rate, num_prompts=min(sent.num_prompts, LIVE_PROMPTS)), rate
@@ -179,7 +179,7 @@ def zipped(played: Played) -> bytes:
     """The scripts of the search's plans as a zip file: the same bytes for the same plans."""
     files = script_files(played.found)
     if not files:
-        raise InputError("there is no plan, and so no script", hint="loosen a target, or choose another GPU")
+        raise InputError("no plan, and so no script", hint="loosen a target, or choose another GPU")
     written = BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
