@@ -21,10 +21,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from PIL import Image
+from planner.commands.colour import NO, YES, coloured
 from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.text import Text
 
-from planner.commands.colour import NO, YES, coloured
 from planner.commands.main import main
 from planner.engine import EngineArgs, default_version
 from planner.hardware import load_profile

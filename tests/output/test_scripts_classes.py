@@ -127,7 +127,7 @@ def test_a_class_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_what_is_sent_of_a_class_is_in_the_digest() -> None:
     first, second = PLAN.classes
     other = first.model_copy(update={"request_rate": 5.0})
-    assert PLAN.requests is not None and len(PLAN.requests.arrival_s) == 80
+    assert PLAN.load.recorded is not None and len(PLAN.load.recorded.arrival_s) == 80
     assert PLAN.model_copy(update={"classes": (other, second)}).digest != PLAN.digest
     predicted = first.model_copy(update={"predicted": {"mean_ttft_ms": 1.0}})
     assert PLAN.model_copy(update={"classes": (predicted, second)}).digest == PLAN.digest
